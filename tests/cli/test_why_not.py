@@ -173,9 +173,9 @@ def test_every_kind_of_detector_can_be_explained(name):
         state, _ = engine.step(policy, state, event)
         if isinstance(event, Announced) or event.step in (3, 89):
             for rule in policy.rules:
-                for one in why_not.missing(rule, policy, state.monitors[0]):
-                    assert one["text"] and one["code"] != one["wanted"], rule.id
-                    assert "None" not in one["text"], one["text"]
+                for condition in why_not.missing(rule, policy, state.monitors[0]):
+                    assert condition.text and condition.code != condition.target, rule.id
+                    assert "None" not in condition.text, condition.text
                 why_not.blocking(rule, policy, why_not.if_fired(rule, policy, state, "nominal", 0))
 
 
@@ -225,11 +225,11 @@ def test_a_coupling_says_what_came_too_late_or_in_another_order(tmp_path, rule, 
     for step in range(40):
         values = tuple(9.0 if step == at else 1.0 for at in steps)
         state, _ = engine.step(policy, state, Frame(SECOND * (step + 1), 0, 0, step, values))
-    (found,) = why_not.missing(
+    (condition,) = why_not.missing(
         next(r for r in policy.rules if r.id == rule), policy, state.monitors[0]
     )
 
-    assert found["text"].endswith(f"; {why}")
+    assert condition.text.endswith(f"; {why}")
 
 
 def test_a_phase_that_mutes_a_rule_or_changes_it_is_named(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..report import incident_views
@@ -17,7 +18,15 @@ from ..report.incident_builder import build, summarize
 from ..report.incident_files import describe, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.receipt import run_path
-from ..report.records import failure_lines, failures, incident_ids, parse
+from ..report.records import (
+    Record,
+    detail_of,
+    failure_lines,
+    failures,
+    incident_ids,
+    parse,
+    read_records,
+)
 from ..store import audit, files, journal, policies
 from ..store.files import locked
 from ..store.policies import DIRECTORY
@@ -27,8 +36,8 @@ from ._output import echo, echo_json
 from ._runs import incident_arguments, run_argument
 
 if TYPE_CHECKING:
-    from ..core.model.failure import Failure
     from ..core.model.policy import Policy
+    from ..lab import why_not
 
 CUT = "the audit log is truncated"
 INSPECT = "supervise audit show RUN prints them; another version may have written them"
@@ -72,11 +81,11 @@ def why_command(
         ids = incident_ids(records)
         if incident is not None and incident not in ids:
             raise _unknown(incident, ids)
-        ending = run_phase(directory, log)
+        ending = run_phase(directory, records)
         if lacking := incomplete(log):
             ending += f"; {lacking['reason']}"
         if not ids:
-            _print_none(directory, log, ending, failures(records), as_json=as_json)
+            _print_none(directory, records, ending, as_json=as_json)
             return
         incident_id, policies = incident or ids[-1], readable(directory)
         origin = RunOrigin.from_description(describe(directory), run_path(directory), ending)
@@ -100,27 +109,20 @@ def why_command(
     echo(*lines)
 
 
-def _print_none(
-    run: RunDir,
-    log: Sequence[Mapping[str, Any]],
-    ending: str,
-    ended: Sequence[Failure],
-    *,
-    as_json: bool,
-) -> None:
+def _print_none(run: RunDir, records: Sequence[Record], ending: str, *, as_json: bool) -> None:
     """Print what was watched, and the errors that ended processes of the job."""
-    policies = readable(run)
+    watch, errors = watching(run, records, readable(run)), failures(records)
     if as_json:
-        whole = {
+        document = {
             "run": run.id,
             "is": ending,
             "incident": None,
-            "watched": watching(run, log, policies),
-            "failures": [asdict(failure) for failure in ended],
+            "watched": asdict(watch),
+            "failures": [asdict(failure) for failure in errors],
         }
-        echo_json(whole)
+        echo_json(document)
         return
-    echo(*_nothing(run, log, policies, ending), *failure_lines(ended))
+    echo(*_nothing(run, watch, ending), *failure_lines(errors))
 
 
 def _write(directory: Path, report: IncidentReport) -> None:
@@ -133,12 +135,12 @@ def _write(directory: Path, report: IncidentReport) -> None:
         raise StoreError(f"cannot write {directory}: {error.strerror}") from error
 
 
-def run_phase(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:
+def run_phase(run: RunDir, records: Sequence[Record]) -> str:
     """Return whether the run is in progress, has ended, or lost its supervisor, as a sentence."""
-    end = next((r for r in reversed(records) if r["kind"] == "run_end"), None)
+    end = next((record for record in reversed(records) if record.kind == "run_end"), None)
     if end is not None:
-        return f"the run ended at step {end['step']}, {end['reason']}"
-    step = records[-1]["step"] if records else -1
+        return f"the run ended at step {end.step}, {end.reason}"
+    step = records[-1].step if records else -1
     if locked(run.audit_path):
         return f"the run is in progress, at step {step} or later"
     report = audit.verify(run.audit_path)
@@ -160,9 +162,20 @@ def readable(run: RunDir) -> dict[str, Policy]:
     return policies
 
 
-def watching(
-    run: RunDir, records: Sequence[Mapping[str, Any]], policies: Mapping[str, Policy]
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class RuleStates:
+    """The state of each rule at the last step, and the reasons for which some were not evaluated.
+
+    Attributes:
+        step: newest one of the records, -1 for none.
+    """
+
+    rules: Mapping[str, str]
+    notes: Sequence[str]
+    step: int
+
+
+def watching(run: RunDir, records: Sequence[Record], policies: Mapping[str, Policy]) -> RuleStates:
     """Return the rules by state, and why some of them were not evaluated."""
     rules: dict[str, str] = {}
     with contextlib.suppress(StoreError):  # killed in its first second
@@ -170,22 +183,16 @@ def watching(
     if not rules and policies:
         rules = {rule.id: "UNKNOWN" for rule in next(iter(policies.values())).rules}
     notes = [
-        r["reason"]
-        for r in records
-        if r["kind"] == "blind"
-        or (r.get("data") or {}).get("what") in ("no-probe", "probe-off", "segment-fault")
+        record.reason
+        for record in records
+        if record.kind == "blind"
+        or detail_of(record.decision) in ("no-probe", "probe-off", "segment-fault")
     ]
-    return {"rules": rules, "notes": notes, "step": max((r["step"] for r in records), default=-1)}
+    return RuleStates(rules, notes, max((record.step for record in records), default=-1))
 
 
-def _nothing(
-    run: RunDir,
-    records: Sequence[Mapping[str, Any]],
-    policies: Mapping[str, Policy],
-    ending: str,
-) -> Iterator[str]:
-    watched = watching(run, records, policies)
-    rules: Mapping[str, str] = watched["rules"]
+def _nothing(run: RunDir, watch: RuleStates, ending: str) -> Iterator[str]:
+    rules = watch.rules
     none = "no incident in the remaining records" if ending.startswith(CUT) else "no incident"
     yield f"run {run.id}: {none}; {ending}"
     if not rules:
@@ -198,7 +205,7 @@ def _nothing(
     yield f"  evaluated: {judged_count} of {len(rules)} rules"
     for code, names in sorted(by_code.items()):
         yield f"    {code}: {', '.join(names)}"
-    yield from (f"  {note}" for note in watched["notes"])
+    yield from (f"  {note}" for note in watch.notes)
     yield f"  next: supervise why-not {run.path} --rule RULE --step N"
 
 
@@ -245,7 +252,11 @@ def why_not_command(
     from ..lab import why_not
 
     directory = RunDir.open(run)
-    records = list(audit.read(directory.audit_path))
+    records = [
+        why_not.LoggedDecision(record.seq, record.event, record.decision)
+        for record in read_records(directory)
+        if record.decision is not None
+    ]
     with understood(f"the journal and the audit log of {directory.path}", INSPECT):
         answer = why_not.answer(
             why_not.Question(rule, step, rank, attempt),
@@ -255,41 +266,41 @@ def why_not_command(
             policies.finder(directory, load_policy),
         )
     if as_json:
-        echo_json(answer)
+        echo_json(msgspec.to_builtins(answer))
         return
     for line in _lines(answer):
         echo(line)
 
 
-def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    location = f"rank {answer['rank']}, attempt {answer['attempt']}"
-    yield f"{answer['rule']} at step {answer['step']} ({location}): {answer['verdict']}"
-    if other_attempts := [a for a in answer["attempts"] if a != answer["attempt"]]:
+def _lines(answer: why_not.Answer) -> Iterator[str]:
+    location = f"rank {answer.rank}, attempt {answer.attempt}"
+    yield f"{answer.rule} at step {answer.step} ({location}): {answer.verdict}"
+    if other_attempts := [a for a in answer.attempts if a != answer.attempt]:
         yield f"  other attempts of this step: {', '.join(map(str, other_attempts))} (--attempt)"
-    runs = f"runs {answer['runbook']}" if answer["runbook"] else "runs nothing"
-    severity = answer["severity"]
-    if phase := answer["phase"]:
-        now = "off" if phase["off"] else severity
-        severity = f"{now} in phase {phase['name']}, else {phase['else']}"
-    yield f"  {severity}, {runs}; policy {answer['policy']} ({answer['mode']})"
-    yield f"  when {answer['when']}   in {answer['where']}"
-    if answer["missing"]:
+    runs = f"runs {answer.runbook}" if answer.runbook else "runs nothing"
+    severity = answer.severity
+    if phase := answer.phase:
+        now = "off" if phase.off else severity
+        severity = f"{now} in phase {phase.name}, else {phase.base_severity}"
+    yield f"  {severity}, {runs}; policy {answer.policy} ({answer.mode})"
+    yield f"  when {answer.expression}   in {answer.location}"
+    if answer.missing:
         yield "conditions not met"
-        for metric in answer["missing"]:
-            yield from _condition(metric, 1)
-    if answer["obstacles"]:
-        yield "blocked by" if answer["fired"] or answer["firing"] else "would have been blocked by"
-        for metric in answer["obstacles"]:
-            yield f"  {metric['text']} [{metric['by']}]"
-    if answer["then"]:
+        for condition in answer.missing:
+            yield from _condition(condition, 1)
+    if answer.obstacles:
+        yield "blocked by" if answer.fired or answer.firing else "would have been blocked by"
+        for obstacle in answer.obstacles:
+            yield f"  {obstacle.text} [{obstacle.gate}]"
+    if answer.consequences:
         yield "decisions"
-        for metric in answer["then"]:
-            record = "" if metric["record"] is None else f" (record {metric['record']})"
-            yield f"  {metric['kind']}: {metric['reason']}{record}"
+        for decision in answer.consequences:
+            record = "" if decision.record is None else f" (record {decision.record})"
+            yield f"  {decision.kind}: {decision.reason}{record}"
 
 
-def _condition(condition: Mapping[str, Any], depth: int) -> Iterator[str]:
-    either = "one of: " if condition.get("any") else ""
-    yield f"{'  ' * depth}{either}{condition['detector']}: {condition['text']}"
-    for inner in condition["inputs"]:
+def _condition(condition: why_not.Condition, depth: int) -> Iterator[str]:
+    either = "one of: " if condition.alternative is True else ""
+    yield f"{'  ' * depth}{either}{condition.detector}: {condition.text}"
+    for inner in condition.inputs:
         yield from _condition(inner, depth + 1)

@@ -11,7 +11,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec import field as key
+from msgspec.structs import replace
 
 from ..catalog.diagnostics import did_you_mean
 from ..catalog.expression import Tree, parse
@@ -25,12 +29,13 @@ from ..core.model.decisions import (
     UNKNOWN,
     Decision,
     IncidentHeld,
+    PolicyReloaded,
     RuleFired,
     RunbookRefused,
     Suppressed,
 )
 from ..core.model.events import Event, Frame, Gap, Tick
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Reading, ReadingValue
 from ..core.model.policy import Policy, Rule
 from ..core.rank_monitor import RankMonitor
 from ..core.run_state import State, StepContext
@@ -45,38 +50,143 @@ class Leaf(NamedTuple):
     any: bool
 
 
-def missing(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[dict[str, Any]]:
+class LoggedDecision(NamedTuple):
+    """A decision in the audit log: the numbers of its record and of its event."""
+
+    number: int
+    event: int
+    decision: Decision
+
+
+class Comparison(NamedTuple):
+    """A measure beside its limit; `needs` is None where the two do not compare."""
+
+    measure: str
+    measured: float | str | None
+    limit: float | None
+    short_by: float | None = None
+    needs: str | None = None
+
+
+class Condition(Struct, frozen=True, kw_only=True):
+    """The reading of one detector, its inputs included.
+
+    Attributes:
+        target: the code that the rule needs. text: the reading as a sentence.
+        needs: the comparison with the limit. alternative: one of several conditions would do.
+    """
+
+    detector: str
+    kind: str
+    code: str
+    raw: str
+    target: str = key(name="wanted")
+    numbers: Reading
+    measure: str
+    measured: float | str | None
+    limit: float | None
+    short_by: float | None
+    needs: str | UnsetType = UNSET
+    inputs: Sequence[Condition]
+    text: str = ""
+    alternative: bool | UnsetType = key(name="any", default=UNSET)
+
+
+class Obstacle(Struct, frozen=True):
+    """An obstacle to a runbook: the gate, and a sentence."""
+
+    gate: str = key(name="by")
+    text: str
+
+
+class PhaseSeverity(Struct, frozen=True):
+    """The phase of the run that changes a rule, and the severity of the rule outside it."""
+
+    name: str
+    off: bool
+    base_severity: str = key(name="else")
+
+
+class Consequence(Struct, frozen=True):
+    """A decision of the same event, and the number of its audit record."""
+
+    kind: str
+    reason: str
+    record: int | None
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer to a question; `record` is the audit record of the firing at or before the step.
+
+    Attributes:
+        event: number of the frame in the journal. inactive: the reason for no evaluation at all.
+        since_step: of a rule that fired before the step and fires on.
+    """
+
+    rule: str
+    step: int
+    rank: int
+    attempt: int
+    attempts: Sequence[int]
+    event: int
+    expression: str = key(name="when")
+    location: str = key(name="where")
+    severity: str
+    phase: PhaseSeverity | None
+    runbook: str | None
+    policy: str
+    mode: str
+    code: str
+    fired: bool
+    firing: bool
+    record: int | None = None
+    missing: Sequence[Condition]
+    inactive: str | None
+    obstacles: Sequence[Obstacle]
+    consequences: Sequence[Consequence] = key(name="then")
+    since_step: int | UnsetType = UNSET
+    verdict: str = ""
+
+
+def missing(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[Condition]:
     """Return the conditions of a rule that were not met, unknown ones first."""
     codes = {name: monitor.codes[i] for name, i in monitor.index.items()}
     tree = parse(rule.text, limit=len(rule.text)).tree
-    inputs = [
-        describe(leaf.name, policy, monitor, target_code=leaf.target_code) | {"any": leaf.any}
+    conditions = [
+        replace(
+            describe(leaf.name, policy, monitor, target_code=leaf.target_code),
+            alternative=leaf.any,
+        )
         for leaf in dict.fromkeys(_missing_leaves(tree, BREACH, codes, several=False))
     ]
-    return sorted(inputs, key=lambda item: item["code"] != "UNKNOWN")
+    return sorted(conditions, key=lambda condition: condition.code != "UNKNOWN")
 
 
 def describe(
     name: str, policy: Policy, monitor: RankMonitor, *, target_code: int = BREACH
-) -> dict[str, Any]:
+) -> Condition:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
     position, spec = monitor.index[name], policy.detectors[name]
     code, watch = monitor.codes[position], monitor.watches[position]
-    numbers = dict(watch.numbers())
+    numbers: dict[str, ReadingValue] = dict(watch.numbers())
     if len(spec.metrics) == 1:
         numbers["metric"] = spec.metrics[0]
-    answer: dict[str, Any] = {
-        "detector": name,
-        "kind": type(spec).__module__.rpartition(".")[2],
-        "code": CODE_NAMES[code],
-        "raw": CODE_NAMES[watch.raw],
-        "wanted": CODE_NAMES[target_code],
-        "numbers": numbers,
-        **_distance(spec, numbers),
-        "inputs": [describe(inner, policy, monitor) for inner in spec.detectors],
-    }
-    answer["text"] = _sentence(spec, monitor, answer, code, target_code)
-    return answer
+    comparison = _distance(spec, numbers)
+    condition = Condition(
+        detector=name,
+        kind=type(spec).__module__.rpartition(".")[2],
+        code=CODE_NAMES[code],
+        raw=CODE_NAMES[watch.raw],
+        target=CODE_NAMES[target_code],
+        numbers=numbers,
+        measure=comparison.measure,
+        measured=comparison.measured,
+        limit=comparison.limit,
+        short_by=comparison.short_by,
+        needs=UNSET if comparison.needs is None else comparison.needs,
+        inputs=[describe(inner, policy, monitor) for inner in spec.detectors],
+    )
+    return replace(condition, text=_sentence(spec, monitor, condition, code, target_code))
 
 
 # ── the tree ──────────────────────────────────────────────────────────────────────────────────────
@@ -113,20 +223,15 @@ def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
 # ── numbers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _distance(spec: Detector, numbers: Reading) -> Comparison:
     """Return what was measured, the comparison it needed, and how far off it was."""
-    key, value = formats.measured(numbers)
+    measure, value = formats.measured(numbers)
     limit = formats.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
-    comparison: dict[str, Any] = {
-        "measure": key,
-        "measured": value,
-        "limit": limit,
-        "short_by": None,
-    }
+    comparison = Comparison(measure, value, limit)
     if "last_breach" in numbers or "nonfinite" in numbers or limit is None:
         return comparison
     lower = any(_is_configured(spec, name) for name in ("lt", "lte", "slope_per_1k_lt"))
-    side = getattr(spec, "side", "high") if key in ("z", "distance") else "high"
+    side = getattr(spec, "side", "high") if measure in ("z", "distance") else "high"
     is_both = side == "both" or numbers.get("law") == "constant"
     if side == "low" or numbers.get("law") in ("nondecreasing", "increasing"):
         lower, limit = True, -limit
@@ -134,18 +239,17 @@ def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
     equal = (
         "=" if any(_is_configured(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
     )
-    comparison["needs"] = f"{'<' if lower else '>'}{equal} {formats.number(limit)}"
+    needs = f"{'<' if lower else '>'}{equal} {formats.number(limit)}"
     if is_both:
-        comparison["needs"] = f"{comparison['needs']} either way"
+        needs = f"{needs} either way"
     finite_value = formats.finite(value)
-    if finite_value is not None:
-        short = (
-            finite_value - limit
-            if lower
-            else limit - (abs(finite_value) if is_both else finite_value)
-        )
-        comparison["short_by"] = short if short > 0.0 or math.isclose(short, 0.0) else None
-    return comparison
+    if finite_value is None:
+        return comparison._replace(needs=needs)
+    short = (
+        finite_value - limit if lower else limit - (abs(finite_value) if is_both else finite_value)
+    )
+    is_short = short > 0.0 or math.isclose(short, 0.0)
+    return comparison._replace(needs=needs, short_by=short if is_short else None)
 
 
 def _is_configured(spec: Detector, name: str) -> bool:
@@ -156,31 +260,31 @@ def _is_configured(spec: Detector, name: str) -> bool:
 
 
 def _sentence(
-    spec: Detector, monitor: RankMonitor, answer: Mapping[str, Any], code: int, target_code: int
+    spec: Detector, monitor: RankMonitor, condition: Condition, code: int, target_code: int
 ) -> str:
-    numbers: Mapping[str, Any] = answer["numbers"]
+    numbers = condition.numbers
     if code == UNKNOWN:
-        return f"UNKNOWN: {_unknown(spec, monitor, answer)}"
+        return f"UNKNOWN: {_unknown(spec, monitor, condition)}"
     if target_code == OK or code == BREACH:
         against = ", and the rule requires that it is not" if code == BREACH != target_code else ""
         state = "in breach" if code == BREACH else "OK"
         return f"{state}{against}: {formats.reading(numbers)}"
-    if answer["inputs"]:
+    if condition.inputs:
         reading = f"no match; {formats.reading(numbers)}"
         return "; ".join([reading, *_unmatched(spec, numbers)])
-    if "needs" not in answer:
+    if condition.needs is UNSET:
         return formats.reading(numbers)
-    form = formats.MEASURES.get(answer["measure"], "{}")
+    form = formats.MEASURES.get(condition.measure, "{}")
     named = f"{numbers.get('metric', 'value')} {formats.number(numbers.get('value'))}"
-    text = f"{named}: " + form.format(formats.number(answer["measured"]))
-    if answer["measure"] == "value":
+    text = f"{named}: " + form.format(formats.number(condition.measured))
+    if condition.measure == "value":
         text = named
     if "signal" in numbers:
         text = f"{formats.silence(numbers, limited=False)},"
-    text += f" {'is' if answer['raw'] == 'BREACH' else 'needs'} {answer['needs']}"
-    if answer["short_by"] is not None:
-        text += f", short by {formats.number(answer['short_by'])}"
-    if numbers.get("needed", 1) > 1:
+    text += f" {'is' if condition.raw == 'BREACH' else 'needs'} {condition.needs}"
+    if condition.short_by is not None:
+        text += f", short by {formats.number(condition.short_by)}"
+    if formats.integer(numbers, "needed", 1) > 1:
         text += (
             f"; {numbers['breaching']} of the {numbers['needed']} breaches it needs in the newest "
             f"{numbers['of']} samples"
@@ -188,13 +292,17 @@ def _sentence(
     return "; ".join(filter(None, [text, formats.baseline(numbers)]))
 
 
-def _unmatched(spec: Detector, numbers: Mapping[str, Any]) -> Iterator[str]:
+def _unmatched(spec: Detector, numbers: Reading) -> Iterator[str]:
     """Yield what came in another order, too late, or not at all, of a sequence or a join."""
-    now, within = int(numbers["step"]), int(numbers["within"])
-    match = numbers.get("match") or {"last_step": -1}
-    breaches = {name: s for name, s in numbers["last_breach"].items() if s > match["last_step"]}
-    if match["last_step"] >= 0 and not breaches:
-        yield f"its match ended at step {match['last_step']}, and is a breach of that step only"
+    now, within = formats.integer(numbers, "step", -1), formats.integer(numbers, "within", 0)
+    last_step = formats.integer(formats.table(numbers, "match"), "last_step", -1)
+    breaches = {
+        name: step
+        for name, step in formats.table(numbers, "last_breach").items()
+        if isinstance(step, int) and step > last_step
+    }
+    if last_step >= 0 and not breaches:
+        yield f"its match ended at step {last_step}, and is a breach of that step only"
     elif "match" in numbers:
         yield from _out_of_order(
             spec.detectors[: len(getattr(spec, "steps", ()))], breaches, now, within
@@ -240,9 +348,9 @@ def _out_of_order(
         yield f"{lacking} may still follow {opening} at step {breaches[opening]} until step {until}"
 
 
-def _unknown(spec: Detector, monitor: RankMonitor, answer: Mapping[str, Any]) -> str:
+def _unknown(spec: Detector, monitor: RankMonitor, condition: Condition) -> str:
     """Return why nothing could be measured."""
-    unsure = [item["detector"] for item in answer["inputs"] if item["code"] == "UNKNOWN"]
+    unsure = [reading.detector for reading in condition.inputs if reading.code == "UNKNOWN"]
     if unsure:
         return f"it depends on {', '.join(unsure)}"
     if spec.reads == "clock":
@@ -250,8 +358,8 @@ def _unknown(spec: Detector, monitor: RankMonitor, answer: Mapping[str, Any]) ->
     problems = list(filter(None, (_metric_problem(metric, monitor) for metric in spec.metrics)))
     if problems and (spec.reads != "metrics" or len(problems) == len(spec.metrics)):
         return "; ".join(problems)
-    numbers: Mapping[str, Any] = answer["numbers"]
-    if few := monitor.watches[monitor.index[answer["detector"]]].lacks(1):
+    numbers = condition.numbers
+    if few := monitor.watches[monitor.index[condition.detector]].lacks(1):
         return f"warming up, {few}"
     value = formats.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
@@ -270,15 +378,15 @@ def _metric_problem(metric: str, monitor: RankMonitor) -> str | None:
     return None
 
 
-def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[dict[str, str]]:
-    """Return `{"by", "text"}` for everything in the way of a rule's runbook.
+def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[Obstacle]:
+    """Return everything in the way of a rule's runbook.
 
     Args:
         decisions: what the engine decided when the rule fired, or would have (`if_fired`).
     """
     gates = {gate: text for gate, text in _decided(rule, decisions) if not gate.startswith("mode:")}
     gates.update(_static(rule, policy))
-    return [{"by": gate, "text": text} for gate, text in gates.items()]
+    return [Obstacle(gate, text) for gate, text in gates.items()]
 
 
 def if_fired(
@@ -356,14 +464,14 @@ def answer(
     question: Question,
     policy: Policy,
     events: Events,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[LoggedDecision],
     policies: replay.Loader | None = None,
-) -> dict[str, Any]:
-    """Return the answer as plain data: `fired`, `verdict`, `missing`, `obstacles`, `record`.
+) -> Answer:
+    """Return whether the rule fired, the conditions that it lacked, and what blocked its runbook.
 
     Args:
         events: returns a fresh iterator over the journal; it is read twice.
-        records: the audit log, for the record numbers.
+        records: the decisions in the audit log, for the record numbers.
 
     Raises:
         UsageError: the run has no such step or rule; the hint lists what it has.
@@ -375,38 +483,38 @@ def answer(
     rule, watch = policy.rules[index], monitor.rules[index]
     phased = moment.state.phase.in_force(policy).rules[index]
     now = next((d for _, d in moment.decisions if _is_fired(d, question)), None)
-    answer: dict[str, Any] = {
-        "rule": rule.id,
-        "step": question.step,
-        "rank": question.rank,
-        "attempt": attempt,
-        "attempts": attempts,
-        "event": target,
-        "when": rule.text,
-        "where": rule.location,
-        "severity": phased.severity,
-        "phase": {"name": phased.phase, "off": phased.off, "else": rule.severity}
-        if phased.phase
-        else None,
-        "runbook": rule.runbook,
-        "policy": policy.name,
-        "mode": policy.mode,
-        "code": CODE_NAMES[watch.code],
-        "fired": now is not None,
-        "firing": watch.firing,
-        "record": None,
-        "missing": [] if watch.code == BREACH else missing(rule, policy, monitor),
-        "inactive": inactive(monitor, index),
-        "obstacles": blocking(rule, policy, _answered(moment, rule, question, now)),
-        "then": [] if now is None else _then(moment, rule, now, records),
-    }
+    record: int | None = None
+    since_step: int | UnsetType = UNSET
     if now is not None:
-        answer["record"] = _record(records, moment.number, now)
+        record = _record(records, moment.number, now)
     elif watch.firing and moment.last_firing is not None:
-        answer["record"] = _fired_record(records, moment.last_firing[0], question)
-        answer["since_step"] = moment.last_firing[1]
-    answer["verdict"] = _verdict(answer, rule, monitor, index)
-    return answer
+        event, since_step = moment.last_firing
+        record = _firing_record(records, event, question)
+    answer = Answer(
+        rule=rule.id,
+        step=question.step,
+        rank=question.rank,
+        attempt=attempt,
+        attempts=attempts,
+        event=target,
+        expression=rule.text,
+        location=rule.location,
+        severity=phased.severity,
+        phase=PhaseSeverity(phased.phase, phased.off, rule.severity) if phased.phase else None,
+        runbook=rule.runbook,
+        policy=policy.name,
+        mode=policy.mode,
+        code=CODE_NAMES[watch.code],
+        fired=now is not None,
+        firing=watch.firing,
+        record=record,
+        missing=[] if watch.code == BREACH else missing(rule, policy, monitor),
+        inactive=inactive(monitor, index),
+        obstacles=blocking(rule, policy, _answered(moment, rule, question, now)),
+        consequences=[] if now is None else _consequences(moment, rule, now, records),
+        since_step=since_step,
+    )
+    return replace(answer, verdict=_verdict(answer, rule, monitor, index))
 
 
 def _answered(
@@ -461,16 +569,12 @@ def inactive(monitor: RankMonitor, index: int) -> str | None:
     return f"the job never announced {', '.join(monitor.missing(index))}"
 
 
-def _then(
-    moment: Moment, rule: Rule, firing: Decision, records: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _consequences(
+    moment: Moment, rule: Rule, firing: Decision, records: Sequence[LoggedDecision]
+) -> list[Consequence]:
     """Return what else the engine decided in this event, except about other rules."""
     return [
-        {
-            "kind": decision.kind,
-            "reason": decision.reason,
-            "record": _record(records, number, decision),
-        }
+        Consequence(decision.kind, decision.reason, _record(records, number, decision))
         for number, decision in moment.decisions
         if decision is not firing
         and decision.kind in AFTERWARDS
@@ -524,59 +628,60 @@ def _is_fired(decision: Decision, question: Question) -> bool:
     return is_firing and decision.rule == question.rule
 
 
-def _rule_index(rule_id: str, policy: Policy, records: Sequence[Mapping[str, Any]]) -> int:
+def _rule_index(rule_id: str, policy: Policy, records: Sequence[LoggedDecision]) -> int:
     """Return the place of the rule in the policy that was in force."""
     rule_ids = [rule.id for rule in policy.rules]
     if rule_id in rule_ids:
         return rule_ids.index(rule_id)
     for record in records:  # a reload may have added it later, or removed it
-        rules = ((record.get("data") or {}).get("changes") or {}).get("rules") or {}
-        for section in ("added", "removed"):
-            if rule_id in rules.get(section, ()):
+        if not isinstance(record.decision, PolicyReloaded):
+            continue
+        rules = record.decision.changes.rules
+        for section, ids in (("added", rules.added), ("removed", rules.removed)):
+            if rule_id in ids:
                 raise UsageError(
                     f"rule {rule_id!r} was not in force at that step",
-                    hint=f"a reload at step {record['step']} (record {record['seq']}) has "
+                    hint=f"a reload at step {record.decision.step} (record {record.number}) has "
                     f"{section} it",
                 )
     raise UsageError(f"no rule {rule_id!r} in the policy", hint=did_you_mean(rule_id, rule_ids))
 
 
-def _record(records: Sequence[Mapping[str, Any]], number: int, decision: Decision) -> int | None:
+def _record(records: Sequence[LoggedDecision], number: int, decision: Decision) -> int | None:
     """Return the number of the audit record of a decision, None when it is not in the log."""
     for record in records:
-        is_same = record.get("event") == number and record["kind"] == decision.kind
-        if is_same and (record.get("rule"), record["reason"]) == (decision.rule, decision.reason):
-            return int(record["seq"])
+        logged = record.decision
+        is_same = record.event == number and logged.kind == decision.kind
+        if is_same and (logged.rule, logged.reason) == (decision.rule, decision.reason):
+            return record.number
     return None
 
 
-def _fired_record(
-    records: Sequence[Mapping[str, Any]], number: int, question: Question
+def _firing_record(
+    records: Sequence[LoggedDecision], number: int, question: Question
 ) -> int | None:
     for record in records:
-        data = record.get("data") or {}
-        is_same = record.get("event") == number and record.get("rule") == question.rule
-        if is_same and data.get("what") == "fired" and data.get("rank") == question.rank:
-            return int(record["seq"])
+        if record.event == number and _is_fired(record.decision, question):
+            return record.number
     return None
 
 
-def _verdict(answer: Mapping[str, Any], rule: Rule, monitor: RankMonitor, index: int) -> str:
+def _verdict(answer: Answer, rule: Rule, monitor: RankMonitor, index: int) -> str:
     watch = monitor.rules[index]
-    record = f"record {answer['record']}" if answer["record"] is not None else "it has no record"
-    if answer["fired"]:
+    record = f"record {answer.record}" if answer.record is not None else "it has no record"
+    if answer.fired:
         return f"it fired at this step: {record}"
-    if answer["inactive"]:
-        return f"it is not evaluated in this run: {answer['inactive']}"
+    if answer.inactive:
+        return f"it is not evaluated in this run: {answer.inactive}"
     if watch.firing:
-        since = f" since step {answer['since_step']}" if "since_step" in answer else ""
+        since = f" since step {answer.since_step}" if answer.since_step is not UNSET else ""
         return f"it was firing already{since} ({record}); it can fire again only after it cleared"
     if watch.code == BREACH or (watch.code == UNKNOWN and rule.unknown == "breach"):
         return (
             f"its condition held for {watch.held} of the {rule.for_steps} steps that `for` requires"
         )
-    missing_key = answer["missing"][0] if answer["missing"] else None
-    text = f": {missing_key['detector']}: {missing_key['text']}" if missing_key else ""
+    condition = answer.missing[0] if answer.missing else None
+    text = f": {condition.detector}: {condition.text}" if condition else ""
     if watch.code == UNKNOWN:
         return f"its condition is unknown{text}"
     return f"its condition did not hold{text}"
