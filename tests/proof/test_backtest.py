@@ -98,10 +98,8 @@ def test_it_is_what_the_engine_says(tmp_path, write):
             if d.kind == "incident" and d.data["what"] in ("opened", "raised")
         ]
 
-    incidents = _one(path, policy=write()).line()["incidents"]
-    assert [
-        tuple(i[k] for k in ("step", "severity", "rule", "incident")) for i in incidents
-    ] == said
+    incidents = _one(path, policy=write()).alarms
+    assert [(alarm.step, alarm.severity, alarm.rule, alarm.incident) for alarm in incidents] == said
     assert len(said) == 6
 
 
@@ -197,12 +195,12 @@ def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write
     found = backtest.run([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
     (line,) = score.lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
 
-    assert line["policy"] == "mine"
-    assert line["score"]["kinds"] == {"loss_spike_recovered": [0, 1]}
-    keen = line["against"]["keen"]
-    assert keen["score"]["kinds"] == {"loss_spike_recovered": [1, 1]}
-    assert [i["step"] for i in keen["only_here"]] == [304]
-    assert keen["not_here"] == []
+    assert line.policy == "mine"
+    assert line.score.kinds == {"loss_spike_recovered": [0, 1]}
+    keen = line.rivals["keen"]
+    assert keen.score.kinds == {"loss_spike_recovered": [1, 1]}
+    assert [alarm.step for alarm in keen.only_here] == [304]
+    assert keen.not_here == []
 
 
 @pytest.mark.slow
@@ -213,6 +211,6 @@ def test_processes_give_the_same_in_the_same_order(tmp_path, write):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     spread = backtest.run([tmp_path], names, {}, 2, left_out)
 
-    assert [[o.line() for o in run] for run in spread] == [[o.line() for o in run] for run in alone]
+    assert spread == alone
     assert [run[0].run for run in spread] == ["r0", "r1", "r2", "r3"]
     assert left_out == [f"{tmp_path / 'table.csv'}: no column of steps"]

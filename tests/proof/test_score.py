@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from supervise.lab.score import (
@@ -11,8 +12,10 @@ from supervise.lab.score import (
     SLACK,
     Act,
     Alarm,
+    Delay,
     Label,
     Outcome,
+    outcome_line,
     poisson_interval,
     score,
 )
@@ -150,18 +153,18 @@ def test_a_run_that_was_stopped_for_nothing_sees_nothing_more():
 def test_a_score_of_nothing_has_no_rate():
     line = score("p", [], []).line()
 
-    assert line["false_action_rate"]["per_10k"] is None
-    assert line["delay"] == {"median": None, "p90": None}
+    assert line.false_action_rate.per_10k is None
+    assert line.delay == Delay(None, None)
     assert math.isnan(score("p", [], []).rate(0)[0])
 
 
 def test_names_in_the_code_do_not_change_the_keys_of_the_json():
     """Readers of `--json` find labels under `found`, and what happened to an incident in `what`."""
     outcome = _outcome([(100, "SEV1")])
-    line = _score(outcome, SPIKE).line()
+    line = msgspec.to_builtins(_score(outcome, SPIKE).line())
 
     assert line["found"] == [
         {"run": "r", "kind": SPIKE.kind, "step": 100, "at": 100, "rule": "rule"}
     ]
     assert "detections" not in line and "delays" not in line
-    assert outcome.line()["incidents"][0]["what"] == "opened"
+    assert msgspec.to_builtins(outcome_line(outcome))["incidents"][0]["what"] == "opened"

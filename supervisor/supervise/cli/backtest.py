@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from ..errors import UsageError
 from ._output import echo, echo_json, progress
@@ -93,7 +94,7 @@ def backtest_command(
     _warn_of_others(score.unknown_runs(labels_of or (), runs))
     if as_json:
         for line in score.lines(outcome, labels_of):
-            echo_json(line)
+            echo_json(msgspec.to_builtins(line))
     else:
         echo(*score.report(outcome, labels_of))
     failed = score.failures(score.scores(outcome, labels_of)[0], fail_on)

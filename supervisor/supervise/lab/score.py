@@ -21,10 +21,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ..core.model.decisions import SEVERITIES
 from ..errors import InputError
@@ -90,23 +89,6 @@ class Outcome:
     no_heartbeat: list[str] = field(default_factory=list)
     unjudged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    def line(self) -> dict[str, Any]:
-        """Return the outcome as a JSON object; `incidents` holds those that rules joined, too."""
-        return {
-            "run": self.run,
-            "policy": self.policy,
-            "incidents": [msgspec.to_builtins(alarm) for alarm in self.alarms],
-            "actions": [msgspec.to_builtins(act) for act in self.actions],
-            "rows": self.rows,
-            "steps": [[start, end] for start, end, _ in self.pieces],
-            "fired": self.firings,
-            "budgets": self.budgets,
-            "inactive": self.inactive,
-            "no_heartbeat": self.no_heartbeat,
-            "unjudged": self.unjudged,
-            "notes": self.notes,
-        }
 
 
 LEAD = 5  # logged rows before a label begins; the gradient norm of BLOOM-176B led by 4 steps
@@ -227,12 +209,11 @@ class FalseAlarm(Struct, frozen=True):
     rule: str
 
 
-class Score(Struct):
+class ScoreCounts(Struct):
     """Of one policy over some runs.
 
     Attributes:
         kinds: kind -> [found, labelled].
-        delays: steps from the start of a label to the alarm that found it; negative is a lead.
         rows: judged rows, the base of the rate of false actions.
         false_pages: messages of SEV0 or SEV1 outside of labels. false_notices: of SEV2.
         destructive: would-be actions that cannot be undone, anywhere.
@@ -241,7 +222,6 @@ class Score(Struct):
 
     policy: str
     kinds: dict[str, list[int]] = {}
-    delays: list[int] = []
     rows: int = 0
     runs: int = 0
     false_actions: int = 0
@@ -254,23 +234,52 @@ class Score(Struct):
     detections: list[Detection] = msgspec.field(name="found", default_factory=list)
     false: list[FalseAlarm] = []
 
+
+class Delay(Struct, frozen=True):
+    """The delays from the start of a label to its detection, in steps; None of no detection."""
+
+    median: float | None
+    p90: float | None
+
+
+class ActionRate(Struct, frozen=True):
+    """The false actions per 10 000 rows, and the interval of the rate; None of no rows."""
+
+    per_10k: float | None
+    low: float | None
+    high: float | None
+
+
+class ScoreLine(ScoreCounts, kw_only=True):
+    """A score as its JSON has it."""
+
+    delay: Delay
+    false_action_rate: ActionRate
+
+
+class Score(ScoreCounts):
+    """The score while it is counted.
+
+    Attributes:
+        delays: steps from the start of a label to the alarm that found it; negative is a lead.
+    """
+
+    delays: list[int] = []
+
     def rate(self, count: int) -> tuple[float, float, float]:
         """Return `count` per 10 000 rows and its exact 95 % interval."""
         low, high = poisson_interval(count)
         share = 10_000 / self.rows if self.rows else math.nan
         return count * share, low * share, high * share
 
-    def line(self) -> dict[str, Any]:
-        """Return the score as a JSON object."""
-        per, low, high = self.rate(self.false_actions)
-        summary: dict[str, Any] = msgspec.to_builtins(self)
-        del summary["delays"]
-        summary["delay"] = {"median": quantile(self.delays, 0.5), "p90": quantile(self.delays, 0.9)}
-        rates = {"per_10k": per, "low": low, "high": high}
-        summary["false_action_rate"] = {
-            k: None if v != v else round(v, 4) for k, v in rates.items()
-        }
-        return summary
+    def line(self) -> ScoreLine:
+        """Return the score with its rates."""
+        rates = [None if rate != rate else round(rate, 4) for rate in self.rate(self.false_actions)]
+        return ScoreLine(
+            **{name: getattr(self, name) for name in ScoreCounts.__struct_fields__},
+            delay=Delay(quantile(self.delays, 0.5), quantile(self.delays, 0.9)),
+            false_action_rate=ActionRate(*rates),
+        )
 
 
 def score(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> Score:
@@ -397,31 +406,67 @@ MOST = 40  # lines of a list in the text report; JSON has all
 Found = Sequence[Sequence[Outcome]]  # per run, one outcome per policy
 
 
-def lines(results: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, Any]]:
-    """Yield one JSON-ready line per run.
+class OutcomeLine(Struct, kw_only=True):
+    """The outcome of one policy on one run as its JSON has it.
 
-    With labels it holds the run's `score`. The outcomes of further policies are under `against`, by
-    policy, each with the alarms that only one of the two raised.
+    Attributes:
+        incidents: those that rules joined, too. score: where there are labels.
+        rivals: the outcomes of further policies, by policy.
+    """
+
+    run: str
+    policy: str
+    incidents: Sequence[Alarm]
+    actions: Sequence[Act]
+    rows: int
+    steps: Sequence[tuple[int, int]]
+    firings: Mapping[str, int] = msgspec.field(name="fired")
+    budgets: Mapping[str, Sequence[int]]
+    inactive: Sequence[str]
+    no_heartbeat: Sequence[str]
+    unjudged: Mapping[str, str]
+    notes: Sequence[str]
+    score: ScoreLine | UnsetType = UNSET
+    rivals: Mapping[str, OutcomeLine] | UnsetType = msgspec.field(name="against", default=UNSET)
+    only_here: Sequence[Alarm] | UnsetType = UNSET
+    not_here: Sequence[Alarm] | UnsetType = UNSET
+
+
+def lines(results: Found, labels: Sequence[Label] | None) -> Iterator[OutcomeLine]:
+    """Yield one line per run.
+
+    The outcomes of further policies have the alarms that only one of the two raised.
     """
     for primary, *rivals in results:
-        line = _line(primary, labels)
+        line = outcome_line(primary, labels)
         if rivals:
-            line["against"] = {
-                rival.policy: {
-                    **_line(rival, labels),
-                    "only_here": [msgspec.to_builtins(alarm) for alarm in only_in(rival, primary)],
-                    "not_here": [msgspec.to_builtins(alarm) for alarm in only_in(primary, rival)],
-                }
-                for rival in rivals
-            }
+            line.rivals = {rival.policy: _rival_line(rival, primary, labels) for rival in rivals}
         yield line
 
 
-def _line(outcome: Outcome, labels: Sequence[Label] | None) -> dict[str, Any]:
-    line = outcome.line()
-    if labels is not None:
-        line["score"] = score(outcome.policy, [outcome], labels).line()
+def _rival_line(rival: Outcome, primary: Outcome, labels: Sequence[Label] | None) -> OutcomeLine:
+    line = outcome_line(rival, labels)
+    line.only_here, line.not_here = only_in(rival, primary), only_in(primary, rival)
     return line
+
+
+def outcome_line(outcome: Outcome, labels: Sequence[Label] | None = None) -> OutcomeLine:
+    """Return an outcome, with labels with its score."""
+    return OutcomeLine(
+        run=outcome.run,
+        policy=outcome.policy,
+        incidents=outcome.alarms,
+        actions=outcome.actions,
+        rows=outcome.rows,
+        steps=[(start, end) for start, end, _ in outcome.pieces],
+        firings=outcome.firings,
+        budgets=outcome.budgets,
+        inactive=outcome.inactive,
+        no_heartbeat=outcome.no_heartbeat,
+        unjudged=outcome.unjudged,
+        notes=outcome.notes,
+        score=UNSET if labels is None else score(outcome.policy, [outcome], labels).line(),
+    )
 
 
 def scores(results: Found, labels: Sequence[Label] | None) -> list[Score]:
