@@ -105,4 +105,4 @@ def test_the_gravest_comes_first(diff: Diff) -> None:
 
     assert ranks == sorted(ranks)
     assert found[0].effect == "acts where it did not"
-    assert found[0].plain()["part"] == "rule grad"
+    assert found[0].part == "rule grad"

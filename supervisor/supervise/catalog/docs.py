@@ -7,12 +7,12 @@ everything else in a README is written by hand and left alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from supervise_probe import faults
 
@@ -332,37 +332,75 @@ def position(node: Place) -> str:
     return f"{node.source.label}:{node.line}:{node.col}"
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
-    changed = {key: position(node) for key, node in entry.overridden.items()}
-    return {"defined": position(entry.node), "overridden": changed}
+class PartFacts(Struct, frozen=True):
+    """The position of a part's definition, and those of its overrides by key."""
+
+    defined: str
+    overridden: Mapping[str, str]
 
 
-def detector(draft: Draft, name: str) -> dict[str, Any]:
+class DetectorFacts(PartFacts, frozen=True):
+    """Attributes: `baseline` are the keys from the baseline of the policy."""
+
+    metrics: Sequence[str]
+    detectors: Sequence[str]
+    baseline: Sequence[str]
+
+
+class RuleFacts(PartFacts, frozen=True):
+    """Attributes: `to_report` are the metrics that the job must report."""
+
+    detectors: Sequence[str]
+    metrics: Sequence[str]
+    to_report: Sequence[str]
+    muted_by: Sequence[str]
+
+
+class MetricFacts(Struct, frozen=True):
+    """The source of a metric; unit and meaning of a standard one."""
+
+    measured_by: str
+    unit: str | UnsetType = UNSET
+    meaning: str | UnsetType = UNSET
+
+
+class PolicyFacts(Struct, frozen=True):
+    """Everything that `show` prints besides the policy itself, by the names of the parts."""
+
+    sections: Mapping[str, str]
+    detectors: Mapping[str, DetectorFacts]
+    rules: Mapping[str, RuleFacts]
+    metrics: Mapping[str, MetricFacts]
+
+
+def _overrides(entry: Entry) -> dict[str, str]:
+    return {key: position(node) for key, node in entry.overridden.items()}
+
+
+def detector(draft: Draft, name: str) -> DetectorFacts:
     """Return where a detector was defined, what was overridden, what it has from the baseline."""
     entry, built = draft.parts.detectors[name], draft.detectors[name]
     pairs = entry.node.pairs if isinstance(entry.node, MapNode) else {}
     keeps = all(key in keys_of(type(built)) for key in BASELINE_KEYS)
     filled = [key for key in BASELINE_KEYS if keeps and key not in pairs]
-    return {
-        **_entry(entry),
-        "metrics": list(built.metrics),
-        "detectors": list(built.detectors),
-        "baseline": filled,
-    }
+    return DetectorFacts(
+        position(entry.node), _overrides(entry), built.metrics, built.detectors, filled
+    )
 
 
-def rule(draft: Draft, built: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
+def rule(draft: Draft, built: BuiltRule, beside: Collection[str]) -> RuleFacts:
     """Return what a rule reads, directly and through detectors, and what can mute it."""
     behind = list(detectors_behind(draft.detectors, built.rule.uses))
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
     mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if built.rule.id in i.mute]
-    return {
-        **_entry(built.entry),
-        "detectors": behind,
-        "metrics": list(needed),
-        "to_report": [name for name in needed if measured_by(name, beside) == JOB],
-        "muted_by": mutes,
-    }
+    return RuleFacts(
+        position(built.entry.node),
+        _overrides(built.entry),
+        detectors=behind,
+        metrics=list(needed),
+        to_report=[name for name in needed if measured_by(name, beside) == JOB],
+        muted_by=mutes,
+    )
 
 
 def measured_by(metric: str, beside: Collection[str]) -> str:
@@ -377,11 +415,11 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
     return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
 
 
-def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
+def metric(name: str, beside: Collection[str]) -> MetricFacts:
     """Return a metric's source, unit and meaning."""
     spec = metrics.spec_of(name)
-    about = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
-    return {"measured_by": measured_by(name, beside), **about}
+    source = measured_by(name, beside)
+    return MetricFacts(source) if spec is None else MetricFacts(source, spec.unit, spec.meaning)
 
 
 def sections(draft: Draft) -> dict[str, str]:
@@ -400,7 +438,7 @@ def sections(draft: Draft) -> dict[str, str]:
     return positions
 
 
-def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
+def facts(draft: Draft, beside: Collection[str]) -> PolicyFacts:
     """Return everything that `show` prints besides the policy itself.
 
     Args:
@@ -408,12 +446,12 @@ def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
     """
     rules = {built.rule.id: rule(draft, built, beside) for built in draft.rules}
     used = dict.fromkeys(m for detector in draft.detectors.values() for m in detector.metrics)
-    return {
-        "sections": sections(draft),
-        "detectors": {name: detector(draft, name) for name in draft.detectors},
-        "rules": rules,
-        "metrics": {name: metric(name, beside) for name in used},
-    }
+    return PolicyFacts(
+        sections(draft),
+        {name: detector(draft, name) for name in draft.detectors},
+        rules,
+        {name: metric(name, beside) for name in used},
+    )
 
 
 def readers(metric: str) -> dict[str, str]:
@@ -487,12 +525,16 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def problem_fields(problem: Problem) -> dict[str, Any]:
-    """Return the fields of a problem for JSON; line and column count from 1."""
-    return {
-        "file": problem.path,
-        "line": problem.line,
-        "col": problem.col,
-        "message": problem.message,
-        "hint": problem.hint,
-    }
+class ProblemFields(Struct, frozen=True):
+    """The fields of a problem for JSON; line and column count from 1."""
+
+    file: str
+    line: int
+    col: int
+    message: str
+    hint: str | None
+
+
+def problem_fields(problem: Problem) -> ProblemFields:
+    """Return a problem without its source."""
+    return ProblemFields(problem.path, problem.line, problem.col, problem.message, problem.hint)

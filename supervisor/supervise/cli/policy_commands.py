@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from ..errors import InputError, SuperviseError, UsageError
 from ._output import counted, echo, echo_json
@@ -17,6 +19,14 @@ from ._params import Number
 
 if TYPE_CHECKING:
     from ..catalog.diagnostics import Problem
+    from ..catalog.docs import (
+        DetectorFacts,
+        MetricFacts,
+        PartFacts,
+        PolicyFacts,
+        ProblemFields,
+        RuleFacts,
+    )
     from ..catalog.loader import Draft
     from ..catalog.scenario_subject import Subject
     from ..core.model.policy import Policy
@@ -104,7 +114,7 @@ def policy_check_command(
             "errors": [docs.problem_fields(problem) for problem in errors],
             "warnings": [docs.problem_fields(problem) for problem in warnings],
         }
-        echo_json(report, indent=2)
+        echo_json(msgspec.to_builtins(report), indent=2)
     elif form == "github":
         for level, problems in (("error", errors), ("warning", warnings)):
             for problem in problems:
@@ -170,7 +180,7 @@ def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
     echo(f"{summary}: {', '.join(counts) or 'good'}")
 
 
-Facts = dict[str, Any]
+Document = dict[str, Any]  # a policy as its YAML file has it
 PARTS = ("detectors", "rules", "inhibit", "runbooks")  # every one of them has its own place
 
 
@@ -206,8 +216,8 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
 
     draft = compose(policy)
     facts = docs.facts(draft, SUPERVISOR_METRICS)
-    if rule_id is not None and rule_id not in facts["rules"]:
-        hint = did_you_mean(rule_id, facts["rules"])
+    if rule_id is not None and rule_id not in facts.rules:
+        hint = did_you_mean(rule_id, facts.rules)
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
     document = loader.document(draft)
     if book is not None:
@@ -240,12 +250,12 @@ def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json:
 
 
 def _only(
-    rule_id: str, document: Facts, facts: Facts, draft: Draft
-) -> tuple[dict[str, Any], Facts]:
+    rule_id: str, document: Document, facts: PolicyFacts, draft: Draft
+) -> tuple[Document, PolicyFacts]:
     """Keep the parts of a policy that concern one rule."""
-    mine = facts["rules"][rule_id]
+    rule_facts = facts.rules[rule_id]
     rule = next(rule for rule in document["rules"] if rule["id"] == rule_id)
-    names = [name for name in document["detectors"] if name in mine["detectors"]]
+    names = [name for name in document["detectors"] if name in rule_facts.detectors]
     books = draft.runbooks if rule.get("run") in draft.runbooks else {}
     shown = {
         "detectors": {name: document["detectors"][name] for name in names},
@@ -253,66 +263,70 @@ def _only(
         "inhibit": [i for i in document["inhibit"] if rule_id in (*i["mute"], i.get("by_rule"))],
         "runbooks": {n: document["runbooks"][n] for n in books if n == rule["run"]},
     }
-    about = {
-        "sections": {},
-        "detectors": {name: facts["detectors"][name] for name in names},
-        "rules": {rule_id: mine},
-        "metrics": {name: facts["metrics"][name] for name in mine["metrics"]},
-    }
+    about = msgspec.structs.replace(
+        facts,
+        sections={},
+        detectors={name: facts.detectors[name] for name in names},
+        rules={rule_id: rule_facts},
+        metrics={name: facts.metrics[name] for name in rule_facts.metrics},
+    )
     return {key: value for key, value in shown.items() if value}, about
 
 
-def _merged(document: Facts, facts: Facts) -> Facts:
+def _merged(document: Document, facts: PolicyFacts) -> Document:
     """Return one document: each part with its facts."""
     detectors = {
-        name: {**body, "about": facts["detectors"][name]}
+        name: {**body, "about": msgspec.to_builtins(facts.detectors[name])}
         for name, body in document.get("detectors", {}).items()
     }
-    rules = [{**rule, **facts["rules"][rule["id"]]} for rule in document.get("rules", ())]
-    about = {"metrics": facts["metrics"], "sections": facts["sections"]}
+    rules = [
+        {**rule, **msgspec.to_builtins(facts.rules[rule["id"]])}
+        for rule in document.get("rules", ())
+    ]
+    about = {"metrics": msgspec.to_builtins(facts.metrics), "sections": facts.sections}
     return {**document, "detectors": detectors, "rules": rules, **about}
 
 
-def _commented(lines: list[str], facts: Facts) -> list[str]:
+def _commented(lines: list[str], facts: PolicyFacts) -> list[str]:
     """Put a comment in front of every detector and every rule of a resolved policy."""
     found: list[str] = []
-    detectors, rules = iter(facts["detectors"].values()), iter(facts["rules"].values())
+    detectors, rules = iter(facts.detectors.values()), iter(facts.rules.values())
     section = ""
     for line in lines:
         if line[:1] not in (" ", "#", ""):
             section = line.partition(":")[0]
-            origin = facts["sections"].get(section) if section not in PARTS else None
+            origin = facts.sections.get(section) if section not in PARTS else None
             found += [f"# {origin}"] if origin else []
         if section == "detectors" and re.match(r"  [^ -]", line):
             found += [f"  # {text}" for text in _detector(next(detectors))]
         elif section == "rules" and line.startswith("  - "):
-            found += [f"  # {text}" for text in _rule(next(rules), facts["metrics"])]
+            found += [f"  # {text}" for text in _rule(next(rules), facts.metrics)]
         found.append(line)
     return found
 
 
-def _origin(about: Facts) -> str:
-    changed = [f"{key} overridden in {origin}" for key, origin in about["overridden"].items()]
-    return "; ".join([about["defined"], *changed])
+def _origin(part: PartFacts) -> str:
+    changed = [f"{key} overridden in {origin}" for key, origin in part.overridden.items()]
+    return "; ".join([part.defined, *changed])
 
 
-def _detector(about: Facts) -> list[str]:
-    text = _origin(about)
-    if about["baseline"]:
-        text += f"; {' and '.join(about['baseline'])} from the policy's baseline"
+def _detector(detector: DetectorFacts) -> list[str]:
+    text = _origin(detector)
+    if detector.baseline:
+        text += f"; {' and '.join(detector.baseline)} from the policy's baseline"
     return [text]
 
 
-def _rule(about: Facts, metrics: Facts) -> list[str]:
+def _rule(rule: RuleFacts, metrics: Mapping[str, MetricFacts]) -> list[str]:
     from ..catalog.docs import BY
 
-    lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
+    lines = [_origin(rule), f"reads {', '.join(rule.detectors)}"]
     for source, head in BY.items():
-        ids = [name for name in about["metrics"] if metrics[name]["measured_by"] == source]
+        ids = [name for name in rule.metrics if metrics[name].measured_by == source]
         if ids:
             lines.append(f"{head}: {', '.join(ids)}")
-    if about["muted_by"]:
-        lines.append(f"muted by {'; '.join(about['muted_by'])}")
+    if rule.muted_by:
+        lines.append(f"muted by {'; '.join(rule.muted_by)}")
     return lines
 
 
@@ -397,7 +411,8 @@ def policy_test_command(
     low = coverage and least is not None and shown.percent() < least
     ok = not (failed or low or (strict and warnings))
     if as_json:
-        echo_json(_report(ok, outcomes, shown if coverage else None, warnings), indent=2)
+        report = _report(ok, outcomes, shown if coverage else None, warnings)
+        echo_json(msgspec.to_builtins(report), indent=2)
     else:
         _print_scenarios(outcomes, warnings)
         if coverage:
@@ -480,43 +495,79 @@ def _print_coverage(coverage: Coverage, least: float | None) -> None:
         echo(f"  {sentence}")
 
 
+class FailureRow(Struct, frozen=True):
+    """A failed expectation of a scenario, and its position."""
+
+    location: str = msgspec.field(name="where")
+    message: str
+
+
+class ScenarioRow(Struct, frozen=True):
+    """The outcome of a scenario."""
+
+    name: str
+    location: str = msgspec.field(name="where")
+    ok: bool
+    frames: int
+    failures: Sequence[FailureRow]
+
+
+class FileRow(Struct, frozen=True):
+    """The outcomes of the scenarios of a file."""
+
+    file: str
+    scenarios: Sequence[ScenarioRow]
+
+
+class CoverageCount(Struct, frozen=True):
+    """The number of parts that a scenario covers, of all of a category."""
+
+    covered: int = msgspec.field(name="shown")
+    total: int = msgspec.field(name="of")
+
+
+class CoverageReport(Struct, frozen=True):
+    """The coverage of a policy by its scenarios; `missing` holds a sentence per gap."""
+
+    percent: float
+    parts: Mapping[str, CoverageCount]
+    missing: Sequence[str]
+
+
+class TestReport(Struct, frozen=True):
+    """The document that `policy test --json` prints."""
+
+    ok: bool
+    files: Sequence[FileRow]
+    warnings: Sequence[ProblemFields]
+    coverage: CoverageReport | UnsetType = UNSET
+
+
 def _report(
     ok: bool,
     outcomes: dict[str, list[Outcome]],
     coverage: Coverage | None,
     warnings: list[Problem],
-) -> dict[str, Any]:
+) -> TestReport:
     from ..catalog import docs
 
-    report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
-    report["warnings"] = [docs.problem_fields(problem) for problem in warnings]
-    if coverage is not None:
-        report["coverage"] = _plain_coverage(coverage)
-    return report
+    return TestReport(
+        ok,
+        [FileRow(name, list(map(_scenario, group))) for name, group in outcomes.items()],
+        [docs.problem_fields(problem) for problem in warnings],
+        UNSET if coverage is None else _coverage_report(coverage),
+    )
 
 
-def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "file": name,
-            "scenarios": [
-                {
-                    "name": outcome.form.name,
-                    "where": outcome.location,
-                    "ok": not outcome.failures,
-                    "frames": len(outcome.result.states),
-                    "failures": [{"where": w, "message": m} for w, m in outcome.failures],
-                }
-                for outcome in outcome_list
-            ],
-        }
-        for name, outcome_list in outcomes.items()
-    ]
+def _scenario(outcome: Outcome) -> ScenarioRow:
+    failures = [FailureRow(location, message) for location, message in outcome.failures]
+    frames = len(outcome.result.states)
+    return ScenarioRow(outcome.form.name, outcome.location, not failures, frames, failures)
 
 
-def _plain_coverage(coverage: Coverage) -> dict[str, Any]:
-    parts = {name: {"shown": a, "of": b} for name, (a, b) in coverage.parts().items()}
-    return {"percent": coverage.percent(), "parts": parts, "missing": list(coverage.missing())}
+def _coverage_report(coverage: Coverage) -> CoverageReport:
+    parts = {name: CoverageCount(*counts) for name, counts in coverage.parts().items()}
+    return CoverageReport(coverage.percent(), parts, list(coverage.missing()))
 
 
 DIFFERENT = 1
@@ -551,7 +602,7 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
             "same": not changes,
             "a": {"policy": drafts[0].name, "digest": loader.policy(drafts[0]).digest},
             "b": {"policy": drafts[1].name, "digest": loader.policy(drafts[1]).digest},
-            "changes": [change.plain() for change in changes],
+            "changes": msgspec.to_builtins(changes),
         }
         echo_json(report, indent=2)
     else:

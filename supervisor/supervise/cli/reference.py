@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+import msgspec
 from click.shell_completion import get_completion_class
 
 from ..errors import UsageError
@@ -51,15 +52,15 @@ def listing(as_json: bool) -> None:
     """
     from ..catalog import docs, metrics
 
-    found = [describe(name) for name in metrics.everything()]
+    entries = [describe(name) for name in metrics.everything()]
     if as_json:
-        echo_json(found)
+        echo_json(msgspec.to_builtins(entries))
         return
     for source, head in docs.BY.items():
-        rows = [row for row in found if row["measured_by"] == source]
+        rows = [entry for entry in entries if entry.measured_by == source]
         if rows:
             echo(f"{head}:")
-            print_table([(f"  {row['id']}", row["unit"], *_listed(row)) for row in rows])
+            print_table([(f"  {row.id}", row.unit, *_listed(row)) for row in rows])
 
 
 @metrics_command.command(name="show")
@@ -79,26 +80,46 @@ def show(metric: str, as_json: bool) -> None:
     if not metrics.is_known(metric):
         near = metrics.suggestion(metric) or did_you_mean(metric, metrics.near(metric))
         raise UsageError(f"no metric {metric!r}", hint=near or "supervise metrics list")
-    facts = describe(metric)
+    entry = describe(metric)
     if as_json:
-        echo_json(facts)
+        echo_json(msgspec.to_builtins(entry))
         return
-    echo(f"{facts['id']} [{facts['unit']}]")
-    echo(f"  {facts['meaning']}")
-    for head in ("source", "cost"):
-        echo(f"  {head + ':':10} {facts[head]}")
-    echo(f"  {'measured:':10} {_MEASURED[facts['measured_by']]}")
-    if facts["not_covered"]:
-        echo(f"  {'reason:':10} {facts['not_covered']}")
-    if facts["rules"]:
-        echo(f"  {'rules:':10} {', '.join(facts['rules'])}")
-    for name, text in facts["detectors"].items():
+    echo(f"{entry.id} [{entry.unit}]")
+    echo(f"  {entry.meaning}")
+    echo(f"  {'source:':10} {entry.source}")
+    echo(f"  {'cost:':10} {entry.cost}")
+    echo(f"  {'measured:':10} {_MEASURED[entry.measured_by]}")
+    if entry.not_covered:
+        echo(f"  {'reason:':10} {entry.not_covered}")
+    if entry.rules:
+        echo(f"  {'rules:':10} {', '.join(entry.rules)}")
+    for name, text in entry.detectors.items():
         echo(f"  {'detector:':10} {name}: {text}")
     echo("", f"{ORDER}")
 
 
-def describe(metric: str) -> dict[str, Any]:
-    """Return the facts of a standard metric, for `--json`."""
+class MetricEntry(msgspec.Struct, frozen=True):
+    """The facts of a standard metric.
+
+    Attributes:
+        measured_by: docs.PROBE, SUPERVISOR or JOB. not_covered: the reason for no rule, else "".
+        rules: those that judge it. detectors: those that read it, with their parameters.
+    """
+
+    id: str
+    unit: str
+    meaning: str
+    source: str
+    cost: str
+    measured: bool
+    measured_by: str
+    not_covered: str
+    rules: Sequence[str]
+    detectors: Mapping[str, str]
+
+
+def describe(metric: str) -> MetricEntry:
+    """Return the facts of a standard metric."""
     from ..catalog import docs, metrics
     from ..catalog.metrics import REASONS
     from ._job_check import SUPERVISOR_METRICS
@@ -106,24 +127,24 @@ def describe(metric: str) -> dict[str, Any]:
     spec = metrics.spec_of(metric)
     assert spec is not None
     readers = docs.measured_by(metric, SUPERVISOR_METRICS)
-    return {
-        "id": metric,
-        "unit": spec.unit,
-        "meaning": spec.meaning,
-        "source": spec.source,
-        "cost": _cost(spec.id) if readers == docs.PROBE else _COSTS[readers],
-        "measured": readers in (docs.PROBE, docs.SUPERVISOR),
-        "measured_by": readers,
-        "not_covered": REASONS.get(spec.id, ""),
-        "rules": docs.judges(metric),
-        "detectors": docs.readers(metric),
-    }
+    return MetricEntry(
+        id=metric,
+        unit=spec.unit,
+        meaning=spec.meaning,
+        source=spec.source,
+        cost=_cost(spec.id) if readers == docs.PROBE else _COSTS[readers],
+        measured=readers in (docs.PROBE, docs.SUPERVISOR),
+        measured_by=readers,
+        not_covered=REASONS.get(spec.id, ""),
+        rules=docs.judges(metric),
+        detectors=docs.readers(metric),
+    )
 
 
-def _listed(row: dict[str, Any]) -> tuple[str, str]:
+def _listed(entry: MetricEntry) -> tuple[str, str]:
     """Return the packs that judge a metric, and what it means; where not covered, why."""
-    packs = dict.fromkeys(rule.partition(".")[0] for rule in row["rules"])
-    return ", ".join(packs) or "-", " ".join(filter(None, (row["meaning"], row["not_covered"])))
+    packs = dict.fromkeys(rule.partition(".")[0] for rule in entry.rules)
+    return ", ".join(packs) or "-", " ".join(filter(None, (entry.meaning, entry.not_covered)))
 
 
 def _cost(metric: str) -> str:

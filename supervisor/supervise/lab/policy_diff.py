@@ -54,16 +54,6 @@ class Change:
     new: Any
     effect: str
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return {
-            "part": self.part,
-            "key": self.key,
-            "old": self.old,
-            "new": self.new,
-            "effect": self.effect,
-        }
-
 
 def compare(old: Document, new: Document) -> list[Change]:
     """Return the differences in behaviour; names and summaries are ignored."""
