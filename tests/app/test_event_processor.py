@@ -43,7 +43,7 @@ def processor():
 def test_what_may_be_better_lies_between_the_order_and_the_trouble(processor):
     """As far from the first breach as the policy wants it, or from where an operator goes back."""
     assert processor.candidate_steps() == (19, 50)
-    processor.state.incident.run.requested.before = 40
+    processor.state.incident.run.requested.before_step = 40
     assert processor.candidate_steps() == (19, 30)
 
 

@@ -279,7 +279,7 @@ def test_verify_now_takes_only_steps_in_range(driver):
     driver.guard.poll()
     driver.write("e.pt", "torn")
 
-    driver.verify_now(above=9, before=50)
+    driver.verify_now(above=9, below=50)
 
     events = [(e.data["id"], e.data["step"]) for e in driver.guard.poll()]
     assert events == [("ckpt-5", 60), ("ckpt-3", 29), ("ckpt-2", 19)]
@@ -345,7 +345,7 @@ def test_verify_awaited_goes_on_with_the_copy_that_is_being_verified(driver):
     with slow_verification(driver, driver.guard.verify_next):
         (copy,) = copies(driver)
         driver.write("a.pt", "slow good 3", step=29)
-        driver.guard.verify_awaited(before=25)
+        driver.guard.verify_awaited(before_step=25)
         wait_until(lambda: driver.guard.candidates(25) == 1, "the search")
 
     assert verify_awaited(driver, before=25) == [("ckpt-1", True)]

@@ -74,8 +74,9 @@ def go_on(library_pair, script, whole, path, step):
     assert [frame["step"] for frame in resumed.frames] == list(range(step, len(whole.frames)))
     assert {frame["attempt"] for frame in resumed.frames} == {1}
     notice = next(notice for notice in resumed.notices if notice.kind == "resumed")
-    inexact = notice.data.pop("inexact")
-    assert notice.data == {"how": "library", "path": path, "step": step}
+    facts = dict(notice.data)
+    inexact = facts.pop("inexact")
+    assert facts == {"how": "library", "path": path, "step": step}
     assert notice.step == step
     assert notice.message.endswith(inexact)
     return resumed, inexact

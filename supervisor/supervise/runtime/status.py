@@ -532,7 +532,7 @@ def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:
         "id": pending.id,
         "incident": pending.incident,
         "runbook": pending.runbook,
-        "steps": pending.plan,
+        "steps": [{"verb": step.verb, "args": dict(step.args)} for step in pending.plan],
         "args_sha256": pending.sha,
         "left_s": round(max(0.0, (pending.deadline_ns - now_ns) / 1e9)),
         "on_timeout": pending.on_timeout,

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.collectors import batch as collector
+from supervise_probe.collectors.batch import ShardsCollector
 from supervise_probe.data.shard_tracker import name_of
 
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
@@ -199,7 +199,7 @@ def test_a_job_with_endless_names_does_not_fill_the_record():
     letters = []
     reporter = SimpleNamespace(notice=lambda *letter: letters.append(letter))
     context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
-    made = collector.Collector(context)
+    made = ShardsCollector(context)
     for step in range(5000):
         made.shards.report("x" * 500 + f"{step}.tar", step)
         values = {}

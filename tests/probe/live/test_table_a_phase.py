@@ -7,22 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise_probe.collectors import counters, phase
+from supervise_probe.collectors.counters import DerivedCollector
+from supervise_probe.collectors.phase import PhaseCollector
 from supervise_probe.torch_state.learning_rate import Warmup
 from supervise_probe.torch_state.records import Average, Optimizers, Window
 
 
-def collector(kind=phase):
+def collector(kind=PhaseCollector):
     """A collector of a probe whose job tells nothing but its rate."""
     context = SimpleNamespace(
         torch=None,
         scalars=None,
         registry=SimpleNamespace(schedulers=SimpleNamespace(changes=-1)),
     )
-    if kind is not phase:
-        return kind.Collector(context)
+    if kind is not PhaseCollector:
+        return kind(context)
     library, rate = SimpleNamespace(total_steps=None), SimpleNamespace(warming=Warmup())
-    return kind.Collector(context, Optimizers(), rate, library)
+    return kind(context, Optimizers(), rate, library)
 
 
 def phases(rates):
@@ -104,7 +105,7 @@ def saved(part, fresh):
 
 def test_what_is_not_finite_enters_no_average():
     """NaN in one step leaves no trace in the next; an overflow is no spike."""
-    follower = collector(counters)
+    follower = collector(DerivedCollector)
     losses = [2.0, math.nan, 2.0, math.inf, 2.0]
     norms = [1.0, math.nan, 3.0, math.inf, 1.0]
     found = []
