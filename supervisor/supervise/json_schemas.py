@@ -56,10 +56,13 @@ def _described(owner: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_any_number(schema: Any) -> Any:
-    """Return a schema in which a number may also be the text of one that is not finite."""
+    """Return a schema of draft-07 in which a number may be the text of one that is not finite."""
     if schema == _NUMBER:
         return _ANY_NUMBER
     if isinstance(schema, dict):
+        if "prefixItems" in schema:  # a later draft's spelling of a tuple
+            schema = dict(schema)
+            schema["items"] = schema.pop("prefixItems")
         return {key: _with_any_number(part) for key, part in schema.items()}
     if isinstance(schema, list):
         return [_with_any_number(part) for part in schema]
