@@ -35,7 +35,7 @@ def test_speed_and_time_left_follow_from_the_newest_steps():
     assert (found["eta_s"], found["last_step_s"]) == (100, 1.2)
     assert found["lag"] == {"0": 0, "1": 2}
     assert progress.facts(200, 26 * SECOND)["planned_by"] == "job.steps"
-    said = progress.facts(None, 26 * SECOND, ProbeStatus(library="Trainer", planned_steps=300))
+    said = progress.facts(None, 26 * SECOND, ProbeStatus(trained_by="Trainer", planned_steps=300))
     assert (said["planned_steps"], said["planned_by"]) == (300, "Trainer")
 
 

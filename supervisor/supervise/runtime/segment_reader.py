@@ -32,7 +32,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from supervise_probe import wire
 
@@ -369,12 +369,13 @@ class ProbeStatus(Struct, frozen=True, kw_only=True):
     """The part of a probe's status that the supervisor uses; the keys of the probe's `_describe`.
 
     Attributes:
+        trained_by: the training library, "" for none.
         rollback, checkpoint: what is possible, or why it is not.
         safeguards: of each one the state. savepoints: their steps.
         shards: number of a shard -> its name.
     """
 
-    library: str = ""
+    trained_by: str = field(default="", name="library")
     planned_steps: int | None = None
     rollback: str = ""
     checkpoint: str = ""

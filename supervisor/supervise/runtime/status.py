@@ -111,7 +111,7 @@ def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
 def _relaunch(policy: Policy, state: State, probe: ProbeStatus) -> str:
     reason = state.job.unavailable.get("relaunch")
     if policy.job.relaunch is None:
-        library = probe.library
+        library = probe.trained_by
         return f"not configured ({f'{library} recognised: ' if library else ''}{INIT})"
     if reason:
         return f"no ({reason})"
@@ -353,7 +353,7 @@ class TrainingProgress:
         total, origin = (planned, "job.steps") if planned else self._given
         reported = None if probe is None else probe.planned_steps
         if not planned and probe is not None and reported is not None and reported > 0:
-            total, origin = reported, probe.library
+            total, origin = reported, probe.trained_by
         speed = self._speed()
         step = max(self._steps.values(), default=-1)
         remaining = None if total is None else max(0, total - 1 - step)
