@@ -28,7 +28,7 @@ def told(policy, probe, ranks=1, channels=("console",), **missing):
 
 
 def test_a_job_of_a_library_with_nothing_configured():
-    found, known = told(NANO, READY | {"library": "Trainer"})
+    found, known = told(NANO, READY | {"trained_by": "Trainer"})
 
     assert known
     assert line(found) == (
