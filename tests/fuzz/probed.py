@@ -78,7 +78,7 @@ class Judge:
         found = status.snapshot(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
-        json.dumps(plain(found), allow_nan=False).encode()
+        json.dumps(plain(found.document()), allow_nan=False).encode()
 
 
 def engine_record(decision: Any) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
     found = status.snapshot(
         chosen, state, ranks, wall=WALL, now_ns=9, tier="T1", last=last, trouble=None
     )
-    run.write_json("state.json", found)
+    run.write_json("state.json", found.document())
     run.write_json("launch.json", {"attempt": 0, "pid": 2**22 + 7, "start_ticks": 5})
     register = registry.Register(run.path)
     register.add("/c/1.pt", step=8, state=registry.VERIFIED)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers.heartbeat import FAIL, PING, START, DeadManPing, Vitals
+from supervise.notifiers.heartbeat import FAIL, PING, START, DeadManPing, Health, Vitals
 from tests.support.waiting import wait_until
 
 REFUSED = NotifyError("404", retry_after_s=None)
@@ -53,12 +53,7 @@ def test_a_healthy_run_pings_at_its_interval():
 
     assert monitor.after(180) == [PING] * 3
     assert monitor.texts[0] == "run-1: step 7, nominal"
-    assert monitor.ping.health() == {
-        "every_s": 60.0,
-        "accepted_s": 59.0,
-        "error": "",
-        "withheld": "",
-    }
+    assert monitor.ping.health() == Health(60.0, 59.0)
 
 
 def test_a_supervisor_without_progress_sends_nothing_until_it_has_some():
@@ -67,7 +62,7 @@ def test_a_supervisor_without_progress_sends_nothing_until_it_has_some():
     monitor.after(10)
 
     assert monitor.after(300, progress=False) == []
-    assert monitor.ping.health()["withheld"].endswith("no progress for 300 s")
+    assert monitor.ping.health().withheld.endswith("no progress for 300 s")
     assert monitor.after(1) == [PING]
 
 
@@ -86,9 +81,9 @@ def test_a_refused_ping_is_repeated_soon_and_reported_once():
     """A failure too: what was refused is not taken for reported."""
     monitor = Monitor(REFUSED, REFUSED)
     assert monitor.after(29) == []
-    assert (monitor.ping.health()["error"], len(monitor.reported)) == ("404", 1)
+    assert (monitor.ping.health().error, len(monitor.reported)) == ("404", 1)
     assert monitor.after(31) == [PING]
-    assert monitor.ping.health()["error"] == ""
+    assert monitor.ping.health().error == ""
 
     monitor.script, monitor.trouble = [REFUSED], "inc-1 SEV0"
     assert monitor.after(60) == [FAIL]
@@ -117,5 +112,5 @@ def test_a_monitor_that_does_not_answer_makes_nobody_wait():
     assert entered.wait(5)
     monitor.ping.end(0, 0.05)
 
-    assert monitor.ping.health()["accepted_s"] is None
+    assert monitor.ping.health().accepted_s is None
     go.set()

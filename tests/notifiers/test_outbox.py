@@ -170,7 +170,7 @@ def test_a_request_is_not_held_for_a_digest(outbox):
         box.post(message(f"m{n}"), key=f"k{n}")
     wait_until(lambda: len(sender.sent) == 2)
     box.post(message("opened", "SEV1", "inc-1", kind="opened"), key="a")
-    wait_until(lambda: box.backlog()["fake"]["held"] == 1)
+    wait_until(lambda: box.backlog()["fake"].held == 1)
     box.post(message("approve?", "SEV1", "inc-1", kind="approval"), key="b")
     wait_until(lambda: len(sender.sent) == 3)
     assert sender.titles[2] == "approve?"

@@ -53,7 +53,7 @@ def test_what_is_below_sev1_waits_for_the_end_of_quiet_hours(outbox):
     box = outbox(sender, routes={"fake": Route(quiet=BERLIN)}, wall=lambda: now[0])
     box.post(message("odd", "SEV2", "inc-1", kind="opened"), key="a")
     box.post(message("fine", "INFO"), key="b")
-    wait_until(lambda: box.backlog()["fake"]["held"] == 2)
+    wait_until(lambda: box.backlog()["fake"].held == 2)
     box.post(message("worse", "SEV1", "inc-1"), key="c")
     box.post(message("approve?", "SEV2", "inc-2", kind="approval"), key="d")
     wait_until(lambda: len(sender.sent) == 2)
@@ -70,7 +70,7 @@ def test_the_end_of_a_run_ends_quiet_hours(outbox):
     sender = FakeSender()
     box = outbox(sender, routes={"fake": Route(quiet=BERLIN)}, wall=lambda: NIGHT)
     box.post(message("odd", "SEV2"), key="a")
-    wait_until(lambda: box.backlog()["fake"]["held"] == 1)
+    wait_until(lambda: box.backlog()["fake"].held == 1)
     box.close()
 
     assert sender.titles == ["digest of 1 message"]

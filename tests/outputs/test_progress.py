@@ -7,8 +7,22 @@ import math
 import pytest
 
 from supervise.core.model.events import Frame
+from supervise.core.model.payload import Payload
 from supervise.runtime.segment_reader import ProbeStatus
-from supervise.runtime.status import POINTS, TrainingProgress, planned_in, verdict
+from supervise.runtime.status import (
+    POINTS,
+    EndCause,
+    Incidents,
+    Life,
+    LossCurve,
+    OpenIncident,
+    Request,
+    Status,
+    Training,
+    TrainingProgress,
+    planned_in,
+    verdict,
+)
 
 NAMES = ("train_loss_raw", "tokens_per_update")
 SECOND = 1_000_000_000
@@ -26,17 +40,18 @@ def test_speed_and_time_left_follow_from_the_newest_steps():
     progress = fed([3.0] * 99 + [2.5], argv=["python", "train.py", "--max-steps=500"])
     fed([9.0] * 98, rank=1, into=progress)
 
-    found = progress.facts(None, now_ns=26 * SECOND)
+    training = progress.status(None, now_ns=26 * SECOND)
 
-    assert (found["loss"], found["loss_metric"], found["loss_rank"]) == (2.5, "train_loss_raw", 0)
-    assert found["steps_per_s"] == pytest.approx(4.0)
-    assert (found["tokens_per_s"], found["tokens_of"]) == (pytest.approx(4000.0), "rank")
-    assert (found["planned_steps"], found["planned_by"]) == (500, "--max-steps=500")
-    assert (found["eta_s"], found["last_step_s"]) == (100, 1.2)
-    assert found["lag"] == {"0": 0, "1": 2}
-    assert progress.facts(200, 26 * SECOND)["planned_by"] == "job.steps"
-    said = progress.facts(None, 26 * SECOND, ProbeStatus(trained_by="Trainer", planned_steps=300))
-    assert (said["planned_steps"], said["planned_by"]) == (300, "Trainer")
+    assert (training.loss, training.loss_metric, training.loss_rank) == (2.5, "train_loss_raw", 0)
+    assert training.steps_per_s == pytest.approx(4.0)
+    assert (training.tokens_per_s, training.tokens_of) == (pytest.approx(4000.0), "rank")
+    assert (training.planned_steps, training.planned_by) == (500, "--max-steps=500")
+    assert (training.eta_s, training.last_step_s) == (100, 1.2)
+    assert training.lag == {"0": 0, "1": 2}
+    assert progress.status(200, 26 * SECOND).planned_by == "job.steps"
+    probe = ProbeStatus(trained_by="Trainer", planned_steps=300)
+    training = progress.status(None, 26 * SECOND, probe)
+    assert (training.planned_steps, training.planned_by) == (300, "Trainer")
 
 
 def test_a_pause_is_not_counted_as_speed():
@@ -46,10 +61,10 @@ def test_a_pause_is_not_counted_as_speed():
         at_ns = step * SECOND // 4 + (step >= 60) * 100 * SECOND
         progress.take(NAMES, Frame(at_ns, 0, 0, step, (2.0, 1000.0)))
 
-    found = progress.facts(None, now_ns=125 * SECOND)
+    training = progress.status(None, now_ns=125 * SECOND)
 
-    assert found["steps_per_s"] == pytest.approx(4.0)
-    assert found["eta_s"] == 50
+    assert training.steps_per_s == pytest.approx(4.0)
+    assert training.eta_s == 50
 
 
 def test_a_rollback_starts_the_speed_again_and_keeps_the_curve():
@@ -57,21 +72,21 @@ def test_a_rollback_starts_the_speed_again_and_keeps_the_curve():
     fed([2.0], attempt=1, first=20, into=progress)
     fed([7.0], first=99, into=progress)  # a late frame of the attempt before
 
-    found = progress.facts(None, now_ns=60 * SECOND)
+    training = progress.status(None, now_ns=60 * SECOND)
 
-    assert (found["loss"], found["steps_per_s"], found["eta_s"]) == (2.0, None, None)
-    assert found["curve"]["steps"] == [*range(50), 20]
+    assert (training.loss, training.steps_per_s, training.eta_s) == (2.0, None, None)
+    assert training.curve.steps == [*range(50), 20]
 
 
 @pytest.mark.parametrize("count", [POINTS, POINTS + 1, 5000])
 def test_the_curve_is_bounded_and_loses_no_spike(count):
     losses = [1.0] * count
     losses[count // 3], losses[count // 2] = 8.0, math.nan
-    curve = fed(losses).facts(None, 0)["curve"]
+    curve = fed(losses).status(None, 0).curve
 
-    assert POINTS // 2 <= len(curve["steps"]) == len(curve["loss"]) <= POINTS
-    assert curve["loss"].count(8.0) == 1 and sum(map(math.isnan, curve["loss"])) == 1
-    assert curve["steps"] == sorted(set(curve["steps"]))
+    assert POINTS // 2 <= len(curve.steps) == len(curve.loss) <= POINTS
+    assert curve.loss.count(8.0) == 1 and sum(map(math.isnan, curve.loss)) == 1
+    assert curve.steps == sorted(set(curve.steps))
 
 
 def test_numbers_of_all_ranks_come_before_those_of_one():
@@ -80,10 +95,10 @@ def test_numbers_of_all_ranks_come_before_those_of_one():
     for step, values in enumerate([(8.0, None, 2.0, None), (8.0, 32.0, 2.0, 3.0)]):
         progress.take(names, Frame(step * SECOND, 0, 0, step, values))
 
-    found = progress.facts(None, SECOND)
+    training = progress.status(None, SECOND)
 
-    assert (found["loss"], found["loss_metric"]) == (3.0, "job_loss")
-    assert (found["tokens_per_s"], found["tokens_of"]) == (32.0, "job")
+    assert (training.loss, training.loss_metric) == (3.0, "job_loss")
+    assert (training.tokens_per_s, training.tokens_of) == (32.0, "job")
 
 
 def test_one_metric_makes_the_curve():
@@ -93,9 +108,9 @@ def test_one_metric_makes_the_curve():
     for step, values in enumerate([(8.0, 2.0), (8.0, None), (8.0, 1.9)]):
         progress.take(names, Frame(step, 0, 0, step, values))
 
-    found = progress.facts(None, 3)
-    assert found["loss_metric"] == "train_loss"
-    assert found["curve"] == {"steps": [0, 2], "loss": [2.0, 1.9]}
+    training = progress.status(None, 3)
+    assert training.loss_metric == "train_loss"
+    assert training.curve == LossCurve([0, 2], [2.0, 1.9])
 
 
 @pytest.mark.parametrize(
@@ -115,52 +130,55 @@ def test_the_planned_length_is_read_from_the_command(argv, total):
     assert planned_in(argv.split())[0] == total
 
 
-LIVE = {"supervisor": "running", "job": "running", "state": "nominal", "tier": "T1"}
-INCIDENT = {"incidents": {"open": {"id": "inc-2", "severity": "SEV1", "headline": "loss 9"}}}
-REQUEST = {"approvals": [{"id": "ask-1", "runbook": "soften"}]}
+LIVE = Life(supervisor="running", job="running")
+INCIDENT = Incidents(2, OpenIncident(id="inc-2", severity="SEV1", headline="loss 9"))
 
 
 @pytest.mark.parametrize(
-    ("state", "age_s", "text"),
+    ("parts", "age_s", "text"),
     [
-        (LIVE, 1.0, "healthy"),
-        (LIVE, 300.0, "unknown: the supervisor has written no status for 5 min"),
-        (LIVE | INCIDENT, 1.0, "incident open: inc-2 SEV1: loss 9"),
+        ({}, 1.0, "healthy"),
+        ({}, 300.0, "unknown: the supervisor has written no status for 5 min"),
+        ({"incidents": INCIDENT}, 1.0, "incident open: inc-2 SEV1: loss 9"),
         (
-            LIVE | INCIDENT | REQUEST,
+            {"incidents": INCIDENT, "approvals": [Request(id="ask-1", runbook="soften")]},
             1.0,
             "waits for a person: supervise approve RUN ask-1 (soften, inc-2 SEV1)",
         ),
         (
-            LIVE | {"state": "holding"},
+            {"state": "holding"},
             1.0,
             "automatic actions are off, a person is needed: supervise release RUN (no incident)",
         ),
         (
-            LIVE | {"ranks": {"0": {"paused": True}}},
+            {"ranks": {"0": Payload({"paused": True})}},
             1.0,
             "paused: supervise resume RUN (no incident)",
         ),
-        (LIVE | {"training": {"last_step_s": 29.0, "steps_per_s": 9.0}}, 1.0, "healthy"),
-        (LIVE | {"training": {"last_step_s": 31.0, "steps_per_s": 9.0}}, 1.0, "no step for 31 s"),
-        (LIVE | {"training": {"last_step_s": 31.0, "steps_per_s": 0.1}}, 1.0, "healthy"),
-        (LIVE | {"rules": {"a": "OK", "b": "blind"}}, 1.0, "partly blind: b"),
-        (LIVE | {"tier": "T0"}, 1.0, "no probe: only exit and signals are watched"),
-        (LIVE | {"state": "warming"}, 1.0, "warming up: the baselines are not complete yet"),
-        (LIVE | {"trouble": "disk full"}, 1.0, "no action is possible: disk full"),
+        ({"training": Training(last_step_s=29.0, steps_per_s=9.0)}, 1.0, "healthy"),
+        ({"training": Training(last_step_s=31.0, steps_per_s=9.0)}, 1.0, "no step for 31 s"),
+        ({"training": Training(last_step_s=31.0, steps_per_s=0.1)}, 1.0, "healthy"),
+        ({"rules": {"a": "OK", "b": "blind"}}, 1.0, "partly blind: b"),
+        ({"tier": "T0"}, 1.0, "no probe: only exit and signals are watched"),
+        ({"state": "warming"}, 1.0, "warming up: the baselines are not complete yet"),
+        ({"trouble": "disk full"}, 1.0, "no action is possible: disk full"),
+    ],
+)
+def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
+    assert verdict(LIVE, Status(**{"state": "nominal", "tier": "T1"} | parts), age_s) == text
+
+
+@pytest.mark.parametrize(
+    ("life", "cause", "text"),
+    [
+        (Life(job="running"), None, "not supervised: its supervisor died; supervise adopt RUN"),
+        (Life(job="ended", over=True, exit_code=0), None, "finished"),
         (
-            {"supervisor": "gone", "job": "running"},
-            None,
-            "not supervised: its supervisor died; supervise adopt RUN",
-        ),
-        ({"supervisor": "gone", "job": "ended", "over": True, "exit_code": 0}, None, "finished"),
-        (
-            {"supervisor": "gone", "job": "ended", "over": True, "exit_code": 3}
-            | {"ended_by": {"text": "OSError at a.py:1"}},
-            None,
+            Life(job="ended", over=True, exit_code=3),
+            EndCause("OSError at a.py:1"),
             "ended with exit code 3: OSError at a.py:1",
         ),
     ],
 )
-def test_the_verdict_names_the_gravest_thing(state, age_s, text):
-    assert verdict(state, age_s) == text
+def test_the_verdict_without_a_supervisor_is_about_the_job(life, cause, text):
+    assert verdict(life, Status(state="nominal", ended_by=cause)) == text

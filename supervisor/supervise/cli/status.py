@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from ..core.model.decisions import plain
 from ..errors import StoreError, understood
 from ..report.receipt import run_path
 from ..runtime import late_messages
-from ..runtime.status import line, read_curve, verdict
+from ..runtime.status import DERIVED, Life, Status, line, read_curve, verdict
 from ..store import audit
 from ..store.run_directory import RunDir
 from ..store.run_records import read_outcome, skim
 from ._output import echo_json, number, print_table, rate, seconds_since, span, spark
 from ._runs import life, run_argument
-
-DERIVED = "the file is only a cache of the records; use `supervise why RUN`"
 
 
 def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
@@ -32,22 +32,21 @@ def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
     Raises:
         StoreError: a file cannot be read, or understood.
     """
-    state = run.read_json("state.json") if (run.path / "state.json").exists() else {}
-    subject = f"the status in {run.path / 'state.json'}"
-    if not isinstance(state, dict):
-        raise StoreError(f"{subject} is not a JSON object", hint=DERIVED)
+    status = Status.read(run)
+    newest = {} if status is None else plain(status.document())
     with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
         outcome = read_outcome(_until_damage(run)) if verified else skim(run.audit_path)
-        state = {"run": run.id, **state, **life(run, outcome)}
+        alive = life(run, outcome)
+    state = {"run": run.id, **newest, **alive}
     if outcome.incomplete:
         state["record"] = str(outcome.incomplete.get("reason"))
-    with understood(subject, DERIVED):
-        live = state["supervisor"] == "running"
-        old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
-        state["verdict"] = verdict(state, old_s).replace(" RUN", f" {run_path(run)}")
-        state["gravest"] = outcome.gravest[:3]
-        if undelivered := late_messages.waiting(run.path):
-            state["undelivered"] = len(undelivered)
+    live = state["supervisor"] == "running"
+    old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
+    text = verdict(msgspec.convert(alive, Life), status, old_s)
+    state["verdict"] = text.replace(" RUN", f" {run_path(run)}")
+    state["gravest"] = outcome.gravest[:3]
+    if undelivered := late_messages.waiting(run.path):
+        state["undelivered"] = len(undelivered)
     return state
 
 

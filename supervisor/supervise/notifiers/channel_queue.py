@@ -25,6 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from msgspec import Struct
+
 from ..core.model.interfaces import (
     APPROVAL,
     CLOSED,
@@ -47,6 +49,13 @@ HOUR_S = 3600.0
 RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
 AWAKE = ("SEV0", "SEV1")  # not held in quiet hours
 UNMERGED = (APPROVAL, CLOSED, FINISHED)  # kinds that stay messages of their own
+
+
+class Backlog(Struct, frozen=True):
+    """The number of messages that wait, and of those held for a digest."""
+
+    waiting: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +318,10 @@ class ChannelQueue:
             self._report(dropped, False, detail, counts=not ending, final=not is_wanted)
         return True
 
-    def backlog(self) -> dict[str, int]:
-        """Return the number of messages that wait, and of those held for a digest."""
+    def backlog(self) -> Backlog:
+        """Return how many messages wait."""
         with self._change:
-            return {"waiting": len(self._items) + bool(self._busy), "held": len(self._held)}
+            return Backlog(len(self._items) + bool(self._busy), len(self._held))
 
     @property
     def is_ending(self) -> bool:

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+from msgspec import Struct
 
 from ..core.model.interfaces import NotifyError
 from ..core.model.values import Seconds
@@ -34,6 +35,15 @@ STALLED_S = 10.0  # of a loop that makes a round each second; project default
 AGAIN_S = 15.0  # at most, until a ping that was not accepted is repeated; project default
 REQUEUE = 75  # exit code of a run that goes on elsewhere, see the README
 GOOD_CODES = (0, REQUEUE)
+
+
+class Health(Struct, frozen=True):
+    """State of the pings. accepted_s: seconds ago, None: never. withheld: why none is sent."""
+
+    every_s: float
+    accepted_s: float | None = None
+    error: str = ""
+    withheld: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,15 +158,11 @@ class DeadManPing:
         if self._thread.is_alive():
             self._thread.join(within_s)
 
-    def health(self) -> dict[str, Any]:
-        """Return `every_s`, `accepted_s` (seconds ago, None: never), `error` and `withheld`."""
+    def health(self) -> Health:
+        """Return what became of the newest pings."""
         accepted = self._accepted_s
-        return {
-            "every_s": self._sender.every_s,
-            "accepted_s": None if accepted is None else round(self._now() - accepted, 1),
-            "error": self._error,
-            "withheld": self._withheld,
-        }
+        age_s = None if accepted is None else round(self._now() - accepted, 1)
+        return Health(self._sender.every_s, age_s, self._error, self._withheld)
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 

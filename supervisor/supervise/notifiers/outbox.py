@@ -18,7 +18,7 @@ from ..core.model.decisions import Notified
 from ..core.model.interfaces import Kind, Message, Severity
 from . import channel_queue
 from ._settings import Route, Sender
-from .channel_queue import ChannelQueue, Result, Trouble, Undelivered
+from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -149,8 +149,8 @@ class Outbox:
                     queued_keys.add(key)
         return len(queued_keys)
 
-    def backlog(self) -> dict[str, dict[str, int]]:
-        """Return `{channel: {"waiting": n, "held": n}}`, for the status."""
+    def backlog(self) -> dict[str, Backlog]:
+        """Return how many messages wait for each channel."""
         return {queue.name: queue.backlog() for queue in self._queues}
 
     def check_channels(self) -> list[Trouble]:

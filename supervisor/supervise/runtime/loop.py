@@ -59,7 +59,7 @@ from .relauncher import Relauncher, ends_with, health_gate
 from .segments import Segments
 from .settings import RecoveredRun, Settings
 from .signals import Forwarder, Wakeup, typed
-from .status_writer import TICK_NS, Status
+from .status_writer import TICK_NS, StatusWriter
 from .watches import ControlInbox, FileWatch, PolicyWatch, Target, checkpoint_targets
 
 FIRST_NS, EVERY_NS = 2_000_000_000, 10_000_000_000  # between two lines of progress; our choice
@@ -285,7 +285,7 @@ class App:
             settings.shm, settings.run.marks_path, system.monotonic_ns, read_cursor
         )
         forwarder.keep = self._segments.keep_signals
-        self._status = Status(settings, self.processor, recorder, launcher.oom_counters)
+        self._status = StatusWriter(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = service(settings, self.processor)
         self._last_look = LastLook(self._checkpoints, self.processor, settings.print_line)
         self._phases = Phases(

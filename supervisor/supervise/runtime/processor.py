@@ -39,6 +39,7 @@ from ..core.model.interfaces import Message
 from ..core.model.payload import Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..errors import ActionError
+from ..notifiers.channel_queue import Backlog
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..report.incident_files import IncidentFiles
 from ..report.incident_views import with_report
@@ -279,9 +280,10 @@ class EventProcessor:
 
     def _report_space(self, kind: str, shortage: str) -> None:
         text = f"the disk of {self._run.path}: {shortage or 'it has space again'}"
-        acts = {"acts": self.policy.mode in ACTING_MODES}
-        data = self.recorder.shortage(self._run.path) | acts
-        self.process(Notice(system.monotonic_ns(), kind, text, data=Payload(data)))
+        space = self.recorder.shortage(self._run.path)
+        data = Payload(None if space is None else msgspec.to_builtins(space))
+        data = data.extended(acts=self.policy.mode in ACTING_MODES)
+        self.process(Notice(system.monotonic_ns(), kind, text, data=data))
 
     def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""
@@ -345,9 +347,9 @@ class EventProcessor:
         """Return which channels do not deliver; people are told of each once, on the others."""
         return self._outbox.check_channels()
 
-    def waiting_messages(self) -> dict[str, dict[str, int]]:
-        """Return `{channel: {"waiting": n, "held": n}}` where any do."""
-        return {name: n for name, n in self._outbox.backlog().items() if any(n.values())}
+    def waiting_messages(self) -> dict[str, Backlog]:
+        """Return how many messages wait for each channel, where any do."""
+        return {name: n for name, n in self._outbox.backlog().items() if n.waiting or n.held}
 
     def relaunch_execution(self) -> RunbookExecution:
         """Return the runbook whose relaunch is under way.

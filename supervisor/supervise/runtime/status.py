@@ -1,4 +1,4 @@
-"""Status of a run as plain data: its state, its progress, what can be done, and the verdict.
+"""Status of a run, as `state.json` holds it, and the verdict on it.
 
 Remedies that are available in this job, and for the others the reason and the change needed.
 
@@ -10,11 +10,9 @@ Summary of a run in one line: matters that need a person come first.
 
 Progress of the training: loss, speed, planned length, and a curve of the whole run.
 
-Plain data for `state.json`. A frame costs a microsecond here, and the curve has a fixed size.
+A frame costs a microsecond here, and the curve has a fixed size.
 
-The current status of a run as plain data, for `state.json`.
-
-The supervisor never reads it back: the journal is authoritative.
+The supervisor never reads the status back: the journal is authoritative.
 """
 
 from __future__ import annotations
@@ -27,15 +25,218 @@ from itertools import pairwise, zip_longest
 from statistics import median
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from ..core import checkpoint_choice, rule_scope
 from ..core.incident import Incident
 from ..core.model import state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
-from ..core.model.decisions import ACTING_MODES, Decision
+from ..core.model.decisions import ACTING_MODES, Decision, revived
 from ..core.model.events import Frame
+from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
+from ..errors import understood
+from ..notifiers.channel_queue import Backlog
+from ..notifiers.heartbeat import Health
+from ..store.recorder import Shortage
+from ..store.run_directory import RunDir
 from .segment_reader import ProbeStatus, RankView
+
+FILE = "state.json"
+DERIVED = "the file is only a cache of the records; use `supervise why RUN`"
+
+
+class OpenIncident(Struct, frozen=True, kw_only=True):
+    """The incident that is open. acked: by whom it was acknowledged."""
+
+    id: str = ""
+    severity: str = ""
+    phase: str = ""
+    rules: Sequence[str] = ()
+    headline: str = ""
+    runbook: str | None = None
+    acked: str = ""
+
+
+class Incidents(Struct, frozen=True):
+    """How many incidents the run had, and the open one."""
+
+    opened: int = 0
+    open: OpenIncident | None = None
+
+
+class RequestedStep(Struct, frozen=True):
+    """An action that waits for approval."""
+
+    verb: str
+    args: Payload
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """A request for approval. left_s: until `on_timeout` counts as the answer."""
+
+    id: str
+    incident: str = ""
+    runbook: str = ""
+    steps: Sequence[RequestedStep] = ()
+    args_sha256: str = ""
+    left_s: int = 0
+    on_timeout: str = ""
+
+
+class LastDecision(Struct, frozen=True):
+    """The newest decision of the engine."""
+
+    kind: str
+    reason: str
+
+
+class EndCause(Struct, frozen=True, rename={"cls": "class"}):
+    """What ended the job. means: what that class of failure is, in words."""
+
+    text: str
+    cls: str = ""
+    means: str = ""
+
+
+class UndeliveredMessages(Struct, frozen=True):
+    """What a channel could not deliver."""
+
+    undelivered: int
+    since_wall: str
+    error: str
+
+
+class LossCurve(Struct, frozen=True):
+    """The loss over the whole run, see `Curve`."""
+
+    steps: Sequence[int] = ()
+    loss: Sequence[float] = ()
+
+
+class Training(Struct, frozen=True, kw_only=True):
+    """The progress of the training; what nobody knows is None.
+
+    Attributes:
+        steps_per_s: None before two steps. tokens_per_s: None for a job without tokens.
+        tokens_of: `job`, or `rank` for those of the leading one.
+        eta_s: None without a planned length. lag: steps that each rank is behind the first.
+    """
+
+    loss: float | None = None
+    loss_metric: str | None = None
+    loss_rank: int | None = None
+    steps_per_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_of: str | None = None
+    last_step_s: float | None = None
+    planned_steps: int | None = None
+    planned_by: str | None = None
+    eta_s: int | None = None
+    lag: Mapping[str, int] = {}
+    curve: LossCurve = LossCurve()
+
+
+class RankStatus(ProbeStatus, frozen=True, kw_only=True):
+    """A rank: its process, and what its probe says of itself.
+
+    Attributes:
+        silent_s: since its last sign of life. overhead: the probe's share of a step.
+        steps: how steps are counted where not by the optimizer.
+        collectors: of each one `on`, or why it is off.
+    """
+
+    pid: int | None = None
+    phase: str | None = None
+    silent_s: float = 0.0
+    overhead: float | None = None
+    steps: str = ""
+    quarantine: Any = None
+    collectors: Mapping[str, str] = {}
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """The newest status of a run, as `state.json` holds it.
+
+    Attributes:
+        silenced: rule -> by whom. budgets: name -> "spent/maximum". rules: rule -> its state.
+        ranks: see `RankStatus`; with all that the probe said. can: what can be done, and how.
+        cpu_wait: percentage of the time that others had the job's CPUs.
+        waits_for: what a relaunch waits for. trouble: why decisions cannot be recorded.
+        channels: those that do not deliver. space: what must become free on a full disk.
+    """
+
+    state: str
+    mode: str = ""
+    policy: str = ""
+    tier: str = ""
+    step: int = -1
+    attempt: int = 0
+    world_size: int = 1
+    incidents: Incidents = Incidents()
+    approvals: Sequence[Request] = ()
+    silenced: Mapping[str, str] = {}
+    checkpoints_good: Sequence[str] = ()
+    budgets: Mapping[str, str] = {}
+    rules: Mapping[str, str] = {}
+    ranks: Mapping[str, Payload] = {}
+    last_decision: LastDecision | None = None
+    cpu_wait: float = 0.0
+    updated_wall: str = ""
+    failures: Sequence[str] | None = None
+    ended_by: EndCause | None = None
+    waits_for: str | None = None
+    trouble: str | None = None
+    channels: Mapping[str, UndeliveredMessages] | None = None
+    can: Mapping[str, str] = {}
+    space: Shortage | None = None
+    training: Training = Training()
+    messages_to: Sequence[str] = ()
+    messages_waiting: Mapping[str, Backlog] = {}
+    heartbeat: Health | None = None
+
+    @classmethod
+    def read(cls, run: RunDir) -> Status | None:
+        """Return the status of a run, None before there is one.
+
+        Raises:
+            StoreError: the file cannot be read, or understood.
+        """
+        if not (run.path / FILE).exists():
+            return None
+        document = revived(run.read_json(FILE))
+        with understood(f"the status in {run.path / FILE}", DERIVED):
+            return msgspec.convert(document, cls, dec_hook=lambda form, value: form(value))
+
+    def document(self) -> Payload:
+        """Return it as JSON; what is not there is left out."""
+        fields = msgspec.to_builtins(self, enc_hook=dict)
+        return Payload({k: v for k, v in fields.items() if v is not None or k == "last_decision"})
+
+    def rank_states(self) -> dict[str, RankStatus]:
+        """Return what can be understood of each rank."""
+        return {rank: fields.read(RankStatus) for rank, fields in self.ranks.items()}
+
+
+class Life(Struct, frozen=True, kw_only=True):
+    """Whether anybody watches a run, and what became of its job.
+
+    Attributes:
+        supervisor: `running` or `gone`; the rest is known without one only.
+        job: `running`, `ended`, `lost` or `unknown`. signal: that ended it.
+        over: the run ended with the job. relaunching: the job was about to be started again.
+    """
+
+    supervisor: str = "gone"
+    job: str = "unknown"
+    exit_code: int | None = None
+    job_pid: int | None = None
+    signal: str | None = None
+    over: bool = False
+    relaunching: bool = False
+
 
 # How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
 REFUSED, CANNOT = "unavailable: ", "cannot act: "
@@ -167,79 +368,72 @@ _PHASES = {
 }
 
 
-def verdict(state: Mapping[str, Any], age_s: float | None = None) -> str:
+def verdict(life: Life, status: Status | None, age_s: float | None = None) -> str:
     """Return `healthy`, or what is wrong or under way, the gravest first.
 
     Args:
-        state: what `supervise status --json` prints.
-        age_s: of the status itself, None where it is unknown.
+        age_s: of the status, None where it is unknown.
     """
-    return next(_reasons(state, age_s))
+    return next(_reasons(life, status, age_s))
 
 
-def _reasons(state: Mapping[str, Any], age_s: float | None) -> Iterator[str]:
-    yield from _job(state)
-    if "state" not in state:
+def _reasons(life: Life, status: Status | None, age_s: float | None) -> Iterator[str]:
+    yield from _job(life, None if status is None else status.ended_by)
+    if status is None:
         yield "unknown: no status was written yet"
         return
     if age_s is not None and age_s > STALE_S:
         yield f"unknown: the supervisor has written no status for {_time(age_s)}"
-    if trouble := state.get("trouble"):
-        yield f"no action is possible: {trouble}"
-    elif space := state.get("space"):
-        remaining, needed = (
-            f"{space[key] / 1e6:.1f} MB" for key in ("reserve_bytes", "need_bytes")
-        )
-        yield f"the disk is full: free {needed} on {space['mount']}; {remaining} in reserve"
-    incident = (state.get("incidents") or {}).get("open") or {}
-    about = f"{incident.get('id')} {incident.get('severity')}" if incident else "no incident"
-    for request in state.get("approvals") or ():
-        command = f"supervise approve RUN {request['id']}"
-        yield f"waits for a person: {command} ({request['runbook']}, {about})"
-    machine = state["state"]
-    if machine == state_machine.HOLDING:
+    if status.trouble:
+        yield f"no action is possible: {status.trouble}"
+    elif space := status.space:
+        needed, remaining = space.need_bytes / 1e6, space.reserve_bytes / 1e6
+        free = f"free {needed:.1f} MB on {space.mount}"
+        yield f"the disk is full: {free}; {remaining:.1f} MB in reserve"
+    incident = status.incidents.open
+    about = "no incident" if incident is None else f"{incident.id} {incident.severity}"
+    for request in status.approvals:
+        command = f"supervise approve RUN {request.id}"
+        yield f"waits for a person: {command} ({request.runbook}, {about})"
+    if status.state == state_machine.HOLDING:
         yield f"automatic actions are off, a person is needed: supervise release RUN ({about})"
-    if awaited := state.get("waits_for"):
-        yield f"a relaunch waits for {awaited}"
-    if machine == state_machine.ACTING:
-        yield f"acting: {incident.get('runbook') or 'a runbook'} runs ({about})"
-    if any(rank.get("paused") for rank in (state.get("ranks") or {}).values()):
+    if status.waits_for:
+        yield f"a relaunch waits for {status.waits_for}"
+    if status.state == state_machine.ACTING:
+        runbook = incident.runbook if incident is not None else None
+        yield f"acting: {runbook or 'a runbook'} runs ({about})"
+    if any(rank.paused for rank in status.rank_states().values()):
         yield f"paused: supervise resume RUN ({about})"
-    if incident and machine == state_machine.PROBATION:
-        yield f"recovered so far, on probation ({about})"
-    if incident:
-        yield f"incident open: {about}: {incident.get('headline')}"
-    yield from _watching(state)
-    yield _PHASES.get(machine, "healthy")
+    if incident is not None:
+        if status.state == state_machine.PROBATION:
+            yield f"recovered so far, on probation ({about})"
+        yield f"incident open: {about}: {incident.headline}"
+    yield from _watching(status)
+    yield _PHASES.get(status.state, "healthy")
 
 
-def _job(state: Mapping[str, Any]) -> Iterator[str]:
-    if state.get("supervisor") == "running":
+def _job(life: Life, cause: EndCause | None) -> Iterator[str]:
+    if life.supervisor == "running":
         return
-    job, over, code = state.get("job"), state.get("over"), state.get("exit_code")
-    if job == "running":
+    if life.job == "running":
         yield "not supervised: its supervisor died; supervise adopt RUN"
-    elif over and code == 0:
+    elif life.over and life.exit_code == 0:
         yield "finished"
-    elif over:
-        cause = state.get("ended_by") or {}
-        yield f"ended with exit code {code}{': ' + cause['text'] if cause else ''}"
-    elif job is not None:
+    elif life.over:
+        yield f"ended with exit code {life.exit_code}{f': {cause.text}' if cause else ''}"
+    else:
         yield "its supervisor died, and the job has ended; supervise adopt RUN"
 
 
-def _watching(state: Mapping[str, Any]) -> Iterator[str]:
-    """What is not an incident, and keeps a run from being known to be healthy."""
-    training = state.get("training") or {}
-    last_s, speed = training.get("last_step_s"), training.get("steps_per_s")
+def _watching(status: Status) -> Iterator[str]:
+    """Yield what is no incident, and yet keeps a run from being known to be healthy."""
+    last_s, speed = status.training.last_step_s, status.training.steps_per_s
     if last_s is not None and speed and last_s > max(SLOW_S, SLOW_STEPS / speed):
         yield f"no step for {_time(last_s)}"
-    blind = [
-        rule for rule, rule_state in (state.get("rules") or {}).items() if rule_state == "blind"
-    ]
+    blind = [rule for rule, rule_state in status.rules.items() if rule_state == "blind"]
     if blind:
         yield f"partly blind: {', '.join(blind[:3])}"
-    if state.get("tier") == "T0":
+    if status.tier == "T0":
         yield "no probe: only exit and signals are watched"
 
 
@@ -338,13 +532,10 @@ class TrainingProgress:
             if self._loss is not None and self._loss[1] == names[column]:
                 return  # absent in this step: another metric would bend the curve
 
-    def facts(
+    def status(
         self, planned: int | None, now_ns: int, probe: ProbeStatus | None = None
-    ) -> dict[str, Any]:
+    ) -> Training:
         """Return loss, speed, time left, the curve, and how far each rank lags.
-
-        What is not known is None: `steps_per_s` before two steps, `tokens_per_s` of a job without
-        tokens, `eta_s` without a planned length. `tokens_of` is `job`, or `rank` for the leader's.
 
         Args:
             planned: optimizer steps of a whole run, from the policy (`job.steps`).
@@ -359,20 +550,20 @@ class TrainingProgress:
         remaining = None if total is None else max(0, total - 1 - step)
         rank, metric, loss = self._loss or (None, None, None)
         tokens, of_what = self._tokens or (None, None)
-        return {
-            "loss": loss,
-            "loss_metric": metric,
-            "loss_rank": rank,
-            "steps_per_s": speed,
-            "tokens_per_s": speed * tokens if speed and tokens else None,
-            "tokens_of": of_what,
-            "last_step_s": round((now_ns - self._recent[-1][0]) / 1e9, 1) if self._recent else None,
-            "planned_steps": total,
-            "planned_by": origin if total is not None else None,
-            "eta_s": round(remaining / speed) if remaining is not None and speed else None,
-            "lag": {str(r): step - rank_step for r, rank_step in sorted(self._steps.items())},
-            "curve": {"steps": self._curve.steps, "loss": self._curve.losses},
-        }
+        return Training(
+            loss=loss,
+            loss_metric=metric,
+            loss_rank=rank,
+            steps_per_s=speed,
+            tokens_per_s=speed * tokens if speed and tokens else None,
+            tokens_of=of_what,
+            last_step_s=round((now_ns - self._recent[-1][0]) / 1e9, 1) if self._recent else None,
+            planned_steps=total,
+            planned_by=origin if total is not None else None,
+            eta_s=round(remaining / speed) if remaining is not None and speed else None,
+            lag={str(r): step - rank_step for r, rank_step in sorted(self._steps.items())},
+            curve=LossCurve(self._curve.steps, self._curve.losses),
+        )
 
     def _speed(self) -> float | None:
         """Return the steps per second; what took as long as many steps was a pause."""
@@ -442,51 +633,48 @@ def snapshot(
     tier: str,
     last: Decision | None,
     trouble: str | None,
-) -> dict[str, Any]:
-    """Return the content of `supervise status`.
+) -> Status:
+    """Return the status as far as the engine knows it.
 
     Args:
-        ranks: per rank `pid`, `phase`, `seen_ns` and the probe's `status`.
         trouble: why decisions cannot be recorded, None if they can.
     """
-    pending = state.approvals.pending
-    document: dict[str, Any] = {
-        "state": state.machine,
-        "mode": policy.mode,
-        "policy": policy.name,
-        "tier": tier,
-        "step": state.step,
-        "attempt": state.attempt,
-        "world_size": state.job.world_size,
-        "incidents": {"opened": state.history.opened, "open": _open(state.incident)},
-        "approvals": [] if pending is None else [_request(pending, now_ns)],
-        "silenced": {rule: text for rule in state.rules.silenced if (text := state.silence(rule))},
-        "checkpoints_good": [checkpoint.id for checkpoint in state.checkpoints.good()][-3:],
-        "budgets": state.ledger.usage(policy.budgets, state.frame_count, state.at_ns),
-        "rules": rule_scope.rule_states(policy, state),
-        "ranks": {
-            str(rank): {
-                "pid": view.pid,
-                "phase": view.phase,
-                "silent_s": round((now_ns - view.seen_ns) / 1e9, 1),
-                "overhead": overhead(state, rank),
-                **view.document,
-            }
+    pending, cause = state.approvals.pending, state.job.cause
+    failures = [failure.text for failure in state.job.failures_by_cause[:FAILURES]]
+    return Status(
+        state=state.machine,
+        mode=policy.mode,
+        policy=policy.name,
+        tier=tier,
+        step=state.step,
+        attempt=state.attempt,
+        world_size=state.job.world_size,
+        incidents=Incidents(state.history.opened, _open(state.incident)),
+        approvals=[] if pending is None else [_request(pending, now_ns)],
+        silenced={rule: text for rule in state.rules.silenced if (text := state.silence(rule))},
+        checkpoints_good=[checkpoint.id for checkpoint in state.checkpoints.good()][-3:],
+        budgets=state.ledger.usage(policy.budgets, state.frame_count, state.at_ns),
+        rules=rule_scope.rule_states(policy, state),
+        ranks={
+            str(rank): Payload(
+                {
+                    "pid": view.pid,
+                    "phase": view.phase,
+                    "silent_s": round((now_ns - view.seen_ns) / 1e9, 1),
+                    "overhead": overhead(state, rank),
+                    **view.document,
+                }
+            )
             for rank, view in sorted(ranks.items())
         },
-        "last_decision": None if last is None else {"kind": last.kind, "reason": last.reason},
-        "cpu_wait": cpu_wait(state),
-        "updated_wall": wall,
-    }
-    if state.job.failures:
-        document["failures"] = [failure.text for failure in state.job.failures_by_cause[:FAILURES]]
-    if cause := state.job.cause:
-        document["ended_by"] = {"text": cause.text, "class": cause.cls, "means": cause.title}
-    if awaited := _awaited(policy, state):
-        document["waits_for"] = awaited
-    if trouble is not None:
-        document["trouble"] = trouble
-    return document
+        last_decision=None if last is None else LastDecision(last.kind, last.reason),
+        cpu_wait=cpu_wait(state),
+        updated_wall=wall,
+        failures=failures or None,
+        ended_by=None if cause is None else EndCause(cause.text, cause.cls, cause.title),
+        waits_for=_awaited(policy, state) or None,
+        trouble=trouble,
+    )
 
 
 def cpu_wait(state: State) -> float:
@@ -501,19 +689,19 @@ def overhead(state: State, rank: int | None = None) -> float | None:
     return None if monitor is None else monitor.value("probe_overhead_frac")
 
 
-def _open(incident: Incident | None) -> dict[str, Any] | None:
+def _open(incident: Incident | None) -> OpenIncident | None:
     """Return the summary of the open incident."""
     if incident is None:
         return None
-    return {
-        "id": incident.id,
-        "severity": incident.severity,
-        "phase": incident.phase,
-        "rules": list(incident.rules),
-        "headline": incident.headline,
-        "runbook": incident.run.runbook.name if incident.run is not None else None,
-        "acked": incident.acknowledged_by,
-    }
+    return OpenIncident(
+        id=incident.id,
+        severity=incident.severity,
+        phase=incident.phase,
+        rules=incident.rules,
+        headline=incident.headline,
+        runbook=incident.run.runbook.name if incident.run is not None else None,
+        acked=incident.acknowledged_by,
+    )
 
 
 def _awaited(policy: Policy, state: State) -> str:
@@ -526,17 +714,17 @@ def _awaited(policy: Policy, state: State) -> str:
     return f"a verified checkpoint from before step {before_step} (for {for_s:.0f} s{remaining})"
 
 
-def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:
+def _request(pending: ApprovalRequest, now_ns: int) -> Request:
     """Return an approval request and its remaining time in seconds."""
-    return {
-        "id": pending.id,
-        "incident": pending.incident,
-        "runbook": pending.runbook,
-        "steps": [{"verb": step.verb, "args": dict(step.args)} for step in pending.plan],
-        "args_sha256": pending.sha,
-        "left_s": round(max(0.0, (pending.deadline_ns - now_ns) / 1e9)),
-        "on_timeout": pending.on_timeout,
-    }
+    return Request(
+        id=pending.id,
+        incident=pending.incident,
+        runbook=pending.runbook,
+        steps=[RequestedStep(step.verb, step.args) for step in pending.plan],
+        args_sha256=pending.sha,
+        left_s=round(max(0.0, (pending.deadline_ns - now_ns) / 1e9)),
+        on_timeout=pending.on_timeout,
+    )
 
 
 def no_probe(marks: Collection[str], reason: str | None) -> str | None:

@@ -59,7 +59,7 @@ def first_step_deadline_s(marks: Collection[str], worked_s: float) -> float:
     return max(IDLE_START_S, min(longest, worked_s + IDLE_START_S))
 
 
-class Status:
+class StatusWriter:
     """Writes `state.json`, says once per launch that no probe reports, and why the job ended."""
 
     def __init__(
@@ -169,30 +169,31 @@ class Status:
             self._channels,
         )
         self._report_once(can, probe, now_ns)
-        document = status.snapshot(
-            self._processor.policy,
-            self._processor.state,
-            ranks,
-            wall=system.wall(),
-            now_ns=now_ns,
-            tier="T1" if self._processor.names else self._tier,
-            last=self._processor.last,
-            trouble=self._recorder.trouble,
-        ) | channels(self._processor.broken_channels(), now_ns)
-        document["can"] = {} if probe is None else can
-        if self._recorder.no_space:
-            document["space"] = self._recorder.shortage(self._settings.run.path)
-        policy = self._processor.policy
-        document["training"] = self._processor.training.facts(policy.job.steps, now_ns, probe)
-        document["messages_to"] = list(self._channels)
-        document["messages_waiting"] = self._processor.waiting_messages()
-        if self._settings.heartbeat is not None:
-            document["heartbeat"] = self._settings.heartbeat.health()
-        if self._settings.metrics is not None:
-            policy, state = self._processor.policy, self._processor.state
-            self._settings.metrics.publish(policy, state, now_ns, self._recorder.trouble)
+        settings, policy = self._settings, self._processor.policy
+        newest = msgspec.structs.replace(
+            status.snapshot(
+                policy,
+                self._processor.state,
+                ranks,
+                wall=system.wall(),
+                now_ns=now_ns,
+                tier="T1" if self._processor.names else self._tier,
+                last=self._processor.last,
+                trouble=self._recorder.trouble,
+            ),
+            channels=_broken(self._processor.broken_channels(), now_ns),
+            can={} if probe is None else can,
+            space=self._recorder.shortage(settings.run.path),
+            training=self._processor.training.status(policy.job.steps, now_ns, probe),
+            messages_to=self._channels,
+            messages_waiting=self._processor.waiting_messages(),
+            heartbeat=None if settings.heartbeat is None else settings.heartbeat.health(),
+        )
+        if settings.metrics is not None:
+            state = self._processor.state
+            settings.metrics.publish(policy, state, now_ns, self._recorder.trouble)
         try:
-            self._settings.run.write_json("state.json", self._settings.redactor.tree(document))
+            settings.run.write_json(status.FILE, settings.redactor.tree(newest.document()))
         except StoreError as error:
             if (shortage := no_space(error)) is None:
                 self._recorder.failed(error)
@@ -281,23 +282,24 @@ def vitals(processor: EventProcessor, run_id: str) -> Vitals:
     return Vitals(f"{run_id}: step {state.step}, {state.machine}", processor.progress_ns, trouble)
 
 
-def channels(broken: Iterable[Trouble], now_ns: int) -> dict[str, Any]:
-    """Return `{"channels": {name: what is wrong}}` for the status, nothing while all work."""
-    broken_channels = {
-        trouble.channel: {
-            "undelivered": trouble.undelivered,
-            "since_wall": system.wall(now_ns / 1e9 - trouble.since_s),
-            "error": trouble.error,
-        }
-        for trouble in broken
+def _broken(
+    troubles: Iterable[Trouble], now_ns: int
+) -> dict[str, status.UndeliveredMessages] | None:
+    """Return what is wrong with each channel, None while all work."""
+    broken = {
+        trouble.channel: status.UndeliveredMessages(
+            trouble.undelivered, system.wall(now_ns / 1e9 - trouble.since_s), trouble.error
+        )
+        for trouble in troubles
     }
-    return {"channels": broken_channels} if broken_channels else {}
+    return broken or None
 
 
-def closed(run: RunDir, broken: Iterable[Trouble]) -> None:
+def closed(run: RunDir, troubles: Iterable[Trouble]) -> None:
     """Put the channels into the newest status: it was written before the last messages went out."""
-    broken_channels = channels(broken, system.monotonic_ns())
+    broken = _broken(troubles, system.monotonic_ns())
     with suppress(StoreError):  # a cache; the audit log has what became of each message
-        state = run.read_json("state.json")
-        if state.pop("channels", None) or broken_channels:
-            run.write_json("state.json", state | broken_channels)
+        newest = status.Status.read(run)
+        if newest is not None and (newest.channels or broken):
+            newest = msgspec.structs.replace(newest, channels=broken)
+            run.write_json(status.FILE, newest.document())

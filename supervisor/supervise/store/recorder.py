@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from ..core.model.decisions import Decision, record
 from ..core.model.events import Event, Frame
 from ..core.model.redaction import Redactor
@@ -43,6 +45,20 @@ def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None
         if r["actor"] == "app" and (r.get("data") or {}).get("what") == INCOMPLETE:
             note = r
     return note
+
+
+class Shortage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What must become free on a full disk.
+
+    Attributes:
+        mount, runs: quoted for a shell. seconds: for which the reserve lasts, where known.
+    """
+
+    need_bytes: int
+    reserve_bytes: int
+    mount: str
+    runs: str
+    seconds: int | None = None
 
 
 class Recorder:
@@ -209,26 +225,23 @@ class Recorder:
         else:
             self._no_space = ""
 
-    def shortage(self, path: Path) -> dict[str, Any]:
-        """Return what must become free and where, and how long the reserve lasts, where known.
-
-        `mount` and `runs` are quoted for a shell; nothing, unless the disk is full.
-        """
+    def shortage(self, path: Path) -> Shortage | None:
+        """Return what must become free, and where; None, unless the disk is full."""
         if not self._no_space:
-            return {}
+            return None
         mount, (journal, audit) = path.resolve(), self.reserve_bytes
         with suppress(OSError):
             while not mount.is_mount():
                 mount = mount.parent
-        shortage = {
-            "need_bytes": 2 * self._missing_bytes(),
-            "reserve_bytes": journal + audit,
-            "mount": shlex.quote(str(mount)),
-            "runs": shlex.quote(str(path.parent)),
-        }
         seconds = (self._now()[0] - self._since[0]) / 1e9
         grown = self._journal.size_bytes - self._since[1]
-        return {**shortage, "seconds": round(journal * seconds / grown)} if grown > 0 else shortage
+        return Shortage(
+            need_bytes=2 * self._missing_bytes(),
+            reserve_bytes=journal + audit,
+            mount=shlex.quote(str(mount)),
+            runs=shlex.quote(str(path.parent)),
+            seconds=round(journal * seconds / grown) if grown > 0 else None,
+        )
 
     def _missing_bytes(self) -> int:
         """Return what the reserves lack."""

@@ -707,17 +707,17 @@ def decision_from_record(record: Mapping[str, Json]) -> Decision:
     try:
         return msgspec.convert({**data, **head}, form, dec_hook=_payload)
     except msgspec.ValidationError:  # a number may be in it that JSON has no form for
-        return msgspec.convert({**_revived(data), **head}, form, dec_hook=_payload)
+        return msgspec.convert({**revived(data), **head}, form, dec_hook=_payload)
 
 
 def _payload(form: type[Payload], value: Mapping[str, Json]) -> Payload:
     return form(value)
 
 
-def _revived(value: Any) -> Any:
+def revived(value: Any) -> Any:
     """Return `value` with "NaN", "+Inf" and "-Inf" as floats."""
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, Mapping):
-        return {key: _revived(item) for key, item in value.items()}
-    return [_revived(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: revived(item) for key, item in value.items()}
+    return [revived(item) for item in value] if isinstance(value, (list, tuple)) else value
