@@ -4,8 +4,10 @@
 
 Four parts. `log_lines.tsv` has lines with their class, `-` for one of a training that goes on: in
 the form in which the reports that it names show them, with other numbers, hosts and paths; `form
-of` names the program that prints such a line. They came in three rounds. The classes were mended
-after each, so that these numbers flatter: `DECISIONS.md` has what was found before. The public
+of` names the program that prints such a line. They came in three rounds, and the classes were
+mended after each, so these numbers flatter. Before its lines were used round 1 was found in 25 of
+72 (precision 0.74), round 2 in 17 of 34 (0.94), and round 3, by searches that named no error, in 5
+of 14 (1.0): of new lines about half are found, and few falsely. The public
 curves of FOLDER are written as lines of four kinds of trainers: a line is to be found where its
 loss is not finite, and only there. A job of two ranks writes all that torch logs of itself. Last, a
 log of `--mb` megabytes is followed while it grows, with a line of each class hidden in it.

@@ -6,6 +6,7 @@ Each rule is a function from one parsed module to the sentences to print.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -303,6 +304,18 @@ def repeated(modules: list[Module]) -> list[str]:
 def test_no_two_modules_have_one_name():
     """A module is looked for by its name."""
     assert repeated(read_modules()) == []
+
+
+def test_the_package_table_is_the_packages():
+    """`supervisor/README.md` has a line for each package, and no other."""
+    readme = (ROOT / "supervisor" / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("<!-- packages -->")[2].partition("<!-- /packages -->")[0]
+    packages = {
+        module.name.removeprefix("supervise.").replace(".", "/")
+        for module in read_modules()
+        if module.is_package and module.name.startswith("supervise.")
+    }
+    assert set(re.findall(r"^\| `([\w/]+)` \|", table, re.MULTILINE)) == packages
 
 
 KNOWN = frozenset(

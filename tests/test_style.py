@@ -69,12 +69,17 @@ def test_nothing_big_or_built_is_published():
     assert built == []
 
 
-READMES = ("*.md", "*/README.md", "*/DECISIONS.md", "docs/*.md")
-
-
-@pytest.mark.parametrize(
-    "name", sorted(p.relative_to(ROOT).as_posix() for g in READMES for p in ROOT.glob(g))
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "[!.]*/*.md")
+    for path in ROOT.glob(pattern)
 )
+
+
+PRINTED = re.compile(r"benchmarks/(?!README)")  # tables, written by their scripts
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if not PRINTED.match(name)])
 def test_a_readme_fits_a_terminal(name):
     """No line of prose is wider than 100 columns; a table row, or what a program prints, may be."""
     wide, fenced = [], False
@@ -83,6 +88,73 @@ def test_a_readme_fits_a_terminal(name):
         if len(line) > 100 and not fenced and not line.startswith("|"):
             wide.append(f"{name}:{number}")
     assert wide == []
+
+
+DECISIONS = "supervisor/DECISIONS.md"
+RECORD = re.compile(r"^### (D\d+)\. .* \(\d{4}-\d\d-\d\d\)$")
+
+
+def decision_records() -> dict[str, list[str]]:
+    """Return the lines of each record by its number; a heading of another form is no record."""
+    records: dict[str, list[str]] = {}
+    body: list[str] = []
+    for line in (ROOT / DECISIONS).read_text().splitlines():
+        if line.startswith("#"):
+            heading = RECORD.match(line)
+            assert heading or not line.startswith("###"), f"no number, title and date: {line}"
+            body = records.setdefault(heading[1], []) if heading else []
+            assert not body, f"two records have one number: {line}"
+        elif line:
+            body.append(line)
+    return records
+
+
+def test_every_cited_decision_exists():
+    """A number that leads nowhere is worse than the reason written at the place."""
+    records = decision_records()
+    dangling = [
+        f"{where} cites {number}"
+        for where, line in lines()
+        if re.search(r"\.(md|py|yaml|toml):", where)
+        for number in re.findall(r"(?<![\w.])D\d{1,3}\b", line)
+        if number not in records
+    ]
+    assert dangling == []
+
+
+def test_a_decision_has_ten_lines_at_most():
+    assert {
+        number: len(body) for number, body in decision_records().items() if len(body) > 10
+    } == {}
+
+
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+NAMED = re.compile(
+    r"`(?!RUN/|[\w/]*\bmy_)([\w./-]+/[\w.-]+\.(?:py|md|yaml|json|toml|svg|service|yml))`"
+)
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of the headings of a Markdown file, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_names_files_that_exist(name):
+    """Links are relative to it; names in backquotes also to the root or to one of the packages."""
+    text, home = (ROOT / name).read_text(encoding="utf-8"), (ROOT / name).parent
+    roots = (home, ROOT, ROOT / "supervisor/supervise", ROOT / "probes/supervise_probe")
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in LINK.findall(text)
+        if not (target := home / link if link else ROOT / name).exists()
+        or (anchor and anchor not in anchors(target))
+    ]
+    missing += [
+        path for path in NAMED.findall(text) if not any((root / path).exists() for root in roots)
+    ]
+    assert missing == []
 
 
 STANDARD = frozenset(("_exit", "_getframe", "_replace", "_make", "_asdict", "_run_exitfuncs"))
