@@ -22,7 +22,7 @@ MAX_FUNCTION = 60
 
 # What a layer may import besides itself and `errors`. Prefixes; the first path component below
 # `supervise` names the layer.
-DECLARED = ("supervise_probe.spec", "supervise_probe.collectors", "supervise_probe.faults")
+DECLARED = ("supervise_probe.collectors", "supervise_probe.faults")
 LAYERS = {
     "errors": (),
     "process_reaper": (),  # a program of its own, of the standard library alone

@@ -41,9 +41,9 @@ def test_the_contracts_are_kept():
             "collectors.loss -> supervise_probe.probe",
         ),
         (
-            "torch_state/rate_hold.py",
-            "from .records import Update",
-            "records -> .rate_hold",
+            "torch_state/records.py",
+            "from .learning_rate import LearningRate",
+            "records -> .learning_rate",
         ),
     ],
 )

@@ -14,16 +14,15 @@ from threading import Lock
 from typing import Any, Dict, Mapping
 
 from . import config as settings
-from .context import ProbeContext
+from .context import ProbeContext, Reporter
 from .control import evidence
 from .hooks import forward, install
 from .hooks.listeners import Listeners
-from .runtime import exit_status, failure, files
+from .runtime import failure, files
 from .runtime.gate import Gate
 from .runtime.guard import Guard, Part
-from .runtime.reporter import Position, Reporter
 from .runtime.scalars import Scalars
-from .runtime.times import Times
+from .torch_state.records import Position, Times
 from .torch_state.registry import Registry
 from .wiring import Life, Parts, RankParts
 
@@ -81,7 +80,7 @@ class Probe:
         """Patch torch, and register for forks and the exit. Call it once."""
         self._registry.install(self._torch)
         install.install(self._torch, self.gate, self.guard, self._times, self._listeners)
-        exit_status.install()
+        failure.watch_exit()
         failure.watch_threads(self._location)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)
@@ -262,7 +261,7 @@ class Probe:
     def _exit(self) -> None:
         parts, reporter = self.parts, self.parts.context.reporter
         try:
-            failure.record_end(*exit_status.requested_exit(), **self._location())
+            failure.record_end(*failure.requested_exit(), **self._location())
         except Exception:  # a full disk, for instance: the segment has the last words
             pass
         if reporter.writer is None or not self.gate.on:
@@ -274,7 +273,7 @@ class Probe:
             parts.reports.end()
             parts.wired.framework.ended()
             reporter.beat("exiting")
-            reporter.writer.last_words(*exit_status.last_words())
+            reporter.writer.last_words(*failure.last_words())
             parts.rank.close()
             reporter.writer.close()
         except Exception:  # at exit nothing is left to report to

@@ -41,15 +41,14 @@ from .hooks.listeners import (
     TrainerListener,
 )
 from .ipc.publisher import Publisher
-from .runtime.background import Background
+from .runtime.files import Background
 from .safeguards.around_step import Safeguards
 from .sampling.sample_sets import SampleSets
 from .sampling.schedule import SamplingSchedule
 from .sampling.watch import Sampler, Snapshots
 from .savepoints.controller import RollbackController, RollbackParts
 from .savepoints.reference_batch import ReferenceBatch
-from .savepoints.skip_ranges import SkipRanges
-from .savepoints.step_history import StepHistory
+from .savepoints.step_history import SkipRanges, StepHistory
 from .stepping.batch_observer import BatchObserver
 from .stepping.evaluation_pass import EvaluationPass
 from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
@@ -62,18 +61,18 @@ from .stepping.step_tracker import (
     StepTracker,
 )
 from .stepping.training_thread import TrainingThread
-from .torch_state.grad_scaler import GradScalerState
 from .torch_state.learning_rate import LearningRate
 from .torch_state.records import InForce, Optimizers
+from .torch_state.registry import GradScalerState
 from .torch_state.state_watch import ForeignEngine
-from .torch_state.weight_copies import WeightCopies
+from .torch_state.structure import WeightCopies
 
 if TYPE_CHECKING:
     from .collectors import Collector
     from .context import ProbeContext
     from .ipc.mailbox import Mailbox
     from .runtime.scalars import Number
-    from .runtime.times import Times
+    from .torch_state.records import Times
 
 
 class Sources(NamedTuple):

@@ -13,7 +13,7 @@ from supervise_probe.ipc import fences
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer
 from supervise_probe.runtime.guard import WINDOW, Guard
-from supervise_probe.runtime.reporter import Position
+from supervise_probe.torch_state.records import Position
 
 WAIT_S = 0.1
 

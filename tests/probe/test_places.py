@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from supervise_probe.checkpoints.save_site import call_at, code_stack, find_save_site
-from supervise_probe.errors import Refused
+from supervise_probe.context import Refused
 
 BEGIN = "def run(saves, steps, n, first=0):\n    i = first\n"
 LOOP = (

@@ -4,16 +4,16 @@ from collections import deque
 
 import pytest
 
-from supervise_probe.torch_state import rate_hold
-from supervise_probe.torch_state.rate_hold import KEPT, RateHold
+from supervise_probe.torch_state import learning_rate
+from supervise_probe.torch_state.learning_rate import TRAIL_LENGTH, RateHold
 
 SLOPE = [0.1 * 1.02**n for n in range(20)]
 
 
 def trail(*rates):
-    found = deque(maxlen=KEPT)
+    found = deque(maxlen=TRAIL_LENGTH)
     for step, rate in enumerate(rates):
-        rate_hold.note(found, step, [rate])
+        learning_rate.note(found, step, [rate])
     return found
 
 
@@ -30,17 +30,21 @@ def trail(*rates):
         ([0.1] * 5, 0, None),  # no step before it
         ([0.0] * 5 + [0.1], 5, None),  # a group that is thawed
         ([None] * 5 + [0.1], 5, None),  # a tensor on a device until then
-        ([0.1] * 3 + [0.1 + n / 1e6 for n in range(KEPT)], 1, 0.1 + (KEPT - 1) / 1e6),
+        (
+            [0.1] * 3 + [0.1 + n / 1e6 for n in range(TRAIL_LENGTH)],
+            1,
+            0.1 + (TRAIL_LENGTH - 1) / 1e6,
+        ),
     ],
 )
 def test_the_last_healthy_rate(rates, before, healthy):
-    assert rate_hold.healthy(trail(*rates), 0, before) == healthy
-    assert rate_hold.healthy(trail(*rates), 1, before) is None
+    assert learning_rate.healthy(trail(*rates), 0, before) == healthy
+    assert learning_rate.healthy(trail(*rates), 1, before) is None
 
 
 def test_a_run_that_went_back_forgets_what_came_after():
     found = trail(*SLOPE, 3.0)
-    rate_hold.note(found, 10, [0.2])
+    learning_rate.note(found, 10, [0.2])
 
     assert [step for step, _ in found] == [*range(10), 10]
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.runtime.reporter import Position
 from supervise_probe.safeguards.skip_outliers import (
     LEAST,
     NO_LOSS,
@@ -14,7 +13,7 @@ from supervise_probe.safeguards.skip_outliers import (
     OutlierRule,
     SkipOutliers,
 )
-from supervise_probe.torch_state.records import InForce
+from supervise_probe.torch_state.records import InForce, Position
 
 BAD = "the weights are bad: the probe batch has a loss of 3.1, and had 2"
 

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..errors import Refused
+from ..context import Refused
 from ..torch_state.registry import Registry
 from .save_site import MISSING, PLAIN, Name, VariableScope
 

@@ -15,7 +15,7 @@ from time import monotonic_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional
 
-from ..errors import Refused
+from ..context import Refused
 from ..runtime import files
 from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.guard import describe

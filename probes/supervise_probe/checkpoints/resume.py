@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 if TYPE_CHECKING:
     from ..collectors.framework import FrameworkCollector
     from ..context import ProbeContext
-    from ..runtime.reporter import Position
+    from ..torch_state.records import Position
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -31,7 +31,7 @@ from typing import (
     Union,
 )
 
-from ..errors import Refused
+from ..context import Refused
 from ..runtime import files
 from ..runtime.call_stack import is_library, is_module_level, is_readable, read_variables
 

@@ -34,6 +34,7 @@ from typing import (
     FrozenSet,
     List,
     Mapping,
+    NamedTuple,
     Tuple,
     Type,
 )
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from ..runtime.guard import Calls, Guard, Part
     from ..runtime.scalars import Number
     from ..sampling.sample_sets import SampleSets
-    from ..spec import MetricSpec
     from ..torch_state.records import Step, Update
 
     Pair = Tuple[Part, Callable[..., Any]]
@@ -259,3 +259,28 @@ def catalog() -> Dict[str, Type[Collector]]:
 def metrics() -> Tuple[MetricSpec, ...]:
     """Return every metric that the probe can measure."""
     return tuple(spec for kind in catalog().values() for spec in kind.METRICS)
+
+
+class MetricSpec(NamedTuple):
+    """One metric, as its collector promises it.
+
+    Attributes:
+        id: the name in policies, frames and exports, such as `grad_global_norm`.
+        unit: unit of the float64 in the frame, such as `s` or `tokens/s`; "1" for a pure number.
+        meaning: one sentence: what exactly is measured, and when it is absent.
+        source: where the definition comes from: a formula, a paper, a torch function.
+        cost: what one sample costs the job, such as `one pass over the gradients`; "" for nothing
+            that can be measured.
+        every: steps between two samples as the probe takes them by default; 1 is each step. In
+            the others the metric is absent.
+        sparsest: the most steps between two samples of a metric that is taken less often where
+            steps are short; 0: it never is.
+    """
+
+    id: str
+    unit: str
+    meaning: str
+    source: str
+    cost: str = ""
+    every: int = 1
+    sparsest: int = 0

@@ -24,9 +24,8 @@ from zlib import crc32
 
 from ..data.shard_tracker import SEVERAL, Origin, ShardTracker
 from ..sampling.sample_sets import SPARSEST, Pace
-from ..spec import MetricSpec
 from ..torch_state.structure import attributes
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -5,15 +5,14 @@ from __future__ import annotations
 from math import exp, inf, isfinite
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
-from ..spec import MetricSpec
 from ..torch_state.records import Average, Window
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
-    from ..torch_state.weight_copies import WeightCopies
+    from ..torch_state.structure import WeightCopies
 
 COUNTERS_METRICS = (
     MetricSpec("steps_seen", "steps", "Steps whose update was applied, so far.", "this project"),

@@ -11,9 +11,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..spec import MetricSpec
 from ..torch_state.structure import Router, Structure
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -6,15 +6,14 @@ from functools import reduce
 from operator import add, is_
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import OptimizerInfo, Step, Update
-    from ..torch_state.weight_copies import WeightCopies
+    from ..torch_state.registry import GradScalerState
+    from ..torch_state.structure import WeightCopies
 
 GRADIENT_METRICS = (
     MetricSpec(

@@ -6,9 +6,8 @@ from collections import deque
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Deque, Dict, Mapping, Optional
 
-from ..spec import MetricSpec
 from ..torch_state.records import Window
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -6,14 +6,13 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Tuple
 
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number, Pending
-    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
+    from ..torch_state.registry import GradScalerState
     from .gradient import GradientCollector
 
 LOSS_METRICS = (

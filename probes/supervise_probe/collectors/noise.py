@@ -23,16 +23,14 @@ from operator import add
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..spec import MetricSpec
 from ..torch_state.records import Average
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets
-    from ..torch_state.records import Optimizers, Step, Update
+    from ..torch_state.records import Optimizers, Step, Times, Update
     from .gradient import GradientCollector, GroupsCollector
 
 NOISE_METRICS = (

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List
 
-from ..spec import MetricSpec
-from ..torch_state.weight_copies import replicated
-from . import Collector
+from ..torch_state.structure import replicated
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 WHERE = "in the frame of the step behind a savepoint, where the policy has job.probe_batch"
 COST = "a pass over the logits of 2 sequences, of a forward that the savepoint makes anyway"

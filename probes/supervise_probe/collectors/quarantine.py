@@ -20,9 +20,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
 from ..config import rank_and_world
+from ..context import Refused
 from ..data.quarantine import Manifest, ShardLists
 from ..data.shard_tracker import Origin, name_of, short
-from ..errors import Refused
 from . import Collector
 
 if TYPE_CHECKING:

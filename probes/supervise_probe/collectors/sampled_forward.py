@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Dict, Set
 
 from ..sampling.attention import HEAD, HEADS, NO_ENTROPY, PLACE, WIDE
 from ..sampling.sample_sets import DEFAULTS
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..runtime.times import Times
-    from ..torch_state.records import Step, Update
+    from ..torch_state.records import Step, Times, Update
 
 TIMING_METRICS = (
     MetricSpec(

@@ -23,15 +23,14 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..sampling.sample_sets import ALARM_STEPS, SPARSEST, Pace, Unrest
-from ..spec import MetricSpec
-from . import Collector
+from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number, Scalars
     from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Step, Update
-    from ..torch_state.weight_copies import WeightCopies
+    from ..torch_state.structure import WeightCopies
 
 UPDATES_METRICS = (
     MetricSpec(

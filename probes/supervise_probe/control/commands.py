@@ -30,7 +30,7 @@ from typing import (
     Tuple,
 )
 
-from ..errors import Refused
+from ..context import Refused
 from ..ipc import fences
 from ..ipc.mailbox import Command
 from ..runtime.guard import describe
@@ -39,9 +39,8 @@ from . import evidence
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.mailbox import Mailbox
-    from ..runtime.reporter import Position
     from ..torch_state.learning_rate import LearningRate
-    from ..torch_state.records import Optimizers
+    from ..torch_state.records import Optimizers, Position
 
 COMPARED = 16  # newest boundaries that the ranks compare before they act together
 VERDICT_POLL_S = 0.0005  # between two looks for a verdict; it is mostly there already

@@ -19,7 +19,7 @@ from ..wire import COLLECTIVES
 
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
-    from ..runtime.times import Times
+    from ..torch_state.records import Times
 
 
 def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:

@@ -15,7 +15,7 @@ from ..runtime.gate import Hidden, uncounted
 
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
-    from ..runtime.times import Times
+    from ..torch_state.records import Times
     from .listeners import Listeners
 
 IN_A_ROW = 10_000  # batches passed over without one to train on: a loader that has no other

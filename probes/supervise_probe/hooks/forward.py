@@ -17,7 +17,7 @@ from ..runtime.gate import hidden, uncounted
 
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
-    from ..runtime.times import Times
+    from ..torch_state.records import Times
     from ..torch_state.registry import Registry
     from .listeners import Listeners
 

@@ -23,7 +23,7 @@ from .optimizer import patch_optimizer
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
     from ..runtime.guard import Guard
-    from ..runtime.times import Times
+    from ..torch_state.records import Times
     from .listeners import Listeners
 
 LOSSES = ("cross_entropy", "nll_loss")

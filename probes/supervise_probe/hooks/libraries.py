@@ -15,7 +15,7 @@ from . import saves
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
     from ..runtime.guard import Guard
-    from ..runtime.times import Times
+    from ..torch_state.records import Times
     from .listeners import Listeners
 
 

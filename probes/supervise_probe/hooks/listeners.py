@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..stepping.inferred_steps import InferredSteps
     from ..stepping.step_tracker import BetweenSteps, Changers, DiscardedGradients, StepTracker
     from ..stepping.training_thread import TrainingThread
-    from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Optimizers, Update
+    from ..torch_state.registry import GradScalerState
 
 
 class TrainerListener:

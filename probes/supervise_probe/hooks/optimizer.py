@@ -17,7 +17,7 @@ from ..torch_state.records import SkipUpdate, Update
 
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
-    from ..runtime.times import Times
+    from ..torch_state.records import Times
     from .listeners import Listeners
 
 

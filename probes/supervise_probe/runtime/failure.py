@@ -1,10 +1,16 @@
-"""Record of an error that ended this process or one of its threads: a small JSON file.
+"""End of this process: the record of an error that ended it or a thread, and its exit code.
 
-Written at exit from `sys.last_value` and from what `sys.exit` was given; no hook of the job is
-replaced, its exit code and its streams stay. Texts are bounded and redacted: no value of a variable
-of the environment whose name calls it a secret, no token, and the home directory is `~`. An error
-that came from another process (a worker of a data loader, a process of a pool, a rank below a
-launcher) carries that one's traceback in its own text; it is taken apart here.
+The record is a small JSON file, written at exit from `sys.last_value` and from what `sys.exit` was
+given; no hook of the job is replaced, its exit code and its streams stay. Texts are bounded and
+redacted: no value of a variable of the environment whose name calls it a secret, no token, and the
+home directory is `~`. An error that came from another process (a worker of a data loader, a process
+of a pool, a rank below a launcher) carries that one's traceback in its own text; it is taken apart
+here.
+
+At exit Python has forgotten with which code the job asked to end, and a supervisor that took over
+from a dead one is not the job's parent and cannot ask the kernel. What is seen is `sys.exit`, to
+which the way in listens (`inject/sitecustomize.py`); a script that raises `SystemExit` itself
+counts as one that ran to its end.
 
 Knows nothing of torch.
 """
@@ -19,6 +25,7 @@ import sys
 import threading
 import time
 import traceback
+from threading import get_ident
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import files
@@ -354,3 +361,46 @@ def _cut(text: str, room: int) -> str:
     """Return beginning and end of a long text."""
     half = room // 2
     return text if len(text) <= room else f"{text[:half]}\n…\n{text[-half:]}"
+
+
+HEADLINE_CHARS = 200
+# thread -> status, frames
+_asked: Dict[int, Tuple[Any, Sequence[Any]]] = {}
+
+
+def watch_exit() -> None:
+    """Listen to `sys.exit`. To be called once."""
+    global _asked
+    _asked = getattr(sys.exit, "asked", _asked)
+
+
+def requested_exit() -> Tuple[Any, Sequence[Any]]:
+    """Return what this thread gave to `sys.exit` last, and the frames that called it."""
+    return _asked.get(get_ident(), (None, ()))
+
+
+def last_words() -> Tuple[int, str]:
+    """Return the exit code and, where an error ends the process, what it is.
+
+    The code is the one that was asked for last, 0 where none was.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        status, _ = requested_exit()
+        return _code(status), (status if isinstance(status, str) else "")
+    return (-2 if isinstance(error, KeyboardInterrupt) else 1), _line(error)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error in one line, with the innermost place of the job's own code."""
+    headline = (str(error).strip().splitlines() or [""])[0][:HEADLINE_CHARS]
+    location = place_of(error)
+    text = f"{type(error).__name__}: {headline}" if headline else type(error).__name__
+    return f"{text} ({location})" if location else text
+
+
+def _code(status: Any) -> int:
+    """Return the exit code that Python makes of what `sys.exit` was given."""
+    if status is None:
+        return 0
+    return status & 0xFF if isinstance(status, int) else 1

@@ -13,7 +13,7 @@ from math import inf
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from ..errors import Refused
+from ..context import Refused
 from ..runtime import files
 from ..runtime.gate import uncounted
 from .nonfinite import ARMED, NonfiniteGuards

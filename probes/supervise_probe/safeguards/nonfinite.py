@@ -25,7 +25,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ..runtime.scalars import Number
-from ..torch_state.weight_copies import Replicas
+from ..torch_state.structure import Replicas
 
 if TYPE_CHECKING:
     from ..collectors.gradient import GradientCollector

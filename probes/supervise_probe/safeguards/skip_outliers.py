@@ -32,7 +32,7 @@ from typing import (
     Tuple,
 )
 
-from ..errors import Refused
+from ..context import Refused
 from .nonfinite import ARMED, MAX_SKIPS, SKIP_WINDOW, RateLimit
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import weakref
 from math import inf
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ..errors import Refused
+from ..context import Refused
 from .nonfinite import ARMED
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping
 
 if TYPE_CHECKING:
+    from ..context import Reporter
     from ..runtime.guard import Guard
-    from ..runtime.reporter import Reporter
 
 # Steps between two samples by default: the cost of one is then below SHARE.
 DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, Optional, Sequence
 
-from ..errors import Refused
+from ..context import Refused
 from .sample_sets import EARLY_STEPS, IN_FORWARD, NONE, Interval
 
 if TYPE_CHECKING:

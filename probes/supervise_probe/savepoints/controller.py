@@ -12,9 +12,9 @@ from functools import partial
 from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
-from ..errors import Refused
+from ..context import Refused
 from ..runtime import files
-from ..torch_state.rate_hold import LATE
+from ..torch_state.learning_rate import LATE
 from ..torch_state.state_watch import ForeignEngine, StateWatch
 
 if TYPE_CHECKING:

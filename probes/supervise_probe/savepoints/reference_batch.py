@@ -43,7 +43,7 @@ from typing import (
     Tuple,
 )
 
-from ..errors import Refused
+from ..context import Refused
 from ..sampling import side_forward
 from ..sampling.side_forward import SAME, equal, value_of
 from ..torch_state.structure import leaves
@@ -53,11 +53,11 @@ from .step_history import CLOSE
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..runtime.background import Background
+    from ..runtime.files import Background
     from ..runtime.scalars import Number
-    from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
+    from ..torch_state.records import Times
     from .step_history import StepHistory
 
     LookOn = Callable[[Optional[Callable[[Any], None]]], None]

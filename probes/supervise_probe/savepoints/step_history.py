@@ -1,9 +1,13 @@
-"""The newest steps: for evidence, and to check that a relaunched run continues as before.
+"""The newest steps, to compare a relaunched run with, and the steps whose update is dropped.
 
 A repeated step must see the same batch and have the same loss within `CLOSE`, since threads may add
 in another order, at the same rate of the job's own schedule. The result of the probe batch
 (`reference_batch.py`) is reported with it, or by itself where no step is compared, as after a
 rollback.
+
+The batches that did harm are skipped when they come again: weights and optimizer do not change, the
+loop and its data go on. Where the fingerprint of a step's batch is known, the fingerprint decides
+and not the step number.
 """
 
 from __future__ import annotations
@@ -11,15 +15,28 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Deque,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
+from ..context import Refused
 from ..runtime import files
 from ..sampling.side_forward import equal
 
 if TYPE_CHECKING:
-    from ..collectors.batch import ShardsCollector
+    from ..collectors.batch import BatchCollector, ShardsCollector
     from ..context import ProbeContext
-    from ..runtime.background import Background
+    from ..runtime.files import Background
+    from ..torch_state.records import Optimizers
 
 ROWS = 256  # steps
 BATCHES = 64  # for evidence
@@ -187,3 +204,67 @@ def _read(path: str, attempt: int) -> List[Row]:
     except (OSError, ValueError, TypeError):
         return []
     return [row for row in rows if row.attempt < attempt]
+
+
+RANGES_MAX = 64
+
+
+class Range(NamedTuple):
+    """Steps `first` to `last`, and the fingerprints of their batches as far as they are known."""
+
+    first: int
+    last: int
+    batches: Dict[int, float]
+
+
+def parse(text: Any) -> Sequence[int]:
+    """Return `[first, last]`.
+
+    Raises:
+        Refused: it is no such pair.
+    """
+    is_list = isinstance(text, (list, tuple)) and all(type(step) is int for step in text)
+    if not is_list or len(text) != 2 or not 0 <= text[0] <= text[1]:
+        raise Refused(f"skip must be the first and the last step, not {text!r}")
+    return list(text)
+
+
+class SkipRanges:
+    """The steps that are skipped.
+
+    Attributes:
+        ranges: of these steps, newest last.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        batch: BatchCollector,
+        optimizers: Optimizers,
+        history: StepHistory,
+    ) -> None:
+        self._position, self._batch = context.position, batch
+        self._optimizers, self._history = optimizers, history
+        self.ranges: List[Range] = []
+        for skip in context.config.skip:
+            self.add(*parse(skip))
+
+    def add(self, first: int, last: int) -> None:
+        """Skip the steps `first` to `last` from now on."""
+        self.ranges.append(Range(first, last, self._history.batches(first, last)))
+        del self.ranges[:-RANGES_MAX]
+
+    def due(self) -> bool:
+        """Whether the current step, whose input was seen, is one of them."""
+        step = self._position.step
+        return any(
+            span.first <= step <= span.last and self._has_batch_of(span) for span in self.ranges
+        )
+
+    def _has_batch_of(self, span: Range) -> bool:
+        fingerprint = self._batch.newest()
+        if (
+            fingerprint is None or len(self._optimizers.living()) > 1
+        ):  # the fingerprint covers a part only
+            return True
+        return self._position.step not in span.batches or fingerprint in span.batches.values()

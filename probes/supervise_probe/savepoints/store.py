@@ -14,8 +14,8 @@ import tempfile
 from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from ..runtime.background import Background
 from ..runtime.call_stack import CannotRestore
+from ..runtime.files import Background
 from ..torch_state.tensor_copies import BufferPool, TensorCopies
 from .training_state import TrainingState
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ..collectors.framework import FrameworkCollector
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets
+    from ..torch_state.records import Times
     from .step_tracker import StepTracker
 
 ID = "val_loss"

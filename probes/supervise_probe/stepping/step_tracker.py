@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ..sampling.schedule import SamplingSchedule
     from ..sampling.watch import Sampler
     from ..savepoints.controller import RollbackController
-    from ..savepoints.skip_ranges import SkipRanges
-    from ..torch_state.grad_scaler import GradScalerState
+    from ..savepoints.step_history import SkipRanges
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers
+    from ..torch_state.registry import GradScalerState
     from .batch_observer import BatchObserver
 
 PATIENCE = 8  # rounds without the last optimizer before the order is learned again

@@ -1,6 +1,6 @@
-"""The nouns of a step, which collectors are shown.
+"""Records of a step, which collectors are shown, and the host's time by activity.
 
-Plain records; whoever fills them is in stepping/step_tracker.py.
+Plain records; whoever fills them is in stepping/step_tracker.py, and for `Times` in hooks/.
 """
 
 from __future__ import annotations
@@ -9,14 +9,25 @@ import weakref
 from collections import Counter, deque
 from itertools import chain
 from operator import is_, itemgetter
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, Optional
-
-from .rate_hold import KEPT, Trail
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+)
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Number
 
 _MEMBERS = itemgetter("params")
+TRAIL_LENGTH = 128  # changes of the rates that are known of an optimizer; project default
+Trail = Deque[Tuple[int, List[Optional[float]]]]  # (step, rates of its groups), at each change
 
 
 class SkipUpdate(BaseException):
@@ -44,7 +55,7 @@ class OptimizerInfo:
         self.ids: FrozenSet[int] = frozenset()
         self.shared: FrozenSet[int] = frozenset()
         self.clipped_as: List[Any] = []
-        self.rates: Trail = deque(maxlen=KEPT)
+        self.rates: Trail = deque(maxlen=TRAIL_LENGTH)
         self.real = False
         self.refresh(optimizer)
 
@@ -318,3 +329,83 @@ class Window:
         self._bits, self._count = int(state.get(bits, 0)), int(state.get(count, 0))
         self._hits = bin(self._bits).count("1")
         self.percent = 100.0 * self._hits / self._count if self._hits else 0.0
+
+
+class Times:
+    """Running sums in ns. A part that is 0 never was in any step.
+
+    Attributes:
+        input, forward, backward, optimizer, comm: since the process began.
+        ended: all five when the newest optimizer's step ended.
+        collectives: how many were called. show: takes that, an index into `wire.COLLECTIVES` and
+            whether it runs; None while the process is no rank.
+    """
+
+    __slots__ = (
+        "backward",
+        "collectives",
+        "comm",
+        "ended",
+        "forward",
+        "input",
+        "optimizer",
+        "show",
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin at nothing: this is another process."""
+        self.input = self.forward = self.backward = self.optimizer = self.comm = 0
+        self.ended = 0, 0, 0, 0, 0
+        self.collectives = 0
+        self.show: Optional[Callable[[int, int, bool], None]] = None
+
+    def enters(self, index: int) -> None:
+        """A collective begins; it may never return."""
+        self.collectives += 1
+        if self.show is not None:
+            self.show(self.collectives, index, True)
+
+    def leaves(self, index: int) -> None:
+        """It returned, or raised."""
+        if self.show is not None:
+            self.show(self.collectives, index, False)
+
+    def waited(self, elapsed_ns: int, part: str) -> None:
+        """`elapsed_ns` passed in a collective, inside `part`, which has not ended ("": in none)."""
+        self.comm += elapsed_ns
+        if part:
+            setattr(self, part, getattr(self, part) - elapsed_ns)
+
+    def inside(self) -> int:
+        """Return what was counted so far in the parts that can run inside an optimizer's step."""
+        return self.input + self.forward + self.backward + self.comm
+
+    def end(self) -> None:
+        """An optimizer's step ended."""
+        self.ended = self.input, self.forward, self.backward, self.optimizer, self.comm
+
+    def forward_since(self) -> bool:
+        """Whether the outermost module was called since the newest optimizer's step."""
+        return self.forward != self.ended[1]
+
+
+class Position:
+    """Written by the wiring (rank) and by the step tracker; read by nearly every part.
+
+    Attributes:
+        rank, world_size: as the process group or the launcher says.
+        step: number of the one under way.
+        attempt: counts launches and rollbacks of the run.
+        held_ns: since the last step ended, the time in which the probe held the job: it is no part
+            of a step's time.
+    """
+
+    __slots__ = ("attempt", "held_ns", "rank", "step", "world_size")
+
+    def __init__(self, step: int, attempt: int) -> None:
+        self.rank, self.world_size = 0, 1
+        self.step, self.attempt = step, attempt
+        self.held_ns = 0

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 
 from supervise_probe import collectors
-from supervise_probe.spec import MetricSpec
+from supervise_probe.collectors import MetricSpec
 
 from ..recordings import table
 
