@@ -43,7 +43,7 @@ def test_drills_are_listed_and_their_example_can_be_given(supervise):
     assert len(supervise("drill", "list")[1].splitlines()) == len(names) + 1
     for name in names:
         shown = supervise("drill", "show", name)[1].splitlines()[-1]
-        assert discover.parse_drill(shown.split(" --drill ")[1].split(" -- ")[0])["fault"] == name
+        assert discover.parse_drill(shown.split(" --drill ")[1].split(" -- ")[0]).fault == name
     code, _, err = supervise("drill", "show", "lr_spyke")
     assert (code, "did you mean 'lr_spike'?" in err) == (64, True)
 

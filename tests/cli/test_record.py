@@ -14,8 +14,9 @@ from jsonschema import Draft7Validator
 from supervise.cli import invoke
 from supervise.core.model.events import Adopted, Announced, Frame, Gap, Notice
 from supervise.report.stability_record import schema
+from supervise.store.audit import Audit
 from supervise.store.run_directory import RunDir
-from tests.support.recorded_run import SECOND, SMALL, make_frames, record_run
+from tests.support.recorded_run import SECOND, SMALL, WALL, make_frames, record_run
 
 QUIET = [2.0 + 0.01 * (i % 5) for i in range(40)]
 BUNDLE = "incidents/inc-1/snapshot-1"
@@ -61,6 +62,24 @@ def test_tokens_are_those_of_all_ranks_and_each_batch_counts_once(tmp_path, keep
     run = keep_run(events)
     assert invoke(["record", str(run.path)]) == 0
     assert read(run)["run"]["tokens"] == 5 * 2 * 100
+
+
+def test_a_launch_that_differs_from_the_one_before_has_the_published_form(keep_run):
+    run = keep_run(make_frames(0, *QUIET), ended=False)
+    log = Audit.open(run.audit_path, run.id, at_ns=SECOND, wall=WALL)
+    first = {"run": run.id, "attempt": 0, "identity": {"inputs": {"seed": "1"}}}
+    change = {"since": "attempt 0", "differs": [{"part": "code", "was": "1", "is": "2"}]}
+    for data in (first, {**first, "attempt": 1, **change}):
+        body = {"reason": "", "data": data}
+        log.append(
+            "identity", actor="supervisor", at_ns=SECOND, wall=WALL, step=9, body=body, sync=False
+        )
+    log.close()
+
+    assert invoke(["record", str(run.path)]) == 0
+    assert read(run)["identity"]["changes"] == [{"attempt": 1, "step": 9, **change}]
+    assert list(Draft7Validator(schema()).iter_errors(read(run))) == []
+    assert invoke(["record", "verify", str(run.path)]) == 0
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ def views_of_incident(report: IncidentReport) -> dict[str, str]:
 
     The points of the series are a digest.
     """
-    document = report.as_json()
+    document = json.loads(report.encode())
     series = document["series"]
     short = {key: digest(series[key]) for key in ("steps", "attempts", "signals")}
     kept = document | {"series": series | short}

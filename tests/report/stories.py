@@ -15,6 +15,7 @@ from typing import Any
 from supervise.catalog.scenarios import Injection, Scenario
 from supervise.core.model.decisions import record
 from supervise.core.model.events import Announced, Event, Frame, Notice
+from supervise.core.model.payload import Payload
 from supervise.core.model.policy import Policy
 from supervise.lab.scenario_runner import ScenarioRunner
 from supervise.report.incident_builder import build
@@ -186,7 +187,7 @@ def played(name: str) -> tuple[Policy, list[Record], list[Event]]:
     )
     runner = _Runner(policy, form, story)
     runner.run()
-    data = {"policy_digest": policy.digest, "mode": policy.mode}
+    data = Payload({"policy_digest": policy.digest, "mode": policy.mode})
     records = [Record(0, "run_start", -1, 0, WALL, 0, -1, "", None, data)]
     firsts = [first for first, _, _ in runner.starts]
     for n, (_, decision) in enumerate(runner.result.log):

@@ -51,6 +51,7 @@ from supervise.report.records import (
     read_records,
     records_of,
 )
+from supervise.store.run_directory import RunDescription
 from tests.golden import frozen
 
 from . import stories
@@ -71,7 +72,7 @@ def made(keep_run, make_frames, small):
         origin = RunOrigin.from_description(describe(run), "RUN", "in progress")
         tapes = read_tapes(run, records, chosen)
         report = build(records, chosen, origin, {policy.digest: policy}, tapes)
-        VALID.validate(report.as_json())
+        VALID.validate(json.loads(report.encode()))
         return report, "\n".join(incident_views.full(report)), records
 
     return make
@@ -209,7 +210,7 @@ SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
 def test_every_kind_of_incident_reads_well(name):
     """The card, the summary and the document are those that were reviewed."""
     report = stories.report(name)
-    VALID.validate(report.as_json())
+    VALID.validate(json.loads(report.encode()))
 
     for suffix, content in frozen.views_of_incident(report).items():
         path = frozen.HERE / "incidents" / f"{name}{suffix}"
@@ -441,13 +442,15 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
     """An audit log alone: no title of a rule, no series, and no course of the loss is made up."""
     run = keep_run(make_frames(0, *SPIKE))
     records = read_records(run)
-    report = build(records, "inc-1", RunOrigin.from_description({}, "RUN", ""), {})
+    report = build(records, "inc-1", RunOrigin.from_description(RunDescription(), "RUN", ""), {})
 
-    VALID.validate(report.as_json())
+    VALID.validate(json.loads(report.encode()))
     assert report.title == "Loss out of its limit"
     assert (report.series, report.loss.spark, report.conditions[0].past) == (None, "", None)
     assert report.cause.text.startswith("unknown: ")
-    assert json.loads(incident_views.files_of(report)["incident.json"]) == report.as_json()
+    assert json.loads(incident_views.files_of(report)["incident.json"]) == json.loads(
+        report.encode()
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from supervise.core.model.payload import NOTHING, Payload
 from supervise.errors import StoreError, TamperError
 from supervise.trials import trial_log, trial_runs
 from supervise.trials.trial_runs import arm_environment
@@ -56,14 +57,14 @@ def test_too_many_files_are_not_compared(tmp_path, monkeypatch):
     assert trial_runs.changed({}, {"a": (1, 1)}) == []
 
 
-VERDICT = {"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs": []}
+VERDICT = Payload({"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs": []})
 
 
 def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
     path = tmp_path / "audit.log"
     for verdict in ("PASS", "FAIL"):
         with trial_log.opened(path) as log:
-            log.note(trial_log.VERDICT, verdict, VERDICT | {"verdict": verdict})
+            log.note(trial_log.VERDICT, verdict, VERDICT.extended(verdict=verdict))
 
     found = trial_log.citation(path)
 
@@ -79,7 +80,7 @@ def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
 
 def test_a_trial_without_a_result_cannot_be_cited(tmp_path):
     with trial_log.opened(tmp_path / "audit.log", trial_log.SUITE) as log:
-        log.note("suite_plan", "1 fault", {})
+        log.note("suite_plan", "1 fault", NOTHING)
 
     with pytest.raises(StoreError, match="has no result of a trial"):
         trial_log.citation(tmp_path)

@@ -186,7 +186,7 @@ def make_report(drills, found, controls=(), **more):
     return suite_report.SuiteReport(
         suite="suite-x",
         command=["python", "<train.py>"],
-        policy=suite_report.SuitePolicy("nano", "0123456789abcdef", []),
+        policy=suite_report.TrialPolicy("nano", "0123456789abcdef", []),
         metric=LOSS,
         steps=STEPS,
         fault_step=ONSET,
@@ -317,7 +317,7 @@ def test_the_page_and_the_tables_hold_it_all(report):
     table = markdown(report)
     assert "| lr_spike:factor=10 | SEV2 rate | 0 | 25 |" in table
     assert "Undetected faults:" in table and "Limits of this suite:" in table
-    assert not math.isnan(json.loads(json.dumps(report.as_json()))["faults"][0]["lost"]["median"])
+    assert not math.isnan(json.loads(report.encode())["faults"][0]["lost"]["median"])
 
 
 def test_runs_come_in_waves_with_names_of_their_own():

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from msgspec import UNSET, Struct, UnsetType
 
 from supervise_probe import faults
 
@@ -18,6 +20,7 @@ from .. import actions as actions_package
 from .. import detectors as detectors_package
 from ..core.model.action import Action
 from ..core.model.interfaces import Detector
+from ..core.model.payload import DrillOrder
 from ..errors import UsageError
 from ..notifiers import Settings, kinds
 from .diagnostics import did_you_mean
@@ -80,8 +83,8 @@ RANK = "rank"  # a parameter of every fault: the only rank that it strikes
 FORM = "FAULT@STEP or FAULT:name=value,name=value@STEP"
 
 
-def parse_drill(text: str) -> dict[str, Any]:
-    """Return `{"fault", "step", "params"}` with every parameter filled in, and `rank` if given.
+def parse_drill(text: str) -> DrillOrder:
+    """Return the order that a text asks for, with every parameter filled in.
 
     Raises:
         UsageError: no such fault or parameter, or not of this form.
@@ -94,7 +97,7 @@ def parse_drill(text: str) -> dict[str, Any]:
     if name not in catalog:
         raise UsageError(f"--drill {text!r}: no fault {name!r}", hint=did_you_mean(name, catalog))
     params: dict[str, str] = {}
-    rank = None
+    rank: int | UnsetType = UNSET
     for pair in filter(None, settings.split(",")):
         key, equals, value = pair.partition("=")
         if key == RANK and value.isdecimal():
@@ -105,23 +108,35 @@ def parse_drill(text: str) -> dict[str, Any]:
             raise UsageError(f"--drill {text!r}: {name} has no parameter {key!r}", hint=hint)
         params[key] = value
     try:
-        order = {"fault": name, "step": int(step), "params": faults.complete(name, params)}
-        return order if rank is None else {**order, RANK: rank}
+        return DrillOrder(name, int(step), faults.complete(name, params), rank)
     except ValueError as error:
         raise UsageError(f"--drill {text!r}: {error}") from None
 
 
-def drill_facts() -> list[dict[str, Any]]:
-    """Return each fault: what it does, the metric that it moves, its parameters and defaults."""
-    return [
-        {
-            "drill": name,
-            "does": fault.MEANING,
-            "moves": fault.MOVES or None,
-            "parameters": {
-                key: {"default": default, "meaning": meaning}
-                for key, (default, meaning) in fault.PARAMS.items()
-            },
-        }
+class DrillParameter(Struct, frozen=True):
+    """A parameter of a fault."""
+
+    default: bool | int | float | str
+    meaning: str
+
+
+class DrillFacts(Struct, frozen=True):
+    """A fault: what it does, the metric that it moves, its parameters."""
+
+    drill: str
+    does: str
+    moves: str | None
+    parameters: Mapping[str, DrillParameter]
+
+
+def drill_facts() -> dict[str, DrillFacts]:
+    """Return each fault that can be injected, by name."""
+    return {
+        name: DrillFacts(
+            name,
+            fault.MEANING,
+            fault.MOVES or None,
+            {key: DrillParameter(*parameter) for key, parameter in fault.PARAMS.items()},
+        )
         for name, fault in faults.catalog().items()
-    ]
+    }

@@ -6,13 +6,9 @@ may lie in site-packages, and it must never win over the checkout.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..errors import InputError
 
@@ -75,13 +71,6 @@ def label(path: Path) -> str:
     except ValueError:  # another drive
         return str(path)
     return str(path) if relative.startswith("..") else relative
-
-
-@cache
-def benchmark_results() -> Mapping[str, Any]:
-    """Return the content of `policies/shown.json`."""
-    results: dict[str, Any] = json.loads((folder("policies") / "shown.json").read_text())
-    return results
 
 
 SUFFIX = ".yaml"

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,9 @@ import click
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    from ..core.model.payload import Payload
     from ..runtime.launcher import Launch
+    from ..store.run_directory import Endpoint
 
 PROGRAM = "supervise"
 ARGV = "supervise.argv"  # key of `click.Context.meta`: the command line, to show it again
@@ -30,7 +32,7 @@ class Options:
     Attributes:
         watch_policy: reload the policy file when it is edited.
         logs: keep what the job prints.
-        metrics: where the numbers of the run are served, `{"port", "host", "per_rank"}`, or None.
+        metrics: where the numbers of the run are served; None: nowhere.
         previous: directory of the run that this one follows, None: it follows none.
         quiet: only errors, and messages of SEV0, are printed.
         cites: what the record cites of trials, see `trial_log.citation`.
@@ -39,15 +41,11 @@ class Options:
 
     watch_policy: bool = False
     logs: bool = False
-    metrics: Mapping[str, Any] | None = None
+    metrics: Endpoint | None = None
     previous: Path | None = None
     quiet: bool = False
-    cites: tuple[Mapping[str, Any], ...] = ()
+    cites: tuple[Payload, ...] = ()
     launch: Launch | None = None
-
-    def persisted(self) -> dict[str, Any]:
-        """Return what run.json keeps of them, for a supervisor that takes over."""
-        return {"watch_policy": self.watch_policy, "logs": self.logs, "metrics": self.metrics}
 
 
 class Number(click.FloatRange):

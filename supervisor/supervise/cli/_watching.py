@@ -16,6 +16,8 @@ from typing import Any
 from .. import __version__
 from ..catalog import load_policy
 from ..checkpoints.registry import BAD, VERIFIED, Entry, Register
+from ..core.model.decisions import plain
+from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, SuperviseError
@@ -36,7 +38,7 @@ from ..runtime.status_writer import closed, vitals
 from ..store import run_directory
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
-from ..store.run_directory import RunDir
+from ..store.run_directory import Endpoint, RunDir
 from ._output import PrintLine, channels_of
 from ._params import Options
 from ._streams import leave
@@ -62,7 +64,7 @@ class Started:
     segments: Path
     tier: str
     tier_reason: str | None
-    faults: Sequence[Any]
+    faults: Sequence[DrillOrder]
     redactor: Redactor
     options: Options
 
@@ -91,7 +93,7 @@ def watch_started(
     launch = started.options.launch
     facts: Mapping[str, Any] = {
         "previous": None if started.options.previous is None else str(started.options.previous),
-        "drills": list(started.faults),
+        "drills": plain(started.faults),
         "channels": [sender.name for sender in senders],
         **({"cites": cites} if cites else {}),
         **({} if launch is None else {"resumed_from": {"path": launch.path, "step": launch.step}}),
@@ -118,7 +120,7 @@ def watch_started(
     return watch(app, process, outbox, forwarder, print_line)
 
 
-def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Mapping[str, Any]]:
+def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Payload]:
     """Yield what the record cites of the trials that a policy names; a job never waits for one."""
     if policy.cites:
         from ..trials.trial_log import citation
@@ -216,16 +218,15 @@ def _unverified(run: RunDir, newest: Entry | None) -> list[str]:
     ]
 
 
-def run_metrics(run: RunDir, settings: Mapping[str, Any] | None) -> RunMetrics | None:
+def run_metrics(run: RunDir, endpoint: Endpoint | None) -> RunMetrics | None:
     """Return what serves the numbers of a run, None where no port was asked for."""
-    if settings is None:
+    if endpoint is None:
         return None
     from ..catalog import metrics
 
     units = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
     info = {"run": run.id, "version": __version__}
-    per_rank = bool(settings.get("per_rank"))
-    return RunMetrics(int(settings["port"]), str(settings["host"]), info, units, per_rank=per_rank)
+    return RunMetrics(endpoint.port, endpoint.host, info, units, per_rank=endpoint.per_rank)
 
 
 def _heartbeat(app: App, print_line: PrintLine) -> DeadManPing | None:

@@ -7,10 +7,9 @@ import shlex
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,6 +20,7 @@ from ..checkpoints.tracker import RunPosition
 from ..core import job_recipes
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain
+from ..core.model.payload import DrillOrder
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import LaunchError, StoreError, UsageError
@@ -38,7 +38,7 @@ from ..store import audit
 from ..store.files import locked, read_json
 from ..store.policies import Reloader, aim, path_of
 from ..store.recorder import Recorder
-from ..store.run_directory import RUNS, RunDir, is_run
+from ..store.run_directory import RUNS, RunDescription, RunDir, is_run
 from ._output import OpenRecords, PrintLine, channels_of, keep_output, line_printer, open_records
 from ._runs import adoptable_argument
 from ._streams import share_terminal
@@ -77,11 +77,11 @@ def adopt(
     """Watch the run in the directory `path` to its end; return the exit code to pass on."""
     print_line = log_lines(print_line)
     run = RunDir.open_own(path)
-    described = run.read_json("run.json")
-    if described["host"] != socket.gethostname():
+    described = run.describe()
+    if described.host != socket.gethostname():
         raise UsageError(
-            f"{path} runs on {described['host']}",
-            hint=f"run `supervise adopt` on {described['host']}",
+            f"{path} runs on {described.host}",
+            hint=f"run `supervise adopt` on {described.host}",
         )
     recorder = open_records(run, print_line)
     try:
@@ -99,7 +99,7 @@ def adopt(
     forwarder.install()
     forwarder.attach(process)
     share_terminal()
-    print_line(receipt.opening(run, past.policy, described["tier"], described["tier_reason"]))
+    print_line(receipt.opening(run, past.policy, described.tier, described.tier_reason))
     return watch(app, process, outbox, forwarder, print_line)
 
 
@@ -112,7 +112,7 @@ def how_run_ended(run: RunDir) -> str | None:
 
 
 def _job(
-    run: RunDir, described: Mapping[str, Any], policy: Policy, print_line: PrintLine
+    run: RunDir, described: RunDescription, policy: Policy, print_line: PrintLine
 ) -> tuple[AdoptedProcess, Launcher, Redactor]:
     """Return the job's process, its launcher, and the redactor of its secrets."""
     launch = last_launch(run)
@@ -128,19 +128,17 @@ def _job(
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(launch["pid"], launch["start_ticks"])
     environ = first_environment(run)
-    os.chdir(described["cwd"])
+    os.chdir(described.cwd)
     argv = run.command()
-    output = keep_output(run, print_line, adopted=True) if described.get("logs") else None
-    launcher = Launcher(
-        argv, environ, run, directory, described["drills"], adopt=adopt, output=output
-    )
+    output = keep_output(run, print_line, adopted=True) if described.logs else None
+    launcher = Launcher(argv, environ, run, directory, described.drills, adopt=adopt, output=output)
     clean = redactor(argv, environ, policy, os.environ)
     return process, launcher, clean
 
 
 def _supervisor(
     run: RunDir,
-    described: Mapping[str, Any],
+    described: RunDescription,
     past: RecoveredRun,
     launcher: Launcher,
     clean: Redactor,
@@ -153,22 +151,22 @@ def _supervisor(
     for warning in unset:
         print_line(f"supervise: warning: {warning}")
     named, mode = past.reload
-    again = aim({"policy": named, "mode": mode}, *described["reload"])
-    load = partial(load_policy, notify=described.get("notify"))
+    again = aim({"policy": named, "mode": mode}, *described.reload)
+    load = partial(load_policy, notify=described.notify)
     reloader = Reloader(run, past.started, load, *again)
     settings = Settings(
-        described["argv"],
+        described.argv,
         past.started,
         reloader,
         run,
         launcher.directory,
-        described["tier"],
-        described["tier_reason"],
+        described.tier,
+        described.tier_reason,
         print_line,
         past=past,
-        metrics=run_metrics(run, described.get("metrics")),
-        watch_policy=bool(described.get("watch_policy")),
-        outputs=[run.output_path] if described.get("logs") else [],
+        metrics=run_metrics(run, described.metrics),
+        watch_policy=described.watch_policy,
+        outputs=[run.output_path] if described.logs else [],
         redactor=clean,
         facts={"channels": [sender.name for sender in senders]},
     )
@@ -190,7 +188,7 @@ def resume(
     directory: Path,
     argv: Sequence[str],
     policy: Policy,
-    drills: Sequence[Any],
+    drills: Sequence[DrillOrder],
     print_line: PrintLine,
     *,
     quiet: bool = False,
@@ -338,19 +336,19 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
 
 
 def refuse_different(
-    run: RunDir, argv: Sequence[str], policy: Policy, drills: Sequence[Any], directory: Path
+    run: RunDir, argv: Sequence[str], policy: Policy, drills: Sequence[DrillOrder], directory: Path
 ) -> None:
     """Raise UsageError, with what differs, unless the run was started with all of these."""
-    was: Mapping[str, Any] = run.read_json("run.json")
-    is_known = policy.digest == was["policy_digest"] or path_of(run, policy.digest).is_file()
+    was = run.describe()
+    is_known = policy.digest == was.policy_digest or path_of(run, policy.digest).is_file()
     pairs = {
-        "command": (was["argv"], list(argv)),
-        "working directory": (was["cwd"], str(directory)),
-        "drills": (was["drills"], plain(list(drills))),
+        "command": (was.argv, list(argv)),
+        "working directory": (was.cwd, str(directory)),
+        "drills": (plain(was.drills), plain(drills)),
     }
     if not is_known:
-        pairs["policy"] = (was["policy"], policy.name)
-        pairs["mode"] = (was["mode"], policy.mode)
+        pairs["policy"] = (was.policy, policy.name)
+        pairs["mode"] = (was.mode, policy.mode)
     differences = [f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new]
     if not is_known and not differences:
         differences = [f"a different text of policy {policy.name}"]

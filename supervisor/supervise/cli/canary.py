@@ -12,8 +12,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
-from ..core.model.decisions import document
+from ..core.model.decisions import document, plain
+from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from ..trials.gate_report import GateReport
     from ..trials.guards import Plan
     from ..trials.judgement import Judgement, Pair
-    from ..trials.trial_log import TrialLog
+    from ..trials.trial_log import TrialLog, TrialPolicy
 
 Option = Callable[[Any], Any]
 
@@ -152,12 +154,12 @@ def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log
     from ..trials.arms import cite
     from ..trials.trial_log import VERDICT
 
-    whole = report.as_json()
-    del whole["schema"]
-    for pair in whole["pairs"]:
+    fields = plain(report)
+    del fields["schema"]
+    for pair in fields["pairs"]:
         del pair["series"]
-    whole["runs"] = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
-    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", whole)
+    fields["runs"] = plain([{"baseline": cite(a), "candidate": cite(b)} for a, b in runs])
+    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", Payload(fields))
 
 
 def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
@@ -178,7 +180,7 @@ def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
     if page and github is not False:
         _append(Path(page), summary(report))
     if options["json_wanted"]:
-        echo_json(report.as_json())
+        echo_json(report)
     else:
         _print(report)
     counts = report.verdict.lower() in options["fail_on"]
@@ -468,7 +470,7 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
             judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
             report = gate_report(judgement, pairs, trial.notes(len(pairs)))
             write_verdict(report, runs, log)
-        files.replace(trial.directory / DOCUMENT, document(report.as_json()).encode(), durable=True)
+        files.replace(trial.directory / DOCUMENT, document(report).encode(), durable=True)
         echo(f"kept in {trial.directory}", err=True)
         ctx.exit(print_report(report, options))
 
@@ -488,7 +490,7 @@ class _Trial:
     steps: int
     seeds: int
     policy: Path
-    about: Mapping[str, Any]
+    about: TrialPolicy
     directory: Path
     recorded: Sequence[Path]
     commands: Mapping[str, Sequence[str]]
@@ -508,6 +510,7 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
     from ..catalog.loader import isolated
     from ..trials.judgement import BASELINE, CANDIDATE, missing
+    from ..trials.trial_log import TrialPolicy
 
     recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
     texts = [text for text in options["baseline"] if exactly(text) is None]
@@ -534,11 +537,7 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
         steps=options["steps"],
         seeds=seeds,
         policy=write_policy(directory, policy),
-        about={
-            "name": policy.policy.name,
-            "digest": policy.policy.digest,
-            "without": policy.left_out,
-        },
+        about=TrialPolicy(policy.policy.name, policy.policy.digest, policy.left_out),
         directory=directory,
         recorded=recorded,
         commands=commands,
@@ -560,12 +559,14 @@ def _run_pairs(
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
     from ..trials.arms import read_arm
     from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge, plan_of
+    from ..trials.trial_log import CanaryLook, CanaryPlan
 
     plan = replace(trial.plan, steps=trial.steps)
     noise = read_pairs(calibration, plan)
-    facts = {"steps": trial.steps, "seeds": trial.seeds, "policy": trial.about}
-    facts |= {"margin": plan.margin, "alpha": plan.alpha, "warmup": plan.warmup}
-    log.note("canary_plan", f"{trial.seeds} pairs of {trial.steps} steps", facts)
+    recorded_plan = CanaryPlan(
+        trial.steps, trial.seeds, trial.about, plan.margin, plan.alpha, plan.warmup
+    )
+    log.note("canary_plan", f"{trial.seeds} pairs of {trial.steps} steps", recorded_plan)
     runs: list[tuple[RunDir, RunDir]] = []
     pairs: list[Pair] = []
     while True:
@@ -581,7 +582,7 @@ def _run_pairs(
         judgement = judge(pairs, plan_of(plan, len(pairs), trial.seeds), noise)
         text = f"{judgement.verdict} after {len(pairs)} of {trial.seeds} pairs"
         effect = None if judgement.effect is None else judgement.effect.mean
-        log.note("canary_look", text, {"verdict": judgement.verdict, "mean": effect})
+        log.note("canary_look", text, CanaryLook(judgement.verdict, effect))
         if len(pairs) == trial.seeds or is_decided(judgement, len(pairs) - 1 + len(noise)):
             return judgement, pairs, runs
         shown_effect = "" if effect is None else f": {effect:+.4g}"
@@ -592,6 +593,7 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     """Make one arm, and report how it ended."""
     from ..trials.arms import cite, read_arm
     from ..trials.judgement import filled
+    from ..trials.trial_log import CanaryArm
     from ..trials.trial_runs import ArmSpec, last_lines, run_arm
 
     arm_name = f"{name}-{number}"
@@ -612,13 +614,15 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
         trial.outside[arm_name] = outcome.outside
     step_count = len(arm.steps)
     text = f"{arm_name}: {step_count} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
-    about: dict[str, Any] = {
-        "exit_code": outcome.code,
-        "seconds": round(outcome.seconds, 1),
-        "steps": step_count,
-    }
-    about |= {"cpu_s": outcome.cpu_s, "outside": outcome.outside}
-    log.note("canary_arm", text, {**about, **cite(outcome.run)})
+    recorded_arm = CanaryArm(
+        **asdict(cite(outcome.run)),
+        exit_code=outcome.code,
+        seconds=round(outcome.seconds, 1),
+        steps=step_count,
+        cpu_s=outcome.cpu_s,
+        outside=outcome.outside,
+    )
+    log.note("canary_arm", text, recorded_arm)
     echo(text, err=True)
     if arm.crashed and not arm.stopped:
         tail = last_lines(trial.directory / f"{arm_name}.log")

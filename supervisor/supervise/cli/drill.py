@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from .. import __version__
-from ..core.model.decisions import document
+from ..core.model.decisions import document, plain
 from ..errors import StoreError, UsageError
 from ..store import files
 from ._output import echo, echo_json, print_table
@@ -21,12 +22,13 @@ from ._params import JobCommand
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
+    from ..catalog.discover import DrillFacts
     from ..catalog.loader import Isolated
     from ..store.run_directory import RunDir
     from ..trials.arms import FaultArm
     from ..trials.drill_findings import Drill
     from ..trials.suite_report import FaultPlot, SuiteReport
-    from ..trials.trial_log import TrialLog
+    from ..trials.trial_log import MonitorResult, SuitePlan, TrialLog
     from ..trials.trial_runs import PlannedRun, SuiteSettings
 
 LEAST = 200  # steps: rules know no usual value before some tens, and a fault needs time to show
@@ -122,7 +124,7 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
             _save(directory, report, log)
         echo(f"kept in {directory}", err=True)
         if options["json_wanted"]:
-            echo_json(report.as_json())
+            echo(report.encode())
         else:
             _print(report)
         ctx.exit(1 if _fails(report, options["fail_on"]) else 0)
@@ -138,7 +140,7 @@ class _Suite:
     healthy: int
     acts: bool
     metric: str
-    plan: Mapping[str, Any]
+    plan: SuitePlan
 
 
 def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Suite:
@@ -147,6 +149,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     from ..core.model.decisions import ACTING_MODES
     from ..trials.drill_findings import Drill
     from ..trials.judgement import missing
+    from ..trials.trial_log import SuitePlan
     from ..trials.trial_runs import SuiteSettings, by_default, clashes
 
     steps, seeds = options["steps"], options["seeds"]
@@ -157,25 +160,25 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     if lacking := missing(argv, healthy):
         text = f"the command has no {' and no '.join(lacking)}"
         raise UsageError(text, hint=EXAMPLE)
-    names = [names_known["drill"] for names_known in inventory.drill_facts()]
+    names = list(inventory.drill_facts())
     texts = list(dict.fromkeys(options["faults"] or by_default(names)))
-    drills = [Drill(text, inventory.parse_drill(f"{text}@{fault_step}")["fault"]) for text in texts]
+    drills = [Drill(text, inventory.parse_drill(f"{text}@{fault_step}").fault) for text in texts]
     if alike := clashes(drills):
         raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
     acts = options["act"]
-    plan = {
-        "supervise": __version__,
-        "command": argv,
-        "cwd": str(Path.cwd()),
-        "policy": policy.policy.digest,
-        "faults": texts,
-        "seeds": seeds,
-        "healthy": healthy,
-        "steps": steps,
-        "at": fault_step,
-        "metric": options["metric"],
-        "acts": policy.policy.mode in ACTING_MODES if acts is None else acts,
-    }
+    plan = SuitePlan(
+        supervise=__version__,
+        command=argv,
+        cwd=str(Path.cwd()),
+        policy=policy.policy.digest,
+        faults=texts,
+        seeds=seeds,
+        healthy=healthy,
+        steps=steps,
+        fault_step=fault_step,
+        metric=options["metric"],
+        acts=policy.policy.mode in ACTING_MODES if acts is None else acts,
+    )
     directory = _opened(place_of(options["directory"], "suite"), plan)
     settings = SuiteSettings(
         directory=directory,
@@ -188,16 +191,17 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         jobs=options["jobs"],
         keep=options["keep"],
     )
-    return _Suite(settings, drills, seeds, healthy, plan["acts"], options["metric"], plan)
+    return _Suite(settings, drills, seeds, healthy, plan.acts, options["metric"], plan)
 
 
-def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
+def _opened(path: Path, plan: SuitePlan) -> Path:
     """Make the directory of a suite, or open that of one with the same plan."""
     plan_path = path / PLAN
     try:
         if plan_path.exists():
             stored = json.loads(plan_path.read_bytes())
-            differs = sorted(name for name in plan if stored.get(name) != plan[name])
+            fields = plain(plan)
+            differs = sorted(name for name in fields if stored.get(name) != fields[name])
             if differs:
                 text = f"{path} holds a suite with other {', '.join(differs)}"
                 raise UsageError(text, hint="choose another directory with --dir DIR")
@@ -213,6 +217,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     """Make the runs, and return the report."""
     from ..trials import trial_runs
     from ..trials.arms import cite
+    from ..trials.trial_log import SuiteRun
     from ..trials.trial_runs import waves, without_refused
 
     settings = suite.settings
@@ -238,10 +243,13 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
             count += 1
             echo(f"[{count}/{planned_count}] {text}", err=True)
             if new:
-                about = {"exit_code": outcome.code, "seconds": round(outcome.seconds, 1)}
-                log.note(
-                    "suite_run", text, {**about, "outside": outcome.outside, **cite(outcome.run)}
+                recorded_run = SuiteRun(
+                    **asdict(cite(outcome.run)),
+                    exit_code=outcome.code,
+                    seconds=round(outcome.seconds, 1),
+                    outside=outcome.outside,
                 )
+                log.note("suite_run", text, recorded_run)
                 trial_runs.keep(settings, planned_run, outcome)
         if limit is None:
             _check_healthy(suite, arms)
@@ -283,7 +291,8 @@ def _report(
     name: str,
 ) -> SuiteReport:
     from ..trials import drill_findings
-    from ..trials.suite_report import SuitePolicy, SuiteReport, fault_plot, fault_result
+    from ..trials.suite_report import SuiteReport, fault_plot, fault_result
+    from ..trials.trial_log import TrialPolicy
     from ..trials.trial_runs import PlannedRun
 
     document, metric, settings = policy.policy, suite.metric, suite.settings
@@ -317,7 +326,7 @@ def _report(
     return SuiteReport(
         suite=name,
         command=list(settings.argv),
-        policy=SuitePolicy(document.name, document.digest, policy.left_out),
+        policy=TrialPolicy(document.name, document.digest, policy.left_out),
         means=_meanings(suite.drills),
         metric=metric,
         steps=settings.steps,
@@ -338,55 +347,53 @@ def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
     from ..catalog import discover as inventory
 
     texts = {}
-    effects = {fact["drill"]: fact["does"] for fact in inventory.drill_facts()}
+    facts = inventory.drill_facts()
     for drill in drills:
-        params = inventory.parse_drill(f"{drill.text}@0")["params"]
+        params = inventory.parse_drill(f"{drill.text}@0").params
         arguments = ", ".join(f"{name}={value}" for name, value in params.items())
-        texts[drill.text] = (
-            f"{effects[drill.name]} ({arguments})" if arguments else effects[drill.name]
-        )
+        texts[drill.text] = facts[drill.name].does + (f" ({arguments})" if arguments else "")
     return texts
 
 
-def _by_digest(report: SuiteReport) -> dict[str, Any]:
+def _by_digest(report: SuiteReport) -> dict[str, MonitorResult]:
     """Return what each rule has shown, with its digest; of a rule without an alarm, nothing."""
     from ..trials.drill_findings import Monitor
+    from ..trials.trial_log import MonitorResult
 
     monitors = {monitor.rule: monitor for monitor in report.monitors}
     silent = Monitor("", "", {}, {}, 0, ())
     return {
-        rule: {
-            "digest": digest,
-            "delays": (monitor := monitors.get(rule, silent)).delays,
-            "leads": monitor.leads,
-            "false_alarms": monitor.false_alarms,
-        }
+        rule: MonitorResult(
+            digest,
+            (monitor := monitors.get(rule, silent)).delays,
+            monitor.leads,
+            monitor.false_alarms,
+        )
         for rule, digest in report.rules.items()
     }
 
 
 def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
     """Write the reports, and the result to the log. Raises StoreError."""
-    from ..trials.suite_report import markdown, suite_page
-    from ..trials.trial_log import RESULT
+    from ..trials.suite_report import markdown, suite_page, summary
+    from ..trials.trial_log import RESULT, SuiteResult
 
-    whole = report.as_json()
-    data = document(whole).encode()
+    data = report.encode().encode()
     try:
         files.replace(directory / DOCUMENT, data, durable=True)
         files.replace(directory / PAGE, suite_page(report).encode(), durable=False)
         files.replace(directory / TABLES, markdown(report).encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from error
-    citation = {
-        "document": DOCUMENT,
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "policy": whole["policy"],
-        "healthy": len(report.healthy),
-        "faults": {fault.fault: fault.runs for fault in report.faults},
-        "monitors": _by_digest(report),
-    }
-    log.note(RESULT, whole["summary"], citation)
+    result = SuiteResult(
+        DOCUMENT,
+        hashlib.sha256(data).hexdigest(),
+        report.policy,
+        len(report.healthy),
+        {fault.fault: fault.runs for fault in report.faults},
+        _by_digest(report),
+    )
+    log.note(RESULT, summary(report), result)
 
 
 def _print(report: SuiteReport) -> None:
@@ -457,10 +464,10 @@ def list_(as_json: bool) -> None:
 
     faults = discover.drill_facts()
     if as_json:
-        echo_json(faults)
+        echo_json(list(faults.values()))
     else:
         print_table(
-            [(fault["drill"], fault["moves"] or "-", fault["does"]) for fault in faults], HEADER
+            [(name, fault.moves or "-", fault.does) for name, fault in faults.items()], HEADER
         )
 
 
@@ -480,7 +487,7 @@ def show(name: str, as_json: bool) -> None:
     from ..catalog.diagnostics import did_you_mean
     from ..errors import UsageError
 
-    faults = {fault["drill"]: fault for fault in discover.drill_facts()}
+    faults = discover.drill_facts()
     if name not in faults:
         raise UsageError(f"no fault {name!r}", hint=did_you_mean(name, faults))
     if as_json:
@@ -489,12 +496,11 @@ def show(name: str, as_json: bool) -> None:
         print_table(_lines(faults[name]))
 
 
-def _lines(fault: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [("drill", fault["drill"]), ("does", fault["does"]), ("moves", fault["moves"] or "-")]
-    for name, about in fault["parameters"].items():
-        lines.append((name, f"{about['meaning']} (default {about['default']})"))
-    arguments = ",".join(
-        f"{name}={about['default']}" for name, about in fault["parameters"].items()
-    )
-    spelled = f"{fault['drill']}:{arguments}@150" if arguments else f"{fault['drill']}@150"
+def _lines(fault: DrillFacts) -> list[tuple[str, str]]:
+    lines = [("drill", fault.drill), ("does", fault.does), ("moves", fault.moves or "-")]
+    for name, parameter in fault.parameters.items():
+        lines.append((name, f"{parameter.meaning} (default {parameter.default})"))
+    pairs = (f"{name}={parameter.default}" for name, parameter in fault.parameters.items())
+    arguments = ",".join(pairs)
+    spelled = f"{fault.drill}:{arguments}@150" if arguments else f"{fault.drill}@150"
     return [*lines, ("use", f"supervise --policy nano --drill {spelled} -- COMMAND")]

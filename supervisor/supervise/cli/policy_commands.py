@@ -146,14 +146,14 @@ def _notes(file: str) -> Iterator[str]:
 
 def _cited(policy: Policy, path: str) -> Iterator[str]:
     """Yield why a trial that a policy cites does not show what it does today."""
+    from ..report.stability_monitors import CitedSuite
     from ..trials.trial_log import citation
 
     try:
-        record = citation(Path(path))
+        monitors = citation(Path(path)).parse(CitedSuite).monitors
     except (SuperviseError, OSError) as error:
         yield f"cites: {error}"
         return
-    monitors = record.get("monitors", {})
     changed = [
         rule.id
         for rule in policy.rules

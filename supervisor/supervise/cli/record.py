@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct, convert
 
 from .. import __version__
 from ..errors import InputError, StoreError, SuperviseError, TamperError, UsageError, understood
 from ..report import stability_record
 from ..report.stability_builder import build
-from ..report.stability_monitors import Fault, Knowledge, Signal
+from ..report.stability_monitors import BenchmarkResults, Fault, Knowledge, Signal
 from ..report.stability_record import MAX_FIELDS, StabilityRecord
 from ..store import audit, files, journal, run_records
 from ..store.run_directory import RunDir
@@ -266,8 +267,7 @@ def knowledge() -> Knowledge:
     """Return what this installation knows about signals, faults, rules and packs."""
     from supervise_probe import faults
 
-    from ..catalog import discover
-    from ..catalog.shipped import benchmark_results
+    from ..catalog import discover, shipped
     from ..runtime.identity import formulas_digest
 
     digest = formulas_digest()
@@ -281,7 +281,9 @@ def knowledge() -> Knowledge:
             )
             for name, fault in faults.catalog().items()
         },
-        benchmark_results=benchmark_results(),
+        benchmark_results=BenchmarkResults.decode(
+            (shipped.folder("policies") / "shown.json").read_text()
+        ),
         blind_to={
             kind: f"{kind}: {text}"
             for kind, form in discover.detectors().items()
@@ -326,23 +328,32 @@ def _source(policy: Policy, rule: Rule) -> str:
     """Return where the thresholds of a rule come from: a shipped policy, or this one."""
     pack, _, local = rule.id.partition(".")
     digest = policy.digest_of(rule)
+    texts = _pack(pack) if local else None
+    if texts is None:
+        return "set by the policy of this run (policy.yaml)"
     shipped_first = [name for name in SHIPPED if name == policy.name]
-    for name in dict.fromkeys((*shipped_first, *SHIPPED)) if local and _pack(pack) else ():
+    for name in dict.fromkeys((*shipped_first, *SHIPPED)):
         shipped_policy = _shipped(name)
         shipped_rule = next((r for r in shipped_policy.rules if r.id == rule.id), None)
         if shipped_rule is not None and shipped_policy.digest_of(shipped_rule) == digest:
-            cited = "; ".join(_pack(pack).get("source") or ())
-            return f"shipped policy {name}, unchanged" + (f" ({cited})" if cited else "")
+            source = "; ".join(texts.source)
+            return f"shipped policy {name}, unchanged" + (f" ({source})" if source else "")
     return "set by the policy of this run (policy.yaml)"
 
 
 def _alarms(pack: str) -> Sequence[str]:
-    return list(_pack(pack).get("false_alarms") or ())
+    texts = _pack(pack)
+    return [] if texts is None else texts.false_alarms
+
+
+class _PackTexts(Struct, frozen=True):
+    source: Sequence[str] = ()
+    false_alarms: Sequence[str] = ()
 
 
 @cache
-def _pack(name: str) -> Mapping[str, Any]:
-    """Return the text fields of a shipped pack; empty if there is none."""
+def _pack(name: str) -> _PackTexts | None:
+    """Return the texts of a shipped pack, None if there is none."""
     import yaml
 
     from ..catalog import shipped
@@ -350,9 +361,9 @@ def _pack(name: str) -> Mapping[str, Any]:
 
     try:
         path = shipped.find(PACKS, name)
-        return {} if path is None else dict(yaml.safe_load(path.read_text("utf-8")))
+        return None if path is None else convert(yaml.safe_load(path.read_text()), _PackTexts)
     except (OSError, SuperviseError):
-        return {}
+        return None
 
 
 CSV, PARQUET = "csv", "parquet"

@@ -16,6 +16,7 @@ import click
 from .. import system
 from ..catalog.shipped import locate
 from ..core.model.decisions import MODES
+from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import SuperviseError, UsageError
@@ -24,7 +25,7 @@ from ..runtime.launcher import Launch, Launcher, redactor
 from ..runtime.process import Process, exit_code, replace_process
 from ..runtime.process_tree import Terminal
 from ..runtime.signals import Forwarder
-from ..store.run_directory import RunDir
+from ..store.run_directory import Endpoint, RunDescription, RunDir
 from . import _policy_cache
 from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
 from ._params import JobCommand, Options
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 def _citations(
     ctx: click.Context, param: click.Parameter, paths: Sequence[Path]
-) -> tuple[Mapping[str, Any], ...]:
+) -> tuple[Payload, ...]:
     if not paths:
         return ()
     from ..trials.trial_log import citation
@@ -113,7 +114,7 @@ def run_command(
     mode: str | None,
     drill: tuple[str, ...],
     notify: tuple[str, ...],
-    cites: tuple[Mapping[str, Any], ...],
+    cites: tuple[Payload, ...],
     logs: bool,
     resume_run: bool,
     fresh: bool,
@@ -160,7 +161,8 @@ def run_command(
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
-    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), quiet=quiet, cites=cites)
+    endpoint = None if port is None else Endpoint(port, host, per_rank)
+    options = Options(watch_policy, logs, endpoint, quiet=quiet, cites=cites)
     if resume_run and run_dir is not None:
         launch_args = run_dir, argv, chosen, faults, print_line
         run_dir, code, options = _resume(*launch_args, options, fresh=fresh)
@@ -190,16 +192,11 @@ def _run_unwatched_if_short(argv: Sequence[str]) -> None:
         replace_process(argv, os.environ)
 
 
-def _endpoint(port: int | None, host: str, per_rank: bool) -> Mapping[str, Any] | None:
-    """Return where metrics are served, None without a port."""
-    return None if port is None else {"port": port, "host": host, "per_rank": per_rank}
-
-
 def _resume(
     directory: Path,
     argv: Sequence[str],
     policy: Policy,
-    faults: Sequence[Any],
+    faults: Sequence[DrillOrder],
     print_line: PrintLine,
     options: Options,
     *,
@@ -253,7 +250,7 @@ def supervise(
     policy: Policy,
     reload_from: tuple[str, str | None, Channels],  # see `_watching.Started`
     run_dir: Path | None,
-    faults: Sequence[Any],
+    faults: Sequence[DrillOrder],
     print_line: PrintLine,
     open_records: OpenRecords = open_records,
     *,
@@ -273,14 +270,16 @@ def supervise(
         policy=policy,
         wall=system.wall(),
         redactor=clean,
-        info={
-            "tier": tier,
-            "tier_reason": reason,
-            "drills": faults,
-            "reload": reload_from[:2],
-            "notify": reload_from[2],
-            **options.persisted(),
-        },
+        start=RunDescription(
+            tier=tier,
+            tier_reason=reason,
+            drills=faults,
+            reload=reload_from[:2],
+            notify=reload_from[2],
+            watch_policy=options.watch_policy,
+            logs=options.logs,
+            metrics=options.metrics,
+        ),
     )
     root = environment.base(environ)
     directory = environment.segment_directory(root, run.id)

@@ -95,7 +95,7 @@ def why_command(
     if write is not None:
         _write(write, report)
     if as_json:
-        echo_json(report.as_json())
+        echo(report.encode())
         return
     lines: list[str] = []
     if incident is None and len(ids) > 1:

@@ -46,6 +46,7 @@ from .records import (
     DONE,
     DOUBT,
     Record,
+    RunStart,
     failures,
     is_closing,
     notices,
@@ -282,8 +283,8 @@ def _policy_at(
         if record.seq > until:
             break
         if record.kind == "run_start":
-            mode = str(record.data.get("mode", mode))
-            digest = str(record.data.get("policy_digest", ""))
+            start = record.data.read(RunStart)
+            mode, digest = start.mode or mode, start.policy_digest
         elif isinstance(record.decision, decisions.PolicyReloaded):
             mode, digest = record.decision.mode, record.decision.after
     policy = policies.get(digest)

@@ -34,7 +34,7 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .records import DONE, FAILED, Record, detail_of, ending_of, notices
+from .records import DONE, FAILED, Record, SendResult, detail_of, ending_of, notices
 
 RuleOf = Callable[[str], Rule | None]
 
@@ -307,10 +307,11 @@ def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[Sent
     """Return what people were sent, and what became of it per channel."""
     results: dict[str, list[Delivery]] = {}
     for record in records:
-        data = record.data
-        for key in data.get("keys", ()) if record.kind == "notify_result" else ():
-            delivery = Delivery(ok=data["ok"], tries=data.get("tries"), text=record.reason)
-            results.setdefault(str(key).rpartition(":")[2], []).append(delivery)
+        if record.kind == "notify_result":
+            sent = record.data.read(SendResult)
+            delivery = Delivery(ok=sent.ok, tries=sent.tries, text=record.reason)
+            for key in sent.keys:
+                results.setdefault(key.rpartition(":")[2], []).append(delivery)
     return [
         SentMessage(
             *_moment(record),

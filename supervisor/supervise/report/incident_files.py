@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..core.model.events import Frame
 from ..core.model.policy import Policy
 from ..errors import StoreError
 from ..store import files, run_records
-from ..store.run_directory import RunDir
+from ..store.run_directory import RunDescription, RunDir
 from .incident_builder import build
 from .incident_report import IncidentReport, RunOrigin
 from .incident_series import Tapes
@@ -172,13 +171,12 @@ def write(incidents: Path, report: IncidentReport) -> None:
         files.replace(home / name, content.encode(), durable=False)
 
 
-def describe(run: RunDir) -> Mapping[str, Any]:
-    """Return the content of run.json, as far as it can be read."""
-    with suppress(StoreError):
-        description = run.read_json("run.json")
-        if isinstance(description, dict):
-            return description
-    return {"run": run.id}
+def describe(run: RunDir) -> RunDescription:
+    """Return the content of run.json, or the id alone where it cannot be read."""
+    try:
+        return run.describe()
+    except StoreError:
+        return RunDescription(run=run.id)
 
 
 def is_policy(record: Record) -> bool:

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct, field
 
-from ..core.model.decisions import PlannedStep, ShadowStep, plain
+from ..core.model.decisions import PlannedStep, ShadowStep, document, plain
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload, Rewarm
 from ..core.model.verdicts import BandRange, Verdict
 from ..json_schemas import published_schema
+from ..store.run_directory import RunDescription
 
 VERSION: Literal["supervise/incident/v1"] = "supervise/incident/v1"
 
@@ -496,18 +496,16 @@ class RunOrigin(Struct, frozen=True):
     phase: str
 
     @classmethod
-    def from_description(
-        cls, description: Mapping[str, Any], directory: str, phase: str
-    ) -> RunOrigin:
+    def from_description(cls, description: RunDescription, directory: str, phase: str) -> RunOrigin:
         """Return what `run.json` says; `directory`: as commands name it."""
         return cls(
-            id=str(description.get("run", "")),
+            id=description.run,
             directory=directory,
-            host=str(description.get("host", "")),
-            command=list(map(str, description.get("argv", ()))),
-            policy=str(description.get("policy", "")),
+            host=description.host,
+            command=description.argv,
+            policy=description.policy,
             policy_digest="",
-            mode=str(description.get("mode", "")),
+            mode=description.mode,
             phase=phase,
         )
 
@@ -586,12 +584,12 @@ class IncidentReport(Struct, frozen=True):
             ("Proof", self.proof.text),
         ]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON holds it: "NaN" and the like for numbers that are not finite."""
-        document: dict[str, Any] = plain(msgspec.to_builtins(self, enc_hook=dict))
-        for failure, row in zip(self.failures, document["failures"], strict=True):
+    def encode(self, indent: int | None = None) -> str:
+        """Return it as JSON: "NaN" and the like for numbers that are not finite."""
+        fields = plain(self)
+        for failure, row in zip(self.failures, fields["failures"], strict=True):
             row["text"] = failure.text
-        return document
+        return document(fields, indent=indent)
 
 
 class IncidentSummary(Struct, frozen=True):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.model.decisions import document
 from ..core.model.formats import printable
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 from ..core.model.payload import Json
@@ -41,7 +40,7 @@ EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for 
 
 def files_of(report: IncidentReport) -> dict[str, str]:
     """Return file name -> content: the report and its views."""
-    text = document(report.as_json(), indent=1)
+    text = report.encode(indent=1)
     files = {DOCUMENT: f"{text}\n", SUMMARY: markdown(report), PAGE: page(report)}
     return {
         name: content.encode("utf-8", "backslashreplace").decode()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..core.model.decisions import IncidentClosed, Suppressed
 from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import count_outcomes, describe_counts, parse, troubles
+from .records import RunEnd, Undelivered, count_outcomes, describe_counts, parse, troubles
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
@@ -33,17 +32,18 @@ def closing(run: RunDir) -> list[str]:
     if end is None:
         return [f"supervise: the audit log of {run_path(run)} is incomplete: no record of the end"]
     position = f"at step {end.step}" if end.step >= 0 else "before the first step"
+    ending = end.data.parse(RunEnd)
     lines = [
-        f"supervise: exit code {end.data['exit_code']} {position}; "
+        f"supervise: exit code {ending.exit_code} {position}; "
         f"{counted(len(troubles(records)), 'incident')}, {describe_counts(count_outcomes(records))}"
     ]
     identities = [r for r in records if r.kind == "identity" and r.data.get("differs")]
     lines += [f"  {record.reason}" for record in identities]
-    lines += dear(end.data.get("probe_share"), run_path(run))
+    lines += dear(ending.probe_share, run_path(run))
     suppressed = [r.decision for r in records if isinstance(r.decision, Suppressed)]
     if contended := sum(decision.cause == "host" for decision in suppressed):
         lines.append(f"  {counted(contended, 'time')} steps were slow as others had the CPUs")
-    lines += _undelivered(end.data.get("undelivered", []), run_path(run))
+    lines += _undelivered(ending.undelivered, run_path(run))
     if gap := incomplete(log):
         lines.append(f"  {gap['reason']}")
     closed = [r.decision for r in records if isinstance(r.decision, IncidentClosed)]
@@ -66,18 +66,18 @@ def next_command(run: RunDir, *, has_checkpoint: bool, resumes: bool) -> list[st
     signals = [data["details"] for data in notes if data.get("what") == "signal"]
     if not any(details.get("final") for details in signals):
         return []
-    described = run.read_json("run.json")
+    described = run.describe()
     if has_checkpoint and not resumes:
-        init = shlex.join(["supervise", "init", "--", *described["argv"]])
+        init = shlex.join(["supervise", "init", "--", *described.argv])
         return [f"  how it goes on from a checkpoint is not in the policy; {init}"]
-    policy, mode = described["reload"]
+    policy, mode = described.reload
     command = ["supervise", "run", "--policy", _typed(policy)]
     command += ["--mode", mode] if mode else []
-    for kind, settings in described["notify"].items():
+    for kind, settings in described.notify.items():
         command += ["--notify", f"{kind}:{settings['url_env']}"]
     command += ["--run-dir", _typed(_first_directory(run.path)), "--resume-run", "--"]
     purpose = "to go on" if has_checkpoint else "no checkpoint was saved; to start again"
-    return [f"  {purpose}: {shlex.join([*command, *described['argv']])}"]
+    return [f"  {purpose}: {shlex.join([*command, *described.argv])}"]
 
 
 def _first_directory(path: Path) -> Path:
@@ -96,11 +96,11 @@ def dear(share: float | None, run: str) -> list[str]:
     return [f"  the probe took {100 * share:.0f} % of a step; its parts: supervise status {run}"]
 
 
-def _undelivered(messages: Sequence[Mapping[str, Any]], run: str) -> list[str]:
+def _undelivered(messages: Sequence[Undelivered], run: str) -> list[str]:
     if not messages:
         return []
     lines = [
-        f"  not delivered to {message['channel']}: {message['severity']} {message['title']}"
+        f"  not delivered to {message.channel}: {message.severity} {message.title}"
         for message in messages[:MAX_LISTED]
     ]
     if len(messages) > MAX_LISTED:

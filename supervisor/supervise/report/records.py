@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
+
 from ..core.model import decisions
 from ..core.model.failure import KIND, Failure, by_cause
+from ..core.model.payload import NOTHING, Payload
 from ..errors import understood
 from ..store import audit
 from ..store.run_directory import RunDir
@@ -36,6 +39,49 @@ ATTACHED = (
 )
 
 
+class RunStart(Struct, frozen=True):
+    """`run_start`: how the job was started; cites: what is cited of trials."""
+
+    policy: str | None = None
+    policy_digest: str = ""
+    mode: str | None = None
+    previous: str | None = None
+    cites: Sequence[Payload] = ()
+
+
+class Undelivered(Struct, frozen=True):
+    """A message that did not reach a channel."""
+
+    channel: str
+    severity: str
+    title: str
+
+
+class RunEnd(Struct, frozen=True):
+    """`run_end`: exit code, the probe's share of a step, messages that wait."""
+
+    exit_code: int
+    probe_share: float | None = None
+    undelivered: Sequence[Undelivered] = ()
+
+
+class LaunchIdentity(Struct, frozen=True):
+    """`identity`: what a launch consists of, and what differs from the launch before."""
+
+    identity: Payload
+    attempt: int = 0
+    since: str = ""
+    differs: Sequence[Payload] = ()
+
+
+class SendResult(Struct, frozen=True):
+    """`notify_result`: what became of messages on one channel."""
+
+    keys: Sequence[str] = ()
+    ok: bool = False
+    tries: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """An audit record.
@@ -55,7 +101,7 @@ class Record:
     event: int
     reason: str
     decision: decisions.Decision | None
-    data: Mapping[str, Any]
+    data: Payload
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> Record:
@@ -71,7 +117,7 @@ class Record:
             event=record.get("event", -1),
             reason=record.get("reason", ""),
             decision=decisions.decision_from_record(record) if is_decision else None,
-            data={} if is_decision else record.get("data") or {},
+            data=NOTHING if is_decision else Payload(record.get("data")),
         )
 
     @property

@@ -10,14 +10,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.model import decisions
+from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Policy
 from ..store import audit, run_records
 from ..store.recorder import incomplete
-from ..store.run_directory import RunDir
-from .records import Record, ending_of, is_closing, notices, parse, troubles
+from ..store.run_directory import RunDescription, RunDir
+from .records import (
+    LaunchIdentity,
+    Record,
+    RunEnd,
+    RunStart,
+    ending_of,
+    is_closing,
+    notices,
+    parse,
+    troubles,
+)
 from .stability_monitors import Frames, Interval, Knowledge, monitors, read_frames, rules
 from .stability_record import (
     SCHEMA_ID,
@@ -43,8 +55,15 @@ from .stability_record import (
 )
 
 NO_FRAME = "no step was seen"
-Facts = Mapping[str, Any]  # of run.json, of a record as it is stored
 OBSERVED = ("ack_step", "step", "from_step", "attempt", "held_s", "path", "sha256", "pid")
+
+
+class Effect(Struct, frozen=True):
+    """Parts of an observed effect that cost something: steps that were undone, time without any."""
+
+    from_step: int | None = None
+    step: int = 0
+    held_s: float | None = None
 
 
 def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> StabilityRecord:
@@ -59,17 +78,17 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
     """
     log = list(audit.read(run.audit_path))
     records = parse(run, log)
-    described = run.read_json("run.json")
-    start: Facts = next((r.data for r in records if r.kind == "run_start"), {})
+    described = run.describe()
+    recorded_start = next((r.data for r in records if r.kind == "run_start"), NOTHING)
+    start = recorded_start.parse(RunStart)
     frames = read_frames(run, _open_intervals(records))
     reloads = [
         Reload(record.step, record.seq, record.decision.after, record.reason)
         for record in records
         if isinstance(record.decision, decisions.PolicyReloaded)
     ]
-    digest = str(reloads[-1].digest if reloads else start.get("policy_digest", ""))
+    digest = str(reloads[-1].digest if reloads else start.policy_digest)
     policy = policies.get(digest)
-    citations = list(start.get("cites") or ())
     no_policy = Unknown(f"the policy {digest or 'of the run'} cannot be read")
     drills = injected_faults(records)
     actions = _actions(records)
@@ -78,18 +97,18 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
         made_by=knowledge.installation(),
         run=_run(run, described, start, records, frames),
         policy=RecordedPolicy(
-            name=str(start.get("policy", described["policy"])),
-            mode=str(start.get("mode", described["mode"])),
-            digest=str(start.get("policy_digest", "")),
+            name=described.policy if start.policy is None else start.policy,
+            mode=described.mode if start.mode is None else start.mode,
+            digest=start.policy_digest,
             reloads=reloads,
         ),
         identity=_identity(records),
         monitors=no_policy if policy is None else monitors(policy, frames, knowledge, records),
         rules=no_policy
         if policy is None
-        else rules(policy, frames, knowledge, records, drills, citations),
+        else rules(policy, frames, knowledge, records, drills, start.cites),
         fault_injection=FaultInjection(in_this_run=drills, design=knowledge.design()),
-        citations=citations,
+        citations=start.cites,
         incidents=_incidents(records),
         interventions=_interventions(records, actions),
         recovery=no_policy if policy is None else _recovery(policy, records, knowledge),
@@ -125,7 +144,7 @@ def _incidents(records: Sequence[Record]) -> list[RecordedIncident]:
     return list(rows.values())
 
 
-def _audit_state(run: RunDir, log: Sequence[Facts]) -> AuditState:
+def _audit_state(run: RunDir, log: Sequence[Mapping[str, Any]]) -> AuditState:
     """Return what the log and its digests say of the files that all of this is read from."""
     report = audit.verify(run.audit_path, run.id)
     return AuditState(
@@ -154,19 +173,24 @@ def _open_intervals(records: Sequence[Record]) -> list[Interval]:
 
 
 def _run(
-    run: RunDir, described: Facts, start: Facts, records: Sequence[Record], frames: Frames
+    run: RunDir,
+    described: RunDescription,
+    start: RunStart,
+    records: Sequence[Record],
+    frames: Frames,
 ) -> RecordedRun:
     end = records[-1] if records and records[-1].kind == "run_end" else None
-    previous = start.get("previous")
     no_frame = Unknown(frames.unreadable or NO_FRAME)
     return RecordedRun(
         id=run.id,
-        created=str(described["created"]),
-        host=str(described["host"]),
-        command=list(described["argv"]),
-        previous=str(previous) if previous else Unknown("it follows no other run"),
+        created=described.created,
+        host=described.host,
+        command=described.argv,
+        previous=start.previous or Unknown("it follows no other run"),
         state="ended" if end is not None else "not ended, or its supervisor was killed",
-        exit_code=Unknown("no record of the end") if end is None else end.data["exit_code"],
+        exit_code=Unknown("no record of the end")
+        if end is None
+        else end.data.parse(RunEnd).exit_code,
         first_step=frames.first_step if frames.frames else no_frame,
         last_step=frames.last_step if frames.frames else no_frame,
         steps_made=frames.frames + frames.missing if frames.frames else no_frame,
@@ -177,14 +201,18 @@ def _run(
 
 
 def _identity(records: Sequence[Record]) -> JobIdentity:
-    identities = [record for record in records if record.kind == "identity"]
+    identities = [
+        (record.step, record.data.parse(LaunchIdentity))
+        for record in records
+        if record.kind == "identity"
+    ]
     reason = "no record of it: the run ended at once, or an earlier version recorded it"
     return JobIdentity(
-        initial=identities[0].data["identity"] if identities else {"unknown": reason},
+        initial=identities[0][1].identity if identities else Payload({"unknown": reason}),
         changes=[
-            IdentityChange(data["attempt"], data["since"], record.step, data["differs"])
-            for record in identities
-            if (data := record.data).get("differs")
+            IdentityChange(identity.attempt, identity.since, step, identity.differs)
+            for step, identity in identities
+            if identity.differs
         ],
     )
 
@@ -211,7 +239,7 @@ def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
                 fault=fault,
                 step=step,
                 record=record.seq,
-                params=params if isinstance(params, Mapping) else {},
+                params=Payload(params) if isinstance(params, Mapping) else NOTHING,
                 rule=Unknown("no rule fired") if alarm is None else str(alarm.rule),
                 reported_after=_steps_after(alarm, step, "no rule fired"),
                 acted_after=_steps_after(action, step, "no action on the job"),
@@ -238,16 +266,16 @@ def _actions(records: Sequence[Record]) -> list[Intervention]:
                 incident=record.incident or Unknown("of no incident"),
                 step=record.step,
                 outcome="in doubt",
-                observed={},
+                observed=NOTHING,
                 record=record.seq,
             )
         elif (ending := ending_of(decision)) is not None and ending[0] in actions:
             name, outcome = ending
-            result = getattr(decision, "result", None) or {}
+            result = getattr(decision, "result", None) or NOTHING
             actions[name] = replace(
                 actions[name],
                 outcome=outcome,
-                observed={key: result[key] for key in OBSERVED if key in result},
+                observed=Payload({key: result[key] for key in OBSERVED if key in result}),
             )
     return list(actions.values())
 
@@ -309,7 +337,10 @@ def _recovery(policy: Policy, records: Sequence[Record], knowledge: Knowledge) -
 
 
 def _gaps(
-    log: Sequence[Facts], records: Sequence[Record], frames: Frames, policy: Policy | None
+    log: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
+    frames: Frames,
+    policy: Policy | None,
 ) -> Gaps:
     no_frame = Unknown(frames.unreadable or NO_FRAME)
     steps = frames.frames + frames.missing
@@ -344,10 +375,10 @@ def _inactive(policy: Policy, frames: Frames) -> list[str]:
 
 def _cost(actions: Sequence[Intervention], frames: Frames) -> RunCost:
     """Return what was lost: steps that were undone or dropped, and time without training."""
-    observed = [action.observed for action in actions]
-    dropped = sum(max(0, o["from_step"] - o["step"]) for o in observed if "from_step" in o)
+    observed = [action.observed.read(Effect) for action in actions]
+    dropped = sum(max(0, o.from_step - o.step) for o in observed if o.from_step is not None)
     no_frame = Unknown(frames.unreadable or NO_FRAME)
-    paused_s = sum(float(o.get("held_s") or 0.0) for o in observed)
+    paused_s = sum(effect.held_s or 0.0 for effect in observed)
     step_s, probe_s = frames.median("step_time"), frames.median("probe_self_time")
     steps = frames.redone + dropped
     devices = len(frames.ranks)
@@ -371,11 +402,11 @@ def _cost(actions: Sequence[Intervention], frames: Frames) -> RunCost:
 
 
 def _limits(
-    described: Facts, frames: Frames, policy: Policy | None, knowledge: Knowledge
+    described: RunDescription, frames: Frames, policy: Policy | None, knowledge: Knowledge
 ) -> list[str]:
     limits = []
-    if described.get("tier_reason"):
-        limits.append(f"the probe was not active: {described['tier_reason']}")
+    if described.tier_reason:
+        limits.append(f"the probe was not active: {described.tier_reason}")
     if frames.unreadable:
         limits.append(f"the journal does not show all steps: {frames.unreadable}")
     limits.append("one device per rank is counted, and the steps of the leading rank")

@@ -14,17 +14,19 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec import Struct
 
 from ..core.frames import tokens_of
 from ..core.model.decisions import RuleFired
 from ..core.model.events import Adopted, Announced, Exited, Frame, Gap
 from ..core.model.interfaces import Detector
+from ..core.model.payload import Payload
 from ..core.model.policy import HOLD, Policy, Rule
 from ..errors import StoreError
 from ..store import journal
 from ..store.run_directory import RunDir
-from .records import Record
+from .records import LaunchIdentity, Record
 from .stability_record import (
     Baseline,
     InjectedFault,
@@ -202,6 +204,70 @@ class Fault:
     params: Mapping[str, float | str]
 
 
+class RecordedRuleResult(Struct, frozen=True):
+    """What a rule reported in recordings; faults: kind of fault -> how early."""
+
+    digest: str
+    false_alarms: int
+    faults: Payload
+
+
+class Recordings(Struct, frozen=True):
+    """Benchmark over recordings of runs with and without a fault."""
+
+    machine: str = ""
+    date: str = ""
+    healthy: int = 0
+    rules: Mapping[str, RecordedRuleResult] = {}
+
+
+class MovedMetrics(Struct, frozen=True):
+    """Benchmark of the drills; moved: variant of a fault -> in how many programs it showed."""
+
+    machine: str = ""
+    date: str = ""
+    moved: Mapping[str, Payload] = {}
+
+
+class RecoveryRow(Struct, frozen=True):
+    """Verbs of the actions in one recovery, `, ` between them, `–` for none."""
+
+    actions: str
+
+
+class Recoveries(Struct, frozen=True):
+    """Benchmark of the recoveries."""
+
+    machine: str = ""
+    date: str = ""
+    policy: str = ""
+    rows: Sequence[Payload] = ()
+
+
+class BenchmarkResults(Struct, frozen=True):
+    """`policies/shown.json`; sha256: of its content, whatever its layout."""
+
+    recordings: Recordings = Recordings()
+    drills: MovedMetrics = MovedMetrics()
+    recoveries: Recoveries = Recoveries()
+    sha256: str = ""
+
+    @classmethod
+    def decode(cls, text: str) -> BenchmarkResults:
+        """Return the results that a JSON document holds."""
+        content = json.loads(text)
+        canonical = json.dumps(content, sort_keys=True)
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        return Payload(content).extended(sha256=digest).parse(cls)
+
+
+class CitedSuite(Struct, frozen=True):
+    """A trial that a run cites; monitors: of a drill suite, what each rule has shown."""
+
+    trial: str
+    monitors: Mapping[str, Payload] = {}
+
+
 @dataclass(frozen=True)
 class Knowledge:
     """What this installation knows about the parts of a policy.
@@ -209,7 +275,6 @@ class Knowledge:
     Attributes:
         formulas_sha256: digest of the files that hold the formulas of signals and detectors.
         signal: returns a metric, None for one that is not measured here.
-        benchmark_results: of `policies/shown.json`.
         blind_to: kind of a detector -> what it does not see.
         source: returns where the thresholds of a rule of a policy come from.
         alarms: pack -> healthy situations in which it fires.
@@ -219,43 +284,42 @@ class Knowledge:
     formulas_sha256: str
     signal: Callable[[str], Signal | None]
     faults: Mapping[str, Fault]
-    benchmark_results: Mapping[str, Any]
+    benchmark_results: BenchmarkResults
     blind_to: Mapping[str, str]
     source: Callable[[Policy, Rule], str]
     alarms: Callable[[str], Sequence[str]]
 
     def installation(self) -> Installation:
         """Return what the fields that are read from this installation depend on."""
-        results = json.dumps(self.benchmark_results, sort_keys=True).encode()
-        digest = hashlib.sha256(results).hexdigest()
-        return Installation(self.version, self.formulas_sha256, digest)
+        return Installation(self.version, self.formulas_sha256, self.benchmark_results.sha256)
 
-    def design(self) -> list[dict[str, Any]]:
+    def design(self) -> list[Payload]:
         """Return every fault that can be injected, and in how many programs it showed."""
-        drills = self.benchmark_results.get("drills", {})
-        origin = {name: drills[name] for name in ("machine", "date") if name in drills}
+        drills = self.benchmark_results.drills
         return [
-            {
-                "fault": name,
-                **dataclasses.asdict(fault),
-                "shown": [
-                    {"variant": variant, **programs, **origin}
-                    for variant, programs in drills.get("moved", {}).items()
-                    if variant.partition(":")[0] == name
-                ],
-            }
+            Payload(
+                {
+                    "fault": name,
+                    **dataclasses.asdict(fault),
+                    "shown": [
+                        {"variant": variant, **programs, "machine": drills.machine}
+                        | {"date": drills.date}
+                        for variant, programs in drills.moved.items()
+                        if variant.partition(":")[0] == name
+                    ],
+                }
+            )
             for name, fault in self.faults.items()
         ]
 
-    def recoveries(self, verbs: Sequence[str]) -> list[dict[str, Any]]:
+    def recoveries(self, verbs: Sequence[str]) -> list[Payload]:
         """Return the recorded recoveries in which the job was changed by just these actions."""
-        recoveries = self.benchmark_results.get("recoveries", {})
-        keys = ("machine", "date", "policy")
-        origin = {name: recoveries[name] for name in keys if name in recoveries}
+        recoveries = self.benchmark_results.recoveries
+        origin = {"machine": recoveries.machine, "date": recoveries.date}
         return [
-            {**row, **origin}
-            for row in recoveries.get("rows", ())
-            if (named := set(row["actions"].split(", ")) - {"–"})
+            row.extended(**origin, policy=recoveries.policy)
+            for row in recoveries.rows
+            if (named := set(row.parse(RecoveryRow).actions.split(", ")) - {"–"})
             and named <= {*verbs, "pause"}
             and {v for v in verbs if v in CHANGES} <= named
         ]
@@ -306,7 +370,8 @@ def _formulas(records: Sequence[Record]) -> str | None:
     """Return the digest of the formulas that the run was recorded with."""
     for record in records:
         if record.kind == "identity":
-            digest = (record.data["identity"].get("supervise") or {}).get("formulas_sha256")
+            software = record.data.parse(LaunchIdentity).identity.get("supervise")
+            digest = software.get("formulas_sha256") if isinstance(software, Mapping) else None
             return None if digest is None else str(digest)
     return None
 
@@ -317,7 +382,7 @@ def rules(
     knowledge: Knowledge,
     records: Sequence[Record],
     drills: Sequence[InjectedFault],
-    citations: Sequence[Mapping[str, Any]],
+    citations: Sequence[Payload],
 ) -> list[RecordedRule]:
     """Return each rule of a policy.
 
@@ -392,7 +457,7 @@ def _lead_time(
     knowledge: Knowledge,
     alarms: Sequence[Record],
     drills: Sequence[InjectedFault],
-    citations: Sequence[Mapping[str, Any]],
+    citations: Sequence[Payload],
 ) -> LeadTime:
     in_run = []
     for number, drill in enumerate(drills):
@@ -401,23 +466,26 @@ def _lead_time(
         if alarm is not None:
             in_run.append(LeadInRun(drill.fault, drill.step, max(0, alarm.step - drill.step)))
     suites = [
-        {"trial": trial["trial"], **{name: result[name] for name in SHOWN_IN_SUITE}}
-        for trial in citations
-        if (result := trial.get("monitors", {}).get(rule)) is not None
+        Payload({"trial": trial.trial} | {name: result[name] for name in SHOWN_IN_SUITE})
+        for trial in (citation.parse(CitedSuite) for citation in citations)
+        if (result := trial.monitors.get(rule)) is not None
         and result["digest"] == digest
         and result["delays"]
     ]
-    recordings = knowledge.benchmark_results.get("recordings", {})
-    result = recordings.get("rules", {}).get(rule)
+    recordings = knowledge.benchmark_results.recordings
+    recording = recordings.rules.get(rule)
     of_recordings = None
-    if result is not None and result["digest"] == digest and result["faults"]:
-        of_recordings = {
-            **{name: recordings[name] for name in ("machine", "date")},
-            "unit": "rows from the first report to half of the harm, least, median and most",
-            "faults": result["faults"],
-            "false_alarms": f"{result['false_alarms']} of {recordings['healthy']} healthy runs",
-        }
+    if recording is not None and recording.digest == digest and recording.faults:
+        of_recordings = Payload(
+            {
+                "machine": recordings.machine,
+                "date": recordings.date,
+                "unit": "rows from the first report to half of the harm, least, median and most",
+                "faults": recording.faults,
+                "false_alarms": f"{recording.false_alarms} of {recordings.healthy} healthy runs",
+            }
+        )
     if not (in_run or suites or of_recordings):
-        changed = result is not None and result["digest"] != digest
+        changed = recording is not None and recording.digest != digest
         return LeadTime(unknown=CHANGED if changed else NOT_SHOWN)
     return LeadTime(in_this_run=in_run or (), suites=suites or (), recordings=of_recordings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from ..core.model.decisions import document, plain
 from ..core.model.formats import number, printable
+from ..core.model.payload import Payload
 from ..json_schemas import published_schema
 from .pages import render
 
@@ -87,15 +88,15 @@ class IdentityChange(Struct, frozen=True, forbid_unknown_fields=True):
     """A launch whose job differs from that of the launch before it."""
 
     attempt: int
-    since: int
+    since: str
     step: int
-    differs: Any
+    differs: Sequence[Payload]
 
 
 class JobIdentity(Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of the job from its first step on: code, packages, data, machine."""
 
-    initial: Mapping[str, Any] = field(name="first")
+    initial: Payload = field(name="first")
     changes: Sequence[IdentityChange]
 
 
@@ -147,8 +148,8 @@ class LeadTime(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """
 
     in_this_run: Sequence[LeadInRun] = ()
-    suites: Sequence[Mapping[str, Any]] = ()
-    recordings: Mapping[str, Any] | None = None
+    suites: Sequence[Payload] = ()
+    recordings: Payload | None = None
     unknown: str | None = None
 
 
@@ -180,7 +181,7 @@ class InjectedFault(Struct, frozen=True, forbid_unknown_fields=True):
     fault: str
     step: int
     record: int
-    params: Mapping[str, Any]
+    params: Payload
     rule: str | Unknown
     reported_after: int | Unknown
     acted_after: int | Unknown
@@ -190,7 +191,7 @@ class FaultInjection(Struct, frozen=True, forbid_unknown_fields=True):
     """How the monitors were tested."""
 
     in_this_run: Sequence[InjectedFault]
-    design: Sequence[Mapping[str, Any]]
+    design: Sequence[Payload]
 
 
 class RecordedIncident(Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,7 +215,7 @@ class Intervention(Struct, frozen=True, forbid_unknown_fields=True):
     incident: str | Unknown
     step: int
     outcome: Literal["done", "failed", "in doubt"]
-    observed: Mapping[str, Any]
+    observed: Payload
     record: int
 
 
@@ -243,7 +244,7 @@ class Recovery(Struct, frozen=True, forbid_unknown_fields=True):
     used: int
     verified: int
     failed: int
-    recoveries: Sequence[Mapping[str, Any]] | Unknown = field(name="shown")
+    recoveries: Sequence[Payload] | Unknown = field(name="shown")
 
 
 class BlindRule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -313,7 +314,7 @@ class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     monitors: Sequence[Monitor] | Unknown
     rules: Sequence[RecordedRule] | Unknown
     fault_injection: FaultInjection
-    citations: Sequence[Mapping[str, Any]] = ()  # records of the first versions do not have them
+    citations: Sequence[Payload] = ()  # records of the first versions do not have them
     incidents: Sequence[RecordedIncident]
     interventions: Interventions
     recovery: Sequence[Recovery] | Unknown
@@ -322,20 +323,14 @@ class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     limits: Sequence[str]
     audit: AuditState
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
-        document: dict[str, Any] = plain(msgspec.to_builtins(self, enc_hook=dict))
-        return document
-
     def encode(self) -> bytes:
         """Return the bytes that are signed."""
-        text = document(self.as_json(), indent=1)
-        return f"{text}\n".encode()
+        return f"{document(self, indent=1)}\n".encode()
 
 
 def decode(raw: bytes) -> StabilityRecord:
     """Return the record in the bytes of a file; ValueError if it has not the published form."""
-    return msgspec.convert(json.loads(raw), StabilityRecord)
+    return Payload(json.loads(raw)).parse(StabilityRecord)
 
 
 def schema() -> dict[str, Any]:
@@ -361,7 +356,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple[str, Any, Any]]:
     """Return `(path, old, new)` of each leaf that differs; None for one that is missing."""
-    old_leaves, new_leaves = dict(leaves(old.as_json())), dict(leaves(new.as_json()))
+    old_leaves, new_leaves = dict(leaves(plain(old))), dict(leaves(plain(new)))
     return [
         (path, old_leaves.get(path), new_leaves.get(path))
         for path in dict.fromkeys((*old_leaves, *new_leaves))
@@ -398,7 +393,7 @@ class Block:
 def text_of(value: Any) -> str:
     """Return a value of a record as one line of text."""
     if isinstance(value, msgspec.Struct):
-        return text_of(msgspec.to_builtins(value, enc_hook=dict))
+        return text_of(_builtins(value))
     if isinstance(value, Mapping):
         if value.keys() == {"unknown"}:
             return f"unknown: {value['unknown']}"
@@ -412,73 +407,61 @@ def text_of(value: Any) -> str:
     return printable(str(value))
 
 
-def _pairs(title: str, fields: Any) -> Block:
-    rows = [(key.replace("_", " "), text_of(value)) for key, value in _items(fields).items()]
+def _pairs(title: str, fields: Struct | Payload, without: str = "") -> Block:
+    rows = [
+        (key.replace("_", " "), text_of(value))
+        for key, value in _builtins(fields).items()
+        if key != without
+    ]
     return Block(title, ("field", "value"), rows)
 
 
-def _table(title: str, values: Any) -> Block:
+def _table(title: str, values: Any, without: Collection[str] = ()) -> Block:
     """Return a table of objects with the same fields, or why there is none."""
     if not isinstance(values, (list, tuple)):
         return Block(title, ("field", "value"), [(title, text_of(values))])
-    rows = [_items(value) for value in values]
-    head = list(dict.fromkeys(name for row in rows for name in row))
+    rows = [_builtins(value) for value in values]
+    head = list(dict.fromkeys(name for row in rows for name in row if name not in without))
     cells = [[text_of(row.get(name)) for name in head] for row in rows]
     return Block(title, [name.replace("_", " ") for name in head], cells)
 
 
-def _items(value: Any) -> dict[str, Any]:
-    return (
-        dict(value)
-        if isinstance(value, Mapping)
-        else dict(msgspec.to_builtins(value, enc_hook=dict))
-    )
+def _builtins(value: Struct | Payload) -> Any:
+    return msgspec.to_builtins(value, enc_hook=dict)
 
 
 def blocks(record: StabilityRecord) -> Iterator[Block]:
     """Yield the sections of a record."""
     yield _pairs("Run", record.run)
     yield _pairs("Policy", record.policy)
-    identity = {
-        name: _packages(value) if name == "packages" else value
-        for name, value in record.identity.initial.items()
-    }
-    yield _pairs("Identity of the job at its first launch", identity)
+    yield _pairs("Identity of the job at its first launch", _counted(record.identity.initial))
     yield _table("Changes of the identity", record.identity.changes)
     yield _table("Monitored signals", record.monitors)
     yield _table("Rules, thresholds and lead times", record.rules)
     yield _table("Faults injected in this run", record.fault_injection.in_this_run)
-    yield _table("Trials cited", [_citation(trial) for trial in record.citations])
+    yield _table("Trials cited", record.citations, without=("monitors", "runs"))
     yield _table("Fault-injection design", record.fault_injection.design)
     yield _table("Incidents", record.incidents)
-    interventions = _items(record.interventions)
-    actions = interventions.pop("actions")
-    yield _pairs("Interventions", interventions)
-    yield _table("Actions on the job", actions)
+    yield _pairs("Interventions", record.interventions, without="actions")
+    yield _table("Actions on the job", record.interventions.actions)
     yield _table("Recovery procedures", record.recovery)
     yield _pairs("Gaps", record.gaps)
     yield _pairs("Cost", record.cost)
     yield Block("Limits", ("limit",), [[text_of(limit)] for limit in record.limits])
-    audit = _items(record.audit)
-    parts = audit.pop("parts")
-    yield _pairs("Audit", audit)
-    yield _table("Audited parts", parts)
+    yield _pairs("Audit", record.audit, without="parts")
+    yield _table("Audited parts", record.audit.parts)
     yield _pairs("Written by", record.made_by)
 
 
-def _citation(trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a citation less what its rules have shown, which is with the rules."""
-    return {name: value for name, value in trial.items() if name not in ("monitors", "runs")}
-
-
-def _packages(packages: Any) -> Any:
-    if not isinstance(packages, Mapping) or "versions" not in packages:
-        return packages
-    return {
-        "source": packages["source"],
-        "number": len(packages["versions"]),
-        "sha256": packages["sha256"],
-    }
+def _counted(identity: Payload) -> Payload:
+    """Return an identity with the number of its packages instead of their versions."""
+    packages = identity.get("packages")
+    versions = packages.get("versions") if isinstance(packages, Mapping) else None
+    if not isinstance(packages, Mapping) or not isinstance(versions, (Mapping, list)):
+        return identity
+    number = len(versions)
+    fields = {"source": packages["source"], "number": number, "sha256": packages["sha256"]}
+    return identity.extended(packages=fields)
 
 
 def markdown(record: StabilityRecord) -> str:

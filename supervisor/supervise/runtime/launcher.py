@@ -19,7 +19,8 @@ import msgspec
 
 from ..core import job_recipes
 from ..core.model import redaction
-from ..core.model.decisions import ACTING_MODES
+from ..core.model.decisions import ACTING_MODES, plain
+from ..core.model.payload import DrillOrder
 from ..core.model.policy import Policy, RelaunchSettings, Savepoints
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
@@ -88,7 +89,7 @@ class Launcher:
         environ: Mapping[str, str],
         run: RunDir,
         directory: Path,
-        drills: Sequence[Any] = (),
+        drills: Sequence[DrillOrder] = (),
         *,
         terminal: Terminal | None = None,
         output: JobOutput | None = None,
@@ -218,7 +219,7 @@ def _resuming(launch: Launch, method: str) -> dict[str, Any]:
 
 
 def probe_config(
-    run: RunDir, directory: Path, policy: Policy, drills: Sequence[Any]
+    run: RunDir, directory: Path, policy: Policy, drills: Sequence[DrillOrder]
 ) -> dict[str, Any]:
     """Return the probe's settings. Below `approve` it gets no means to change the job."""
     may_act = policy.mode in ACTING_MODES
@@ -239,7 +240,7 @@ def probe_config(
         "probe_batch": {} if may_act and policy.job.probe_batch else None,
         "keep_signals": may_act and policy.job.preempt is not None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
-        "drills": list(drills),
+        "drills": plain(drills),
         "lease_s": LEASE_S,
     }
 

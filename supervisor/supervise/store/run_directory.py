@@ -26,11 +26,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from .. import __version__
 from ..core.model.decisions import plain
+from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
-from ..errors import StoreError
+from ..errors import StoreError, understood
 from . import files
 
 RUNS = Path("runs")
@@ -44,6 +48,44 @@ def is_run(path: Path) -> bool:
         return (path / "run.json").is_file()
     except OSError as error:
         raise StoreError(f"cannot read {path / 'run.json'}: {error.strerror}") from error
+
+
+class Endpoint(Struct, frozen=True):
+    """Address at which the metrics of a run are served."""
+
+    port: int
+    host: str
+    per_rank: bool = False
+
+
+class RunDescription(Struct, frozen=True, kw_only=True):
+    """What run.json says of a run and its start.
+
+    Attributes:
+        argv: without secrets. supervise, python: versions.
+        tier_reason: why the probe was not active.
+        reload: file and mode of a reload that names none. notify: channels that were added.
+        metrics: where they are served; None: nowhere.
+    """
+
+    run: str = ""
+    created: str = ""
+    argv: Sequence[str] = ()
+    cwd: str = ""
+    policy: str = ""
+    policy_digest: str = ""
+    mode: str = ""
+    host: str = ""
+    supervise: str = ""
+    python: str = ""
+    tier: str = ""
+    tier_reason: str | None = None
+    drills: Sequence[DrillOrder] = ()
+    reload: tuple[str, str | None] = ("", None)
+    notify: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    watch_policy: bool = False
+    logs: bool = False
+    metrics: Endpoint | None = None
 
 
 class RunDir:
@@ -62,7 +104,7 @@ class RunDir:
         argv: Sequence[str],
         policy: Policy,
         wall: str,
-        info: Mapping[str, Any] | None = None,
+        start: RunDescription | None = None,
         redactor: Redactor | None = None,
     ) -> RunDir:
         """Create the directory of a new run; its absolute path is in `path`.
@@ -71,7 +113,7 @@ class RunDir:
             path: None for `./runs/<utc>-<id>`; else an empty or new directory.
             argv: the job's command; only the secrets beside the run have it unredacted.
             wall: UTC now, ISO-8601; names the run.
-            info: further keys of run.json.
+            start: how it is started; the rest of run.json is filled in.
             redactor: for the secrets in run.json.
 
         Raises:
@@ -90,22 +132,23 @@ class RunDir:
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
             files.replace(path / "policy.yaml", policy.resolved.encode(), durable=False)
-            described = {
-                "run": run_id,
-                "created": wall,
-                "argv": clean.command(argv),
-                "cwd": str(Path.cwd()),
-                "policy": policy.name,
-                "policy_digest": policy.digest,
-                "mode": policy.mode,
-                "host": socket.gethostname(),
-                "supervise": __version__,
-                "python": sys.version.split()[0],
-                **clean.tree(info or {}),
-            }
+            start = Payload(clean.tree(plain(start or RunDescription()))).parse(RunDescription)
+            described = replace(
+                start,
+                run=run_id,
+                created=wall,
+                argv=clean.command(argv),
+                cwd=str(Path.cwd()),
+                policy=policy.name,
+                policy_digest=policy.digest,
+                mode=policy.mode,
+                host=socket.gethostname(),
+                supervise=__version__,
+                python=sys.version.split()[0],
+            )
             run._make_secrets_directory()
             run.write_secret(COMMAND, list(argv))
-            run.write_json("run.json", described)
+            run.write_json("run.json", plain(described))
         except OSError as error:
             raise StoreError(
                 f"cannot create the run directory {path}: {error.strerror}",
@@ -277,6 +320,11 @@ class RunDir:
             files.replace(self.path / name, text.encode(), durable=durable)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def describe(self) -> RunDescription:
+        """Return the content of run.json. Raises StoreError."""
+        with understood(str(self.path / "run.json"), "restore it from a copy of the run directory"):
+            return Payload(self.read_json("run.json")).parse(RunDescription)
 
     def read_json(self, name: str) -> Any:
         """Return the content of the file `name`. Raises StoreError."""

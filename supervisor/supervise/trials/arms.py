@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..core.model.decisions import (
     ActionFinished,
@@ -19,6 +18,7 @@ from ..errors import understood
 from ..report.records import read_records
 from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
+from .trial_log import RunCitation
 
 LOSS, GRADIENT, UPDATE = "train_loss_raw", "grad_global_norm", "update_norm"
 FINGERPRINT, TOKENS, SKIPPED, LR_SCALE = (
@@ -229,10 +229,10 @@ def read_arm(
     )
 
 
-def cite(run: RunDir) -> dict[str, Any]:
-    """Return what names a run in a verdict: its id, and the head of its audit log."""
+def cite(run: RunDir) -> RunCitation:
+    """Return what names a run in a result."""
     report = audit.verify(run.audit_path, run.id)
-    return {"run": run.id, "records": report.records, "head": report.head}
+    return RunCitation(run.id, report.records, report.head)
 
 
 def read_fault(run: RunDir, metrics: Sequence[str], name: str) -> FaultArm:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 from xml.etree import ElementTree
 
-import msgspec
 from msgspec import Struct, field
 
 from ..core.model.formats import printable
@@ -92,11 +91,6 @@ class GateReport(Struct, frozen=True, kw_only=True):
     pairs: Sequence[PairResult]
     calibration: Sequence[float]
     checks: Sequence[Check]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        document: dict[str, Any] = msgspec.to_builtins(self)
-        return document
 
 
 def gate_report(

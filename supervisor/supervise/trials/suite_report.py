@@ -6,15 +6,16 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import msgspec
 from msgspec import Struct, field
 
+from ..core.model.decisions import document, plain
 from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
 from .gate_report import thinned
+from .trial_log import TrialPolicy
 
 FAULTS = (
     *("fault", "best monitor", "alarm", "page", "loss leaves", "lead"),
@@ -40,14 +41,6 @@ KEY = (
     "of the first seed that was judged. Gray: healthy; red: without actions; green: with actions. "
     "Vertical lines: the fault, amber the first alarm, dotted red the loss leaves its band"
 )
-
-
-class SuitePolicy(Struct, frozen=True):
-    """The policy of a suite; `without`: its parts that could reach others and were left out."""
-
-    name: str
-    digest: str
-    without: Sequence[str]
 
 
 class Span(Struct, frozen=True):
@@ -121,7 +114,7 @@ class SuiteReport(Struct, frozen=True, kw_only=True):
     schema: Literal["supervise/drill-suite/v1"] = "supervise/drill-suite/v1"
     suite: str
     command: Sequence[str]
-    policy: SuitePolicy
+    policy: TrialPolicy
     means: Mapping[str, str]
     metric: str
     steps: int
@@ -135,10 +128,9 @@ class SuiteReport(Struct, frozen=True, kw_only=True):
     monitors: Sequence[Monitor]
     plots: Mapping[str, FaultPlot]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data, with its summary."""
-        document: dict[str, Any] = msgspec.to_builtins(self)
-        return {**document, "summary": summary(self)}
+    def encode(self) -> str:
+        """Return it as JSON, with its summary."""
+        return document({**plain(self), "summary": summary(self)})
 
 
 def fault_plot(runs: Runs, finding: Finding, metric: str) -> FaultPlot | None:

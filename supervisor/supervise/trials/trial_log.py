@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct, field
 
 from .. import system
+from ..core.model.decisions import plain
+from ..core.model.payload import Payload
 from ..errors import StoreError
 from ..store import audit
 from ..store.audit import Audit
@@ -27,6 +30,91 @@ CITED = {  # what a citation takes of a result
 }
 
 
+class TrialPolicy(Struct, frozen=True):
+    """The policy of a trial; `without`: its parts that could reach others and were left out."""
+
+    name: str
+    digest: str
+    without: Sequence[str]
+
+
+class CanaryPlan(Struct, frozen=True):
+    """`canary_plan`: what is to be compared, and how."""
+
+    steps: int
+    seeds: int
+    policy: TrialPolicy
+    margin: float
+    alpha: float
+    warmup: int
+
+
+class CanaryLook(Struct, frozen=True):
+    """`canary_look`: the verdict so far, and the mean of the differences."""
+
+    verdict: str
+    mean: float | None
+
+
+class RunCitation(Struct, frozen=True):
+    """What names a run in a result: its id, and the head of its audit log."""
+
+    run: str
+    records: int
+    head: str
+
+
+class SuiteRun(RunCitation, frozen=True, kw_only=True):
+    """`suite_run`: a run with a fault or without one; outside: files that it wrote elsewhere."""
+
+    exit_code: int
+    seconds: float
+    outside: Sequence[str]
+
+
+class CanaryArm(SuiteRun, frozen=True, kw_only=True):
+    """`canary_arm`: a run of one program."""
+
+    steps: int
+    cpu_s: float | None
+
+
+class SuitePlan(Struct, frozen=True, kw_only=True):
+    """`suite_plan`: what must be the same where a suite goes on."""
+
+    supervise: str
+    command: Sequence[str]
+    cwd: str
+    policy: str
+    faults: Sequence[str]
+    seeds: int
+    healthy: int
+    steps: int
+    fault_step: int = field(name="at")
+    metric: str
+    acts: bool
+
+
+class MonitorResult(Struct, frozen=True):
+    """What a rule with this digest has shown; see `drill_findings.Monitor`."""
+
+    digest: str
+    delays: Mapping[str, Sequence[int]]
+    leads: Mapping[str, Sequence[int]]
+    false_alarms: int
+
+
+class SuiteResult(Struct, frozen=True):
+    """`suite_result`; faults: how many runs of each were judged."""
+
+    document: str
+    sha256: str
+    policy: TrialPolicy
+    healthy: int
+    faults: Mapping[str, int]
+    monitors: Mapping[str, MonitorResult]
+
+
 class TrialLog:
     """The writer; get one from `opened`."""
 
@@ -34,7 +122,7 @@ class TrialLog:
         self.trial = trial
         self._log = log
 
-    def note(self, kind: str, reason: str, data: Mapping[str, Any]) -> None:
+    def note(self, kind: str, reason: str, data: Struct | Payload) -> None:
         """Add a record, which is on disk before this returns. Raises StoreError."""
         now = system.monotonic_ns(), system.wall()
         self._log.append(
@@ -43,7 +131,7 @@ class TrialLog:
             at_ns=now[0],
             wall=now[1],
             step=-1,
-            body={"reason": reason, "data": dict(data)},
+            body={"reason": reason, "data": plain(data)},
             sync=True,
         )
 
@@ -69,7 +157,7 @@ def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
         log.close()
 
 
-def citation(path: Path) -> dict[str, Any]:
+def citation(path: Path) -> Payload:
     """Return what a record may cite of the newest trial in a log, or in the directory of one.
 
     Raises:
@@ -92,13 +180,15 @@ def citation(path: Path) -> dict[str, Any]:
     document = log.parent / str(data.get("document", ""))
     if document.is_file() and hashlib.sha256(document.read_bytes()).hexdigest() != data["sha256"]:
         raise StoreError(f"{document} is not the one that {log} names")
-    return {
-        "file": str(log.absolute()),
-        "trial": str(newest["run"]),
-        "record": newest["seq"],
-        "made": str(newest["wall"]),
-        "result": str(newest["reason"]),
-        **{name: data[name] for name in CITED[newest["kind"]]},
-        "records": report.records,
-        "head": report.head,
-    }
+    return Payload(
+        {
+            "file": str(log.absolute()),
+            "trial": str(newest["run"]),
+            "record": newest["seq"],
+            "made": str(newest["wall"]),
+            "result": str(newest["reason"]),
+            **{name: data[name] for name in CITED[newest["kind"]]},
+            "records": report.records,
+            "head": report.head,
+        }
+    )

@@ -661,7 +661,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value
+    return plain(msgspec.to_builtins(value, enc_hook=dict)) if isinstance(value, Struct) else value
 
 
 def document(value: Any, **form: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Form = TypeVar("Form")
@@ -41,7 +41,7 @@ class Payload(Mapping[str, Json]):
 
     def parse(self, form: type[Form]) -> Form:
         """Return it as a form. Raises ValueError when it is none."""
-        return msgspec.convert(self._fields, form)
+        return msgspec.convert(self._fields, form, dec_hook=lambda owner, value: owner(value))
 
     def read(self, form: type[Form]) -> Form:
         """Return it as a form, which has its defaults when this is none."""
@@ -151,6 +151,15 @@ class Drill(Struct, frozen=True):
 
     fault: str = ""
     params: DrillParams | None = None
+
+
+class DrillOrder(Struct, frozen=True):
+    """A fault to inject at a step, with all its parameters; rank: the only one that it strikes."""
+
+    fault: str
+    step: int
+    params: Mapping[str, bool | int | float | str]
+    rank: int | UnsetType = UNSET
 
 
 class Shards(Struct, frozen=True):
