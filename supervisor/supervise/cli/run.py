@@ -35,6 +35,7 @@ DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 HOST = "127.0.0.1"  # nobody outside of this machine reads the metrics by default
 CRASHED = "internal error; the job continues without supervision"
 Channels = Mapping[str, Mapping[str, str]]
+ReloadFrom = tuple[str, str | None, Channels]  # see `_watching.Started`
 _log = logging.getLogger(__name__)
 
 
@@ -161,14 +162,17 @@ def run_command(
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
-    endpoint = None if port is None else Endpoint(port, host, per_rank)
-    options = Options(watch_policy, logs, endpoint, quiet=quiet, cites=cites)
+    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), quiet=quiet, cites=cites)
     if resume_run and run_dir is not None:
         launch_args = run_dir, argv, chosen, faults, print_line
         run_dir, code, options = _resume(*launch_args, options, fresh=fresh)
         if code is not None:
             return code
     return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
+
+
+def _endpoint(port: int | None, host: str, per_rank: bool) -> Endpoint | None:
+    return None if port is None else Endpoint(port, host, per_rank)
 
 
 def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh: bool) -> None:
@@ -245,10 +249,30 @@ def _faults(drill: Sequence[str]) -> list[Any]:
     return [discover.parse_drill(text) for text in drill]
 
 
+def _description(
+    tier: str,
+    reason: str | None,
+    faults: Sequence[DrillOrder],
+    reload_from: ReloadFrom,
+    options: Options,
+) -> RunDescription:
+    """Return what run.json keeps of a start, for a supervisor that takes over."""
+    return RunDescription(
+        tier=tier,
+        tier_reason=reason,
+        drills=faults,
+        reload=reload_from[:2],
+        notify=reload_from[2],
+        watch_policy=options.watch_policy,
+        logs=options.logs,
+        metrics=options.metrics,
+    )
+
+
 def supervise(
     argv: Sequence[str],
     policy: Policy,
-    reload_from: tuple[str, str | None, Channels],  # see `_watching.Started`
+    reload_from: ReloadFrom,
     run_dir: Path | None,
     faults: Sequence[DrillOrder],
     print_line: PrintLine,
@@ -270,16 +294,7 @@ def supervise(
         policy=policy,
         wall=system.wall(),
         redactor=clean,
-        start=RunDescription(
-            tier=tier,
-            tier_reason=reason,
-            drills=faults,
-            reload=reload_from[:2],
-            notify=reload_from[2],
-            watch_policy=options.watch_policy,
-            logs=options.logs,
-            metrics=options.metrics,
-        ),
+        start=_description(tier, reason, faults, reload_from, options),
     )
     root = environment.base(environ)
     directory = environment.segment_directory(root, run.id)
