@@ -115,6 +115,10 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def layer(self) -> str:
         parts = self.name.split(".")
@@ -122,7 +126,7 @@ class Module:
 
     def imports(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line, dotted target, was it relative), relative ones expanded, deepest known."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name, False) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -169,7 +173,7 @@ def pure(module: Module) -> Iterator[str]:
         if not relative and target not in PURE and not target.startswith("supervise"):
             advice = ADVICE.get(target.split(".")[0], "this layer is pure")
             yield f"{module.path}:{line} imports {target}; {advice}"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Name) and called.id in IMPURE_CALLS:
             yield f"{module.path}:{called.lineno} calls {called.id}(); this layer is pure"
@@ -221,7 +225,7 @@ def small(module: Module) -> Iterator[str]:
     lines = module.text.count("\n")
     if lines > MAX_FILE:
         yield f"{module.path} has {lines} lines, more than {MAX_FILE}; the idea in it is two ideas"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = span(node) - sum(span(child) for child in ast.iter_child_nodes(node))
             if length > MAX_FUNCTION:
@@ -245,7 +249,7 @@ def printed(module: Module) -> Iterator[str]:
         ("_output", "_streams")
     ):
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
         if called in ("print", "click.echo") or called.endswith("console.print"):
             yield f"{module.path}:{node.lineno} calls {called}(); use echo or echo_json of _output"

@@ -57,6 +57,7 @@ def workflow(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_check_fails_for_a_candidate_that_crashes(workflow):
     done, junit, summary = workflow(3)
 

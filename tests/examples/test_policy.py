@@ -26,6 +26,7 @@ def test_it_loads_without_a_word_and_can_start_the_example_again():
     assert policy.ladder.levels == (*below, "relaunch-and-rewarm", "hold")
 
 
+@pytest.mark.slow
 def test_its_scenarios_pass():
     """A setting that is wrong for good is held with evidence; a short batch is nothing."""
     file = str(ROOT / "examples" / "nano" / "tests" / "policy.yaml")

@@ -143,6 +143,7 @@ def test_ranks_that_count_their_steps_otherwise_are_not_changed(gang):
     assert {verdict.decision for verdict in ranks.verdicts()} == {"abort"}
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_promise_is_named_and_blocks_nobody(gang):
     """One after the other is late, evaluates, and is stopped when the command has just come: the
     others are on their way again as soon as it is back, and none has done anything."""
@@ -165,6 +166,7 @@ def test_a_rank_that_does_not_promise_is_named_and_blocks_nobody(gang):
     assert ranks.scale(key="at last")["ranks"] == 4
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_those_at_the_fence_shows_that_the_job_has_none(gang):
     """It has no more data, and only takes part in the collectives of those that have: that is
     known before anybody's time at the fence is over."""
@@ -182,6 +184,7 @@ def test_a_rank_that_waits_for_those_at_the_fence_shows_that_the_job_has_none(ga
     assert ranks.done() == [[], []]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
     ranks = gang(rank1=("dies", 60))
 
@@ -199,6 +202,7 @@ def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
     assert first[: len(second)] == second and len(first) - len(second) <= died.inconsistent
 
 
+@pytest.mark.slow
 def test_without_a_supervisor_a_promise_ends_by_itself(gang):
     """The promise is asked for, and then nobody decides: the ranks decide that it is not done."""
     ranks = gang()

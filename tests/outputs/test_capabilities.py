@@ -57,7 +57,7 @@ def test_a_job_of_a_library_with_nothing_configured():
         ),
         (NANO, READY | {"safeguards": {"a": "cannot act: why"}}, {}, "a", "no (why)"),
         (NANO, READY, {"channels": ("console", "slack")}, "messages", "console, slack"),
-        (load_policy("observe"), {}, {}, "actions", "none in mode observe (--mode enforce)"),
+        (replace(NANO, mode="observe"), {}, {}, "actions", "none in mode observe (--mode enforce)"),
     ],
 )
 def test_each_capability_has_its_reason(policy, probe, facts, what, how):

@@ -16,7 +16,7 @@ import pytest
 from supervise.core.model.events import Frame
 from supervise.runtime.segment_reader import Segment
 
-PROBES = Path(__file__).parents[2] / "probes"
+PROBES = Path(__file__).parents[3] / "probes"
 OLDEST = (3, 9)  # of the job's Python; pyproject.toml, per-file-target-version
 NAMES = [f"python3.{minor}" for minor in range(OLDEST[1], 20)]
 
