@@ -8,7 +8,13 @@ import pytest
 
 from supervise.catalog.scenario_subject import check_file
 
-HEAD = "version: supervise/v1\npolicy: nano\ntests:\n  - name: one\n"
+HEAD = "version: supervise/v1\npolicy: small.yaml\ntests:\n  - name: one\n"
+SMALL = """\
+version: supervise/v1
+mode: enforce
+use: [hang]
+budgets: {all: {max: 3}, rollback: {max: 2}}
+"""
 SERIES = '    series: {train_loss_raw: "2x9"}\n'
 EXPECT = SERIES + "    expect: "
 NONE = EXPECT + "[]\n    "
@@ -40,6 +46,11 @@ MISTAKES = [
     (LOSS + '"2x9 3 4xx"}\n    expect: []\n', "5:37", "'4xx' is not part of one"),
     (LOSS + '"1x150000 1x60000"}\n    expect: []\n', "5:13", "is longer than 200000 steps"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL, "utf-8")
 
 
 @pytest.mark.parametrize(("text", "where", "said"), MISTAKES)

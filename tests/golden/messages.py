@@ -50,7 +50,7 @@ probation: 20
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Story:
     """One run: what it shows, its policy and mode, the metrics, and what is done to it."""
 
@@ -238,6 +238,7 @@ def lines_of(decision: Decision, frame: int) -> Iterator[str]:
         yield f"[frame {frame}] {decision.kind}: {decision.reason}"
 
 
+@cache
 def played(story: Story) -> list[tuple[int, Decision]]:
     """Play a story and return its decisions with the frame of each."""
     form = Scenario(

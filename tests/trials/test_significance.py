@@ -54,7 +54,7 @@ def test_looks_spend_alpha_and_no_more():
     assert spent_alpha(0.5, 0.05) == pytest.approx(0.00557, abs=1e-5)
 
 
-@pytest.mark.parametrize("memory", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize("memory", [0.0, 0.9])
 def test_autocorrelation_time_is_that_of_the_process(memory):
     found = autocorrelation_time(autoregressive(random.Random(1), 20_000, memory))
 
