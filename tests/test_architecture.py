@@ -255,6 +255,33 @@ def printed(module: Module) -> Iterator[str]:
             yield f"{module.path}:{node.lineno} calls {called}(); use echo or echo_json of _output"
 
 
+NAMED_FILE = re.compile(r"(?<![\w./-])((?:[\w-]+/)*[\w-]+\.(?:py|md))\b")
+OF_LIBRARIES = ("torch", "litgpt/", "scripts/", "Lib/", "site.py", "checkpoint_manager.py")
+
+
+@cache
+def file_names() -> frozenset[str]:
+    """Return the names of the Python and Markdown files of the project, without their folders."""
+    files = (path for kind in ("py", "md") for path in ROOT.glob(f"[!.]*/**/*.{kind}"))
+    return frozenset(path.name for path in (*files, *ROOT.glob("*.md")))
+
+
+def named(module: Module) -> Iterator[str]:
+    """A docstring or comment names files that exist here; a source is public or measured here."""
+    if module.name.startswith(("benchmarks.", "tests.test_architecture")):
+        return
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [
+        ast.get_docstring(node) or ""
+        for node in ast.walk(module.tree)
+        if isinstance(node, documented)
+    ]
+    texts += re.findall(r"# .*", module.text)
+    for name in NAMED_FILE.findall("\n".join(texts)):
+        if not name.startswith(OF_LIBRARIES) and name.rpartition("/")[2] not in file_names():
+            yield f"{module.path} names {name}, which is not here"
+
+
 RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     layers,
     pure,
@@ -262,6 +289,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     beside,
     small,
     introduced,
+    named,
     printed,
 )
 
@@ -359,6 +387,7 @@ def breaches(name: str, text: str) -> list[str]:
         ),
         ("supervise.runtime", "#\n" * 901, "runtime.py has 901 lines, more than 900"),
         ("supervise.runtime", "x = 1", "runtime.py has no docstring"),
+        ("supervise.core.x", "N = 3  # as gone.md has it", "core/x.py names gone.md, which is not"),
         ("supervise.cli.x", "click.echo(json.dumps(y))", "cli/x.py:1 calls click.echo(); use echo"),
     ],
 )

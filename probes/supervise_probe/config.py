@@ -27,7 +27,7 @@ class Config(NamedTuple):
         drills: `[{"fault", "step", "params"}]`.
         lease_s: the longest that a pause lasts unless the supervisor renews it.
         sampling: steps between two samples by set, 0 for never, and `share`; see `sampling`.
-        peak_flops: FLOP/s that the device can do at most; None: see `device_peaks`.
+        peak_flops: FLOP/s that the device can do at most; None: see `collectors.flops`.
         attempt: of this launch; frames count on from it at every rollback.
         first_step: what the first step is called: one more than the last in the checkpoint.
         counters: `collectors.COUNTERS` that this launch counts on from, by rank; under "all" those

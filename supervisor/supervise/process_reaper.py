@@ -1,4 +1,4 @@
-"""Runs one tool and leaves nothing of it behind; started by `children`, as a program.
+"""Runs one tool and leaves nothing of it behind; started by `system`, as a program.
 
     python -I -S process_reaper.py LIFELINE TOOL ARGUMENT...
 

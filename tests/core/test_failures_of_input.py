@@ -1,4 +1,4 @@
-"""What comes in is too much, missing, contaminated or late: failure groups A to E of policy.md."""
+"""Input that is too much, missing, contaminated or late."""
 
 from __future__ import annotations
 

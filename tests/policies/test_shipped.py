@@ -16,7 +16,7 @@ POLICIES = shipped.names("policies")
 PACKS = shipped.names("policies/packs")
 RUNBOOKS = shipped.names("runbooks")
 
-# Tables A, B and D of the metric catalogue: every per-step and sampled metric.
+# Every per-step and sampled metric.
 TRAINING = """tokens_seen steps_seen train_loss_raw train_loss_ema train_ppl learning_rate lr_phase
     tokens_per_update grad_global_norm grad_clip_rate update_to_weight opt_state_finite loss_scale
     overflow_rate skipped_updates grad_noise_scale scaling_law_residual curvature_trace_est"""
@@ -24,7 +24,7 @@ BEHAVIOUR = """max_attn_logit attn_entropy residual_rms activation_outlier_rate 
     topk_mass_probe output_kl_to_prev moe_drop_rate moe_util_entropy moe_load_balance_loss"""
 COMPUTE = """tokens_per_sec step_time mfu gpu_util gpu_mem_used dataloader_stall_frac comm_time_frac
     compute_time_frac straggler_ratio"""
-# And observability (table G).
+# And observability.
 RUNNING = """nan_inf_events checkpoint_ok checkpoint_time checkpoint_size restart_rate
     error_event_rate metrics_ingest_lag heartbeat_missing"""
 WANTED = f"{TRAINING} {BEHAVIOUR} {COMPUTE} {RUNNING}".split()

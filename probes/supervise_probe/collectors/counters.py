@@ -205,7 +205,7 @@ DERIVED_METRICS = (
         "train_val_gap",
         "nat",
         "val_loss less the same average of train_loss, in the frames that have both.",
-        "the stability metrics report",
+        "this project",
     ),
     MetricSpec(
         "overflow",

@@ -1,4 +1,4 @@
-"""Values that a training library reports: see `adapters`. Costs nothing where there is none.
+"""Values that a training library reports: see `hooks.libraries`. Costs nothing where there is none.
 
 Epoch and time of a save cannot be seen from torch. Which loss is that of an evaluation the names of
 the library show; without one see `stepping/evaluation_pass.py`.
@@ -49,7 +49,7 @@ FRAMEWORK_METRICS = (
 
 
 class FrameworkCollector(Collector):
-    """Values that a training library reports: see `adapters`. Costs nothing where there is none.
+    """Values that a training library reports. Costs nothing where there is none.
 
     Adds what it is given to the next frame.
 

@@ -29,7 +29,7 @@ SPARED = (  # processes that train nothing, recognised by their command line
     "torch._inductor.compile_worker",
     "torch/_inductor/compile_worker",
 )
-LIBRARIES = (  # modules whose library knows more than torch, or saves; see `adapters`, `saves`
+LIBRARIES = (  # modules whose library knows more than torch, or saves; see `hooks`
     "transformers.trainer",
     "lightning.pytorch.trainer.trainer",
     "pytorch_lightning.trainer.trainer",

@@ -165,7 +165,7 @@ class Slots(Holder):
 
 
 def holders_of(value: Any, kind: str, name: str) -> List[Holder]:
-    """Return the holders of a value of this kind (see `type_classes`): none, one, or several."""
+    """Return the holders of a value of this kind (see `TypeClasses`): none, one, or several."""
     holders: List[Holder] = []
     if kind == "dict":
         holders.append(Table(value, name))

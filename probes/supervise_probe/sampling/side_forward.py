@@ -325,7 +325,7 @@ class _Cut:
         raise RefusedError(f"the model takes a {type(value).__name__}")
 
 
-SAME = 1e-6  # relative; as metrics.md allows among ranks
+SAME = 1e-6  # relative; project default, as among ranks
 PIECE = 1 << 20  # elements that are squared at a time
 
 _Key = Tuple[int, Tuple[bool, ...]]

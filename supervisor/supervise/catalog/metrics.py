@@ -14,14 +14,14 @@ from supervise_probe.collectors import MetricSpec
 
 from ..recordings import table
 
-SIMPLE, SEEDS = "this project", "the stability metrics report"
+SIMPLE = "this project"
 MARIN = "Marin 32B retrospective"
 
 # No collector measures these; where nothing reports one, the rules that need it are inactive.
 # id, unit, meaning, source of the definition; grouped as in the packs.
 _ROWS = (
     # optimization
-    ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
+    ("microbench_score", "1", "Accuracy on a pinned suite.", SIMPLE),
     (
         "eval_artifact_hash",
         "1",
@@ -34,13 +34,13 @@ _ROWS = (
         "Normalised train_loss less a reference run's.",
         "Celerity report",
     ),
-    ("scaling_law_residual", "nat", "train_loss less that of a fitted scaling law.", SEEDS),
+    ("scaling_law_residual", "nat", "train_loss less that of a fitted scaling law.", SIMPLE),
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
     ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
     # model behaviour
-    ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SEEDS),
-    ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SEEDS),
-    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SEEDS),
+    ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SIMPLE),
+    ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SIMPLE),
+    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SIMPLE),
     (
         "qk_d2_spectral_entropy",
         "1",
@@ -54,10 +54,10 @@ _ROWS = (
         "arXiv:2606.28116",
     ),
     # data
-    ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SEEDS),
-    ("pad_fraction", "%", "Padding over all tokens.", SEEDS),
-    ("bytes_per_token", "bytes", "Mean UTF-8 bytes a token.", SEEDS),
-    ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SEEDS),
+    ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SIMPLE),
+    ("pad_fraction", "%", "Padding over all tokens.", SIMPLE),
+    ("bytes_per_token", "bytes", "Mean UTF-8 bytes a token.", SIMPLE),
+    ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SIMPLE),
     ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
     # ranks
     ("job_loss", "loss", "Mean of train_loss_raw over ranks, weighted with their targets.", SIMPLE),
@@ -69,7 +69,7 @@ _ROWS = (
         "ranks' grad_norm_share, of replicas the norm that all agree on.",
         SIMPLE,
     ),
-    ("loss_dispersion", "loss", "Standard deviation of train_loss_raw over ranks.", SEEDS),
+    ("loss_dispersion", "loss", "Standard deviation of train_loss_raw over ranks.", SIMPLE),
     (
         "loss_outlier_rank",
         "1",
@@ -77,7 +77,7 @@ _ROWS = (
         SIMPLE,
     ),
     ("batch_dispersion", "nat", "Standard deviation of batch_token_entropy over ranks.", SIMPLE),
-    ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
+    ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SIMPLE),
     (
         "param_digest_mismatch",
         "1",
@@ -116,7 +116,12 @@ _ROWS = (
         "The lowest rank whose own loss or norm is NaN or infinite; absent where all are finite.",
         SIMPLE,
     ),
-    ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
+    (
+        "grad_direction_consistency",
+        "1",
+        "Mean pairwise cosine of the ranks' own gradients.",
+        SIMPLE,
+    ),
     (
         "straggler_ratio",
         "1",
@@ -133,7 +138,7 @@ _ROWS = (
     ),
     ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
     # compute and hardware
-    ("compute_time_frac", "%", "Kernel-busy time over step time.", SEEDS),
+    ("compute_time_frac", "%", "Kernel-busy time over step time.", SIMPLE),
     ("gpu_util", "%", "Share of time with a kernel running.", "NVML"),
     ("gpu_mem_used", "%", "Device memory in use.", "NVML"),
     ("gpu_temperature", "C", "Temperature of the device.", "NVML"),
@@ -168,7 +173,7 @@ _ROWS = (
         "1/day",
         "Starts of the job, or of its ranks by a launcher, in the place of one that did not end "
         "well: those of the last hour, a day. Absent before the first.",
-        SEEDS,
+        SIMPLE,
     ),
     (
         "error_event_rate",
@@ -177,12 +182,12 @@ _ROWS = (
         "the class: `.cuda-oom`. Absent before the first.",
         "L4",
     ),
-    ("metrics_ingest_lag", "s", "Age of a frame when it is read.", SEEDS),
+    ("metrics_ingest_lag", "s", "Age of a frame when it is read.", SIMPLE),
     (
         "heartbeat_missing",
         "ranks",
         "Ranks that ran no hook for 30 s and 8 of their longest steps while another one steps.",
-        SEEDS,
+        SIMPLE,
     ),
     (
         "checkpoint_ok",

@@ -1,7 +1,7 @@
 """Lookup of the run that a command names: a path, name, id, the beginning of one, or the newest.
 
 A run is looked for under ./runs, and, by its id or the name of its directory, among all runs that
-this user has watched (`run_index`).
+this user has watched (their index in `store.run_directory`).
 
 A command that only reads takes the newest run where none is named; one that acts on the job takes
 the run that has a supervisor, if that is one.

@@ -50,7 +50,7 @@ THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
 LOSSES = (LOSS, "train_loss_ema")
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
-# Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
+# Onset, project defaults. Two frames: one hard batch, which every run shows, is no series.
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
 
 

@@ -336,13 +336,13 @@ class Deferred:
     """What is done later.
 
     Attributes:
-        rules: ids of rules to be answered then; see `handlers/rule_fired`.
-        commands: those of operators; see `handlers/operator_commands`.
-        retry: (runbook, level, why, escalated) to request again; see `runbooks/runner`.
-        awaiting_checkpoint: what was refused for want of one; see `runbooks/checkpoint_choice`.
-        weights_check: what was withdrawn since the weights were good; see `runbooks/weights_check`.
+        rules: ids of rules to be answered then; see `rule_fired`.
+        commands: those of operators; see `operator_commands`.
+        retry: (runbook, level, why, escalated) to request again; see `runbook_runner`.
+        awaiting_checkpoint: what was refused for want of one; see `checkpoint_choice`.
+        weights_check: what was withdrawn since the weights were good; see `weights_check`.
         session_end: why the training session of the incident ended, so that it is closed; see
-            `handlers/session_change`.
+            `session_change`.
     """
 
     rules: list[str] = field(default_factory=list)
@@ -370,7 +370,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Escalation:
-    """What was tried about an incident; kept by `runbooks/runner`.
+    """What was tried about an incident; kept by `runbook_runner`.
 
     Attributes:
         level: of the ladder, -1 before any. runs: how many runbooks were started.
@@ -387,7 +387,7 @@ class Escalation:
 
 @dataclass(slots=True)
 class Trigger:
-    """What asked for the newest runbook; kept by `incidents/withdrawal`.
+    """What asked for the newest runbook; kept by `withdrawal`.
 
     Attributes:
         asked_by: id of the rule. still: because the job stood still.

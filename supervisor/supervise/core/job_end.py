@@ -1,7 +1,7 @@
 """The end of a run: a crash is answered with a start where one can help, and people are notified.
 
 What the job's processes recorded of their ends says why it ended, and by its class whether another
-start would end the same way (see `analysis/failure_classes`).
+start would end the same way (`policies/failures/classes.yaml`).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def of_rate(state: State, incident: Incident) -> str:
     )
 
 
-GROWTH = 1.5  # times what was told last (evidence.md 5)
+GROWTH = 1.5  # times what was told last; project default
 # What fires within as many frames of a message is part of what that was about: the norms lead the
 # loss by a few steps. As many without a firing rule end an incident.
 TOGETHER = 20

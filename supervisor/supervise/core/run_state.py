@@ -160,7 +160,7 @@ class Reported:
     """What people last heard of a rule: of which incident, at which frame count, how far it was.
 
     Attributes:
-        peaks: metric in breach -> how far it was off; see `incidents/reporting`.
+        peaks: metric in breach -> how far it was off; see `notices`.
     """
 
     incident: str

@@ -455,7 +455,7 @@ class Control:
         return self._collect(self, incident, key, deadline_s)
 
     def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
-        """Write the quarantine's next generation, tell every rank; see `quarantine_broadcast`."""
+        """Write the quarantine's next generation, tell every rank; see the function."""
         return quarantine(self, self._manifest, args, key, deadline_s)
 
     def ranks(self) -> dict[int, RankView]:

@@ -1,26 +1,13 @@
 """Frames, completed by metrics of the machine, of several ranks, and of the run.
 
-Metrics across ranks: the spread of their losses, times and gradients.
+All are columns of the frame, so that one frame is all that a rule has to read. Numbers of the host
+and of all ranks together are in the frames of the rank that leads. A value that is not known now is
+absent. Restarts, errors, late frames and silent ranks are judged while any rank steps; a job of
+which nothing steps is judged by time alone, see the pack `hang`.
 
 Ranks publish on their own; a step is complete when every rank has published it, and its numbers are
-then those of the leader's next frame: one step late, never waited for. Pure arithmetic.
-
-Source: the stability metrics report, rows `loss_dispersion`, `straggler_ratio`,
-`grad_direction_consistency` and `param_digest_mismatch`; its `loss_dispersion > 0` is no fault,
-ranks read different data.
-
-Metrics of a run that only the supervisor knows: restarts, errors, late frames, silent ranks.
-
-Columns of frames, as all metrics: they are judged while any rank steps. A job of which nothing
-steps is judged by time alone, see the pack `hang`.
-
-Source: the metric catalogue, table G; the numbers are its own where nothing else is said.
-
-Adds to each rank's frames what the rank itself cannot know: its machine, and the other ranks.
-
-They are columns of the frame, so that one frame is all that a rule has to read. Numbers
-of the host and of all ranks together are in the frames of the rank that leads. What is not known
-now is absent.
+then those of the leader's next frame: one step late, never waited for. A `loss_dispersion` above 0
+is no fault, since ranks read different data. Pure arithmetic; its numbers are project defaults.
 """
 
 from __future__ import annotations

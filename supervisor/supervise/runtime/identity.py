@@ -38,7 +38,7 @@ from .host import CodeVersion
 MAX_FILES = 32  # of each sort; project default
 MAX_BYTES = 64 << 20  # of one file; the largest tokenizers have 35 MB
 ALL_BYTES = 128 << 20  # of all files of a launch; half a second of one core
-LOADED_S = 120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
+LOADED_S = 120.0  # a first compiled step may take 77 s on a CPU, measured
 DRIVER_S = 10.0
 CODE_S = 20.0
 MAX_DIFFERENCES = 32

@@ -1,4 +1,4 @@
-"""Copies the output of a job to where it would have gone, and keeps it; started by `job_output`.
+"""Copies the output of a job to where it would have gone, and keeps it; started by `logs`.
 
     python -I -S output_relay.py LOG SOURCE:TARGET...
 

@@ -4,7 +4,7 @@ Start the command as the user would have, and say clearly when that cannot be.
 
 The argument list, the working directory and every inherited descriptor, stdio first, are handed on
 as they are: no pipe lies between the job and its terminal or log file, so nothing of ours can block
-it or break when we die (unless its output is to be kept, see `job_output`). The job gets no
+it or break when we die (unless its output is to be kept, see `logs`). The job gets no
 PDEATHSIG (if the supervisor dies, training goes on), and default signal handling but for signals
 that were ignored already.
 

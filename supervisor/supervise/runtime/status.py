@@ -441,7 +441,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
-# The first that has a value counts: of all ranks together, else of one (design/rulings.md, Values).
+# The first that has a value counts: of all ranks together, else of one.
 LOSSES = ("job_loss", "train_loss", "train_loss_raw")
 JOB_TOKENS, RANK_TOKENS = "job_tokens", "tokens_per_update"
 SPEED_FRAMES = 64  # that the speed is the mean of; project default

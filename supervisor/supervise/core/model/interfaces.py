@@ -161,7 +161,7 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What people are told. `sent_as` fields are plain text; notifiers escape for their medium.
+    """A message for people. Its fields are plain text; notifiers escape it for their medium.
 
     Attributes:
         incident: pairs the messages from `opened` to `closed`. None: about none.

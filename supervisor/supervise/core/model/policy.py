@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the launch of a job needs neither
     from .interfaces import Detector
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
-EARLY, STEADY, LATE = RUN_PHASES = ("early", "steady", "late")  # see `detection.run_phase`
+EARLY, STEADY, LATE = RUN_PHASES = ("early", "steady", "late")  # see `run_phase`
 OFF = "off"  # instead of a severity
 PAGE, STOP, STOP_SEV0 = "page", "stop", "stop_sev0"  # what giving up is
 LONGEST_MATMUL_S = 60.0  # the relaunch has ten minutes in all; project default

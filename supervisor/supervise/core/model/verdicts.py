@@ -1,7 +1,7 @@
 """Findings about an incident that are on record: the class of a spike, a slow step, a shard.
 
-The arithmetic behind them is in `analysis`; a field that was not measured is UNSET and not on
-record, one that has no value is None.
+The arithmetic behind them is in `spike_classifier`, `trends` and `shard_attribution`; a field that
+was not measured is UNSET and not on record, one that has no value is None.
 """
 
 from __future__ import annotations
