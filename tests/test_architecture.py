@@ -62,8 +62,7 @@ ALSO = {
         "supervise.report.stability_record",
     ),
     "supervise.catalog.metrics": ("supervise.recordings.table",),  # for its hints
-    "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
-    "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
+    "supervise.actions.recovery": ("supervise.actions.learning_rate",),  # the re-warm
     "supervise.notifiers": ("supervise.notifiers.heartbeat",),
     "supervise.notifiers.outbox": ("supervise.notifiers.channel_queue",),
 }

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
-import pkgutil
 import typing
 
 import pytest
 
-from supervise import actions
-from supervise.core.model.action import Action
+from supervise.catalog import discover
 from supervise.errors import ActionError
 from supervise_probe.ipc.fences import FENCED
 
@@ -35,23 +32,7 @@ ANSWERS = {
 }
 
 
-def catalog() -> dict[str, type[Action]]:
-    found = {}
-    for info in pkgutil.iter_modules(actions.__path__):
-        if info.name.startswith("_"):
-            continue
-        module = importlib.import_module(f"{actions.__name__}.{info.name}")
-        (found[info.name],) = (
-            value
-            for value in vars(module).values()
-            if isinstance(value, type)
-            and issubclass(value, Action)
-            and value.__module__ == module.__name__
-        )
-    return found
-
-
-CATALOG = catalog()
+CATALOG = discover.actions()
 
 
 def test_these_are_the_verbs():

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.check_weights import CheckWeights
-from supervise.actions.checkpoint import Checkpoint
-from supervise.actions.clip import Clip
-from supervise.actions.hold_rate import HoldRate
-from supervise.actions.loss_scale import LossScale
-from supervise.actions.lr_scale import LrScale
-from supervise.actions.pause import Pause
-from supervise.actions.profile import Profile
-from supervise.actions.quarantine import Quarantine
-from supervise.actions.raise_sampling import RaiseSampling
-from supervise.actions.relaunch import Relaunch
-from supervise.actions.resume import Resume
-from supervise.actions.rollback import Rollback
-from supervise.actions.skip_step import SkipStep
-from supervise.actions.stop import Stop
-from supervise.actions.unquarantine import Unquarantine
-from supervise.actions.update_clip import UpdateClip
-from supervise.actions.verify import Verify
+from supervise.actions.engine_steps import Verify
+from supervise.actions.evidence import CheckWeights, Profile, RaiseSampling
+from supervise.actions.job_control import Pause, Resume, Stop
+from supervise.actions.learning_rate import HoldRate, LrScale
+from supervise.actions.optimizer_update import Clip, LossScale, SkipStep, UpdateClip
+from supervise.actions.quarantine import Quarantine, Unquarantine
+from supervise.actions.recovery import Checkpoint, Relaunch, Rollback
 from supervise.core.model.action import EffectCheck, Refused
 from supervise.core.model.payload import Payload
 from supervise.errors import ActionError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.actions.relaunch import Relaunch
+from supervise.actions.recovery import Relaunch
 from supervise.core.incident import Incident, Intent, RunbookExecution
 from supervise.core.model.events import OperatorCommand
 from supervise.core.model.payload import Payload

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from supervise.actions.relaunch import SLOWEST
+from supervise.actions.recovery import SLOWEST
 from supervise.checkpoints.service import RestoredCheckpoint
 from supervise.core.host_health import Finding
 from supervise.core.model.policy import Policy

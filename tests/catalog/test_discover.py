@@ -26,11 +26,14 @@ PARTS = [*discover.detectors().items(), *discover.actions().items()]
     [(detectors, discover.detectors()), (actions, discover.actions())],
     ids=["detectors", "actions"],
 )
-def test_every_file_is_a_part_of_its_name(package: types.ModuleType, found: dict) -> None:
-    """Adding a part is adding a file; helpers begin with an underscore."""
+def test_every_file_has_parts_named_after_their_class(
+    package: types.ModuleType, found: dict
+) -> None:
+    """Adding a part is adding a class; helpers begin with an underscore."""
     files = {path.stem for path in Path(package.__path__[0]).glob("*.py")}
 
-    assert set(found) == {name for name in files if not name.startswith("_")}
+    homes = {form.__module__.rpartition(".")[2] for form in found.values()}
+    assert homes == {name for name in files if not name.startswith("_")}
     for name, form in found.items():
         assert form.__name__.lower() == name.replace("_", "")
 

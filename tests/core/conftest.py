@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervise.actions.snapshot import Snapshot
+from supervise.actions.evidence import Snapshot
 from supervise.catalog import discover
 from supervise.core import engine
 from supervise.core.model.action import Action, Refused
@@ -83,14 +83,9 @@ def rule_on(
 
 
 def runbook_of(name: str, *steps: Action, **more: Any) -> Runbook:
-    """Return a runbook of these steps. A verb is its module, of the steps above their class."""
-    verbs = (
-        type(step).__name__.lower()
-        if type(step).__module__ == __name__
-        else type(step).__module__.rpartition(".")[2]
-        for step in steps
-    )
-    return Runbook(name, steps, tuple(verbs), **more)
+    """Return a runbook of these steps."""
+    verbs = tuple(discover.name_of(step) for step in steps)
+    return Runbook(name, steps, verbs, **more)
 
 
 def one_rule(

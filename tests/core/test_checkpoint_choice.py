@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions.lr_scale import LrScale
-from supervise.actions.relaunch import Relaunch
-from supervise.actions.snapshot import Snapshot
+from supervise.actions.evidence import Snapshot
+from supervise.actions.learning_rate import LrScale
+from supervise.actions.recovery import Relaunch
 from supervise.core.checkpoint_choice import needed_before
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings

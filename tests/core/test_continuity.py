@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.relaunch import Relaunch
-from supervise.actions.rollback import Rollback
+from supervise.actions.recovery import Relaunch, Rollback
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings, Runbook
 

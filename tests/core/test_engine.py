@@ -62,7 +62,7 @@ def test_a_verification_that_fails_climbs_the_ladder(tell):
     story = tell(healthy=50)
     story.frames(8.0, times=100)
 
-    assert story.actions() == ["inc-1/1/0-reach", "inc-1/1/undo-conftest", "inc-1/2/0-touch"]
+    assert story.actions() == ["inc-1/1/0-reach", "inc-1/1/undo-untouch", "inc-1/2/0-touch"]
     assert story.state.machine == "holding"
     assert story.kinds("incident", "held")
     story.frames(8.0, times=200)

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions.lr_scale import LrScale
-from supervise.actions.pause import Pause
-from supervise.actions.resume import Resume
-from supervise.actions.rollback import Rollback
-from supervise.actions.skip_step import SkipStep
-from supervise.actions.snapshot import Snapshot
-from supervise.actions.stop import Stop
-from supervise.actions.undo import Undo
+from supervise.actions.engine_steps import Undo
+from supervise.actions.evidence import Snapshot
+from supervise.actions.job_control import Pause, Resume, Stop
+from supervise.actions.learning_rate import LrScale
+from supervise.actions.optimizer_update import SkipStep
+from supervise.actions.recovery import Rollback
 from supervise.core.model.events import Finished, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Inhibit, Ladder
 
@@ -130,13 +128,13 @@ def test_an_undo_without_an_outcome_is_asked_for_once(tell):
 def test_a_release_does_not_refund_a_budget(tell):
     story = tell(budgets={"touch": Budget(1), "all": Budget(9)}, healthy=50)
     story.frames(99.0, times=60)
-    spent = [a for a in story.actions() if a.endswith("touch")]
+    spent = [a for a in story.actions() if a.endswith("-touch")]
     story.send(OperatorCommand(story.at_ns, "ann", "release"))
     story.frames(2.0, times=30)
     story.frames(99.0, times=5)
 
     assert len(spent) == 1
-    assert [a for a in story.actions() if a.endswith("touch")] == spent
+    assert [a for a in story.actions() if a.endswith("-touch")] == spent
 
 
 @pytest.mark.parametrize(("calm", "second"), [(100, "touch"), (560, "reach")])

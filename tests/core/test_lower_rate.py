@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.hold_rate import HoldRate
-from supervise.actions.rollback import Rollback
+from supervise.actions.learning_rate import HoldRate
+from supervise.actions.recovery import Rollback
 from supervise.core import run_phase
 from supervise.core.model.events import Finished
 from supervise.core.model.policy import Budget, Ladder

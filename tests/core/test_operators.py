@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions.snapshot import Snapshot
+from supervise.actions.evidence import Snapshot
 from supervise.core.model.events import Exited, Finished, Notice, Reloaded
 from supervise.core.model.policy import Approval, Budget, Ladder
 
@@ -172,7 +172,7 @@ def test_a_rule_may_ask_in_a_policy_that_acts(tell):
     story.say("approve", id="ask-1")
     story.frames(8.0, times=40)
 
-    assert story.actions() == ["inc-1/2/0-reach", "inc-1/2/undo-conftest"]
+    assert story.actions() == ["inc-1/2/0-reach", "inc-1/2/undo-untouch"]
     assert story.state.approvals.pending.runbook == "back"
 
 

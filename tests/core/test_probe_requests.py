@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.rollback import Rollback
+from supervise.actions.recovery import Rollback
 from supervise.core import action_planning, rule_scope
 from supervise.core.model.events import Exited, Notice
 from supervise.core.model.policy import Approval, Budget

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from supervise.actions.rollback import Rollback
+from supervise.actions.recovery import Rollback
 from supervise.core import spike_classifier
 from supervise.core.model.events import Announced, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Planned

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.lr_scale import LrScale
-from supervise.actions.relaunch import Relaunch
-from supervise.actions.snapshot import Snapshot
+from supervise.actions.evidence import Snapshot
+from supervise.actions.learning_rate import LrScale
+from supervise.actions.recovery import Relaunch
 from supervise.core.model.events import Finished, Launched
 from supervise.core.model.policy import Budget, Ladder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.rollback import Rollback
-from supervise.actions.verify import Verify
+from supervise.actions.engine_steps import Verify
+from supervise.actions.recovery import Rollback
 from supervise.core.model.events import Announced, Finished, Frame
 from supervise.core.model.policy import Budget
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from supervise.actions.hold import Hold
-from supervise.actions.hold_rate import HoldRate
-from supervise.actions.pause import Pause
-from supervise.actions.resume import Resume
-from supervise.actions.rollback import Rollback
-from supervise.actions.snapshot import Snapshot
+from supervise.actions.engine_steps import Hold
+from supervise.actions.evidence import Snapshot
+from supervise.actions.job_control import Pause, Resume
+from supervise.actions.learning_rate import HoldRate
+from supervise.actions.recovery import Rollback
 from supervise.core import withdrawal
 from supervise.core.model.events import Exited, Finished, Frame, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook

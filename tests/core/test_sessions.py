@@ -12,7 +12,7 @@ from supervise.core.replay import decisions, record
 
 from .conftest import Story, messages
 
-UNDO = "inc-1/1/undo-conftest"  # verbs are named as their modules are
+UNDO = "inc-1/1/undo-untouch"  # verbs are named as their modules are
 OVER = "over: its training session ended after step {}; another one starts"
 
 
@@ -70,7 +70,7 @@ def test_a_verification_ends_and_nothing_follows_it(begun):
 
     assert not story.kinds("verify", "passed") and not story.kinds("verify", "failed")
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    assert [d.data["action"]["verb"] for d in story.kinds("intent")] == ["reach", "conftest"]
+    assert [d.data["action"]["verb"] for d in story.kinds("intent")] == ["reach", "untouch"]
     assert story.kinds("incident", "closed")[0].data["acted"] is True
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.check_weights import CheckWeights
-from supervise.actions.snapshot import Snapshot
+from supervise.actions.evidence import CheckWeights, Snapshot
 from supervise.core import action_planning
 from supervise.core.model.events import Finished
 from supervise.core.model.policy import JobSettings

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from supervise.actions.snapshot import Snapshot
-from supervise.actions.stop import Stop
+from supervise.actions.evidence import Snapshot
+from supervise.actions.job_control import Stop
 from supervise.catalog import load_policy
 from supervise.core import withdrawal
 from supervise.core.model.events import Beat, Finished, Frame, Tick

@@ -8,11 +8,9 @@ import time
 
 import pytest
 
-from supervise.actions.lr_scale import LrScale
-from supervise.actions.pause import Pause
-from supervise.actions.resume import Resume
-from supervise.actions.snapshot import Snapshot
-from supervise.actions.stop import Stop
+from supervise.actions.evidence import Snapshot
+from supervise.actions.job_control import Pause, Resume, Stop
+from supervise.actions.learning_rate import LrScale
 from supervise.core.model.action import PlanContext
 from supervise.errors import ActionError
 from supervise.runtime.controller import Control

@@ -1,4 +1,4 @@
-"""Quarantine: the job does not train on this data again."""
+"""Actions on the data: keep shards and batches out of the training, or release them again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,56 @@ from typing import ClassVar, Literal
 from ..core.model.action import Action, Job, PlanContext, Refused
 from ..core.model.payload import Json, Payload
 from ..errors import ActionError
-from .unquarantine import Unquarantine, quarantine_order
 
-LARGEST = 0.5  # fraction of the shards
+
+def quarantine_order(context: PlanContext, step: int, reason: str, **change: Json) -> Payload:
+    """Return a change of the quarantine with what is on record about it."""
+    return Payload(
+        {
+            **change,
+            "step": step,
+            "attempt": context.attempt,
+            "incident": context.incident,
+            "by": context.operator or "policy",
+            "why": reason,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Unquarantine(Action):
+    """Release what the incident brought into the quarantine, or the shards that are named.
+
+    What has been passed over meanwhile does not come back; the next pass over the data has it
+    again. With several ranks it counts from one step on, or from the next launch, as the
+    quarantine itself.
+
+    Example:
+        - unquarantine: {shards: incident}
+
+    Undo: none; `quarantine` puts it back.
+    Source: a quarantine that did not help accused the wrong data; `undo` of that action.
+    """
+
+    deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
+
+    shards: Literal["incident"] | tuple[str, ...] = "incident"
+
+    def check(self) -> list[tuple[str, str]]:
+        if not isinstance(self.shards, str) and (not self.shards or "" in self.shards):
+            return [("shards", "must name at least one shard, none of them empty")]
+        return []
+
+    def plan(self, context: PlanContext) -> Payload:
+        named = None if isinstance(self.shards, str) else list(self.shards)
+        release: Json = named or {"incident": context.incident}
+        return quarantine_order(context, context.step, "released", release=release)
+
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
+        return job.quarantine(args, key=key, deadline_s=self.deadline_s)
+
+
+LARGEST_FRACTION = 0.5  # fraction of the shards
 SHARDS_AT_ONCE = 64  # in one action; the list goes into the audit log
 
 
@@ -62,7 +109,7 @@ class Quarantine(Action):
                 wrong.append(("shards", f"must name 1 to {SHARDS_AT_ONCE}, not {len(self.shards)}"))
             if "" in self.shards:
                 wrong.append(("shards", "must not hold an empty name"))
-        if not 0.0 < self.max_fraction <= LARGEST:
+        if not 0.0 < self.max_fraction <= LARGEST_FRACTION:
             wrong.append(
                 ("max_fraction", f"must be above 0 and at most 0.5, not {self.max_fraction:g}")
             )
@@ -129,7 +176,7 @@ class Quarantine(Action):
 def _least(context: PlanContext) -> str:
     """Say which fraction would allow one shard, in whole thousandths."""
     least = math.ceil(1000 / context.shards) / 1000
-    if least > LARGEST:
+    if least > LARGEST_FRACTION:
         return "of so few none is ever allowed"
     return f"{least:g} is the smallest that allows one"
 

@@ -1,6 +1,6 @@
-"""Find detectors, actions, notifiers: one class per file, the file name is the YAML name.
+"""Find detectors, actions, notifiers: each is a class, named in YAML after it.
 
-No decorator, no list, no side effect at import: adding one is adding its file.
+No decorator, no list, no side effect at import: adding one is adding its class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from supervise_probe import faults
 from .. import actions as actions_package
 from .. import detectors as detectors_package
 from ..core.model.action import Action
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, yaml_name
 from ..core.model.payload import DrillOrder
 from ..errors import UsageError
 from ..notifiers import Settings, kinds
@@ -29,31 +29,20 @@ T = TypeVar("T")
 
 
 def discover(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
-    """Map each public module's name to the one subclass of `base` that it defines.
+    """Map the YAML name of each subclass of `base` in the public modules of a package to it.
 
     Modules whose name begins with an underscore are helpers and left out.
-
-    Raises:
-        TypeError: a module defines none, or more than one.
     """
     parts: dict[str, type[T]] = {}
-    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        if name.startswith("_"):
+    for info in pkgutil.iter_modules(package.__path__):
+        if info.name.startswith("_"):
             continue
-        module = import_module(f"{package.__name__}.{name}")
-        classes = [
-            value
-            for value in vars(module).values()
-            if isinstance(value, type)
-            and issubclass(value, base)
-            and value.__module__ == module.__name__
-        ]
-        if len(classes) != 1:
-            raise TypeError(
-                f"{module.__name__} must define one {base.__name__}, not {len(classes)}"
-            )
-        parts[name] = classes[0]
-    return parts
+        module = import_module(f"{package.__name__}.{info.name}")
+        for value in vars(module).values():
+            is_own = isinstance(value, type) and value.__module__ == module.__name__
+            if is_own and issubclass(value, base):
+                parts[yaml_name(value)] = value
+    return dict(sorted(parts.items()))
 
 
 @cache
@@ -75,8 +64,8 @@ def notifiers() -> Mapping[str, type[Settings]]:
 
 
 def name_of(part: Detector | Action) -> str:
-    """Return the YAML name of a detector or an action: the name of the file it is defined in."""
-    return type(part).__module__.rpartition(".")[2]
+    """Return the YAML name of a detector or an action."""
+    return yaml_name(type(part))
 
 
 RANK = "rank"  # a parameter of every fault: the only rank that it strikes

@@ -309,7 +309,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         memo = read_json(path / UNFIT)
         if memo["host"] != socket.gethostname():
             return
-        from ..actions.stop import HUMAN
+        from ..actions.job_control import HUMAN
         from ..catalog.loader import failure_classes
         from ..core import host_health
         from ..runtime.host import HealthGate, of_memo

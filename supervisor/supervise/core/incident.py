@@ -14,7 +14,7 @@ from .model import formats
 from .model.action import Action
 from .model.decisions import SEVERITIES, PlannedStep
 from .model.events import OperatorCommand
-from .model.interfaces import Reading
+from .model.interfaces import Reading, yaml_name
 from .model.payload import NOTHING, Payload
 from .model.policy import Runbook
 from .model.verdicts import ContextEvent, Verdict
@@ -538,7 +538,7 @@ def symptom(numbers: Mapping[str, Reading]) -> str:
 
 def verb_of(action: Action) -> str:
     """Return the YAML name of an action."""
-    return type(action).__module__.rpartition(".")[2]
+    return yaml_name(type(action))
 
 
 def brief(args: Payload) -> str:

@@ -1,4 +1,6 @@
-"""The detectors: one file per kind, the file name is the YAML `kind`, the fields are its keys.
+"""Detectors, one file per kind: the YAML `kind` is the name of the class in snake_case.
+
+The fields are its keys.
 
 Pure: no clock, no random numbers, no disk; a watch is a function of its samples. Files that start
 with an underscore are shared helpers.

@@ -35,7 +35,7 @@ from ..core.model.decisions import (
     Suppressed,
 )
 from ..core.model.events import Event, Frame, Gap, Tick
-from ..core.model.interfaces import Detector, Reading, ReadingValue
+from ..core.model.interfaces import Detector, Reading, ReadingValue, yaml_name
 from ..core.model.policy import Policy, Rule
 from ..core.rank_monitor import RankMonitor
 from ..core.run_state import State, StepContext
@@ -174,7 +174,7 @@ def describe(
     comparison = _distance(spec, numbers)
     condition = Condition(
         detector=name,
-        kind=type(spec).__module__.rpartition(".")[2],
+        kind=yaml_name(type(spec)),
         code=CODE_NAMES[code],
         raw=CODE_NAMES[watch.raw],
         target=CODE_NAMES[target_code],

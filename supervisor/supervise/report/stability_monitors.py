@@ -20,7 +20,7 @@ from msgspec import Struct
 from ..core.frames import tokens_of
 from ..core.model.decisions import RuleFired
 from ..core.model.events import Adopted, Announced, Exited, Frame, Gap
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, yaml_name
 from ..core.model.payload import Payload
 from ..core.model.policy import HOLD, Policy, Rule
 from ..errors import StoreError
@@ -427,7 +427,7 @@ def rules(
 
 
 def _kind(detector: Detector) -> str:
-    return str(type(detector).__module__.rpartition(".")[2])
+    return yaml_name(type(detector))
 
 
 def _thresholds(detector: Detector) -> str:

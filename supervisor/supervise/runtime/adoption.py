@@ -33,7 +33,7 @@ from signal import Signals
 import psutil
 
 from .. import system
-from ..actions.stop import HUMAN
+from ..actions.job_control import HUMAN
 from ..core import withdrawal
 from ..core.incident import verb_of
 from ..core.model.decisions import Notified, decision_from_record

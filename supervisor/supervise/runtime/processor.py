@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from .. import system
-from ..actions.relaunch import Relaunch
+from ..actions.recovery import Relaunch
 from ..core import approvals, engine, job_lifecycle, runbook_runner
 from ..core.incident import RunbookExecution, verb_of
 from ..core.model.action import Action, Job

@@ -32,8 +32,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..actions.relaunch import SLOWEST
-from ..actions.stop import HUMAN
+from ..actions.job_control import HUMAN
+from ..actions.recovery import SLOWEST
 from ..checkpoints.service import RestoredCheckpoint
 from ..core import host_health
 from ..core.host_health import Finding

@@ -1,8 +1,7 @@
 """Interface of an action, and the job as an action sees it.
 
 An action is planned in the engine (`plan`, pure), performed by an edge (`perform`), and judged by
-the frames that follow (`effect`, pure). It is a frozen dataclass in a file of its own, as a
-detector is (see `interfaces`).
+the frames that follow (`effect`, pure). It is a frozen dataclass (see `interfaces`).
 """
 
 from __future__ import annotations

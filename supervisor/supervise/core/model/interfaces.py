@@ -1,15 +1,17 @@
 """Interfaces of detectors, and messages; the interface of actions is in `action`.
 
-A detector or an action is a frozen dataclass in a file of its own. The file name is its YAML name,
-its fields are its YAML keys, its docstring is its page in the catalog (with an `Example:` that
+A detector or an action is a frozen dataclass: `yaml_name` of the class is its name in a policy, its
+fields are its YAML keys, its docstring is its page in the catalog (with an `Example:` that
 loads, `Blind to:` for detectors, `Undo:` for actions, and `Source:`).
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from .payload import NOTHING, Payload
@@ -23,6 +25,12 @@ Reading: TypeAlias = Mapping[str, ReadingValue]
 NOTE = (
     4  # or-ed onto the code that `feed` returns: this watch has a note to take (see `Watch.note`)
 )
+
+
+@cache
+def yaml_name(part: type) -> str:
+    """Return the name of a detector or an action in a policy: that of its class, in snake_case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", part.__name__).lower()
 
 
 class Note(NamedTuple):

@@ -267,7 +267,7 @@ class Rewarm(Struct, frozen=True):
 
 
 class RollbackArgs(Struct, frozen=True):
-    """Arguments of `rollback`; sign, sound: see `actions/rollback`."""
+    """Arguments of `rollback`; sign, sound: see `actions/recovery`."""
 
     before_step: int = 0
     rewarm: Rewarm | None = None
