@@ -57,7 +57,8 @@ def runs(recorded, tmp_path, monkeypatch):
 def test_the_list_shows_of_each_run_how_it_is(supervise, runs):
     """Newest first: state, step, loss, gravest incident, policy; one that cannot be read, too."""
     own = {"attempt": 0, "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-    training = {"training": {"loss": 2.625}, "step": 41, "policy": "medium", "mode": "enforce"}
+    training = {"state": "HEALTHY", "training": {"loss": 2.625}, "step": 41}
+    training |= {"policy": "medium", "mode": "enforce"}
     runs("a", end=3)
     runs("b", end=0)
     runs("c", end=78)

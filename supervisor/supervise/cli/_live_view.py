@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,12 +17,12 @@ from textual.widgets import DataTable, Footer, RichLog, Sparkline, Static
 
 from ..core.model.formats import printable
 from ..errors import MISSHAPEN, StoreError, SuperviseError
-from ..runtime.status import line, read_curve
+from ..runtime.status import LossCurve, Status, line
 from ..store.files import locked
 from ..store.run_directory import RunDir
 from ._runs import HIDDEN, LogTail, event_line
 from ._send_command import ask
-from .status import budgets_left, incidents, progress, read_status
+from .status import RunStatus, budgets_left, incidents, progress, read_status
 
 EVENTS = 200  # kept
 Rows = Sequence[tuple[str, str]]
@@ -92,59 +92,57 @@ def _stamp(run: RunDir, name: str) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def view_of(state: Mapping[str, Any], events: Sequence[str] = ()) -> View:
+def view_of(state: RunStatus, events: Sequence[str] = ()) -> View:
     """Return the view of a status."""
-    training: Mapping[str, Any] = state.get("training") or {}
-    steps, losses = read_curve(training)
-    finite = [loss for loss in losses if math.isfinite(loss)]
+    newest = state.newest
+    curve = LossCurve() if newest is None else newest.training.curve
+    finite = [loss for loss in curve.loss if math.isfinite(loss)]
     return View(
-        verdict=printable(str(state["verdict"])),
-        protection=printable(line(state["can"])) if state.get("can") else "",
+        verdict=printable(state.verdict),
+        protection=printable(line(newest.can)) if newest is not None and newest.can else "",
         facts=[(label, printable(text)) for label, text in _facts(state)],
         incident=[printable(text) for text in _open(state)],
-        ranks=_ranks(state),
+        ranks=() if newest is None else _ranks(newest),
         curve=finite,
-        span=_span(steps, finite, len(losses) - len(finite)),
+        span=_span(curve.steps, finite, len(curve.loss) - len(finite)),
         events=events,
     )
 
 
-def _facts(state: Mapping[str, Any]) -> Rows:
-    if "state" not in state:
+def _facts(state: RunStatus) -> Rows:
+    newest = state.newest
+    if newest is None:
         return [("state", "no status was written yet")]
-    rows = progress(state)
-    rows.append(("state", f"{state['state']}, mode {state.get('mode', '?')}"))
-    if budgets := state.get("budgets"):
-        rows.append(("budgets", ", ".join(budgets_left(budgets))))
-    broken = state.get("channels") or {}
-    rows += [
-        ("channel", f"{name}: {state['undelivered']} undelivered") for name, state in broken.items()
-    ]
+    rows = progress(newest, state.life)
+    rows.append(("state", f"{newest.state}, mode {newest.mode}"))
+    if newest.budgets:
+        rows.append(("budgets", ", ".join(budgets_left(newest.budgets))))
+    broken = (newest.channels or {}).items()
+    rows += [("channel", f"{name}: {channel.undelivered} undelivered") for name, channel in broken]
     return rows
 
 
-def _open(state: Mapping[str, Any]) -> list[str]:
+def _open(state: RunStatus) -> list[str]:
     lines = []
-    for row in incidents(state):
-        acked = f" (acknowledged by {row['acked']})" if row.get("acked") else ""
-        head = f"{row.get('id')} {row.get('severity')} {row.get('phase')}"
-        lines.append(f"{head}: {row.get('headline')}{acked}")
-    for row in state.get("approvals") or ():
-        text = f"{row['id']} waits for approval: {row['runbook']}, {row['left_s']} s left"
-        lines += [text]
+    for incident in incidents(state):
+        acked = f" (acknowledged by {incident.acked})" if incident.acked else ""
+        lines.append(f"{incident.text}{acked}")
+    lines += [
+        f"{request.id} waits for approval: {request.runbook}, {request.left_s} s left"
+        for request in (state.newest.approvals if state.newest else ())
+    ]
     return lines
 
 
-def _ranks(state: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    lags: Mapping[str, int] = (state.get("training") or {}).get("lag") or {}
+def _ranks(status: Status) -> list[tuple[str, ...]]:
     rows = []
-    for rank, probe in (state.get("ranks") or {}).items():
-        lag, silent_s = lags.get(rank, 0), float(probe.get("silent_s") or 0.0)
-        notes = ["paused"] if probe.get("paused") else []
-        off = [n for n, state in (probe.get("collectors") or {}).items() if state != "on"]
+    for rank, probe in status.rank_states().items():
+        lag, silent_s = status.training.lag.get(rank, 0), probe.silent_s
+        notes = ["paused"] if probe.paused else []
+        off = [name for name, state in probe.collectors.items() if state != "on"]
         notes += [f"{len(off)} collectors off"] if off else []
         key = (-lag, -silent_s, int(rank))
-        texts = (str(rank), str(lag), str(probe.get("phase", "?")), f"{silent_s:.1f} s")
+        texts = (rank, str(lag), probe.phase or "?", f"{silent_s:.1f} s")
         rows.append((key, (*texts, ", ".join(notes))))
     return [texts for _, texts in sorted(rows)]
 

@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +30,9 @@ from ..store.files import locked
 from ..store.run_directory import RUNS, RunDir, is_run
 from ..store.run_records import RunOutcome, skim
 from ._params import ARGV, PROGRAM
+
+if TYPE_CHECKING:
+    from ..runtime.status import Life
 
 # States of a list of runs, those that need attention first.
 UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (
@@ -57,15 +60,17 @@ def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | No
     return (UNSUPERVISED if runs else LOST), None
 
 
-def life(run: RunDir, outcome: RunOutcome) -> dict[str, Any]:
-    """Return `supervisor`: running or gone, and `job`: running, ended, lost or unknown.
+def life(run: RunDir, outcome: RunOutcome) -> Life:
+    """Return whether anybody watches a run, and what became of its job.
 
     A live supervisor holds the lock of the audit log. Without one, the journal has the last state
     of the job, and the audit log whether the run ended with it: a supervisor that died before may
     have been about to relaunch the job.
     """
+    from ..runtime.status import Life  # it imports the engine, which most commands do not need
+
     if locked(run.audit_path):
-        return {"supervisor": "running", "job": "running", "exit_code": None}
+        return Life(supervisor="running", job="running")
     end = outcome.end
     launched, returncode = _last_seen(run)
     pid, runs = _process(run, launched)
@@ -82,15 +87,9 @@ def life(run: RunDir, outcome: RunOutcome) -> dict[str, Any]:
     name = None
     if returncode is not None and returncode < 0:
         name = signal_name(-returncode)
-    return {
-        "supervisor": "gone",
-        "job": job,
-        "job_pid": pid,
-        "exit_code": code,
-        "signal": name,
-        "over": end is not None,
-        "relaunching": again,
-    }
+    return Life(
+        job=job, job_pid=pid, exit_code=code, signal=name, over=end is not None, relaunching=again
+    )
 
 
 def signal_name(number: int) -> str:

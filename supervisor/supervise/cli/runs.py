@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..checkpoints import registry
 from ..checkpoints.verification import STATES as VERDICTS
 from ..checkpoints.verification import VerifierProcess
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
+from ..core.model.decisions import plain
 from ..core.model.policy import Checkpoints
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store import run_records
@@ -64,72 +65,77 @@ def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None
     if not directory.is_dir():
         raise StoreError(f"there is no directory {directory}", hint=NO_RUN)
     rows = [summary(path) for path in runs_in(directory)]
-    rows = [row for row in rows if not state or row["state"] in state]
+    rows = [row for row in rows if not state or row.state in state]
     if as_json:
-        echo_json(rows)
+        echo_json([asdict(row) for row in rows])
     elif rows:
         print_table([_row(row) for row in rows], HEADER)
     else:
         echo(f"no runs in {directory}" if not state else f"none of {', '.join(state)}")
 
 
-def summary(path: Path) -> dict[str, Any]:
-    """Return what the list shows of a run; `problem` says why the rest is None."""
-    row: dict[str, Any] = {
-        "run": path.name,
-        "path": str(path),
-        "state": UNKNOWN,
-        "exit_code": None,
-        "step": None,
-        "loss": None,
-        "created": None,
-        "policy": None,
-        "mode": None,
-        "incidents": 0,
-        "gravest": None,
-        "problem": None,
-    }
+@dataclass(slots=True)
+class RunSummary:
+    """A run in the list; `problem` says why the rest is None."""
+
+    run: str
+    path: str
+    state: str = UNKNOWN
+    exit_code: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    created: str | None = None
+    policy: str | None = None
+    mode: str | None = None
+    incidents: int = 0
+    gravest: run_records.IncidentOutcome | None = None
+    problem: str | None = None
+
+
+def summary(path: Path) -> RunSummary:
+    """Return what the list shows of a run."""
+    row = RunSummary(path.name, str(path))
     try:
         _fill(row, RunDir.open(path))
     except StoreError as error:
-        row["problem"] = str(error)
+        row.problem = str(error)
     except MISSHAPEN as error:
-        row["problem"] = f"its records cannot be understood: {type(error).__name__}"
+        row.problem = f"its records cannot be understood: {type(error).__name__}"
     return row
 
 
-def _fill(row: dict[str, Any], run: RunDir) -> None:
-    described = run.read_json("run.json")
-    row |= {key: described.get(key) for key in ("created", "policy", "mode")}
-    status: Mapping[str, Any] = {}
+def _fill(row: RunSummary, run: RunDir) -> None:
+    from ..runtime.status import Status
+
+    described = run.describe()
+    row.created, row.policy, row.mode = described.created, described.policy, described.mode
+    status = None
     with suppress(StoreError):  # no status was written yet
-        status = run.read_json("state.json")
-        row |= {key: status[key] for key in ("policy", "mode") if key in status}
+        status = Status.read(run)
     outcome = skim(run.audit_path)
-    row["state"], row["exit_code"] = state_of(run, outcome, str(described.get("host")))
-    newest_step = -1 if outcome.last is None else int(outcome.last["step"])
-    row["step"] = max(newest_step, int(status.get("step", -1)))
-    row["loss"] = (status.get("training") or {}).get("loss")
-    row["incidents"], row["gravest"] = len(outcome.incidents), outcome.worst
+    row.state, row.exit_code = state_of(run, outcome, described.host)
+    row.step = -1 if outcome.last is None else int(outcome.last["step"])
+    if status is not None:
+        row.policy, row.mode = status.policy or row.policy, status.mode or row.mode
+        row.step, row.loss = max(row.step, status.step), plain(status.training.loss)
+    row.incidents, row.gravest = len(outcome.incidents), outcome.worst
 
 
-def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    worst, code = row["gravest"], row["exit_code"]
+def _row(row: RunSummary) -> tuple[str, ...]:
+    worst, step = row.gravest, row.step
     incident = "-"
     if worst is not None:
-        ellipsis = f" (of {row['incidents']})" if row["incidents"] > 1 else ""
-        still = "" if worst["phase"] == "closed" else f" {worst['phase']}"
-        incident = f"{worst['severity']} {worst['id']}{still}{ellipsis}"
-    state = row["state"] if not code else f"{row['state']} ({code})"
-    step = row["step"]
+        ellipsis = f" (of {row.incidents})" if row.incidents > 1 else ""
+        still = "" if worst.phase == "closed" else f" {worst.phase}"
+        incident = f"{worst.severity} {worst.id}{still}{ellipsis}"
     return (
-        row["path"],
-        state,
+        row.path,
+        f"{row.state} ({row.exit_code})" if row.exit_code else row.state,
         "-" if step is None or step < 0 else str(step),
-        number(row["loss"]),
-        age(row["created"], datetime.now(UTC)),
-        row["problem"] or incident,
-        f"{row['policy'] or '?'} ({row['mode'] or '?'})",
+        number(row.loss),
+        age(row.created, datetime.now(UTC)),
+        row.problem or incident,
+        f"{row.policy or '?'} ({row.mode or '?'})",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,72 @@ import click
 import msgspec
 
 from ..core.model.decisions import plain
+from ..core.model.payload import Payload
 from ..errors import StoreError, understood
+from ..notifiers.heartbeat import Health
 from ..report.receipt import run_path
 from ..runtime import late_messages
-from ..runtime.status import DERIVED, Life, Status, line, read_curve, verdict
+from ..runtime.status import (
+    DERIVED,
+    Incidents,
+    Life,
+    OpenIncident,
+    RankStatus,
+    Request,
+    Status,
+    UndeliveredMessages,
+    line,
+    verdict,
+)
 from ..store import audit
 from ..store.run_directory import RunDir
-from ..store.run_records import read_outcome, skim
+from ..store.run_records import IncidentOutcome, read_outcome, skim
 from ._output import echo_json, number, print_table, rate, seconds_since, span, spark
 from ._runs import life, run_argument
 
 
-def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
-    """Return the content of `supervise status --json`.
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """State of a run.
+
+    Attributes:
+        newest: the last that its supervisor wrote. gravest: at most three incidents.
+        record: why the record is incomplete, "" where it is not.
+        undelivered: messages of the end of the run.
+    """
+
+    run: str
+    newest: Status | None
+    life: Life
+    verdict: str
+    gravest: Sequence[IncidentOutcome]
+    record: str = ""
+    undelivered: int = 0
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a supervisor watches it."""
+        return self.life.supervisor == "running"
+
+    def document(self) -> Payload:
+        """Return it as JSON; what is not there is left out."""
+        life = msgspec.structs.asdict(self.life)
+        known = ("supervisor", "job", "exit_code") if self.is_supervised else tuple(life)
+        return Payload(
+            {
+                "run": self.run,
+                **({} if self.newest is None else self.newest.document()),
+                **{name: life[name] for name in known},
+                **({"record": self.record} if self.record else {}),
+                "verdict": self.verdict,
+                "gravest": plain(self.gravest),
+                **({"undelivered": self.undelivered} if self.undelivered else {}),
+            }
+        )
+
+
+def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
+    """Return the state of a run.
 
     Args:
         verified: read every record of the audit log, up to its first damage; else skim it, as a
@@ -32,22 +86,21 @@ def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
     Raises:
         StoreError: a file cannot be read, or understood.
     """
-    status = Status.read(run)
-    newest = {} if status is None else plain(status.document())
+    newest = Status.read(run)
     with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
         outcome = read_outcome(_until_damage(run)) if verified else skim(run.audit_path)
         alive = life(run, outcome)
-    state = {"run": run.id, **newest, **alive}
-    if outcome.incomplete:
-        state["record"] = str(outcome.incomplete.get("reason"))
-    live = state["supervisor"] == "running"
-    old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
-    text = verdict(msgspec.convert(alive, Life), status, old_s)
-    state["verdict"] = text.replace(" RUN", f" {run_path(run)}")
-    state["gravest"] = outcome.gravest[:3]
-    if undelivered := late_messages.waiting(run.path):
-        state["undelivered"] = len(undelivered)
-    return state
+    is_live = alive.supervisor == "running" and newest is not None
+    old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest and is_live else None
+    return RunStatus(
+        run.id,
+        newest,
+        alive,
+        verdict(alive, newest, old_s).replace(" RUN", f" {run_path(run)}"),
+        outcome.gravest[:3],
+        str(outcome.incomplete.get("reason")) if outcome.incomplete else "",
+        len(late_messages.waiting(run.path)),
+    )
 
 
 def _until_damage(run: RunDir) -> Any:
@@ -84,95 +137,91 @@ def status_command(run: Path, as_json: bool) -> None:
     directory = RunDir.open(run)
     state = read_status(directory)
     if as_json:
-        echo_json(state)
+        echo_json(state.document())
         return
     with understood(f"the status in {directory.path / 'state.json'}", DERIVED):
         lines = _lines(state)
     print_table(lines)
 
 
-def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _lines(state: RunStatus) -> list[tuple[str, str]]:
     """Return the rows of the table: what needs a person first, details last."""
-    lines = [("run", str(state["run"])), ("job", _job(state)), ("verdict", state["verdict"])]
+    newest = state.newest
+    lines = [("run", state.run), ("job", _job(state.life)), ("verdict", state.verdict)]
     lines += [("incident", _incident(incident)) for incident in incidents(state)]
-    lines += [("waiting", _request(request)) for request in state.get("approvals") or ()]
-    if record := state.get("record"):
-        lines.append(("record", record))
-    if "state" not in state:
+    lines += [("waiting", _request(request)) for request in (newest.approvals if newest else ())]
+    if state.record:
+        lines.append(("record", state.record))
+    if newest is None:
         return [*lines, ("state", "unknown: no status was written")]
-    if cause := state.get("ended_by"):
-        means = f" ({cause['means']})" if cause.get("means") else ""
-        lines.append(("ended by", f"{cause['text']}{means}"))
-    if trouble := state.get("trouble"):
-        lines.append(("trouble", str(trouble)))
-    if awaited := state.get("waits_for"):
-        lines.append(("waiting", f"relaunch waits for {awaited}"))
-    lines += progress(state, with_curve=True)
-    lines += _protection(state)
-    if rules := state.get("rules"):
-        lines.append(("rules", _rules(rules)))
-    for rank, probe in (state.get("ranks") or {}).items():
-        lines.append((f"rank {rank}", _probe(probe)))
-    if newest := state.get("last_decision"):
-        lines.append(("last", f"{newest['kind']}: {newest['reason']}"))
-    if updated := state.get("updated_wall"):
-        lines.append(("updated", f"{updated}{_age(str(updated))}"))
+    if cause := newest.ended_by:
+        lines.append(("ended by", cause.text + (f" ({cause.means})" if cause.means else "")))
+    if newest.trouble:
+        lines.append(("trouble", newest.trouble))
+    if newest.waits_for:
+        lines.append(("waiting", f"relaunch waits for {newest.waits_for}"))
+    lines += progress(newest, state.life, with_curve=True)
+    lines += _protection(state, newest)
+    if newest.rules:
+        lines.append(("rules", _rules(newest.rules)))
+    lines += [(f"rank {rank}", _probe(probe)) for rank, probe in newest.ranks.items()]
+    if last := newest.last_decision:
+        lines.append(("last", f"{last.kind}: {last.reason}"))
+    if updated := newest.updated_wall:
+        lines.append(("updated", f"{updated}{_age(updated)}"))
     return lines
 
 
-def progress(state: Mapping[str, Any], *, with_curve: bool = False) -> list[tuple[str, str]]:
+def progress(status: Status, life: Life, *, with_curve: bool = False) -> list[tuple[str, str]]:
     """Return step, loss, speed and the time left, as far as they are known."""
-    training: Mapping[str, Any] = state.get("training") or {}
-    total = training.get("planned_steps")
-    of_total = f" of {total}" if total else ""
-    lines = [("step", f"{state.get('step', '?')}{of_total}, attempt {state.get('attempt', 0)}")]
-    if training.get("loss") is not None:
-        of_rank = f", rank {training['loss_rank']}" if training["loss_rank"] else ""
-        text = f"{number(training['loss'])} ({training['loss_metric']}{of_rank})"
-        if with_curve and len(curve := spark(read_curve(training)[1], CURVE)) > 1:
+    training = status.training
+    of_total = f" of {training.planned_steps}" if training.planned_steps else ""
+    lines = [("step", f"{status.step}{of_total}, attempt {status.attempt}")]
+    if training.loss is not None:
+        of_rank = f", rank {training.loss_rank}" if training.loss_rank else ""
+        text = f"{number(plain(training.loss))} ({training.loss_metric}{of_rank})"
+        if with_curve and len(curve := spark(training.curve.loss, CURVE)) > 1:
             text += f"  {curve}"
         lines.append(("loss", text))
-    speed, runs = training.get("steps_per_s"), state.get("job") == "running"
+    speed, runs = training.steps_per_s, life.job == "running"
     if speed and runs:
-        tokens = training.get("tokens_per_s")
-        several = state.get("world_size", 1) > 1
-        per_rank = " a rank" if several and training.get("tokens_of") == "rank" else ""
+        tokens = training.tokens_per_s
+        per_rank = " a rank" if status.world_size > 1 and training.tokens_of == "rank" else ""
         text = f", {rate(tokens, 'token')}{per_rank}" if tokens else ""
         lines.append(("speed", rate(speed, "step") + text))
-    if training.get("eta_s") is not None and runs:
-        lines.append(("time left", f"{span(training['eta_s'])} (by {training['planned_by']})"))
+    if training.eta_s is not None and runs:
+        lines.append(("time left", f"{span(training.eta_s)} (by {training.planned_by})"))
     return lines
 
 
-def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
     """Return what can be done to the run, what is left of it, and who is notified."""
-    summary = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
-    lines = [("state", f"{state['state']} ({summary})")]
-    if can := state.get("can"):
-        lines.append(("protection", line(can)))
-    if budgets := state.get("budgets"):
-        lines.append(("budgets", ", ".join(budgets_left(budgets))))
-    broken = state.get("channels") or {}
+    lines = [("state", f"{newest.state} (mode {newest.mode}, tier {newest.tier})")]
+    if newest.can:
+        lines.append(("protection", line(newest.can)))
+    if newest.budgets:
+        lines.append(("budgets", ", ".join(budgets_left(newest.budgets))))
+    broken = newest.channels or {}
     lines += [("channel", _channel(name, channel)) for name, channel in broken.items()]
-    if undelivered := state.get("undelivered"):
-        messages = "1 message" if undelivered == 1 else f"{undelivered} messages"
+    if count := state.undelivered:
+        messages = "1 message" if count == 1 else f"{count} messages"
         text = f"{messages} of the end of the run not delivered: supervise outbox flush RUN"
         lines.append(("channels", text))
-    if fine := [name for name in state.get("messages_to") or () if name not in broken]:
+    if fine := [name for name in newest.messages_to if name not in broken]:
         parts = [f"no trouble with {', '.join(fine)}"]
-        for name, n in (state.get("messages_waiting") or {}).items():
-            held_text = f", {n['held']} held for a digest" if n["held"] else ""
-            parts.append(f"{name}: {n['waiting']} waiting{held_text}")
+        for name, backlog in newest.messages_waiting.items():
+            held_text = f", {backlog.held} held for a digest" if backlog.held else ""
+            parts.append(f"{name}: {backlog.waiting} waiting{held_text}")
         lines.append(("channels", "; ".join(parts)))
-    if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
-        lines.append(("heartbeat", _heartbeat(heartbeat)))
-    if state["supervisor"] == "running" and (wait := state.get("cpu_wait", 0.0)) >= BUSY:
-        lines.append(("machine", f"others have its CPUs for {wait:.0f} % of the job's time"))
-    lines.append(("incidents", _count(state.get("incidents") or {})))
-    if silenced := state.get("silenced"):
-        lines.append(
-            ("silenced", ", ".join(f"{rule} by {name}" for rule, name in silenced.items()))
-        )
+    if state.is_supervised and newest.heartbeat:
+        lines.append(("heartbeat", _heartbeat(newest.heartbeat)))
+    if state.is_supervised and newest.cpu_wait >= BUSY:
+        text = f"others have its CPUs for {newest.cpu_wait:.0f} % of the job's time"
+        lines.append(("machine", text))
+    lines.append(("incidents", _count(newest.incidents)))
+    if silenced := newest.silenced:
+        text = ", ".join(f"{rule} by {name}" for rule, name in silenced.items())
+        lines.append(("silenced", text))
     return lines
 
 
@@ -186,40 +235,47 @@ def budgets_left(budgets: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def incidents(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the open incident, with all that is known of it, and others that need a person."""
-    now = (state.get("incidents") or {}).get("open")
-    held_incidents = [
-        incident for incident in state.get("gravest") or () if incident["phase"] == "held"
-    ]
-    return [now] if now else held_incidents[:1]
+def incidents(state: RunStatus) -> list[OpenIncident]:
+    """Return the open incident, with all that is known of it, or another that needs a person."""
+    if state.newest is not None and state.newest.incidents.open is not None:
+        return [state.newest.incidents.open]
+    return [
+        OpenIncident(
+            id=incident.id,
+            severity=str(incident.severity),
+            phase=incident.phase,
+            headline=incident.headline,
+        )
+        for incident in state.gravest
+        if incident.phase == "held"
+    ][:1]
 
 
-def _job(state: Mapping[str, Any]) -> str:
-    if state["supervisor"] == "running":
+def _job(life: Life) -> str:
+    if life.supervisor == "running":
         return "running, supervised"
-    if state["job"] == "ended":
-        summary = f"ended with exit code {state['exit_code']}"
-        summary += f" ({state['signal']})" if state["signal"] else ""
-        if state["over"]:
+    if life.job == "ended":
+        summary = f"ended with exit code {life.exit_code}"
+        summary += f" ({life.signal})" if life.signal else ""
+        if life.over:
             return summary
-        moment = "during a relaunch" if state["relaunching"] else "before the run ended"
+        moment = "during a relaunch" if life.relaunching else "before the run ended"
         return f"{summary}; the supervisor died {moment}: `supervise adopt RUN` continues"
-    if state["job"] == "running":
+    if life.job == "running":
         return (
-            f"running (pid {state['job_pid']}), not supervised: its supervisor died; "
+            f"running (pid {life.job_pid}), not supervised: its supervisor died; "
             "`supervise adopt RUN` takes over"
         )
-    if state["job"] == "lost":
+    if life.job == "lost":
         return "ended, exit status unknown; `supervise adopt RUN` tries to recover it"
     return "never started; the supervisor died"
 
 
-def _rules(rules: Mapping[str, Any]) -> str:
+def _rules(rules: Mapping[str, str]) -> str:
     """Group the rules by state, the noteworthy ones first and by name."""
     groups: dict[str, list[str]] = {}
     for rule, code in sorted(rules.items(), key=lambda pair: pair[1] == "OK"):
-        groups.setdefault(str(code), []).append(rule)
+        groups.setdefault(code, []).append(rule)
     return "; ".join(f"{code}: {_named(code, names)}" for code, names in groups.items())
 
 
@@ -228,52 +284,51 @@ def _named(code: str, names: Sequence[str]) -> str:
     return str(len(names)) if quiet else ", ".join(names)
 
 
-def _incident(incident: Mapping[str, Any]) -> str:
-    runbook = f" (runbook {incident['runbook']})" if incident.get("runbook") else ""
-    acked = f", acknowledged by {incident['acked']}" if incident.get("acked") else ""
-    head = f"{incident.get('id')} {incident.get('severity')} {incident.get('phase')}"
-    return f"{head}: {incident.get('headline')}{runbook}{acked}"
+def _incident(incident: OpenIncident) -> str:
+    runbook = f" (runbook {incident.runbook})" if incident.runbook else ""
+    acked = f", acknowledged by {incident.acked}" if incident.acked else ""
+    return f"{incident.text}{runbook}{acked}"
 
 
-def _count(counts: Mapping[str, Any]) -> str:
-    count, now = counts.get("opened", 0), counts.get("open")
-    if not count:
+def _count(counts: Incidents) -> str:
+    if not counts.opened:
         return "none"
-    return f"{count}, none open" if not now else f"{count}, one open"
+    return f"{counts.opened}, {'none' if counts.open is None else 'one'} open"
 
 
-def _request(request: Mapping[str, Any]) -> str:
-    verbs = ", ".join(str(step["verb"]) for step in request["steps"])
+def _request(request: Request) -> str:
+    verbs = ", ".join(step.verb for step in request.steps)
     return (
-        f"{request['id']}: {request['runbook']} ({verbs}) waits for "
-        f"`supervise approve RUN {request['id']}`; "
-        f"{request['left_s']} s left, then {request['on_timeout']}"
+        f"{request.id}: {request.runbook} ({verbs}) waits for `supervise approve RUN {request.id}`;"
+        f" {request.left_s} s left, then {request.on_timeout}"
     )
 
 
-def _channel(name: str, channel: Mapping[str, Any]) -> str:
-    count = channel["undelivered"]
+def _channel(name: str, channel: UndeliveredMessages) -> str:
+    count = channel.undelivered
     messages = f"{count} message{'' if count == 1 else 's'} not delivered"
-    return f"{name}: {messages} since {channel['since_wall']}, last error: {channel['error']}"
+    return f"{name}: {messages} since {channel.since_wall}, last error: {channel.error}"
 
 
-def _heartbeat(heartbeat: Mapping[str, Any]) -> str:
+def _heartbeat(pings: Health) -> str:
     """Return when the monitor outside last accepted a ping, and why none is sent."""
-    accepted = heartbeat["accepted_s"]
+    accepted = pings.accepted_s
     newest = "none accepted yet" if accepted is None else f"last accepted {accepted:.0f} s before"
-    text = f"every {heartbeat['every_s']:g} s, {newest}"
-    reason = heartbeat["withheld"] or (heartbeat["error"] and f"last try: {heartbeat['error']}")
-    return f"{text}; {'withheld: ' if heartbeat['withheld'] else ''}{reason}" if reason else text
+    text = f"every {pings.every_s:g} s, {newest}"
+    reason = pings.withheld or (pings.error and f"last try: {pings.error}")
+    return f"{text}; {'withheld: ' if pings.withheld else ''}{reason}" if reason else text
 
 
-def _probe(probe: Mapping[str, Any]) -> str:
+def _probe(probe: Payload) -> str:
     """Return the state of a rank's probe, and its collectors that are off."""
     keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints", "quarantine")
-    text = _inline({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
-    if probe.get("overhead") is not None:
-        text += f", the probe takes {100 * probe['overhead']:.1f} % of a step"
-    collectors = probe.get("collectors") or {}
-    off = [f"{name} {state}" for name, state in collectors.items() if state != "on"]
+    text = _inline(
+        plain({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
+    )
+    rank = probe.read(RankStatus)
+    if rank.overhead is not None:
+        text += f", the probe takes {100 * rank.overhead:.1f} % of a step"
+    off = [f"{name} {state}" for name, state in rank.collectors.items() if state != "on"]
     return "; ".join([text, *off])
 
 

@@ -59,6 +59,11 @@ class OpenIncident(Struct, frozen=True, kw_only=True):
     runbook: str | None = None
     acked: str = ""
 
+    @property
+    def text(self) -> str:
+        """Its id, severity, phase and headline."""
+        return f"{self.id} {self.severity} {self.phase}: {self.headline}"
+
 
 class Incidents(Struct, frozen=True):
     """How many incidents the run had, and the open one."""
@@ -612,12 +617,6 @@ def _value(values: Sequence[float | None], column: int) -> float | None:
 
 def _higher(a: float, b: float) -> float:
     return a if math.isnan(a) or a > b else b
-
-
-def read_curve(training: Mapping[str, Any]) -> tuple[list[int], list[float]]:
-    """Return steps and losses of the curve in a status; non-finite ones are text there."""
-    curve = training.get("curve") or {}
-    return list(curve.get("steps") or ()), [float(x) for x in curve.get("loss") or ()]
 
 
 FAILURES = 8  # shown of them

@@ -34,6 +34,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
+from msgspec import Struct
+
 from ..core.model.decisions import SEVERITIES
 from ..core.model.events import Announced, Frame
 from ..core.model.redaction import cell
@@ -49,21 +51,31 @@ OUTCOMES = ("commit", "abort", "in_doubt")
 _INCIDENT = b'"kind":"incident"'  # as `audit` writes it; quotes inside of a text are escaped
 
 
+class IncidentOutcome(Struct):
+    """How far an incident has come; phase: `open`, `held` or `closed`."""
+
+    id: str
+    severity: str | None
+    phase: str
+    step: int
+    wall: str | None
+    headline: str
+
+
 @dataclass(slots=True)
 class RunOutcome:
     """How far a run has come.
 
     Attributes:
         last: the newest record. end: the same, if the run ended with it.
-        incidents: id -> `id severity phase step wall headline`, oldest first; `phase` is `open`,
-            `held` or `closed`.
+        incidents: by id, oldest first.
         relaunching: the newest action on the job is a relaunch without an outcome.
         incomplete: see `recorder.incomplete`.
     """
 
     last: Record | None = None
     end: Record | None = None
-    incidents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    incidents: dict[str, IncidentOutcome] = field(default_factory=dict)
     relaunching: bool = False
     incomplete: Record | None = None
 
@@ -82,31 +94,26 @@ class RunOutcome:
     def _take_incident(self, record: Record, code: str) -> None:
         name, severity = str(record["incident"]), record.get("severity")
         if code == "opened":
-            self.incidents[name] = {
-                "id": name,
-                "severity": severity,
-                "phase": "open",
-                "step": record["step"],
-                "wall": record.get("wall"),
-                "headline": record["reason"],
-            }
+            self.incidents[name] = IncidentOutcome(
+                name, severity, "open", record["step"], record.get("wall"), record["reason"]
+            )
         elif (previous := self.incidents.get(name)) is not None:
             if severity in SEVERITIES:
-                previous["severity"] = min(previous["severity"], severity)
+                previous.severity = min(str(previous.severity), str(severity))
             if code in ("closed", "held"):
-                previous["phase"] = code
+                previous.phase = code
 
     @property
-    def gravest(self) -> list[dict[str, Any]]:
+    def gravest(self) -> list[IncidentOutcome]:
         """The incidents: open ones first, then by severity, then the newest."""
         newest_first = reversed(self.incidents.values())
-        return sorted(newest_first, key=lambda i: (i["phase"] == "closed", i["severity"]))
+        return sorted(newest_first, key=lambda i: (i.phase == "closed", str(i.severity)))
 
     @property
-    def worst(self) -> dict[str, Any] | None:
+    def worst(self) -> IncidentOutcome | None:
         """The incident of the highest severity in the whole run, the newest of these."""
         incidents = list(reversed(self.incidents.values()))
-        return min(incidents, key=lambda i: str(i["severity"]), default=None)
+        return min(incidents, key=lambda i: str(i.severity), default=None)
 
 
 def read_outcome(records: Iterable[Record]) -> RunOutcome:
