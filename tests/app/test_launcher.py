@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from supervise.core.model.payload import Rewarm
 from supervise.core.model.policy import JobSettings, Policy, RelaunchSettings
 from supervise.errors import ActionError
 from supervise.runtime import environment
@@ -24,7 +25,7 @@ HOW = RelaunchSettings(
     args=["--init_from=resume", "--ckpt={checkpoint}", "--dir={directory}", "x={y}"],
     env={"START_STEP": "{step}"},
 )
-AGAIN = Launch(3, 99, "/ckpt/at-99.pt", {"start": 0.1, "steps": 50}, [[120, 139]])
+AGAIN = Launch(3, 99, "/ckpt/at-99.pt", Rewarm(0.1, 50), [[120, 139]])
 
 
 @pytest.fixture

@@ -11,24 +11,28 @@ import pytest
 from supervise.actions.recovery import SLOWEST
 from supervise.checkpoints.service import RestoredCheckpoint
 from supervise.core.host_health import Finding
+from supervise.core.model.payload import Payload
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
+from supervise.runtime.host import HostMemo
 from supervise.runtime.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.store.run_directory import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
 
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
-ARGS = {
-    "checkpoint": "ckpt-2",
-    "path": "/old/ckpt.pt",
-    "step": 99,
-    "bytes": 0,
-    "attempt": 3,
-    "rewarm": {"start": 0.1, "steps": 50},
-    "skip": None,
-}
-NEWER = {**ARGS, "checkpoint": "ckpt-3", "step": 149}
+ARGS = Payload(
+    {
+        "checkpoint": "ckpt-2",
+        "path": "/old/ckpt.pt",
+        "step": 99,
+        "bytes": 0,
+        "attempt": 3,
+        "rewarm": {"start": 0.1, "steps": 50},
+        "skip": None,
+    }
+)
+NEWER = ARGS.extended(checkpoint="ckpt-3", step=149)
 STAGES = [{"how": "term", "returncode": -15, "args": ARGS}]
 STAGES += [{"path": "/ckpt.pt", "moved": ["ckpt-3"]}]
 STAGES += [{"pid": 4242, "attempt": 3}]
@@ -61,8 +65,9 @@ class Edges:
     def origin(self, checkpoint):
         return f"/out/{checkpoint}.pt", 7, "/bin/python3"
 
-    def memo(self, start):
-        return {"host": "here"}
+    def memo(self, start, reason):
+        parts = {"size": 0, "python": None, "peak_bytes": None, "device_count": None}
+        return HostMemo(host="here", folder="/out", why=reason, **parts)
 
     def look(self, start, within_s, *, alive):
         self.looked_at = start, within_s
@@ -271,7 +276,7 @@ def test_when_choosing_fails_the_order_is_carried_out(control, edges):
 
 def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):
     """The first one is prepared, and the job is dead."""
-    edges.chosen = [{**NEWER, "bytes": 60 * SLOWEST}]
+    edges.chosen = [NEWER.extended(bytes=60 * SLOWEST)]
 
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
@@ -282,7 +287,7 @@ def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):
 def test_the_look_takes_no_longer_than_there_is_time(control, edges):
     """Else it would come too late to be started again."""
     edges.end_verification = lambda: None  # it never comes to its end
-    large = {**ARGS, "bytes": int((60.0 - MARGIN_S - 1.0) * SLOWEST)}
+    large = ARGS.extended(bytes=int((60.0 - MARGIN_S - 1.0) * SLOWEST))
 
     assert control.relaunch(large, key="r:1", deadline_s=60)["step"] == 99
     assert edges.is_verifying_now
@@ -394,10 +399,10 @@ def test_a_job_that_may_work_is_not_restarted_for_a_standstill(control, edges, e
     if ended:
         control.process.signal(9)
         control.process.wait(60.0)
-        assert control.relaunch({**ARGS, "if_idle_s": 0.2}, key="r:1", deadline_s=60)["pid"]
+        assert control.relaunch(ARGS.extended(if_idle_s=0.2), key="r:1", deadline_s=60)["pid"]
         return
     with pytest.raises(ActionError, match=r"main threads are cannot be read\): not restarted"):
-        control.relaunch({**ARGS, "if_idle_s": 0.2}, key="r:1", deadline_s=60)
+        control.relaunch(ARGS.extended(if_idle_s=0.2), key="r:1", deadline_s=60)
 
     assert [what for what, *_ in edges.asked] == ["prepare"]
     assert control.process.poll() is None and control.exit_code is None

@@ -177,7 +177,7 @@ class FakeRank:
             ok = not isinstance(said, str)
             result, error = (said, None) if ok else ({}, said)
             self.done[key] = SimpleNamespace(
-                key=key, verb=verb, step=7, ok=ok, result=result, error=error
+                key=key, verb=verb, step=7, ok=ok, result=Payload(result), error=error
             )
         self.outgoing.append(self.done[key])
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from supervise.core.model.payload import Payload
 from supervise.errors import ActionError
 from supervise.runtime import fencing
 from supervise.runtime.controller import Control
+from supervise.runtime.fencing import Answer
 from supervise.runtime.segments import ReadCursor, Segments
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
@@ -104,7 +106,7 @@ def test_all_ranks_do_it_at_one_step_and_once(gang):
 def test_evidence_is_of_one_step_on_all_ranks_that_train_and_waits_for_none(gang):
     """Without a promise: at that step by itself, or at once where it stands in a pause."""
     ranks = gang(world=3)
-    where = {"directory": str(ranks.shm)}
+    where = Payload({"directory": str(ranks.shm)})
 
     before = max(ranks.steps().values())
     asked = [ranks.control.ask("snapshot", where, key=key, partly=True) for key in "ab"]
@@ -220,15 +222,15 @@ def test_without_a_supervisor_a_promise_ends_by_itself(gang):
 
 def test_ranks_go_back_to_a_step_that_all_have_and_none_doubts():
     """Right before damaged moments were used only where each rank found the weights good."""
-    ranks = {0: {"steps": [10, 30, 34], "undo": [34]}, 1: {"steps": [10, 34], "undo": [34]}}
-    args = {"before_step": 25, "sign": 35}
+    first, second = (Answer(steps=steps, undo=[34]) for steps in ([10, 30, 34], [10, 34]))
+    args = Payload({"before_step": 25, "sign": 35})
 
-    assert fencing.agree("rollback", args, ranks) == {"to_step": 34}
-    assert fencing.agree("rollback", {"before_step": 25}, ranks) == {"to_step": 10}
-    ranks[1]["undo"] = []
-    assert fencing.agree("rollback", args, ranks) == {"to_step": 10}
+    assert fencing.agree("rollback", args, [first, second]) == {"to_step": 34}
+    unsigned = Payload({"before_step": 25})
+    assert fencing.agree("rollback", unsigned, [first, second]) == {"to_step": 10}
+    assert fencing.agree("rollback", args, [first, Answer(steps=[10, 34])]) == {"to_step": 10}
     with pytest.raises(ActionError, match="no savepoint before step 5 that all ranks have"):
-        fencing.agree("rollback", {"before_step": 5}, ranks)
+        fencing.agree("rollback", Payload({"before_step": 5}), [first, second])
 
 
 def test_a_verdict_is_written_once(tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from supervise.runtime.process import Process
+from supervise.runtime.process import JobEnd, Process
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
@@ -55,7 +55,7 @@ def test_workers_in_sessions_of_their_own_belong_to_the_tree(start):
 
     seen = process.stop(term_s=5.0)
 
-    assert seen == {"how": "term", "returncode": -signal.SIGTERM, "survivors": []}
+    assert seen == JobEnd("term", -signal.SIGTERM, [])
     assert psutil.wait_procs(members, timeout=60)[1] == []
 
 
@@ -69,7 +69,7 @@ def test_a_worker_that_lost_its_parent_still_belongs_to_the_tree(start):
     assert orphan.ppid() == psutil.Process().pid
     seen = process.stop(term_s=5.0)
 
-    assert seen["returncode"] == 0
+    assert seen.returncode == 0
     assert not psutil.pid_exists(orphan.pid)
 
 
@@ -122,7 +122,7 @@ def test_a_stopped_job_can_be_ended(start):
     process.signal(signal.SIGSTOP)
     wait_until(lambda: process.poll() is None and process.stopped)
 
-    assert process.stop(term_s=5.0)["how"] == "term"
+    assert process.stop(term_s=5.0).how == "term"
 
 
 def test_a_job_that_forks_while_it_dies_is_still_killed(start):

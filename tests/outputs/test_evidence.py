@@ -39,7 +39,7 @@ def run(tmp_path):
 
 
 def manifest(run, seen):
-    return json.loads((run / seen["path"] / "manifest.json").read_text())
+    return json.loads((run / seen.path / "manifest.json").read_text())
 
 
 def test_the_manifest_accounts_for_every_file(run, witness, hung, view):
@@ -49,16 +49,16 @@ def test_the_manifest_accounts_for_every_file(run, witness, hung, view):
 
     seen = evidence.collect(job, "inc-1", "k1", 30.0)
 
-    bundle = path / seen["path"]
-    assert seen["path"] == "incidents/inc-1/snapshot-1"
-    assert seen["sha256"] == hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+    bundle = path / seen.path
+    assert seen.path == "incidents/inc-1/snapshot-1"
+    assert seen.sha256 == hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
     listed = {entry["name"]: entry for entry in manifest(path, seen)["files"]}
     assert set(listed) | {"manifest.json"} == {entry.name for entry in bundle.iterdir()}
-    assert set(listed) == set(seen["files"]) >= {f"rank-0-{name}" for name in FILES}
+    assert set(listed) == set(seen.files) >= {f"rank-0-{name}" for name in FILES}
     for name, entry in listed.items():
         data = (bundle / name).read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-    assert seen["bytes"] == sum(entry.stat().st_size for entry in bundle.iterdir())
+    assert seen.bytes == sum(entry.stat().st_size for entry in bundle.iterdir())
     assert list((path / "incidents" / "inc-1").iterdir()) == [bundle]
 
 
@@ -68,7 +68,7 @@ def test_the_metric_window_keeps_absent_and_nan_apart(run, witness, hung, view):
 
     seen = evidence.collect(witness([hung().pid], {0: view(1)}, answers), "inc-1", "k", 30.0)
 
-    with (path / seen["path"] / "metrics.csv").open() as file:
+    with (path / seen.path / "metrics.csv").open() as file:
         rows = list(csv.reader(file))
     assert rows == [
         ["step", "rank", "attempt", "at_ns", "train_loss_raw", "loss_scale", "update_norm"],
@@ -87,7 +87,7 @@ def test_secrets_are_replaced_and_named(run, witness, hung, view, tmp_path):
 
     seen = evidence.collect(witness([job.pid], {0: view(1)}, answers), "inc-1", "k", 30.0)
 
-    bundle = path / seen["path"]
+    bundle = path / seen.path
     assert "MY_TOKEN" in manifest(path, seen)["redacted"]
     environment = json.loads((bundle / "environment.json").read_text())
     assert (environment["MY_TOKEN"], environment["PLAIN"]) == ("<redacted>", "seen")
@@ -102,9 +102,9 @@ def test_a_hung_job_still_gives_a_bundle_with_its_stacks(run, witness, hung, vie
 
     seen = evidence.collect(witness([job.pid], {0: view(job.pid, silent_s=99)}), "inc-1", "k", 30.0)
 
-    assert seen["standstill"].startswith("rank 0 waits at <string>:")
-    assert seen["standstill"].endswith(", after step 8")
-    text = (path / seen["path"] / f"stacks-{job.pid}.txt").read_text()
+    assert seen.standstill.startswith("rank 0 waits at <string>:")
+    assert seen.standstill.endswith(", after step 8")
+    text = (path / seen.path / f"stacks-{job.pid}.txt").read_text()
     assert text.count("in stuck_in_here") == 2
     assert [gap["what"] for gap in manifest(path, seen)["missing"]] == [
         "stacks, random state and batch fingerprints from the probe of rank 0"
@@ -119,7 +119,7 @@ def test_without_any_way_in_the_kernels_view_remains(run, witness, hung):
 
     seen = evidence.collect(witness([job.pid]), "inc-1", "k", 30.0)
 
-    assert "thread" in (path / seen["path"] / "kernel.txt").read_text()
+    assert "thread" in (path / seen.path / "kernel.txt").read_text()
     assert manifest(path, seen)["missing"] == [
         {
             "what": f"Python stacks of process {job.pid}",
@@ -138,7 +138,7 @@ def test_a_half_written_answer_is_not_evidence(run, witness, hung, view):
 
     seen = evidence.collect(witness([hung().pid], {0: view(1)}, fails), "inc-1", "k", 30.0)
 
-    assert "rank-0-rng.json" not in seen["files"]
+    assert "rank-0-rng.json" not in seen.files
     assert {"no space left"} <= {gap["why"] for gap in manifest(path, seen)["missing"]}
 
 
@@ -153,7 +153,7 @@ def test_the_same_key_gives_the_same_bundle(run, witness, hung, view):
 
     assert again == first
     assert len(job.asked) == 2
-    assert other["path"] == "incidents/inc-1/snapshot-2"
+    assert other.path == "incidents/inc-1/snapshot-2"
 
 
 def test_a_dead_job_and_a_stuck_loop_cost_only_what_they_would_have_given(run, witness):
@@ -161,8 +161,8 @@ def test_a_dead_job_and_a_stuck_loop_cost_only_what_they_would_have_given(run, w
 
     seen = evidence.collect(witness([], loop=False), "inc-1", "k", 5.0)
 
-    assert {"host.json", "git.json", "environment.json", "metrics.csv"} <= set(seen["files"])
-    assert {"ranks", "metrics"} <= set(seen["missing"])
+    assert {"host.json", "git.json", "environment.json", "metrics.csv"} <= set(seen.files)
+    assert {"ranks", "metrics"} <= set(seen.missing)
 
 
 def test_an_incident_name_cannot_lead_out_of_the_run_directory(run, witness):
@@ -171,7 +171,7 @@ def test_an_incident_name_cannot_lead_out_of_the_run_directory(run, witness):
 
     seen = evidence.collect(witness([]), "../../x y", "k", 5.0)
 
-    assert (path / seen["path"] / "manifest.json").exists()
+    assert (path / seen.path / "manifest.json").exists()
 
 
 def test_a_full_disk_fails_the_bundle_and_leaves_nothing(witness, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from supervise.core.model.events import Frame
@@ -104,11 +105,11 @@ def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view,
     """In a file of its own, in what the audit log keeps, and in the line of `supervise why`."""
     job = witness([hung().pid], {0: view(1)}, answers)
     seen = collector.collect(job, "inc-1", "k1", 30.0)
-    content = json.loads((tmp_path / "run" / seen["path"] / "shards.json").read_text())
-    assert content["shards"] == seen["shards"]
-    assert seen["shards"]["web-0-24.tar"] == "steps 96 to 99"
+    content = json.loads((tmp_path / "run" / seen.path / "shards.json").read_text())
+    assert content["shards"] == seen.shards
+    assert seen.shards["web-0-24.tar"] == "steps 96 to 99"
     assert [row["step"] for row in content["steps"]] == [95, 96, 97, 98, 99, 100]
-    assert "shards.json" in seen["files"]
+    assert "shards.json" in seen.files
     assert collector.collect(job, "inc-1", "k1", 30.0) == seen
     moment = {"record": 1, "step": 100, "attempt": 0, "wall": None, "outcome_record": 2}
     order = {
@@ -119,11 +120,11 @@ def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view,
         "touches_job": False,
     }
     end = {"is_undo": False, "outcome": "done", "ok": True, "took_s": 1.0}
-    action = Action(result=Payload(seen), **moment, **order, **end)
+    action = Action(result=Payload(msgspec.to_builtins(seen)), **moment, **order, **end)
     assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in outcome_text(action)
 
 
 def test_a_hung_job_is_told_by_its_frames(collector, witness, hung, view):
     """The probe wrote nothing; the numbers of its frames remain."""
     seen = collector.collect(witness([hung().pid], {0: view(1, silent_s=99)}), "inc-1", "k1", 30.0)
-    assert seen["shards"]["shard number 25"] == "step 100"
+    assert seen.shards["shard number 25"] == "step 100"

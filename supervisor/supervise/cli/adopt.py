@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
 from ..catalog import load_policy
 from ..checkpoints import registry
@@ -306,26 +307,26 @@ def _unable(
 def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
     """Look at this host again if the run in `path` could not be started on it once more."""
     try:
-        memo = read_json(path / UNFIT)
-        if memo["host"] != socket.gethostname():
-            return
+        document = read_json(path / UNFIT)
         from ..actions.job_control import HUMAN
         from ..catalog.loader import failure_classes
         from ..core import host_health
-        from ..runtime.host import HealthGate, of_memo
+        from ..runtime.host import HealthGate, HostMemo
 
-        start, machine = of_memo(memo)
-    except (OSError, LookupError, TypeError, ValueError):  # it ended otherwise
+        memo = msgspec.convert(document, HostMemo)
+    except (OSError, ValueError):  # it ended otherwise
+        return
+    if memo.host != socket.gethostname():
         return
     failure_settings = policy.job.failures
     gate = HealthGate(
         lambda: policy.job.health,
         os.environ,
-        lambda: machine,
+        lambda: memo,
         lambda: failure_classes(failure_settings),
     )
     print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
-    reason = host_health.refusal(gate.look(start, LOOK_S, alive=False))
+    reason = host_health.refusal(gate.look(memo.start, LOOK_S, alive=False))
     if reason:
         raise LaunchError(
             f"this host is still not fit to start the job on: {reason}",

@@ -28,20 +28,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+import msgspec
 import psutil
 
 from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
+from ..core.model.payload import EndArgs, Payload
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
-from .fencing import Ack, Lease, PendingCommand, Rank, Ranks, Standing, carry_out, ending, judge
+from .evidence import BundleSummary
+from .fencing import Lease, PendingCommand, Rank, Ranks, Standing, carry_out, ending, judge
 from .idleness import Looks, work
 from .process import LOOP_S, Process, halt
 from .process_tree import halted, suspended
-from .segment_reader import RankView
+from .segment_reader import Ack, RankView
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
 TRIP_S = 0.1  # until a letter is read, at most; project default
@@ -80,18 +83,16 @@ class FencedJob(Protocol):
     @property
     def world_size(self) -> int: ...
     def raise_if_withdrawn(self) -> None: ...
-    def command(
-        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
-    ) -> dict[str, Any]: ...
+    def command(self, verb: str, args: Payload, *, key: str, deadline_s: float) -> Payload: ...
 
 
 def quarantine(
     job: FencedJob,
     manifest: Quarantine | None,
-    args: Mapping[str, Any],
+    args: Payload,
     key: str,
     deadline_s: float,
-) -> dict[str, Any]:
+) -> Payload:
     """Carry out `core.model.action.Job.quarantine`.
 
     With one rank it takes effect at the next step boundary. With several it is kept for the next
@@ -108,22 +109,19 @@ def quarantine(
     except StoreError as error:
         raise ActionError(str(error), hint=error.hint) from error
     result = job.command("quarantine", _order(manifest, generation), key=key, deadline_s=deadline_s)
-    effect = {"takes_effect": NOW} if live else _at_one_step(job, manifest, generation, key, until)
-    return {
-        **result,
-        "generation": generation.generation,
-        "entries": len(generation.entries),
-        **effect,
-    }
+    result = result.extended(generation=generation.generation, entries=len(generation.entries))
+    if live:
+        return result.extended(takes_effect=NOW)
+    return result.extended(**_at_one_step(job, manifest, generation, key, until))
 
 
-def _order(manifest: Quarantine, generation: QuarantineGeneration) -> dict[str, Any]:
-    return {"generation": generation.generation, "path": str(manifest.path)}
+def _order(manifest: Quarantine, generation: QuarantineGeneration) -> Payload:
+    return Payload({"generation": generation.generation, "path": str(manifest.path)})
 
 
 def _at_one_step(
     job: FencedJob, manifest: Quarantine, generation: QuarantineGeneration, key: str, until: float
-) -> dict[str, Any]:
+) -> Payload:
     """Let all ranks take it up at one step; where one cannot, it stays with the next launch.
 
     The file says so when they have: of a supervisor that dies before, the next one goes on here.
@@ -138,7 +136,7 @@ def _at_one_step(
     except ActionError as error:
         if not error.refused:
             raise
-        return {"takes_effect": LATER, "why": str(error)}
+        return Payload({"takes_effect": LATER, "why": str(error)})
     try:
         hastened = manifest.hasten(key)
     except StoreError as error:
@@ -147,13 +145,14 @@ def _at_one_step(
     result = job.command(
         "quarantine", _order(manifest, hastened), key=f"{key}/kept", deadline_s=left_s
     )
-    return {**result, "generation": hastened.generation, "takes_effect": WHEN[agreement["way"]]}
+    effect = WHEN[str(agreement["way"])]
+    return result.extended(generation=hastened.generation, takes_effect=effect)
 
 
 T = TypeVar("T")
 
-Collect = Callable[["Control", str, str, float], dict[str, Any]]
-Relaunch = Callable[["Control", Mapping[str, Any], str, float], dict[str, Any]]
+Collect = Callable[["Control", str, str, float], BundleSummary]
+Relaunch = Callable[["Control", Payload, str, float], Payload]
 
 
 class Control:
@@ -290,7 +289,7 @@ class Control:
         """Return a sentence for each answer that came after its command was given up, once."""
         return [self._late.popleft() for _ in range(len(self._late))]
 
-    def _send(self, pending: PendingCommand, args: Mapping[str, Any], *, partly: bool) -> None:
+    def _send(self, pending: PendingCommand, args: Payload, *, partly: bool) -> None:
         """On the main loop: send to every rank, or refuse before anything was sent."""
         if pending not in self._open:
             return  # given up before the main loop came to it
@@ -309,7 +308,7 @@ class Control:
         else:
             sent_ids = {}
             if pending.verb in LOOKS and (step := common_step(ranks)) != NONE:
-                args = {**args, "at_step": step}
+                args = args.extended(at_step=step)
             for rank, segment in ranks.items():
                 sent_ids[rank] = segment
                 try:
@@ -327,9 +326,7 @@ class Control:
         """Number of ranks of the job, as its probes report it; 1 before the first one did."""
         return self._world_size
 
-    def ask(
-        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
-    ) -> PendingCommand:
+    def ask(self, verb: str, args: Payload, *, key: str, partly: bool = False) -> PendingCommand:
         """Send `verb` without waiting. With `partly` the ranks that are there are enough. What only
         looks is done at the end of one step where that is possible."""
         pending = PendingCommand(verb, key, self._wakeup)
@@ -419,9 +416,7 @@ class Control:
                 time.sleep(0.05)
             raise ActionError("the job was stopped by a signal: it does not hang", refused=True)
 
-    def command(
-        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
-    ) -> dict[str, Any]:
+    def command(self, verb: str, args: Payload, *, key: str, deadline_s: float) -> Payload:
         """Send `verb` to every rank; return rank 0's ack (the lowest here), `ranks` and `ack_step`.
 
         Raises:
@@ -431,9 +426,10 @@ class Control:
             self._lease.end()  # also when it fails: then the lease itself ends the pause
         # A command that the job meets only after we gave up must not take effect unseen.
         until_ns = time.monotonic_ns() + int(deadline_s * 1e9)
-        sent_args = {**args, "until_ns": until_ns}
+        sent_args = Payload({**args, "until_ns": until_ns})
+        pause_s = sent_args.read(EndArgs).lease_s or 0.0
         if verb == "pause":
-            sent_args["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
+            sent_args = sent_args.extended(lease_s=min(self._lease.lease_s, pause_s))
         if self._world_size > 1 and verb in fences.FENCED:
             directory = self._segments.directory
             result = carry_out(self, directory, verb, sent_args, key=key, deadline_s=deadline_s)
@@ -445,16 +441,16 @@ class Control:
                 self.forget(pending)
             judge(pending, answers, deadline_s)
             answer = answers[min(answers)]
-            result = {**answer.result, "ranks": len(answers), "ack_step": answer.step}
+            result = answer.result.extended(ranks=len(answers), ack_step=answer.step)
         if verb == "pause":
-            self._lease.hold(time.monotonic_ns() + int(float(args["lease_s"]) * 1e9))
+            self._lease.hold(time.monotonic_ns() + int(pause_s * 1e9))
         return result
 
-    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
-        """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
-        return self._collect(self, incident, key, deadline_s)
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> Payload:
+        """Collect the evidence bundle; return its summary."""
+        return Payload(msgspec.to_builtins(self._collect(self, incident, key, deadline_s)))
 
-    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+    def quarantine(self, args: Payload, *, key: str, deadline_s: float) -> Payload:
         """Write the quarantine's next generation, tell every rank; see the function."""
         return quarantine(self, self._manifest, args, key, deadline_s)
 
@@ -479,20 +475,19 @@ class Control:
         """Return the living processes of the job."""
         return self.process.tree.members()
 
-    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> Payload:
         """End the job: interrupt at a step boundary, then TERM, then KILL over the whole tree.
 
         Returns:
-            `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
-            `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
+            the fields of a `JobEnd`, and `exit_code`.
         """
         self.raise_if_withdrawn()
-        result = halt(self, grace_s=grace_s, term_s=term_s)
-        if result["how"] != "ended":
+        end = halt(self, grace_s=grace_s, term_s=term_s)
+        if end.how != "ended":
             self.exit_code = exit_code
-        return {**result, "exit_code": self.exit_code}
+        return Payload(msgspec.to_builtins(end)).extended(exit_code=self.exit_code)
 
-    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+    def relaunch(self, args: Payload, *, key: str, deadline_s: float) -> Payload:
         """Stop the gang, put a checkpoint in its place, and start the job again from it."""
         return self._relaunch(self, args, key, deadline_s)
 

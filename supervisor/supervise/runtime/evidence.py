@@ -43,9 +43,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import psutil
+from msgspec import Struct
 
 from ..core.model.events import Frame
 from ..core.model.failure import Failure
+from ..core.model.payload import Payload
 from ..core.model.redaction import Redactor, cell
 from ..errors import FULL, ActionError
 from ..store import files
@@ -176,9 +178,7 @@ class Pending(Protocol):
 class EvidenceSource(Protocol):
     """The part of `job.controller.Control` that evidence needs."""
 
-    def ask(
-        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
-    ) -> Pending: ...
+    def ask(self, verb: str, args: Payload, *, key: str, partly: bool = False) -> Pending: ...
     def forget(self, pending: Any) -> None: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
     def ranks(self) -> Mapping[int, RankView]: ...
@@ -226,13 +226,8 @@ class Evidence:
 
     def collect(
         self, job: EvidenceSource, incident: str, key: str, deadline_s: float
-    ) -> dict[str, Any]:
+    ) -> BundleSummary:
         """Collect the bundle of `incident`; for the same `key` return the existing one.
-
-        Returns:
-            `path` (relative to the run directory), `sha256` of its manifest, total `bytes`, `files`
-            (names), `missing` (what could not be read), `shards` if the job reports them: in which
-            steps before the first breach each was used; and `standstill` if it stands still: why.
 
         Raises:
             ActionError: it cannot be written, for instance on a full disk; no files are left.
@@ -274,7 +269,9 @@ class Evidence:
         ended = bundle.source("failures", lambda: job.on_loop(self._failures, LOOP_S))
         if ended:
             bundle.json("failures.json", [asdict(failure) for failure in ended])
-        pending = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
+        pending = job.ask(
+            "snapshot", Payload({"directory": str(bundle.path)}), key=key, partly=True
+        )
         try:
             metrics = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))
             window, onset = metrics or ((), None)
@@ -525,23 +522,41 @@ class Bundle:
         self.json(MANIFEST, manifest)
 
 
-def described(manifest: Path) -> dict[str, Any]:
-    """Return the audit log's description of a sealed bundle."""
+class BundleSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sealed bundle, as the audit log has it.
+
+    Attributes:
+        path: relative to the run directory. sha256: of the manifest. bytes: of all files.
+        missing: what could not be read. standstill: why the job stands still.
+        shards: the steps before the first breach in which the job used each.
+    """
+
+    path: str
+    sha256: str
+    bytes: int
+    files: Sequence[str]
+    missing: Sequence[str]
+    shards: Mapping[str, str] = {}
+    standstill: str = ""
+
+
+def described(manifest: Path) -> BundleSummary:
+    """Return the summary of a sealed bundle."""
     content = json.loads(files.read(manifest))
     size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
     traced = manifest.parent / SHARDS
     shards = json.loads(files.read(traced))["shards"] if traced.exists() else {}
     still = manifest.parent / STANDSTILL
     reason = json.loads(files.read(still))["text"] if still.exists() else ""
-    return {
-        "path": "/".join(manifest.parent.parts[-3:]),
-        "sha256": _sha256(manifest),
-        "bytes": size,
-        "files": [file["name"] for file in content["files"]],
-        "missing": [gap["what"] for gap in content["missing"]],
-        **({"shards": shards} if shards else {}),
-        **({"standstill": reason} if reason else {}),
-    }
+    return BundleSummary(
+        path="/".join(manifest.parent.parts[-3:]),
+        sha256=_sha256(manifest),
+        bytes=size,
+        files=[file["name"] for file in content["files"]],
+        missing=[gap["what"] for gap in content["missing"]],
+        shards=shards,
+        standstill=reason,
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -42,28 +42,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from supervise_probe.ipc import fences
 
 from ..core.model.events import Beat
-from ..core.model.payload import Payload
+from ..core.model.payload import Json, Outcome, Payload, RollbackArgs
 from ..errors import ActionError, SuperviseError
 from ..system import Thread
 from .process_tree import EXITED
+from .segment_reader import Ack
 
 
-class Ack(Protocol):
-    """What a probe answered to a command."""
+class Wait(Struct, frozen=True):
+    """The part of a result behind a fence that says how long the rank stood there."""
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def result(self) -> Mapping[str, Any]: ...
-    @property
-    def error(self) -> str | None: ...
+    wait_ms: float = 0.0
+
+
+class Answer(Struct, frozen=True):
+    """Answer of a rank that is asked to stand at a fence.
+
+    Attributes:
+        unfenceable: no command will fare better in this job.
+        busy: with another fence. past: by how many steps the rank was past the step.
+        step: at which it stands. boundaries: see `Boundary`. way: in which it would do it.
+        steps: of its savepoints. undo: those before damaged moments with good weights.
+    """
+
+    unfenceable: bool | str = False
+    busy: bool = False
+    past: int | None = None
+    step: int = -1
+    boundaries: Sequence[tuple[int, int, int]] = ()
+    way: str | None = None
+    steps: Sequence[int] | None = None
+    undo: Sequence[int] | None = None
 
 
 class Rank(Protocol):
@@ -75,8 +89,8 @@ class Rank(Protocol):
     def step(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None: ...
-    def acks(self) -> list[Any]: ...
+    def send(self, key: str, verb: str, args: Payload) -> None: ...
+    def acks(self) -> list[Ack]: ...
     def lease(self, until_ns: int) -> None: ...
     def beat(self) -> Beat: ...
     def status(self) -> Payload: ...
@@ -128,7 +142,7 @@ def judge(pending: PendingCommand, answers: Mapping[int, Ack], deadline_s: float
     if refused:
         rank, refusal = refused[0]
         nowhere = len(refused) == len(pending.sent or {})
-        refused_all = nowhere and all(ack.result.get("refused") is True for _, ack in refused)
+        refused_all = nowhere and all(ack.result.read(Outcome).refused for _, ack in refused)
         raise ActionError(f"rank {rank} refused {verb}: {refusal.error}", refused=refused_all)
     silent = sorted(set(pending.sent or {}) - set(answers))
     if pending.sent is None:
@@ -312,7 +326,7 @@ class Letters(Protocol):
     @property
     def world_size(self) -> int: ...
     def ask(
-        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+        self, verb: str, args: Payload, *, key: str, partly: bool = False
     ) -> PendingCommand: ...
     def expect(self, verb: str, key: str) -> PendingCommand: ...
     def forget(self, pending: PendingCommand) -> None: ...
@@ -323,11 +337,11 @@ def carry_out(
     job: Letters,
     directory: Path,
     verb: str,
-    args: Mapping[str, Any],
+    args: Payload,
     *,
     key: str,
     deadline_s: float,
-) -> dict[str, Any]:
+) -> Payload:
     """Let every rank carry out `verb` at one step; return what rank 0 observed.
 
     Besides `ranks`, `ack_step`, and `wait_ms`, the longest that a rank stood at the fence.
@@ -359,7 +373,7 @@ class Fence:
         job: Letters,
         directory: Path,
         verb: str,
-        args: Mapping[str, Any],
+        args: Payload,
         key: str,
         until: float,
     ) -> None:
@@ -383,7 +397,7 @@ class Fence:
             if stands is None:
                 stands = self._propose(path)
             elif stands.decision == fences.COMMIT:  # of a supervisor before us
-                self._job.ask("outcome", {"key": self._key}, key=f"{self._key}/outcome")
+                self._job.ask("outcome", Payload({"key": self._key}), key=f"{self._key}/outcome")
             if stands is not None and stands.decision == fences.COMMIT:
                 return stands.step
             self._round += 1
@@ -391,7 +405,7 @@ class Fence:
     def _propose(self, path: str) -> fences.Verdict | None:
         """Return the verdict; None where a rank had passed the step, and another is to be tried."""
         step = self._pick()
-        order = {
+        fields: dict[str, Json] = {
             "id": path.rpartition(fences.PREFIX)[2],
             "step": step,
             "wait_s": WAIT_S,
@@ -400,6 +414,7 @@ class Fence:
             "args": dict(self._args),
             "until_ns": int(self._until * 1e9),
         }
+        order = Payload(fields)
         began = time.monotonic()
         pending = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
         try:
@@ -408,10 +423,11 @@ class Fence:
             self._job.forget(pending)
         self._trip_s = max(TRIP_S, time.monotonic() - began)
         objection = self._objection(pending, answers)
+        promises = [ack.result.read(Answer) for ack in answers.values()]
         if objection is None:
-            step = next(iter(answers.values())).result["step"]  # of a supervisor before us, maybe
+            step = promises[0].step  # of a supervisor before us, maybe
             try:
-                agreed = agree(self._verb, self._args, {r: a.result for r, a in answers.items()})
+                agreed = agree(self._verb, self._args, promises)
             except ActionError as error:
                 objection = Objection(str(error))
             else:
@@ -421,7 +437,7 @@ class Fence:
                 objection = Objection(stands.why)
         else:
             self._decide(path, fences.ABORT, objection.why, step)
-        past = [ack.result["past"] for ack in answers.values() if "past" in ack.result]
+        past = [promise.past for promise in promises if promise.past is not None]
         document = self._read(path)
         if not past and document is not None and "past" in document.args:
             past = [document.args["past"]]  # its answer is late, where the main loop is
@@ -429,7 +445,7 @@ class Fence:
             self._vetoes += 1
             self._least = step + max(past)
             return None
-        if any(ack.result.get("busy") for ack in answers.values()):
+        if any(promise.busy for promise in promises):
             time.sleep(LOOK_S)  # with a fence of a supervisor before us, which ends by itself
             if time.monotonic() < self._until:
                 return None
@@ -485,7 +501,7 @@ class Fence:
         if not silent or not answers or not all(ack.ok for ack in answers.values()):
             return False
         ranks = self._job.standing()
-        stand = all(r in ranks and ranks[r].step >= a.result["step"] for r, a in answers.items())
+        stand = all(r in ranks and ranks[r].step >= _step(a) for r, a in answers.items())
         wait = all(r in ranks and ranks[r].waits and not ranks[r].halted for r in silent)
         if not stand or not wait:
             self._held_s = math.inf
@@ -500,7 +516,8 @@ class Fence:
         refused = [(rank, ack) for rank, ack in answers.items() if not ack.ok]
         if refused:
             rank, ack = refused[0]
-            return Objection(f"rank {rank}: {ack.error}", ack.result.get("unfenceable") is True)
+            lasting = ack.result.read(Answer).unfenceable is True
+            return Objection(f"rank {rank}: {ack.error}", lasting)
         silent = sorted(set(pending.sent) - set(answers))
         if silent:
             missing = _absentees(silent, pending, self._job.standing(), "promise")
@@ -515,9 +532,9 @@ class Fence:
                     lasting=True,
                 )
             return Objection(missing)
-        if len({ack.result["step"] for ack in answers.values()}) > 1:
+        if len({_step(ack) for ack in answers.values()}) > 1:
             return Objection("they have promised to wait at different steps")
-        return objection({rank: ack.result["boundaries"] for rank, ack in answers.items()})
+        return objection({r: ack.result.read(Answer).boundaries for r, ack in answers.items()})
 
     def _path(self) -> str:
         return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
@@ -534,7 +551,7 @@ class Fence:
         decision: str,
         reason: str,
         step: int,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, int] | None = None,
     ) -> fences.Verdict:
         try:
             return fences.decide(path, decision, reason, step, dict(args or {}))
@@ -542,27 +559,27 @@ class Fence:
             raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
 
 
-def agree(
-    verb: str, args: Mapping[str, Any], facts: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return what the ranks do together, by what each said when it promised.
+def _step(promise: Ack) -> int:
+    return promise.result.read(Answer).step
+
+
+def agree(verb: str, args: Payload, promises: Sequence[Answer]) -> dict[str, int]:
+    """Return `to_step`, where all ranks roll back to; nothing for another verb.
 
     Raises:
         ActionError: there is nothing that all can do.
     """
-    ways = {fact["way"] for fact in facts.values() if "way" in fact}
+    ways = {promise.way for promise in promises if promise.way is not None}
     if len(ways) > 1:
         raise ActionError(f"they would do it in different ways: {', '.join(sorted(ways))}")
     if verb != "rollback":
         return {}
-    common = set.intersection(*(set(answer.get("steps") or ()) for answer in facts.values()))
-    undo = set.intersection(*(set(answer.get("undo") or ()) for answer in facts.values()))
-    before_step = args["before_step"]
-    older = [
-        s
-        for s in common
-        if s < (max(args.get("sign", 0), before_step) if s in undo else before_step)
-    ]
+    common = set.intersection(*(set(promise.steps or ()) for promise in promises))
+    undo = set.intersection(*(set(promise.undo or ()) for promise in promises))
+    order = args.parse(RollbackArgs)
+    before_step = order.before_step
+    before_sign = max(order.sign or 0, before_step)
+    older = [step for step in common if step < (before_sign if step in undo else before_step)]
     if not older:
         raise ActionError(f"there is no savepoint before step {before_step} that all ranks have")
     return {"to_step": max(older)}
@@ -608,7 +625,7 @@ def _absentees(
     return f"rank {names} did not {action}"
 
 
-def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> dict[str, Any]:
+def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> Payload:
     """Wait for what every rank did at the fence."""
     until = time.monotonic() + left_s
     answers = expected.wait(LOOK_S)
@@ -637,6 +654,6 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
             raise ActionError(f"{reason}: no rank is known to have done it") from error
         reason = f"the ranks differ from step {step} on: {reason}"
         raise ActionError(reason, inconsistent=True) from error
-    answer = answers[min(answers)]
-    longest = max(float(ack.result.get("wait_ms", 0.0)) for ack in answers.values())
-    return {**answer.result, "ranks": len(answers), "ack_step": step, "wait_ms": longest}
+    longest = max(ack.result.read(Wait).wait_ms for ack in answers.values())
+    result = answers[min(answers)].result
+    return result.extended(ranks=len(answers), ack_step=step, wait_ms=longest)

@@ -354,12 +354,21 @@ class Start:
     python: str | None = None
 
 
-@dataclass(frozen=True)
-class KnownMachine:
-    """A machine as another run has left word of it."""
+class HostMemo(Struct, frozen=True, kw_only=True):
+    """A host that was not fit: what was to be started on it, and what was known of it."""
 
+    host: str
+    folder: str
+    size: float
+    python: str | None
     peak_bytes: int | None
     device_count: int | None
+    why: str = ""
+
+    @property
+    def start(self) -> Start:
+        """What was to be started."""
+        return Start(Path(self.folder), self.size, self.python)
 
 
 class HealthGate:
@@ -404,17 +413,18 @@ class HealthGate:
             return findings
         return [*findings, self._matmul(start, settings, bool(report), until_s)]
 
-    def memo(self, start: Start) -> dict[str, Any]:
-        """Return what `of_memo` needs to ask the same questions later; plain data."""
+    def memo(self, start: Start, reason: str) -> HostMemo:
+        """Return what is needed to ask the same questions later."""
         machine = self._machine()
-        return {
-            "host": socket.gethostname(),
-            "folder": str(start.folder),
-            "size": start.size,
-            "python": start.python,
-            "peak_bytes": None if machine is None else machine.peak_bytes,
-            "device_count": None if machine is None else machine.device_count,
-        }
+        return HostMemo(
+            host=socket.gethostname(),
+            folder=str(start.folder),
+            size=start.size,
+            python=start.python,
+            peak_bytes=None if machine is None else machine.peak_bytes,
+            device_count=None if machine is None else machine.device_count,
+            why=reason,
+        )
 
     def _memory(self, settings: HostHealth, until_s: float) -> Finding:
         """Judge the memory, once it has come back."""
@@ -476,16 +486,6 @@ class HealthGate:
             return Finding(MATMUL, UNDECIDED, text)
         devices = msgspec.convert(answer["devices"], list[Device])
         return host_health.judge_matmul(devices, self._classes(), seconds)
-
-
-def of_memo(memo: Mapping[str, Any]) -> tuple[Start, KnownMachine]:
-    """Return what is to be started from, and what was known of the machine.
-
-    Raises:
-        LookupError, TypeError, ValueError: it is no memo.
-    """
-    start = Start(Path(memo["folder"]), float(memo["size"]), memo["python"])
-    return start, KnownMachine(memo["peak_bytes"], memo["device_count"])
 
 
 def _bytes(gb: float | None) -> float | None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..checkpoints.registry import BatchFacts, RankCounters
 from ..core import job_recipes
 from ..core.model import redaction
 from ..core.model.decisions import ACTING_MODES, plain
-from ..core.model.payload import DrillOrder
+from ..core.model.payload import DrillOrder, Rewarm
 from ..core.model.policy import Policy, RelaunchSettings, Savepoints
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
@@ -52,7 +53,7 @@ class Launch:
         attempt: its number; the probe counts on from it at every rollback.
         step: the last optimizer step that is in the checkpoint, -1: it begins at the beginning.
         path: the checkpoint, "" without one.
-        rewarm: `{"start", "steps"}` of the learning rate, or None.
+        rewarm: of the learning rate.
         skip: `[first, last]` of steps whose update is dropped.
         probe_batch: what the job reported of it with the checkpoint, None: nothing.
         counters: of the steps in the checkpoint, by rank, see `checkpoints.registry.Entry`.
@@ -61,10 +62,10 @@ class Launch:
     attempt: int = 0
     step: int = -1
     path: str = ""
-    rewarm: Mapping[str, Any] | None = None
+    rewarm: Rewarm | None = None
     skip: Sequence[Sequence[int]] | None = None
-    probe_batch: Mapping[str, Any] | None = None
-    counters: Mapping[str, Any] | None = None
+    probe_batch: BatchFacts | None = None
+    counters: RankCounters | None = None
 
 
 class Launcher:
@@ -213,7 +214,7 @@ def _resuming(launch: Launch, method: str) -> dict[str, Any]:
         "first_step": launch.step + 1,
         "counters": dict(launch.counters or {}),
         "resume": {"how": method, "path": launch.path} if method != "args" else None,
-        "rewarm": None if launch.rewarm is None else dict(launch.rewarm),
+        "rewarm": msgspec.to_builtins(launch.rewarm),
         "skip": None if launch.skip is None else [list(pair) for pair in launch.skip],
     }
 

@@ -16,11 +16,10 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -648,7 +647,7 @@ class App:
             self._last_look.choose_between(self.control.process, steps, within_s)
         return steps is not None
 
-    def choose(self) -> Mapping[str, Any]:
+    def choose(self) -> Payload:
         """Let the engine choose the checkpoint; return the arguments of the relaunch under way."""
         self._read_to_end()
         for event in self._checkpoints.poll():

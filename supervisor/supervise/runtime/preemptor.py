@@ -47,7 +47,7 @@ class Job(Protocol):
     def paused(self) -> bool: ...
     def ranks(self) -> Mapping[int, RankView]: ...
     def ask(
-        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+        self, verb: str, args: Payload, *, key: str, partly: bool = False
     ) -> PendingCommand: ...
     def forget(self, pending: PendingCommand) -> None: ...
 
@@ -116,7 +116,7 @@ class Preemptor:
         if event.kind == "signal" and self._is_lost(event.data):
             self._report_failure(str(event.data["signal"]), self._refusal)
 
-    def _is_lost(self, data: Mapping[str, Any]) -> bool:
+    def _is_lost(self, data: Payload) -> bool:
         """Whether a signal was passed on without a checkpoint that the policy asks for."""
         passed = not (data.get("held") or data.get("killed") or data.get("handled"))
         was_held = self._processor.policy.job.preemption is not None and data["signal"] in HOLDABLE
@@ -203,7 +203,7 @@ class Preemptor:
 
     def _order(self, job: Job, deadline_s: float) -> None:
         self._orders += 1
-        args = {"path": None, "until_ns": int(deadline_s * 1e9)}
+        args = Payload({"path": None, "until_ns": int(deadline_s * 1e9)})
         key = f"{self._run.name}:preempt-{int(self._began_s)}-{self._orders}"
         self._reports.clear()
         self._asked = job.ask("checkpoint", args, key=key)
@@ -321,7 +321,7 @@ def _end_time(environ: Mapping[str, str]) -> float | None:
     return float(text) if text.isascii() and text.isdigit() else None
 
 
-def _answers(ordered: Mapping[str, Any], save_report: Mapping[str, Any]) -> bool:
+def _answers(ordered: Payload, save_report: Payload) -> bool:
     """Whether a save is the one that was ordered: by its path, or, from a library, by its step."""
     path = ordered.get("path")
     if path:

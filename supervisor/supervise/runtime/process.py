@@ -51,10 +51,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import psutil
+from msgspec import Struct
+from msgspec.structs import replace
 
+from ..core.model.payload import Payload
 from ..errors import ActionError, LaunchError, StoreError
 from .environment import LAUNCH, marked
 from .fencing import PendingCommand
@@ -356,12 +359,11 @@ class Process:
         except ProcessLookupError:
             return self.group
 
-    def stop(self, *, term_s: float, kill_s: float = 10.0) -> dict[str, Any]:
+    def stop(self, *, term_s: float, kill_s: float = 10.0) -> JobEnd:
         """End every process of the job: TERM, after `term_s` KILL. Any thread but the main one.
 
-        Returns:
-            `how` it ended (`ended` when nobody was left, else `term` or `kill`), `returncode`, and
-            `survivors`, the pids that outlived KILL for `kill_s` (stuck in the kernel).
+        Args:
+            kill_s: until a process that outlives KILL counts as stuck in the kernel.
         """
         outcome = "ended"
         members = self.tree.members()
@@ -373,7 +375,7 @@ class Process:
             members = self.tree.end(signal.SIGKILL, kill_s)
         self.wait(0.0 if members else 1.0)
         survivors = [process.pid for process in members]
-        return {"how": outcome, "returncode": self.returncode, "survivors": survivors}
+        return JobEnd(outcome, self.returncode, survivors)
 
     def return_terminal(self) -> None:
         """Take the foreground from it: what is typed now, Ctrl-C above all, comes to us."""
@@ -592,6 +594,22 @@ T = TypeVar("T")
 LOOP_S = 2.0  # the main loop comes round every few milliseconds; longer than this it is stuck
 
 
+class JobEnd(Struct, frozen=True):
+    """End of all processes of a job.
+
+    Attributes:
+        how: `interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile.
+        survivors: pids that outlived KILL. interrupt: what came of asking the ranks to end.
+        seconds: that it took.
+    """
+
+    how: str
+    returncode: int | None
+    survivors: Sequence[int]
+    interrupt: str = ""
+    seconds: float = 0.0
+
+
 class Ranks(Protocol):
     """What this needs of the job."""
 
@@ -603,25 +621,20 @@ class Ranks(Protocol):
     def release_signals(self) -> None: ...
     def forget(self, pending: PendingCommand) -> None: ...
     def ask(
-        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+        self, verb: str, args: Payload, *, key: str, partly: bool = False
     ) -> PendingCommand: ...
 
 
-def halt(job: Ranks, *, grace_s: float, term_s: float) -> dict[str, Any]:
-    """Ask at a step boundary, after `grace_s` TERM, after `term_s` KILL, over the whole tree.
-
-    Returns:
-        `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
-        `returncode`, `survivors`, `interrupt` (what came of asking), `seconds`.
-    """
+def halt(job: Ranks, *, grace_s: float, term_s: float) -> JobEnd:
+    """Ask at a step boundary, after `grace_s` TERM, after `term_s` KILL, over the whole tree."""
     since = time.monotonic()
     asked_for = _interrupt(job, grace_s)
     ended = job.process.returncode is not None
     job.release_signals()
-    result = job.process.stop(term_s=term_s)
+    end = job.process.stop(term_s=term_s)
     if ended:
-        result["how"] = "interrupt" if asked_for == "interrupted" else "ended"
-    return {**result, "interrupt": asked_for, "seconds": round(time.monotonic() - since, 3)}
+        end = replace(end, how="interrupt" if asked_for == "interrupted" else "ended")
+    return replace(end, interrupt=asked_for, seconds=round(time.monotonic() - since, 3))
 
 
 def _interrupt(job: Ranks, grace_s: float) -> str:
@@ -642,7 +655,7 @@ def _interrupt(job: Ranks, grace_s: float) -> str:
     if silent_ns > grace_s * 1e9:
         return f"skipped: the job was silent for {silent_ns / 1e9:.0f} s"
     key = f"stop-{time.monotonic_ns()}"
-    pending = job.ask("stop", {"how": "interrupt"}, key=key, partly=True)
+    pending = job.ask("stop", Payload({"how": "interrupt"}), key=key, partly=True)
     try:
         answers = pending.wait(max(0.0, deadline - time.monotonic()))
     finally:

@@ -21,10 +21,9 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import msgspec
 
@@ -376,7 +375,7 @@ class EventProcessor:
         )
         return run.intent.args.parse(RelaunchArgs).step, action.before(breach_step)
 
-    def choose_checkpoint(self) -> Mapping[str, Any]:
+    def choose_checkpoint(self) -> Payload:
         """Let the engine aim the relaunch under way again; return its arguments.
 
         Raises:

@@ -32,21 +32,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ..actions.job_control import HUMAN
 from ..actions.recovery import SLOWEST
+from ..checkpoints.registry import BatchFacts, RankCounters
 from ..checkpoints.service import RestoredCheckpoint
 from ..core import host_health
 from ..core.host_health import Finding
 from ..core.job_lifecycle import MEANT, has_crashed, start_failed
 from ..core.model.events import Notice
 from ..core.model.failure import FailureClass
+from ..core.model.payload import NOTHING, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..core.run_state import State
-from ..errors import ActionError, StoreError, SuperviseError
+from ..errors import ActionError, StoreError, SuperviseError, understood
 from ..store import files
 from ..store.run_directory import RunDir
 from .controller import Control
-from .host import HealthGate, Machine, Start
+from .host import HealthGate, HostMemo, Machine, Start
 from .idleness import movement
 from .launcher import UNFIT, Launch
 from .process import LOOP_S, halt
@@ -54,7 +60,6 @@ from .process import LOOP_S, halt
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
 MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be seen
-STOPPING = "stopping"  # the mark of an order whose job is being stopped
 LOOK_S = 0.05  # between two looks whether the guard is done
 
 T = TypeVar("T")
@@ -63,10 +68,8 @@ _log = logging.getLogger(__name__)
 
 def stopped_for(run: RunDir, key: str) -> bool:
     """Whether the job was stopped for this order, and was not started again. Raises StoreError."""
-    if not (run.path / _marks(key)).exists():
-        return False
-    marks = run.read_json(_marks(key))
-    return marks.get("how", "ended") != "ended" and "pid" not in marks
+    marks = Marks.read(run, _marks(key), key)
+    return marks.how not in (None, "ended") and marks.pid is None
 
 
 def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
@@ -86,6 +89,48 @@ def _marks(key: str) -> str:
     return f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
+class Marks(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stages of an order that are done; what is not is None.
+
+    Attributes:
+        key: of the order. stopping: the job is being stopped, and lived before.
+        how, returncode: how the old gang ended. args: what is followed.
+        path, moved, probe_batch, counters: see `RestoredCheckpoint`.
+        failed: what was passed over, and why. pid, attempt: of the new process.
+    """
+
+    key: str
+    stopping: bool | None = None
+    how: str | None = None
+    returncode: int | None = None
+    args: Payload | None = None
+    path: str | None = None
+    moved: list[str] | None = None
+    probe_batch: BatchFacts | None = None
+    counters: RankCounters | None = None
+    failed: dict[str, str] | None = None
+    pid: int | None = None
+    attempt: int | None = None
+
+    @classmethod
+    def read(cls, run: RunDir, name: str, key: str) -> Marks:
+        """Return the marks of an order, none before it was begun. Raises StoreError."""
+        if not (run.path / name).exists():
+            return cls(key=key)
+        with understood(f"the marks in {run.path / name}", "supervise why RUN"):
+            fields = run.read_json(name)
+            return msgspec.convert(fields, cls, dec_hook=lambda form, value: form(value))
+
+    @property
+    def order(self) -> RelaunchArgs:
+        """The order that is followed."""
+        return (self.args or NOTHING).parse(RelaunchArgs)
+
+    def document(self) -> Payload:
+        """Return them as JSON."""
+        return Payload(msgspec.to_builtins(self, enc_hook=dict))
+
+
 class Guard(Protocol):
     """The part of `checkpoints.service.CheckpointService` that a relaunch needs."""
 
@@ -100,7 +145,7 @@ class Gate(Protocol):
     """The part of `health.gate.HealthGate` that a relaunch needs."""
 
     def look(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]: ...
-    def memo(self, start: Start) -> dict[str, Any]: ...
+    def memo(self, start: Start, reason: str) -> HostMemo: ...
 
 
 def health_gate(
@@ -123,7 +168,7 @@ class Loop(Protocol):
         """Let the guard verify at once what the relaunch may go back to; False: it is settled."""
         ...
 
-    def choose(self) -> Mapping[str, Any]:
+    def choose(self) -> Payload:
         """Let the engine choose among what is verified by now; return the order's arguments."""
         ...
 
@@ -149,9 +194,7 @@ class Relauncher:
         self._gate = gate
         self._process = process
 
-    def __call__(
-        self, job: Control, args: Mapping[str, Any], key: str, deadline_s: float
-    ) -> dict[str, Any]:
+    def __call__(self, job: Control, args: Payload, key: str, deadline_s: float) -> Payload:
         """Stop, put back, start; see `core.model.action.Job.relaunch` for what is returned.
 
         Raises:
@@ -162,32 +205,32 @@ class Relauncher:
         """
         until = time.monotonic() + deadline_s
         name = _marks(key)
-        marks = self._read(name, key)
+        marks: Marks = self._carefully(lambda: Marks.read(self._run, name, key))
         prepared = ""
-        if "how" not in marks:
-            prepared = str(args["checkpoint"])
+        if marks.how is None:
+            order = args.parse(RelaunchArgs)
+            prepared = order.checkpoint
             self._carefully(lambda: self._guard.prepare(prepared))
             if job.process.returncode is None:
                 self._check_host(job, prepared, until - STOP_S, alive=True)
-                if works := self._movement(job, float(args.get("if_idle_s", 0.0))):
+                if works := self._movement(job, order.if_idle_s):
                     reason = f"the job makes no steps but works ({works}): not restarted"
                     raise ActionError(reason)
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
             job.raise_if_withdrawn()
-            marks |= self._stop(job, name, marks)
-            marks["args"] = dict(args)
+            marks = replace(self._stop(job, name, marks), args=args)
             self._write(name, marks)
-        job.exit_code = None if marks["how"] == "ended" else HUMAN
-        if "path" not in marks:
-            marks |= self._put_back(job, marks["args"], prepared, until)
+        job.exit_code = None if marks.how == "ended" else HUMAN
+        if marks.path is None:
+            marks = self._put_back(job, marks, prepared, until)
             self._write(name, marks)
-        if "pid" not in marks:
-            self._check_host(job, str(marks["args"]["checkpoint"]), until - 2.0 * MARGIN_S)
-            self._start(job, name, marks, until)
-        args = marks["args"]
-        result = {key: value for key, value in marks.items() if key not in ("key", "args")}
-        return {**result, "checkpoint": args["checkpoint"], "step": args["step"]}
+        order = marks.order
+        if marks.pid is None:
+            self._check_host(job, order.checkpoint, until - 2.0 * MARGIN_S)
+            marks = self._start(job, name, marks, until)
+        result = {k: v for k, v in marks.document().items() if k not in ("key", "args")}
+        return Payload({**result, "checkpoint": order.checkpoint, "step": order.step})
 
     def _movement(self, job: Control, idle_s: float) -> str:
         """Return why a job that lives cannot count as idle, "" where it can or need not."""
@@ -215,25 +258,25 @@ class Relauncher:
         if reason := host_health.refusal(findings):
             if not alive:
                 with suppress(StoreError):
-                    self._run.write_json(UNFIT, self._gate.memo(start) | {"why": reason})
+                    memo = self._gate.memo(start, reason)
+                    self._run.write_json(UNFIT, msgspec.to_builtins(memo))
             raise ActionError(f"this host is not fit to start the job on: {reason}")
 
-    def _put_back(
-        self, job: Control, order: Mapping[str, Any], prepared: str, until: float
-    ) -> dict[str, Any]:
+    def _put_back(self, job: Control, marks: Marks, prepared: str, until: float) -> Marks:
         """Put back what the engine chooses, or else what was ordered; return the marks of that.
 
         Args:
             prepared: the checkpoint that is, "" for none.
         """
         failed: dict[str, Exception] = {}
+        order = marks.args or NOTHING
         while True:
             try:
                 args = self._choose(job, order, until)
             except Exception as error:  # the job is dead: nothing that is optional may keep it so
                 args, failed["checkpoint-choice"] = order, error
             args = order if args["checkpoint"] in failed else args
-            name = str(args["checkpoint"])
+            name = args.parse(RelaunchArgs).checkpoint
             if isinstance(newest_error := failed.get(name), SuperviseError):
                 raise ActionError(str(newest_error), hint=newest_error.hint) from newest_error
             try:
@@ -243,13 +286,17 @@ class Relauncher:
             except SuperviseError as error:
                 failed[name], prepared = error, ""  # the guard forgets what was prepared before
                 continue
-            facts: dict[str, Any] = {"probe_batch": back.probe_batch, "counters": back.counters}
-            facts = {name: value for name, value in facts.items() if value}
-            if failed:
-                facts["failed"] = {stage: str(error) for stage, error in failed.items()}
-            return {"args": dict(args), "path": back.path, "moved": back.moved, **facts}
+            return replace(
+                marks,
+                args=args,
+                path=back.path,
+                moved=back.moved,
+                probe_batch=back.probe_batch or None,
+                counters=back.counters or None,
+                failed={stage: str(error) for stage, error in failed.items()} or None,
+            )
 
-    def _choose(self, job: Control, order: Mapping[str, Any], until: float) -> Mapping[str, Any]:
+    def _choose(self, job: Control, order: Payload, until: float) -> Payload:
         """Return the order as the engine wants it once the rest is verified.
 
         As it was given where people approved it, or when nothing else could be prepared in time.
@@ -258,8 +305,8 @@ class Relauncher:
             ActionError: the main loop was busy as long as that, or nobody waits any more.
         """
 
-        def latest(args: Mapping[str, Any]) -> float:
-            return until - MARGIN_S - float(args["bytes"]) / SLOWEST
+        def latest(args: Payload) -> float:
+            return until - MARGIN_S - args.parse(RelaunchArgs).bytes / SLOWEST
 
         def in_time(call: Callable[[float], T]) -> T:
             def work() -> T:  # what comes too late must not take effect any more
@@ -276,50 +323,46 @@ class Relauncher:
         args = in_time(lambda _: self._loop.choose())
         return args if time.monotonic() < latest(args) else order
 
-    def _start(self, job: Control, name: str, marks: dict[str, Any], until: float) -> None:
-        args = marks["args"]
+    def _start(self, job: Control, name: str, marks: Marks, until: float) -> Marks:
+        order = marks.order
         launch = Launch(
-            int(args["attempt"]),
-            int(args["step"]),
-            marks["path"],
-            args["rewarm"],
-            args["skip"],
-            marks.get("probe_batch"),
-            marks.get("counters"),
+            order.attempt,
+            order.step,
+            marks.path or "",
+            order.rewarm,
+            order.skip,
+            marks.probe_batch,
+            marks.counters,
         )
 
-        def start() -> None:
+        def start() -> Marks:
             if time.monotonic() > until - MARGIN_S:
                 raise ActionError("it came too late to be started again")
             pid = self._carefully(lambda: self._loop.restart(launch))
-            marks.update(pid=pid, attempt=launch.attempt)
+            started = replace(marks, pid=pid, attempt=launch.attempt)
             job.exit_code = None
             with suppress(ActionError):  # it runs, whatever the disk says
-                self._write(name, marks)
+                self._write(name, started)
+            return started
 
-        job.on_loop(start, max(0.0, until - time.monotonic()))
+        return job.on_loop(start, max(0.0, until - time.monotonic()))
 
-    def _stop(self, job: Control, name: str, marks: dict[str, Any]) -> dict[str, Any]:
+    def _stop(self, job: Control, name: str, marks: Marks) -> Marks:
         """End the job, and say how it ended: `stopped` by one who died over that cannot be told."""
-        before_us = marks.pop(STOPPING, False)
-        self._write(name, {**marks, STOPPING: before_us or job.process.returncode is None})
+        before_us = bool(marks.stopping)
+        stopping = before_us or job.process.returncode is None
+        self._write(name, replace(marks, stopping=stopping))
         job.on_loop(job.process.return_terminal, LOOP_S)  # a Ctrl-C from now on ends the whole run
-        result = halt(job, grace_s=GRACE_S, term_s=TERM_S)
-        if result["returncode"] is None or result["survivors"]:
-            raise ActionError(f"processes of the job are still alive after KILL: {result}")
-        outcome = "stopped" if before_us and result["how"] == "ended" else result["how"]
-        return {"how": outcome, "returncode": result["returncode"]}
+        end = halt(job, grace_s=GRACE_S, term_s=TERM_S)
+        if end.returncode is None or end.survivors:
+            raise ActionError(f"processes of the job are still alive after KILL: {end}")
+        outcome = "stopped" if before_us and end.how == "ended" else end.how
+        return replace(marks, stopping=None, how=outcome, returncode=end.returncode)
 
-    def _read(self, name: str, key: str) -> dict[str, Any]:
-        """Return the stages that are done; the file says whose they are."""
-        if not (self._run.path / name).exists():
-            return {"key": key}
-        return dict(self._carefully(lambda: self._run.read_json(name)))
-
-    def _write(self, name: str, marks: Mapping[str, Any]) -> None:
+    def _write(self, name: str, marks: Marks) -> None:
         try:
             files.make_directory((self._run.path / name).parent)
-            self._run.write_json(name, marks, durable=True)
+            self._run.write_json(name, marks.document(), durable=True)
         except (OSError, StoreError) as error:
             raise ActionError(f"the relaunch cannot be written down: {error}") from error
 

@@ -361,7 +361,7 @@ class Ack:
     verb: str
     step: int
     ok: bool
-    result: Mapping[str, Any]
+    result: Payload
     error: str | None
 
 
@@ -555,7 +555,7 @@ class Segment:
         times = sorted(self._step_ns)
         return times[len(times) // 2] if times else None
 
-    def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None:
+    def send(self, key: str, verb: str, args: Payload) -> None:
         """Send a command; `key` names the order, however often it is sent.
 
         Raises:
@@ -678,8 +678,8 @@ class Segment:
         for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
             letter = parse(raw) if raw is not None else None
             if is_letter(letter, ACK):
-                letter["key"] = letter.pop("ack")
-                self._acks.append(Ack(**letter))
+                key, result = letter.pop("ack"), Payload(letter.pop("result"))
+                self._acks.append(Ack(key=key, result=result, **letter))
             elif number + (lost or 1) <= self._reported:
                 continue
             elif is_letter(letter, NOTICE):

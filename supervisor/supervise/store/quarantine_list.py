@@ -12,13 +12,14 @@ launch, and all processes of a launch agree without communication.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from ..core.model.payload import Payload
 from ..errors import StoreError
 from . import files
 
@@ -145,9 +146,7 @@ class Quarantine:
             raise StoreError(f"{self.path} is not a quarantine: {error}", hint=WRITTEN) from error
         return replace(generation, entries=entries)
 
-    def change(
-        self, request: Mapping[str, object], *, key: str, live: bool
-    ) -> QuarantineGeneration:
+    def change(self, request: Payload, *, key: str, live: bool) -> QuarantineGeneration:
         """Write the next generation and return it; a repeated `key` changes nothing.
 
         Args:
