@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import replay
+from supervise.core import engine
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Notice
 from supervise.notifiers.outbox import Outbox
 from supervise.runtime.adoption import Adoption
@@ -111,7 +111,7 @@ def kinds(run, *wanted):
 
 def assert_replayed(run):
     events, log = journal.read(run.journal_path), audit.read(run.audit_path)
-    _, differences = replay.compare(load_policy(run.policy_path), events, log)
+    _, differences = engine.compare(load_policy(run.policy_path), events, log)
     assert differences == []
 
 

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from supervise.catalog import load_policy
+from supervise.core.engine import record
 from supervise.core.model.events import Exited, OperatorCommand
-from supervise.core.replay import record
 from supervise.errors import StoreError
 from supervise.runtime.settings import RecoveredRun
 from supervise.store import audit

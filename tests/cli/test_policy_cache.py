@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.cli import _policy_cache as policy_cache
+from supervise.cli import run as policy_cache
 
 POLICY = """\
 version: supervise/v1

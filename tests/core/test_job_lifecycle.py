@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.core.engine import decisions, record
 from supervise.core.job_lifecycle import start_failed
 from supervise.core.model.events import (
     Announced,
@@ -16,7 +17,6 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings
-from supervise.core.replay import decisions, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 

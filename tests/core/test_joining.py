@@ -8,10 +8,10 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
+from supervise.core.engine import decisions, record
 from supervise.core.model.decisions import RuleFired
 from supervise.core.model.events import Announced, Exited, Frame, Notice
 from supervise.core.model.policy import Ladder
-from supervise.core.replay import decisions, record
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.threshold import Threshold
 from supervise.report.records import Record, records_of

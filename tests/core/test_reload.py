@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 
 from supervise.core import engine
+from supervise.core.engine import compare, record
 from supervise.core.model.events import (
     Finished,
     OperatorCommand,
@@ -18,7 +19,6 @@ from supervise.core.model.events import (
 )
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
 from supervise.core.policy_reload import differences
-from supervise.core.replay import compare, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
 from supervise.detectors.nonfinite import Nonfinite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.core.engine import decisions, record
 from supervise.core.model.events import Exited, Finished
 from supervise.core.model.policy import Budget, JobSettings
-from supervise.core.replay import decisions, record
 
 from .conftest import AGAIN, messages, relaunched, save
 

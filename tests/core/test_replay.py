@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import engine
+from supervise.core.engine import compare, decisions, record
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import HEAD, NearMiss, decision_from_record, plain
 from supervise.core.model.events import Adopted, Exited, Finished, Gap, Notice, OperatorCommand
 from supervise.core.model.policy import Inhibit
-from supervise.core.replay import compare, decisions, record
 from supervise.core.run_state import State, StepContext
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import withdrawal
+from supervise.core.engine import decisions, record
 from supervise.core.model.decisions import UNKNOWN
 from supervise.core.model.events import Announced, Exited, Finished
 from supervise.core.model.policy import Ladder
-from supervise.core.replay import decisions, record
 
 from .conftest import Story, messages
 

@@ -9,9 +9,9 @@ import pytest
 
 from supervise.core import action_planning
 from supervise.core import shard_attribution as subject
+from supervise.core.engine import decisions, record
 from supervise.core.model.events import Frame, Notice
 from supervise.core.model.policy import Ladder
-from supervise.core.replay import decisions, record
 from supervise.core.shard_attribution import (
     ShardAttribution,
     binomial_tail,

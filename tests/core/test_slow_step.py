@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from supervise.core import trends
+from supervise.core.engine import decisions, record
 from supervise.core.model.events import Exited
-from supervise.core.replay import decisions, record
 from supervise.report import incident_sentences
 
 from .conftest import above, messages, rule_on

@@ -82,7 +82,7 @@ class Judge:
 
 
 def engine_record(decision: Any) -> dict[str, Any]:
-    from supervise.core.replay import record as recorded
+    from supervise.core.engine import record as recorded
 
     return recorded(decision)
 

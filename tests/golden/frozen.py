@@ -34,8 +34,8 @@ from click.testing import CliRunner
 
 from supervise import cli, errors
 from supervise.cli.backtest import backtest_command
+from supervise.core.engine import record
 from supervise.core.model.decisions import Decision
-from supervise.core.replay import record
 from supervise.lab import suite
 from supervise.report import incident_views
 from supervise.report.incident_report import IncidentReport

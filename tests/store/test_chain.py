@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervise.core.engine import record
 from supervise.core.model.decisions import NearMiss, plain
-from supervise.core.replay import record
 from supervise.errors import StoreError, TamperError
 from supervise.store.audit import Chain, decode, genesis, read, verify
 

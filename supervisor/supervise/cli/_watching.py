@@ -81,7 +81,7 @@ def watch_started(
     """Watch a job that has just started; return the exit code to pass on.
 
     Args:
-        launched: the policy, or the part that `_policy_cache` keeps.
+        launched: the policy, or the part that a launch caches.
     """
     run, print_line = started.run, log_lines(print_line)
     source, mode, notify = started.reload_from

@@ -245,12 +245,12 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the result as plain data; `status` is a key of EXIT_CODES."""
     # Here, not above: policies and detectors are not needed by the other commands.
     from ..catalog import load_policy
-    from ..core import replay
+    from ..core import engine
 
     parts = run_records.policy_parts(directory, run_records.read_digests(log))
     edited = [part.text for part in parts if part.status == run_records.CHANGED]
     thinned = journal.thinned(directory.journal_path)
-    count, differences = replay.compare(
+    count, differences = engine.compare(
         load_policy(directory.policy_path),
         journal.until(directory.journal_path, thinned[0][0])
         if thinned

@@ -342,7 +342,7 @@ class Deferred:
         awaiting_checkpoint: what was refused for want of one; see `checkpoint_choice`.
         weights_check: what was withdrawn since the weights were good; see `weights_check`.
         session_end: why the training session of the incident ended, so that it is closed; see
-            `session_change`.
+            `job_end`.
     """
 
     rules: list[str] = field(default_factory=list)

@@ -352,7 +352,7 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
         if incident.deferred.session_end:
-            return  # nothing follows, see `session_change`
+            return  # nothing follows, see `job_end`
         failure = run.failure
         if failure.pause_ended and failure.reason is None:
             ctx.record(PauseEnded(reason=f"{run.runbook.name}: {failure.pause_ended}"))

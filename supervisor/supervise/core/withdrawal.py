@@ -12,7 +12,7 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
   `rollback`, `skip_step` and `quarantine` answer that, and verification judges them.
 - What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
   an approved answer to a standstill does: a job that makes steps again does not stand still.
-- A training that is over (see `session_change`) withdraws what was meant for it.
+- A training that is over (see `job_end`) withdraws what was meant for it.
 - A pause that ended by itself withdraws what relied on it. The probe holds a job only while its
   pause is renewed (see `job.ranks.lease`), and tells when it let the job go without a `resume`: a
   runbook between its `pause` and its `resume` fails.

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
-from ._curve import Curve, check_knots, cut, trim
-from ._theil_sen import HUGE
+from ._lines import HUGE, Curve, check_knots, cut, trim
 from ._watch import (
     LONGEST,
     UNBEGUN,

@@ -15,8 +15,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ._baseline import median
-from ._curve import Curve, check_knots, cut, trim
-from ._theil_sen import HUGE
+from ._lines import HUGE, Curve, check_knots, cut, trim
 from ._watch import LONGEST, NEVER, Memory, MetricDetector
 
 BINS = 32  # parts of the `align` interval

@@ -16,7 +16,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, Reading
 from ..core.model.values import Unit
 from ._baseline import BaselineWatch, median
-from ._theil_sen import HUGE
+from ._lines import HUGE
 from ._watch import NEVER, MetricDetector, check_quota, check_window
 
 FITS = 8  # fits of level and scale per window

@@ -14,7 +14,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ._excess import ESTABLISHED, LASTED, LASTING, LEARNING, SUSPECTED, Excess
-from ._theil_sen import HUGE
+from ._lines import HUGE
 from ._watch import NEVER, Memory, MetricDetector, needs
 
 KEPT = 3  # states that `rewind` can restore, a window of rows apart

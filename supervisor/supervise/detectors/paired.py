@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
-from ._curve import cut
+from ._lines import cut
 from ._watch import NEVER, Debounced, check_quota, needs
 
 KEPT = 64  # evaluations, and changes of the key, that `rewind` can drop

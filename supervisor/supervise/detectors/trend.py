@@ -13,7 +13,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
-from ._theil_sen import HUGE, lower_rank, mean, slopes
+from ._lines import HUGE, lower_rank, mean, slopes
 from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, needs
 
 BLOCKS = 16

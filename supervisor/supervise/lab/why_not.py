@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ..catalog.diagnostics import did_you_mean
 from ..catalog.expression import Tree, parse
-from ..core import replay, rule_fired
+from ..core import engine, rule_fired
 from ..core.model import formats
 from ..core.model.decisions import (
     ACTING_MODES,
@@ -465,7 +465,7 @@ def answer(
     policy: Policy,
     events: Events,
     records: Sequence[LoggedDecision],
-    policies: replay.Loader | None = None,
+    policies: engine.Loader | None = None,
 ) -> Answer:
     """Return whether the rule fired, the conditions that it lacked, and what blocked its runbook.
 
@@ -587,7 +587,7 @@ def _fold(
     target: int,
     policy: Policy,
     events: Iterable[tuple[int, Event]],
-    policies: replay.Loader | None,
+    policies: engine.Loader | None,
 ) -> Moment:
     """Fold to the frame; for a rule that watches the clock on to the event before the next one."""
     moment: Moment | None = None
@@ -602,7 +602,7 @@ def _fold(
                 return
             yield number, event
 
-    for number, _, now, state, decisions in replay.fold(policy, selected_events(), None, policies):
+    for number, _, now, state, decisions in engine.fold(policy, selected_events(), None, policies):
         if any(_is_fired(decision, question) for decision in decisions):
             last_firing = (number, state.step)
         if number == target:

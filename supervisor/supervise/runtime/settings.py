@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core import engine, replay
+from ..core import engine
 from ..core.model.decisions import ActionOrder, ActionPlanned, Decision, record
 from ..core.model.events import (
     Announced,
@@ -104,7 +104,7 @@ class RecoveredRun:
         log = [record for record in audit.read(run.audit_path) if record["actor"] == "engine"]
         events, find = journal.read(run.journal_path), policies.finder(run, load)
         record_count = end = 0
-        for number, event, policy, state, decisions in replay.fold(past.policy, events, None, find):
+        for number, event, policy, state, decisions in engine.fold(past.policy, events, None, find):
             past.policy, past.state = policy, state
             subject = f"event {number} ({type(event).__name__}) of the journal of {run.path}"
             with understood(subject, "the journal was changed, or another version wrote it"):
@@ -114,7 +114,7 @@ class RecoveredRun:
                     if record_count == len(log):
                         past.unwritten.append((number, event.at_ns, decision))
                         continue
-                    if not replay.is_recorded(log[record_count], number, record(decision)):
+                    if not engine.is_recorded(log[record_count], number, record(decision)):
                         raise _apart(run, log[record_count])
                     record_count += 1
             end = number + 1
@@ -181,7 +181,7 @@ class RecoveredRun:
 
 def _apart(run: RunDir, record: dict[str, Any], end: int | None = None) -> StoreError:
     """Say that the two do not agree; `end`: number of events of a journal that all agreed with."""
-    if replay.unwritten(record) or (end is not None and int(record["event"]) >= end):
+    if engine.unwritten(record) or (end is not None and int(record["event"]) >= end):
         return StoreError(
             f"the journal of {run.path} is incomplete, so nobody can take the run over: audit "
             f"record {record['seq']} is of an event that it lacks",
