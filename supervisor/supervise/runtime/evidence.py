@@ -311,8 +311,7 @@ class Evidence:
         leader = members[0].pid if members else os.getpid()
         bundle.json("environment.json", clean.environment(host.environment_of(leader)))
         rows = host.processes(members)
-        for row in rows:
-            row["command"] = clean.command(row["command"])
+        rows = [msgspec.structs.replace(r, command=clean.command(r.command)) for r in rows]
         bundle.json("processes.json", rows)
         bundle.json("git.json", bundle.source("git", lambda: host.git(self._directory)))
         disks = (self._incidents, Path("/dev/shm"))  # noqa: S108 - only its free space is read

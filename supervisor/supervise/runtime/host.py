@@ -228,23 +228,35 @@ def machine_facts(*disks: Path) -> dict[str, Any]:
     }
 
 
-def processes(members: Sequence[psutil.Process]) -> list[dict[str, Any]]:
-    """Return one row per process of the job; memory in bytes, CPU time in seconds."""
+class ProcessRow(Struct, frozen=True, kw_only=True):
+    """A process of the job; memory in bytes, CPU time in seconds."""
+
+    pid: int
+    parent: int
+    command: Sequence[str]
+    state: str
+    threads: int
+    rss: int
+    cpu_s: float
+
+
+def processes(members: Sequence[psutil.Process]) -> list[ProcessRow]:
+    """Return one row per process that still lives."""
     rows = []
     for process in members:
         try:
             with process.oneshot():
                 times = process.cpu_times()
                 rows.append(
-                    {
-                        "pid": process.pid,
-                        "parent": process.ppid(),
-                        "command": process.cmdline(),
-                        "state": process.status(),
-                        "threads": process.num_threads(),
-                        "rss": process.memory_info().rss,
-                        "cpu_s": times.user + times.system,
-                    }
+                    ProcessRow(
+                        pid=process.pid,
+                        parent=process.ppid(),
+                        command=process.cmdline(),
+                        state=process.status(),
+                        threads=process.num_threads(),
+                        rss=process.memory_info().rss,
+                        cpu_s=times.user + times.system,
+                    )
                 )
         except (psutil.Error, OSError):
             continue
