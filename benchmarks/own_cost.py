@@ -32,7 +32,7 @@ SUPERVISE = [sys.executable, "-m", "supervise"]
 def job(rate: int, seconds: float) -> None:
     """Publish `rate` frames a second into the segment of the run that this process belongs to."""
     from supervise_probe.config import load
-    from supervise_probe.ipc.writer import Writer
+    from supervise_probe.ipc.segment import Writer
 
     config = load(os.environ["SUPERVISE_PROBE"])
     writer = Writer.create(config.shm, config.run, 0, 1, config.slots, config.capacity)

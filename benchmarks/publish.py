@@ -38,7 +38,7 @@ def nothing(_: Path) -> Iterator[Log]:
 @contextmanager
 def supervise(_: Path) -> Iterator[Log]:
     """The probe's writer: one checksummed slot in shared memory."""
-    from supervise_probe.ipc.writer import Writer
+    from supervise_probe.ipc.segment import Writer
 
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="supervise-bench-") as folder:
         writer = Writer.create(folder, "bench", 0, 1)
@@ -173,7 +173,7 @@ def measure(name: str) -> dict[str, float]:
 def stream(rate: int, seconds: int) -> None:
     """Publish into the segment of the run that this process belongs to."""
     from supervise_probe.config import load
-    from supervise_probe.ipc.writer import Writer
+    from supervise_probe.ipc.segment import Writer
 
     config = load(os.environ["SUPERVISE_PROBE"])
     writer = Writer.create(config.shm, config.run, 0, 1, config.slots, config.capacity)

@@ -15,10 +15,9 @@ from typing import Any, Dict, Mapping
 
 from . import config as settings
 from .context import ProbeContext, Reporter
-from .control import evidence
 from .hooks import forward, install
 from .hooks.listeners import Listeners
-from .runtime import failure, files
+from .runtime import evidence, failure, files
 from .runtime.gate import Gate
 from .runtime.guard import Guard, Part
 from .runtime.scalars import Scalars
@@ -113,8 +112,7 @@ class Probe:
 
     def _open(self) -> bool:
         from . import wire
-        from .ipc.mailbox import Mailbox
-        from .ipc.writer import Writer
+        from .ipc.segment import Mailbox, Writer
 
         parts, context = self.parts, self.parts.context
         config, position = context.config, context.position

@@ -16,21 +16,18 @@ from .collectors import (
     Plan,
 )
 from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector
-from .collectors.counters import CountersCollector, TokensCollector
 from .collectors.flops import FlopsCollector
-from .collectors.framework import FrameworkCollector
 from .collectors.gradient import GradientCollector, GroupsCollector
 from .collectors.limits import ClippingCollector, LimitsCollector
 from .collectors.loss import DiscardsCollector, LossCollector, LossScaleCollector
 from .collectors.noise import NoiseCollector, SketchCollector
-from .collectors.optimizer_state import OptimizerStateCollector
 from .collectors.phase import PhaseCollector, RatesCollector
+from .collectors.progress import CountersCollector, FrameworkCollector, TokensCollector
 from .collectors.quarantine import QuarantineCollector
 from .collectors.timing import TimingCollector
+from .collectors.training_state import OptimizerStateCollector
 from .collectors.updates import UpdatesCollector
-from .control.commands import Commands, KeptSignals
-from .control.fault_injector import FaultInjector
-from .control.reporting import JobReports
+from .faults.injector import FaultInjector
 from .hooks.listeners import (
     ForwardListener,
     LoaderListener,
@@ -40,7 +37,8 @@ from .hooks.listeners import (
     Steps,
     TrainerListener,
 )
-from .ipc.publisher import Publisher
+from .ipc.commands import Commands, KeptSignals
+from .ipc.publisher import JobReports, Publisher
 from .runtime.files import Background
 from .safeguards.around_step import Safeguards
 from .sampling.sample_sets import SampleSets
@@ -70,7 +68,7 @@ from .torch_state.structure import WeightCopies
 if TYPE_CHECKING:
     from .collectors import Collector
     from .context import ProbeContext
-    from .ipc.mailbox import Mailbox
+    from .ipc.segment import Mailbox
     from .runtime.scalars import Number
     from .torch_state.records import Times
 

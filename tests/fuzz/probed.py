@@ -25,7 +25,7 @@ from supervise.runtime.watches import DIRECTORY, ControlInbox
 from supervise.store import event_codec
 from supervise.store.audit import Chain
 from supervise_probe import wire
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Writer
 
 from . import mutation
 from .recorded import NAMES, SECOND, WALL, answer, events, policy

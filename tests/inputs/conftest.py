@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.runtime.segment_reader import Segment
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Writer
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from supervise.core.model.events import Frame
 from supervise.errors import SegmentError
 from supervise.runtime.segment_reader import Segment
 from supervise_probe import wire
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Mailbox, Writer
 
 
 def ticker():

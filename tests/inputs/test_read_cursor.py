@@ -11,8 +11,7 @@ from supervise.runtime.process_tree import start_ticks
 from supervise.runtime.segment_reader import recorded_end
 from supervise.runtime.segments import ReadCursor, Segments
 from supervise_probe import wire
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Mailbox, Writer
 
 
 @pytest.fixture

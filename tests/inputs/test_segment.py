@@ -18,8 +18,7 @@ from supervise.core.model.events import Announced, Beat, Event, Frame, Gap
 from supervise.errors import SegmentError
 from supervise.runtime.segment_reader import Segment
 from supervise_probe import wire
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Mailbox, Writer
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +26,7 @@ pytestmark = pytest.mark.slow
 # them it does everything else that a probe writes.
 TRAINER = """
     import sys, time
-    from supervise_probe.ipc.mailbox import Mailbox
-    from supervise_probe.ipc.writer import Writer
+    from supervise_probe.ipc.segment import Mailbox, Writer
     directory, slots, steps, sleep_s, chatty = sys.argv[1:]
     writer = Writer.create(directory, "run", 0, 1, slots=int(slots), capacity=64)
     mailbox = Mailbox(writer)

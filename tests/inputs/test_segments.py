@@ -15,7 +15,7 @@ from supervise import system
 from supervise.core.model.events import Announced, Frame, Notice
 from supervise.runtime.segments import Segments
 from supervise_probe import wire
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Writer
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, ag
     old.publish(1, 0, [0.75], 20)
     old.last_words(code, "")
     source = (
-        "import sys; from supervise_probe.ipc.writer import Writer;"
+        "import sys; from supervise_probe.ipc.segment import Writer;"
         "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
         "w.announce(['loss']); w.publish(0, 0, [9.5], 30)"
     )
@@ -192,7 +192,7 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
         [
             sys.executable,
             "-c",
-            "import sys; from supervise_probe.ipc.writer import Writer;"
+            "import sys; from supervise_probe.ipc.segment import Writer;"
             "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
             "w.announce(['loss']); w.publish(0, 0, [9.5], 30); input()",
             str(shm),

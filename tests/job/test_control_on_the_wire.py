@@ -24,8 +24,7 @@ from tests.support.waiting import wait_until
 JOB = """
 import os, sys, time
 from supervise_probe import wire
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Mailbox, Writer
 writer = Writer.create(sys.argv[1], "run", 0, 1, slots=64)
 mailbox, held, step, until = Mailbox(writer), False, 0, 0
 writer.announce(["train_loss_raw"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervise.runtime import environment
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Writer
 
 OLD = 10_000
 

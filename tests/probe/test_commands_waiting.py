@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.runtime.segment_reader import Segment
-from supervise_probe.control.commands import Commands
 from supervise_probe.ipc import fences
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.commands import Commands
+from supervise_probe.ipc.segment import Mailbox, Writer
 from supervise_probe.runtime.guard import WINDOW, Guard
 from supervise_probe.torch_state.records import Position
 

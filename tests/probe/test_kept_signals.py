@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import os, signal, sys, time
 from types import SimpleNamespace
-from supervise_probe.control.commands import KeptSignals
+from supervise_probe.ipc.commands import KeptSignals
 
 until_ns, said = [int(sys.argv[1])], []
 reporter = SimpleNamespace(

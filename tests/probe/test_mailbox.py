@@ -11,8 +11,7 @@ from supervise.core.model.events import Notice
 from supervise.errors import SegmentError
 from supervise.runtime.segment_reader import Ack, Segment
 from supervise_probe import wire
-from supervise_probe.ipc.mailbox import KEPT_KEYS, Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import KEPT_KEYS, Mailbox, Writer
 
 
 @pytest.fixture

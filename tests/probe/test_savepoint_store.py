@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise_probe.savepoints import files
+from supervise_probe.savepoints import weights_check
 from tests.support.savepoint_jobs import of_kind, rollback
 
 from .savepoint_scripts import PREAMBLE, STATES
@@ -148,10 +148,10 @@ def test_the_budget_keeps_fewer_and_refuses_when_not_even_one_fits(jobs):
 def test_the_file_of_a_probe_batch_has_its_hash_beside_it(tmp_path):
     document = {"what": "a probe batch", "model": torch.arange(1 << 19)}  # 4 MiB
     path = tmp_path / "new" / "batch.pt"
-    files.write(torch.save, document, str(path))
+    weights_check.write_rows(torch.save, document, str(path))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert Path(f"{path}.sha256").read_text().split() == [digest, "batch.pt"]
-    assert torch.equal(files.read(torch.load, str(path))["model"], document["model"])
+    assert torch.equal(weights_check.read_rows(torch.load, str(path))["model"], document["model"])
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="its hash differs"):
-        files.read(torch.load, str(path))
+        weights_check.read_rows(torch.load, str(path))

@@ -45,7 +45,7 @@ def test_a_full_shm_is_an_error_and_not_the_end_of_the_job(tiny_shm):
     done = run(
         """
         import errno, sys
-        from supervise_probe.ipc.writer import Writer
+        from supervise_probe.ipc.segment import Writer
         try:
             Writer.create(sys.argv[1], "run", 0, 1)
         except OSError as error:
@@ -69,7 +69,7 @@ def test_an_allocated_segment_outlives_a_shm_that_fills_up(tiny_shm):
     done = run(
         """
         import sys
-        from supervise_probe.ipc.writer import Writer
+        from supervise_probe.ipc.segment import Writer
         writer = Writer.create(sys.argv[1], "run", 0, 1, slots=8192, capacity=64)
         try:
             with open(sys.argv[1] + "/dataset", "wb", buffering=0) as hog:
@@ -95,8 +95,7 @@ def test_publishing_and_listening_need_no_system_call(tmp_path):
     done = run(
         """
         import ctypes, os, sys
-        from supervise_probe.ipc.mailbox import Mailbox
-        from supervise_probe.ipc.writer import Writer
+        from supervise_probe.ipc.segment import Mailbox, Writer
         writer = Writer.create(sys.argv[1], "run", 0, 1, slots=64, capacity=64)
         mailbox = Mailbox(writer)
         writer.announce([f"m{i}" for i in range(64)])

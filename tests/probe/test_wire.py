@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervise_probe import wire
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Writer
 
 
 def header(**changes: object) -> wire.Header:

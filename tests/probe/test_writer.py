@@ -10,7 +10,7 @@ import pytest
 
 from supervise.runtime.segment_reader import Segment
 from supervise_probe import wire
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Writer
 
 NAMES = ["loss", "norm", "lr"]
 

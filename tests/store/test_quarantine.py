@@ -9,7 +9,7 @@ import pytest
 
 from supervise.errors import StoreError
 from supervise.store.quarantine_list import CHANGES, Quarantine
-from supervise_probe.data.quarantine import Manifest
+from supervise_probe.collectors.quarantine import Manifest
 
 FACTS = {"step": 150, "attempt": 3, "incident": "inc-1", "why": "twice"}
 

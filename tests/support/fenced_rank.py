@@ -27,9 +27,8 @@ from supervise_probe import wire
 from supervise_probe.collectors.quarantine import QuarantineCollector as Quarantine
 from supervise_probe.config import Config
 from supervise_probe.context import Reporter
-from supervise_probe.control.commands import Commands
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.commands import Commands
+from supervise_probe.ipc.segment import Mailbox, Writer
 from supervise_probe.runtime.guard import Guard
 from supervise_probe.torch_state.records import Position
 

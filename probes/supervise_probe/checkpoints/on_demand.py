@@ -1,32 +1,345 @@
 """A checkpoint in the job's own format, at any step, on command.
 
-The layout is learned from a checkpoint that the job saved (`layout.py`), as is the place in its
+The layout is learned from a checkpoint that the job saved, as is the place in its
 loop where it can be saved (`save_site.py`): the file is written when the job next reaches it, in
 the loop iteration of the step after which it was ordered. It is written beside the job's own, under
 another name. A library that runs the loop writes it itself.
 
 Under DDP rank 0 alone writes, as the job does. Sharded state is refused: no rank has all of it.
+
+In a layout each entry is matched with its source: the `state_dict()` of a module, an optimizer, a
+schedule or a scaler; one parameter or buffer; a generator's state; the count of steps; a variable
+of the job; a literal in its code. An entry without a source makes the layout unusable, and is
+named. No object is copied: modules and optimizers are referenced weakly, variables by name.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import weakref
+from collections import OrderedDict
 from time import monotonic_ns
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+)
 
 from ..context import Refused
 from ..runtime import files
 from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.guard import describe
+from ..torch_state.registry import Registry
 from . import save_site
-from .layout import Layout, Learner, Sources, containers
-from .save_site import Name, VariableScope
+from .save_site import MISSING, PLAIN, Name, VariableScope
 
 if TYPE_CHECKING:
-    from ..collectors.framework import FrameworkCollector
+    from ..collectors.progress import FrameworkCollector
     from ..context import ProbeContext
     from .resume import SaveReports
+
+DEPTH = 8
+_SHORT = 60  # characters of an entry's path in a sentence
+
+Stale = Callable[[Name, bool], bool]  # (name, whether it is a container): it is out of date
+
+
+class Sources(NamedTuple):
+    """What a layout is built from."""
+
+    variables: VariableScope
+    stale: Stale
+    steps: int
+
+
+Build = Callable[[Sources], Any]
+
+
+class Layout(NamedTuple):
+    """How to build one entry, and all that is in it.
+
+    Attributes:
+        build: returns its present value; raises Refused.
+        alive: whether it holds state that every save computes: no variable holds it.
+        kinds: what state dicts are in it: "module", "optimizer".
+    """
+
+    build: Build
+    alive: bool
+    kinds: Set[str]
+
+
+class Learner:
+    """Matches one checkpoint while it is saved."""
+
+    def __init__(
+        self, torch: Any, registry: Registry, variables: VariableScope, steps: int
+    ) -> None:
+        self._torch = torch
+        self._registry = registry
+        self._variables = variables
+        self._steps = steps
+        self._generators = [(read, read()) for read in _generators(torch)]
+        generators = variables.generators(torch.Generator)
+        self._own_generators = [(name, generator.get_state()) for name, generator in generators]
+
+    def learn(self, content: Any) -> Layout:
+        """Return the layout of what the job saved."""
+        return self._entry("", "", content, 0)
+
+    def _entry(self, path: str, key: str, value: Any, depth: int) -> Layout:
+        if isinstance(value, self._torch.Tensor):
+            return self._tensor(path, value)
+        generator = self._generator(value) if isinstance(value, (dict, list, tuple)) else None
+        if generator is not None:
+            return Layout(generator, True, set())
+        if isinstance(value, dict):
+            state_dict = self._state_dict(value)
+            if state_dict is not None:
+                kind, owner = state_dict
+                return Layout(build_state_dict(path, weakref.ref(owner)), True, {kind})
+        if type(value) in (dict, OrderedDict, list, tuple) and depth < DEPTH:
+            return self._container(path, value, depth)
+        if type(value) in PLAIN:
+            return Layout(self._plain(path, key, value), False, set())
+        return Layout(
+            build_first(self._variables.holders(value), build_unknown(path)), False, set()
+        )
+
+    def _container(self, path: str, value: Any, depth: int) -> Layout:
+        pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+        kind = type(value)
+        keys = [key for key, _ in pairs]
+        dot = "." if path else ""
+        parts = [self._entry(f"{path}{dot}{k}", str(k), item, depth + 1) for k, item in pairs]
+
+        def build(now: Sources) -> Any:
+            built = [part.build(now) for part in parts]
+            return kind(zip(keys, built)) if issubclass(kind, dict) else kind(built)
+
+        alive = any(part.alive for part in parts)
+        kinds: Set[str] = set().union(*(part.kinds for part in parts))
+        holders = [] if alive else self._variables.holders(value)
+        return Layout(build_first(holders, build), alive, kinds)
+
+    # ── sources of a value ───────────────────────────────────────────────────────────────────
+
+    def _tensor(self, path: str, tensor: Any) -> Layout:
+        generator = self._generator(tensor)
+        if generator is not None:
+            return Layout(generator, True, set())
+        if tensor.numel():
+            for module in self._registry.modules:
+                for table in ("_parameters", "_buffers"):
+                    for name, member in getattr(module, table).items():
+                        if member is not None and _same_memory(member, tensor):
+                            build = build_member(path, weakref.ref(module), table, name)
+                            return Layout(build, True, {"module"})
+        return Layout(
+            build_first(self._variables.holders(tensor), build_unknown(path)), False, set()
+        )
+
+    def _generator(self, value: Any) -> Optional[Build]:
+        for read, state in self._generators:
+            if is_equal(self._torch, state, value):
+                return lambda now: read()
+        for name, state in self._own_generators:
+            if is_equal(self._torch, state, value):
+                return lambda now: now.variables.get(name).get_state()
+        return None
+
+    def _state_dict(self, value: Dict[Any, Any]) -> Optional[Tuple[str, Any]]:
+        """Return kind and object whose state dict this is; None unless it is unambiguous."""
+        registry = self._registry
+        if "state" in value and "param_groups" in value:
+            kind, several = "optimizer", list(registry.optimizers)
+        elif any(isinstance(item, self._torch.Tensor) for item in value.values()):
+            kind, several = "module", [m for m in registry.modules if _contains(m, value)]
+        else:
+            kind, several = "other", [*registry.schedulers, *registry.scalers]
+        pairs = [
+            (_shared(owner, value), owner)
+            for owner in several
+            if is_equal(self._torch, owner.state_dict(), value)
+        ]
+        best = max((shared for shared, _ in pairs), default=-1)
+        owners = [owner for shared, owner in pairs if shared == best]
+        if len(owners) == 1 or (owners and kind == "module"):
+            return kind, owners[0]
+        return None
+
+    def _plain(self, path: str, key: str, value: Any) -> Build:
+        """A literal may equal a count by accident, so an unnamed int counts as no literal."""
+        names = self._variables.named(key, value)
+        counts = type(value) is int and value == self._steps
+        literal = any(
+            type(constant) is type(value) and constant == value
+            for constant in self._variables.constants
+        )
+        if names:
+            return build_variable(path, names, build_steps if counts else build_unknown(path))
+        if counts and not literal:
+            return build_steps
+        if literal and type(value) is str and not self._variables.has(key):
+            return lambda now: value
+        reason = f": no variable named {key!r} held the same when it was saved"
+        if type(value) is int:
+            reason += f", nor was that the number of steps, {self._steps}"
+        return build_unknown(path, reason)
+
+
+def is_equal(torch: Any, a: Any, b: Any) -> bool:
+    """Whether two values are equal, tensors bit by bit."""
+    if a is b:
+        return True
+    if type(a) is not type(b) and not (isinstance(a, dict) and isinstance(b, dict)):
+        return False
+    if isinstance(a, torch.Tensor):
+        return _same_memory(a, b) or (a.device == b.device and bool(torch.equal(a, b)))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(is_equal(torch, a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(is_equal(torch, x, y) for x, y in zip(a, b))
+    if hasattr(a, "tobytes"):
+        return bool(a.shape == b.shape and a.tobytes() == b.tobytes())
+    return bool(a == b)
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    return bool(
+        a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and a.layout == b.layout
+    )
+
+
+def containers(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the dicts, lists and tuples of a checkpoint."""
+    if isinstance(value, (dict, list, tuple)) and depth < DEPTH:
+        yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from containers(item, depth + 1)
+
+
+def _generators(torch: Any) -> Iterator[Callable[[], Any]]:
+    """Yield functions that read the states of the generators in use."""
+    yield torch.get_rng_state
+    if torch.cuda.is_initialized():
+        yield torch.cuda.get_rng_state
+        yield torch.cuda.get_rng_state_all
+    for module, name in (("numpy.random", "get_state"), ("random", "getstate")):
+        if module in sys.modules:
+            yield getattr(sys.modules[module], name)
+
+
+def _contains(module: Any, value: Dict[Any, Any]) -> bool:
+    """Whether the key of the first tensor of a state dict leads to it from this module."""
+    for key, tensor in value.items():
+        if not isinstance(key, str) or not hasattr(tensor, "data_ptr"):
+            continue
+        *way, leaf = key.split(".")
+        for name in way:
+            module = module._modules.get(name)
+            if module is None:
+                return False
+        member = module._parameters.get(leaf)
+        member = module._buffers.get(leaf) if member is None else member
+        return member is not None and _same_memory(member, tensor)
+    return False
+
+
+def _shared(owner: Any, value: Dict[Any, Any]) -> int:
+    """Count the objects inside the state dict that `owner` returns again."""
+    now = owner.state_dict()
+    ids = {id(container) for container in containers(now)}
+    return sum(id(container) in ids for container in containers(value))
+
+
+# ── what builds one entry ─────────────────────────────────────────────────────────────────────
+
+
+def build_state_dict(path: str, reference: Any) -> Build:
+    """Return what builds the state dict of a weakly referenced object."""
+
+    def build(now: Sources) -> Any:
+        owner = reference()
+        if owner is None:
+            raise Refused(f"the source of the {_short(path)} entry no longer exists")
+        return owner.state_dict()
+
+    return build
+
+
+def build_member(path: str, reference: Any, table: str, name: str) -> Build:
+    """Return what builds one parameter or buffer of a weakly referenced module."""
+
+    def build(now: Sources) -> Any:
+        member = getattr(reference(), table, {}).get(name)
+        if member is None:
+            raise Refused(f"the source of the {_short(path)} entry no longer exists")
+        return member.detach() if table == "_parameters" else member
+
+    return build
+
+
+def build_first(holders: List[Name], otherwise: Build) -> Build:
+    """Return what builds the object that a variable holds, else `otherwise`."""
+
+    def build(now: Sources) -> Any:
+        for name in holders:
+            value = now.variables.get(name)
+            if value is not MISSING and not now.stale(name, True):
+                return value
+        return otherwise(now)
+
+    return build
+
+
+def build_variable(path: str, names: List[Name], otherwise: Build) -> Build:
+    """Return what builds the value of the nearest variables, if these agree."""
+
+    def build(now: Sources) -> Any:
+        pairs = [(n, now.variables.get(n)) for n in names if not now.stale(n, False)]
+        present = [(n, value) for n, value in pairs if value is not MISSING]
+        nearest = _nearness(present[0][0]) if present else None
+        near = [value for name, value in present if _nearness(name) == nearest]
+        return near[0] if near and near.count(near[0]) == len(near) else otherwise(now)
+
+    return build
+
+
+def _nearness(name: Name) -> Tuple[Any, int]:
+    return name.scope, len(name.way)
+
+
+def build_steps(now: Sources) -> int:
+    """Return the count of steps; a `Build` itself."""
+    return now.steps
+
+
+def build_unknown(path: str, reason: str = "") -> Build:
+    """Return what refuses an entry without a source; `why` ends the sentence."""
+
+    def build(now: Sources) -> Any:
+        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{reason}")
+
+    return build
+
+
+def _short(path: str) -> str:
+    return repr(path if len(path) <= _SHORT else "..." + path[-_SHORT:])
+
 
 NOTHING = "the job has not saved a checkpoint yet, from which its layout could be learned"
 PARTIAL = "no file that the job saves holds both its weights and its optimizer's state"

@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 if TYPE_CHECKING:
-    from ..collectors.framework import FrameworkCollector
+    from ..collectors.progress import FrameworkCollector
     from ..context import ProbeContext
     from ..torch_state.records import Position
 

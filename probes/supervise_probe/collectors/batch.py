@@ -22,8 +22,8 @@ from typing import (
 )
 from zlib import crc32
 
-from ..data.shard_tracker import SEVERAL, Origin, ShardTracker
 from ..sampling.sample_sets import SPARSEST, Pace
+from ..shards import SEVERAL, Origin, ShardTracker
 from ..torch_state.structure import attributes
 from . import Collector, MetricSpec
 

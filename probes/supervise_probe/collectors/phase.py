@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..runtime.scalars import Number
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers, Step, Update
-    from .framework import FrameworkCollector
+    from .progress import FrameworkCollector
 
 
 class Ends(NamedTuple):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Mapping
 
 from ..runtime.gate import Hidden, as_it_is, uncounted
 from ..runtime.gate import hidden as hide
-from . import collectives, dataloader, forward, saves
+from . import forward, saves, waits
 from .optimizer import patch_optimizer
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Liste
     _patch_zero_grad(torch, gate, listeners)
     _patch_scaler(torch, gate, listeners, hidden)
     _patch_clips(torch, gate, listeners)
-    dataloader.patch_loader(torch, gate, times, listeners, hidden)
+    waits.patch_loader(torch, gate, times, listeners, hidden)
     _patch_losses(torch, gate, listeners)
     saves.install(torch, gate, guard, listeners)
     forward.patch_replicas(torch)
-    collectives.install(torch, gate, times, hidden)
+    waits.install(torch, gate, times, hidden)
 
 
 def _patch_backward(

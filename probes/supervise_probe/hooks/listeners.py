@@ -6,20 +6,20 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..checkpoints.resume import Reported, name_of
-from ..control import evidence
+from ..runtime import evidence
 from ..runtime.guard import from_signal_handler
 
 if TYPE_CHECKING:
     from ..checkpoints.resume import Resume, SaveReports
     from ..collectors.batch import BatchCollector
-    from ..collectors.framework import FrameworkCollector
     from ..collectors.gradient import GradientCollector, GroupsCollector
     from ..collectors.loss import LossCollector
+    from ..collectors.progress import FrameworkCollector
     from ..collectors.quarantine import QuarantineCollector
     from ..context import ProbeContext
-    from ..control.fault_injector import FaultInjector
-    from ..data.shard_tracker import ShardTracker
+    from ..faults.injector import FaultInjector
     from ..sampling.sample_sets import SampleSets
+    from ..shards import ShardTracker
     from ..stepping.batch_observer import BatchObserver
     from ..stepping.inferred_steps import InferredSteps
     from ..stepping.step_tracker import BetweenSteps, Changers, DiscardedGradients, StepTracker
@@ -260,7 +260,7 @@ class StepListener:
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..control.fault_injector import FaultInjector
+    from ..faults.injector import FaultInjector
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
     from ..stepping.batch_observer import BatchObserver

@@ -12,6 +12,10 @@ each other, except for a replica that calls none (`replica`); hooks of the job's
 are no tensors; buffers too large to keep a copy of; a forward that changes weights or counts
 something, which a trial finds out.
 What a forward changes outside of its modules is not put back.
+
+Tensors that a forward must leave alone, the weights above all, are compared. The first time copies
+are kept on the host, and bits compared; behind a forward that has proved to change nothing it is
+enough to look at where the memory of each is, and at torch's count of writes.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import (
     Callable,
     ContextManager,
     Dict,
+    Iterable,
     Iterator,
     List,
     NamedTuple,
@@ -36,12 +41,93 @@ from typing import (
 from ..runtime import rng
 from ..runtime.guard import describe, from_signal_handler
 from ..torch_state.structure import leaves
+from ..torch_state.tensor_copies import same_bits
 from .forward_inputs import NeverError, RefusedError, Saved, TypeClasses, attempt
-from .weights import Weights
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from .forward_inputs import TypeClasses
+
+COPIED_BYTES = 1 << 30  # of copies
+
+
+class _Copy(NamedTuple):
+    """One tensor with an alias of its memory, a copy on the host, and its gradient."""
+
+    tensor: Any
+    alias: Any
+    copy: Any
+    gradient: Any
+
+
+class Weights:
+    """These tensors, as they are now.
+
+    Args:
+        copies: keep copies as well, and put gradients aside.
+
+    Raises:
+        NeverError: they are too many to be copied.
+    """
+
+    def __init__(self, torch: Any, tensors: Iterable[Any], copies: bool) -> None:
+        self._torch = torch
+        self._marks = [(tensor, _mark(tensor)) for tensor in tensors]
+        self._copies: List[_Copy] = []
+        if not copies:
+            return
+        total = sum(t.numel() * t.element_size() for t, _ in self._marks)
+        if total > COPIED_BYTES:
+            raise NeverError(
+                f"the parameters have {total >> 20} MB, and whether a forward changes them is "
+                f"tried with {COPIED_BYTES >> 20} MB at most"
+            )
+        for tensor, _ in self._marks:
+            alias = tensor.data
+            gradient = tensor.grad if tensor.is_leaf else None
+            self._copies.append(_Copy(tensor, alias, alias.to("cpu", copy=True), gradient))
+
+    def begin(self) -> None:
+        """The forward is about to run; one that computes gradients finds none to add to."""
+        for copy in self._copies:
+            if copy.gradient is not None:
+                copy.tensor.grad = None
+
+    def put_back(self) -> bool:
+        """Put back what can be, in any case the rest; whether anything had changed."""
+        changed = [attempt("failed", self._put_back, copy) for copy in self._copies]
+        changed += [attempt("failed", _differs, *mark) for mark in self._marks]
+        return any(changed)
+
+    def _put_back(self, original: _Copy) -> bool:
+        tensor, alias, changed = original.tensor, original.alias, False
+        if tensor.is_leaf and tensor.grad is not None:
+            changed = True
+        if original.gradient is not None or changed:
+            tensor.grad = original.gradient
+        if _address(tensor) != _address(alias):
+            changed, tensor.data = True, alias
+        copy = original.copy if alias.device.type == "cpu" else original.copy.to(alias.device)
+        if not same_bits(self._torch, alias, copy):
+            changed = True
+            if alias.shape == copy.shape:
+                alias.copy_(copy)
+        return changed
+
+
+def _address(tensor: Any) -> Tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _mark(tensor: Any) -> Tuple[Any, ...]:
+    """What shows most changes of a tensor, without looking into it."""
+    version = -1 if tensor.is_inference() else tensor._version
+    return (tensor.data_ptr(), version, tensor.requires_grad, tensor.shape)
+
+
+def _differs(tensor: Any, mark: Tuple[Any, ...]) -> bool:
+    return _mark(tensor) != mark
+
 
 __all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
 

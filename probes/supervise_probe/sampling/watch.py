@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTup
 
 from ..torch_state.structure import Structure, Structures, leaves
 from . import side_forward
-from .activations import Activations
+from .activations import Activations, Routing
 from .attention import Attention, StandIns
-from .routing import Routing
 from .side_forward import Trials
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ from ..context import Refused
 from ..sampling import side_forward
 from ..sampling.side_forward import SAME, equal, value_of
 from ..torch_state.structure import leaves
-from . import files, lone_weight
-from .reference_output import ReferenceOutput, Targets
+from . import weights_check
 from .step_history import CLOSE
+from .weights_check import ReferenceOutput, Targets
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -360,18 +360,18 @@ class ReferenceBatch:
 
         The two losses differ by that weight only, so that the batch's own noise is not in it.
         """
-        lone = lone_weight.find(self._torch, before())
+        lone = weights_check.find_lone_weight(self._torch, before())
         if lone is None:
             return
         self._extra["lone_weight"] = lone.times
-        if lone.times < lone_weight.LIMIT:
+        if lone.times < weights_check.LONE_LIMIT:
             return
         root: Any = self._root()
         inputs: Any = self._many or self._inputs
         output = self._output if self._many is None else self._output_of_many
         run = partial(self._sampler.trials.run, root, inputs, fixed=True, take=output.loss)
         (now,) = run()
-        with lone_weight.exchanged(lone):
+        with weights_check.exchanged(lone):
             (was,) = run()
         if now is None or was is None:
             return
@@ -489,13 +489,13 @@ class ReferenceBatch:
             "dtype": inputs.dtype,
             "modes": list(inputs.modes),
         }
-        files.write(torch.save, document, self._path)
+        weights_check.write_rows(torch.save, document, self._path)
 
     def _read(self, path: str) -> bool:
         """Read the batch of an earlier process; return whether there is a model for it."""
         torch = self._torch
         try:
-            document = files.read(torch.load, path)
+            document = weights_check.read_rows(torch.load, path)
             if document["what"] != WHAT:
                 raise ValueError("it is not a probe batch")
             places = iter(document["places"])

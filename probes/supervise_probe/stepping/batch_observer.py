@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector
     from ..collectors.batch import BatchSanityCollector as SanityCollector
-    from ..collectors.counters import TokensCollector
     from ..collectors.flops import FlopsCollector
     from ..collectors.loss import DiscardsCollector
+    from ..collectors.progress import TokensCollector
     from ..runtime.guard import Guard
     from ..runtime.scalars import Number
 

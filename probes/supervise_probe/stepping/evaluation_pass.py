@@ -16,8 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
 if TYPE_CHECKING:
-    from ..collectors.counters import TokensCollector
-    from ..collectors.framework import FrameworkCollector
+    from ..collectors.progress import FrameworkCollector, TokensCollector
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..sampling.sample_sets import SampleSets

@@ -23,10 +23,10 @@ from ..torch_state.records import OptimizerInfo, Step, Update
 
 if TYPE_CHECKING:
     from ..collectors import Plan
-    from ..collectors.counters import CountersCollector
     from ..collectors.loss import LossCollector
+    from ..collectors.progress import CountersCollector
     from ..context import ProbeContext
-    from ..control.fault_injector import FaultInjector
+    from ..faults.injector import FaultInjector
     from ..runtime.scalars import Pending
     from .step_tracker import BetweenSteps, StepTracker
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..collectors import Plan
     from ..collectors.loss import DiscardsCollector
     from ..context import ProbeContext
-    from ..control.commands import Commands
-    from ..control.fault_injector import FaultInjector
+    from ..faults.injector import FaultInjector
+    from ..ipc.commands import Commands
     from ..ipc.publisher import Publisher
     from ..runtime.scalars import Number
     from ..safeguards.around_step import Safeguards

@@ -29,8 +29,7 @@ for module in pkgutil.walk_packages(supervise_probe.__path__, "supervise_probe."
 """
 ONE_RANK = """
 import sys, time
-from supervise_probe.ipc.mailbox import Mailbox
-from supervise_probe.ipc.writer import Writer
+from supervise_probe.ipc.segment import Mailbox, Writer
 
 writer = Writer.create(sys.argv[1], "run-7", 0, 1, slots=8, capacity=4)
 writer.announce(["train_loss_raw", "grad_global_norm"])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise_probe.collectors.batch import ShardsCollector
-from supervise_probe.data.shard_tracker import name_of
+from supervise_probe.shards import name_of
 
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """

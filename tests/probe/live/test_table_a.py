@@ -226,7 +226,7 @@ def test_a_broken_moment_is_found_in_one_round_and_stays_found(probed):
     """Wherever it is; once it is healed the value is 1 again."""
     script = """
 import sys
-state = sys.modules["_supervise_probe.collectors.optimizer_state"]
+state = sys.modules["_supervise_probe.collectors.training_state"]
 state.BUDGET, state.PIECE = 40, 16
 model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

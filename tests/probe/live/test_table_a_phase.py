@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise_probe.collectors.counters import DerivedCollector
 from supervise_probe.collectors.phase import PhaseCollector
+from supervise_probe.collectors.progress import DerivedCollector
 from supervise_probe.torch_state.learning_rate import Warmup
 from supervise_probe.torch_state.records import Average, Optimizers, Window
 

@@ -16,7 +16,7 @@ import threading
 from functools import partial
 from typing import Any, Dict, List, Mapping
 
-from ..runtime import files
+from . import files
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6  # no launcher or scheduler's
 

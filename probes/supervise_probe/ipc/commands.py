@@ -31,16 +31,16 @@ from typing import (
 )
 
 from ..context import Refused
-from ..ipc import fences
-from ..ipc.mailbox import Command
+from ..runtime import evidence
 from ..runtime.guard import describe
-from . import evidence
+from . import fences
+from .segment import Command
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..ipc.mailbox import Mailbox
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers, Position
+    from .segment import Mailbox
 
 COMPARED = 16  # newest boundaries that the ranks compare before they act together
 VERDICT_POLL_S = 0.0005  # between two looks for a verdict; it is mostly there already

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..ipc.publisher import Publisher
     from ..torch_state.records import Optimizers
 
-
 # fault, name, first step after it
 Active = Tuple[faults.Fault, str, int]
 

@@ -1,1 +1,0 @@
-"""Commands of the supervisor to the probe, and the probe's answers."""

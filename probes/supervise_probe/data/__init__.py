@@ -1,1 +1,0 @@
-"""Shards of the data: the origin of each batch, and those that are excluded."""
