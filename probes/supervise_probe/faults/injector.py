@@ -1,6 +1,6 @@
 """Schedule of injected faults: each drill once per run, at its step, whatever is rolled back.
 
-Knows no fault; the files in `faults/` do. A small mark in the run directory shows a relaunched job
+Knows no fault; the other files here do. A small mark in the run directory shows a relaunched job
 that a drill is over.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .. import faults
 from ..runtime import files
+from . import CannotActError, Fault, catalog, complete
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import Optimizers
 
 # fault, name, first step after it
-Active = Tuple[faults.Fault, str, int]
+Active = Tuple[Fault, str, int]
 
 
 class ScheduledFault:
@@ -29,11 +29,11 @@ class ScheduledFault:
         self.step = int(order["step"])
         self.index = index
         self.rank = order.get("rank")  # None: every rank
-        self.params = faults.complete(self.name, order.get("params") or {})
-        self.kind = faults.catalog()[self.name]
-        self.fault: Optional[faults.Fault] = None
+        self.params = complete(self.name, order.get("params") or {})
+        self.kind = catalog()[self.name]
+        self.fault: Optional[Fault] = None
 
-    def make(self, torch: Any) -> faults.Fault:
+    def make(self, torch: Any) -> Fault:
         """Return the fault, which is made once."""
         self.fault = self.fault or self.kind(torch, self.params)
         return self.fault
@@ -144,7 +144,7 @@ class FaultInjector:
                 factor *= 1.0 if change is None else change
         return factor
 
-    def _following(self) -> List[faults.Fault]:
+    def _following(self) -> List[Fault]:
         waiting = [drill.fault for drill in self._waiting if drill.fault is not None]
         return waiting + [fault for fault, _, _ in self._active if fault.FOLLOWS]
 
@@ -213,7 +213,7 @@ class FaultInjector:
         """Call a fault. What it lacks now, another model or optimizer of this step may have."""
         try:
             outcome = function(*args)
-        except faults.CannotActError as error:
+        except CannotActError as error:
             self._lacking[entry, function.__name__] = str(error)
             return None
         self._lacking.pop((entry, function.__name__), None)
@@ -222,7 +222,7 @@ class FaultInjector:
     def _lack_forward(self) -> None:
         """A step is over, and no call of the outermost module was seen in it."""
         for entry in self._active:
-            if type(entry[0]).forward is not faults.Fault.forward:
+            if type(entry[0]).forward is not Fault.forward:
                 self._lacking[entry, "forward"] = "no call of the outermost module is seen"
 
     def _refuse_lacking(self) -> None:
@@ -250,10 +250,10 @@ class FaultInjector:
         return True
 
 
-def _ended(fault: faults.Fault) -> str:
+def _ended(fault: Fault) -> str:
     """End a fault; return what it waited for in vain."""
     try:
         fault.end()
-    except faults.CannotActError as error:
+    except CannotActError as error:
         return str(error)
     return ""
