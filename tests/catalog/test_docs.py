@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
+import click
 import cogapp
 import pytest
 
 from supervise.catalog import docs, shipped
+from supervise.cli import group as supervise_group
 
 ROOT = Path(__file__).parents[2]
 READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
+DOCUMENTS = [
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/behaviour.md", "supervisor/README.md"),
+    *READMES,
+]
+FENCES = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -51,3 +60,35 @@ def test_the_example_of_the_policy_reference_loads(load) -> None:
 
     assert policy.mode == "shadow"
     assert user.runbooks["my-rollback"].verbs[-1] == "verify"
+
+
+def unknown_words(line: str) -> list[str]:
+    """Return the command, or the long options, of a line behind `supervise` that do not exist."""
+    words = [*shlex.split(line.rstrip("\\"), comments=True), "--"]
+    words = words[: words.index("--")]
+    if not words or words[0].startswith("-"):
+        words.insert(0, "run")
+    command: click.Command = supervise_group
+    while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+        found = command.get_command(click.Context(command), words[0])
+        if found is None:  # of a subgroup it may be an argument: `record RUN`
+            return words[:1] if command is supervise_group and words[0].islower() else []
+        command = found
+        words.pop(0)
+    options = {name for parameter in command.params for name in parameter.opts}
+    return [w for w in words if re.match("--[a-z]", w) and w.partition("=")[0] not in options]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_shows_commands_and_options_that_exist(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    shown = re.findall(r"^supervise (.*)$", "".join(FENCES.findall(text)), re.MULTILINE)
+    shown += re.findall(r"`supervise ([^`]*)`", FENCES.sub("", text))
+
+    assert {line: words for line in shown if (words := unknown_words(line))} == {}
+
+
+def test_an_unknown_command_or_option_is_found() -> None:
+    assert unknown_words("statsu RUN") == ["statsu"]
+    assert unknown_words("gc --dry-runs") == ["--dry-runs"]
+    assert unknown_words("--policy nano -- python train.py --lr 1e-3") == []

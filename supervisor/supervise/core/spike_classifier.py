@@ -5,8 +5,8 @@ where they were? 4 What else happened just then? The answers name a class; what 
 is said and never guessed.
 
 All lengths are frames of one rank. Pure arithmetic on short lists: it runs when an incident opens,
-is classified and closes, never on a quiet step. Source: the questions are those of
-the Marin 32B retrospective. Where the frames come from is `diagnosis.py`'s business.
+is classified and closes, never on a quiet step. Source: the questions are those of the
+Marin 32B retrospective. `diagnosis.py` collects the frames.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Equal(Detector):
 
     Blind to: whether what is referred to is right. An identity is exact unless a tolerance says
         otherwise: give one to what is computed twice, in other orders or other precisions.
-    Source: the counter laws of a manifest; PyTorch's schedulers are recomputed from their step.
+    Source: PyTorch's schedulers, whose rate follows from their step alone.
     """
 
     reads: ClassVar[str] = "metrics"
