@@ -26,15 +26,13 @@ def step():
 
 
 def until(name, *states):
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
+    while True:  # until the limit of the whole run
         if register.exists():
             known = json.loads(register.read_text())["checkpoints"]
             if {e["id"]: e["state"] for e in known}.get(name) in states:
                 return
         step()
         time.sleep(0.05)
-    sys.exit("never looked at " + name)
 
 
 def save(name):
@@ -52,8 +50,9 @@ with torch.no_grad():
     model.weight[0, 0] = float("nan")
 save("b.pt")
 until("ckpt-2", "bad")
-for _ in range(5):
+while "checkpoint.verification_failed" not in (register.parent / "audit.log").read_text():
     step()
+    time.sleep(0.05)
 """
 
 POLICY = """

@@ -18,16 +18,3 @@ def wait_until(
         assert time.monotonic() < deadline, f"{what}: not within {within_s:g} s"
         time.sleep(every_s)
     return found
-
-
-class FakeClock:
-    """A clock in nanoseconds that moves only on `advance`."""
-
-    def __init__(self, now_ns: int = 0) -> None:
-        self.now_ns = now_ns
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def advance(self, seconds: float) -> None:
-        self.now_ns += int(seconds * 1e9)

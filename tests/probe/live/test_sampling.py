@@ -99,9 +99,9 @@ def test_the_supervisor_makes_samples_denser_for_a_while(probed):
 
 
 def test_a_set_over_its_share_is_taken_less_often(probed):
-    # A sample of a quarter of a millisecond, and 0.3 % of a step of the like every two steps.
+    # A sample of a quarter of a millisecond, and a share that no step is long enough for.
     change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0")
-    job = probed.run(TRAIN + change, sampling={"attention": 2, "activations": 0})
+    job = probed.run(TRAIN + change, sampling={"attention": 2, "activations": 0, "share": 0.001})
     taken = sampled(job)
     assert taken[:3] == [2, 4, 8]  # the first one only loads code; then half as often each time
     assert taken == [2, 4, 8, 16, 32, 64]

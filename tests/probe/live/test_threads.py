@@ -58,10 +58,10 @@ def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     *rows, _ = job.output
     frames = job.frames
     assert job.column("step") == list(range(len(frames)))
-    assert 40 < len(frames) < 105  # what was made within the second has no frame
+    assert 20 < len(frames) < 110  # what was made within the second has no frame
     same(frames[:20], rows[:20])
     same(frames[20:], rows[20 - len(frames) :])
-    assert "step_time" not in frames[20] and max(f["step_time"] for f in frames[21:]) < 0.5
+    assert "step_time" not in frames[20] and max(f["step_time"] for f in frames[21:]) < 1.0
     (note,) = [n for n in job.notices if "thread" in n.message]
     assert "'second' trains from now on" in note.message
     assert set(job.segment().status()["collectors"].values()) == {"on"}
@@ -144,18 +144,3 @@ def test_of_threads_that_begin_together_one_is_watched(probed):
     rows = [row for row in job.output if row["tokens_per_update"] == tokens]
     assert len(rows) == 60 and len(whole) >= 50  # it may begin while another one makes it
     same(whole, rows[-len(whole) :])
-
-
-KEPT = (
-    TRAINING
-    + """
-one = training(1)
-made = 0
-while made < 20:
-    step(*one, 6)
-    made += 1
-barrier("go")
-start("second", 100, *one, 8, 0.02).join()
-finish(one[0])
-"""
-)
