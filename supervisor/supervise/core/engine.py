@@ -21,7 +21,6 @@ from . import (
     data_suspicion,
     diagnosis,
     effect_verification,
-    epoch_skip,
     job_end,
     job_lifecycle,
     notices,
@@ -230,7 +229,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if is_leader:
         repeated_steps.follow(ctx, monitor, frame)
         _follow_phase(ctx, base_policy, monitor, changes, frames_seen)
-        epoch_skip.follow(ctx, monitor, frame)
+        repeated_steps.follow_epoch(ctx, monitor, frame)
     _record_notes(ctx, monitor)
     if state.incident is not None:
         data_suspicion.track_breach(ctx.policy, state, monitor, state.incident)

@@ -1,7 +1,13 @@
 """Report of how a job that was started again goes on, compared with the attempt before.
 
-What differs is told within a few steps, with both numbers and what to do. It is never rolled back:
-no earlier state mends what the job does not load.
+A difference is reported within a few steps, with both numbers and what to do. It is never rolled
+back: no earlier state mends what the job does not load.
+
+A start may also go on in a later epoch than the checkpoint is of: data that nobody trains on.
+Trainer and Lightning report where in which epoch each step is. In a launch that grows at an even
+pace; the first step of the next launch should be where that pace leads, wherever the checkpoint is.
+Half an epoch beyond is a resume that gave up the rest of one: the loss looks healthy, and nothing
+else shows it. A library that knows no length reports whole epochs only, which have no pace.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 from .attempt_overlap import STARTS, Overlap, Row, columns, row
 from .model.decisions import StepDiffers
 from .model.events import Announced, Frame
+from .model.interfaces import WATCHER
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
@@ -78,3 +85,42 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
             verdict="nothing is rolled back for it" if gravest.matters else "the training goes on",
             then="; ".join(one.remedy for one in differences),
         )
+
+
+EPOCH = "epoch"
+LEAST_STEPS = 16  # of a launch, before its pace is known; project default
+SKIPPED = 0.5  # epochs; project default: a loader may repeat or drop a part of one
+SKIP_REMEDY = (
+    "let the loader save where it is (a StatefulDataLoader), or resume from the end of an epoch: "
+    "supervise checkpoints RUN"
+)
+
+
+def follow_epoch(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
+    """Take the epoch of a frame, and tell of a skip in the first one of a launch."""
+    epoch = monitor.value(EPOCH)
+    if epoch is None:
+        return
+    progress = ctx.state.job.epochs
+    if frame.attempt == progress.attempt:
+        progress.step, progress.epoch = frame.step, epoch
+        progress.in_parts |= not epoch.is_integer()
+        return
+    steps = progress.step - progress.first_step
+    if frame.attempt == ctx.state.job.launched and progress.in_parts and steps >= LEAST_STEPS:
+        per_step = (progress.epoch - progress.first_epoch) / steps
+        expected = progress.epoch + (frame.step - progress.step) * per_step
+        if epoch - expected >= SKIPPED:
+            _notify_skip(ctx, frame.step, epoch, expected)
+    progress.begin(frame.attempt, frame.step, epoch)
+
+
+def _notify_skip(ctx: StepContext, step: int, epoch: float, expected: float) -> None:
+    ctx.notify(
+        "SEV1",
+        f"the restart skipped {epoch - expected:.1f} epochs: step {step} is in {epoch:.2f}, and "
+        f"{expected:.2f} was expected",
+        verdict="the job trains on, and the data between is not trained on",
+        then=SKIP_REMEDY,
+        kind=WATCHER,
+    )
