@@ -79,7 +79,7 @@ SILENT = """
 import hashlib, sys, threading, time
 silent_in, marks = sys.argv[1:]
 if marks:
-    from supervise_probe.control import evidence
+    from supervise_probe.runtime import evidence
     evidence.listen(marks)
 WAYS = {
     "sleep": lambda: time.sleep(600),

@@ -53,7 +53,7 @@ def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
 
 FORKED = """
 import os, sys, time
-from supervise_probe.control import evidence
+from supervise_probe.runtime import evidence
 evidence.listen(sys.argv[1])
 if os.fork() == 0:
     evidence.listen(sys.argv[1])
@@ -86,7 +86,7 @@ def test_a_process_that_was_forked_listens_for_itself(tmp_path):
 
 FORKS = """
 import os, subprocess, sys, threading, time
-from supervise_probe.control import evidence
+from supervise_probe.runtime import evidence
 evidence.listen(sys.argv[1])
 def stuck_in_here(lock):
     lock.acquire()
