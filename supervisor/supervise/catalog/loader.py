@@ -16,7 +16,7 @@ from typing import Any
 from ..core.model.decisions import ACTING_MODES, MODES
 from ..core.model.failure import FailureClass
 from ..core.model.interfaces import Detector
-from ..core.model.policy import HOLD, Inhibit, Policy, Safeguards, Sampling
+from ..core.model.policy import HOLD, ChannelKey, Inhibit, Policy, Safeguards, Sampling
 from ..errors import UsageError
 from ..notifiers import Settings
 from . import discover, lint, metrics, pack, rules, shipped, yaml_document
@@ -119,7 +119,7 @@ def policy(draft: Draft) -> Policy:
     )
 
 
-def _set_keys(settings: Settings) -> dict[str, Any]:
+def _set_keys(settings: Settings) -> dict[str, ChannelKey]:
     """Return the keys of a notifier that were set."""
     return {key: value for key, value in vars(settings).items() if value not in (None, ())}
 

@@ -16,6 +16,7 @@ import click
 from .. import system
 from ..core.model.decisions import document
 from ..core.model.formats import printable
+from ..core.model.policy import ChannelKey
 from ..store import files
 from ..store.audit import Audit
 from ..store.journal import Journal
@@ -86,8 +87,8 @@ def line_printer(*, quiet: bool) -> PrintLine:
 
 
 def channels_of(
-    notify: Mapping[str, Mapping[str, Any]], *, quiet: bool
-) -> dict[str, Mapping[str, Any]]:
+    notify: Mapping[str, Mapping[str, ChannelKey]], *, quiet: bool
+) -> dict[str, Mapping[str, ChannelKey]]:
     """Return the channels of a run: those of its policy, and the console.
 
     Args:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.model.decisions import document
+from ..core.model.payload import Payload
 from ..errors import StoreError, TamperError, UsageError, understood
 from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import locked
@@ -238,11 +241,39 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
         echo_json(result)
     else:
         echo(*_lines(result))
-    ctx.exit(EXIT_CODES[result["status"]])
+    ctx.exit(EXIT_CODES[result.status])
 
 
-def _compare(directory: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the result as plain data; `status` is a key of EXIT_CODES."""
+class JournalGap(Struct, frozen=True):
+    """Why the journal ends early, and the record that says so."""
+
+    record: int
+    text: str
+
+
+class FirstDifference(Struct, frozen=True):
+    """The first decision that is not as recorded; None: there is none on that side."""
+
+    record: int
+    event: int
+    recorded: Payload | None
+    replayed: Payload | None
+
+
+class ReplayResult(Struct, frozen=True):
+    """A replay beside the log; status: a key of EXIT_CODES."""
+
+    status: str
+    decisions: int
+    edited_policies: Sequence[str]
+    removed_events: Sequence[tuple[int, int]]
+    ends_before_event: int | None
+    reason: JournalGap | None
+    difference: FirstDifference | None = None
+
+
+def _compare(directory: RunDir, log: list[dict[str, Any]]) -> ReplayResult:
+    """Return what a replay of a run shows."""
     # Here, not above: policies and detectors are not needed by the other commands.
     from ..catalog import load_policy
     from ..core import engine
@@ -262,48 +293,45 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
     cut = next((difference.event for difference in differences if difference.lacking), None)
     if cut is None and gap is not None and not differences:
         cut = int(gap["data"]["event"])
-    result: dict[str, Any] = {
-        "status": SAME,
-        "decisions": count,
-        "edited_policies": edited,
-        "removed_events": thinned,
-        "ends_before_event": cut,
-        "reason": None if gap is None else {"record": gap["seq"], "text": str(gap.get("reason"))},
-        "difference": None,
-    }
+    reason = None if gap is None else JournalGap(gap["seq"], str(gap.get("reason")))
+    result = ReplayResult(EDITED if edited else SAME, count, edited, thinned, cut, reason)
     if cut is not None or (thinned and not differences):
-        return result | {"status": INCOMPLETE}
-    for difference in differences[:1]:
-        seq = count if difference.seq is None else difference.seq
-        facts: dict[str, Any] = {"record": seq, "event": difference.event}
-        facts |= {"recorded": difference.recorded, "replayed": difference.replayed}
-        return result | {"status": DIFFERENT, "difference": facts}
-    return result | ({"status": EDITED} if edited else {})
+        return replace(result, status=INCOMPLETE)
+    if not differences:
+        return result
+    first = differences[0]
+    difference = FirstDifference(
+        count if first.seq is None else first.seq,
+        first.event,
+        None if first.recorded is None else Payload(first.recorded),
+        None if first.replayed is None else Payload(first.replayed),
+    )
+    return replace(result, status=DIFFERENT, difference=difference)
 
 
-def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+def _lines(result: ReplayResult) -> Iterator[str]:
     """Yield the result as people read it."""
-    for text in result["edited_policies"]:
+    for text in result.edited_policies:
         yield f"edited policy: {text}"
-    count, removed = result["decisions"], result["removed_events"]
-    if result["status"] == INCOMPLETE and removed:
+    count, removed = result.decisions, result.removed_events
+    if result.status == INCOMPLETE and removed:
         spans = ", ".join(f"{start} to {end - 1}" for start, end in removed)
         yield f"incomplete: the frames of events {spans} were removed (journal.max_gb)"
         yield f"  {count} decisions follow from what is before; all are in the log"
-    elif result["status"] == INCOMPLETE:
-        ends = f"incomplete: the journal ends before event {result['ends_before_event']}"
+    elif result.status == INCOMPLETE:
+        ends = f"incomplete: the journal ends before event {result.ends_before_event}"
         yield f"{ends}; {count} decisions follow from what is there"
-        if (reason := result["reason"]) is not None:
-            yield f"  record {reason['record']}: {reason['text']}"
-    elif (difference := result["difference"]) is not None:
-        yield f"NONDETERMINISM at record {difference['record']} (event {difference['event']})"
-        yield f"  recorded: {_decision_text(difference['recorded'])}"
-        yield f"  replayed: {_decision_text(difference['replayed'])}"
+        if result.reason is not None:
+            yield f"  record {result.reason.record}: {result.reason.text}"
+    elif (difference := result.difference) is not None:
+        yield f"NONDETERMINISM at record {difference.record} (event {difference.event})"
+        yield f"  recorded: {_decision_text(difference.recorded)}"
+        yield f"  replayed: {_decision_text(difference.replayed)}"
     else:
         yield f"same: {count} decisions follow from the journal"
 
 
-def _decision_text(decision: Mapping[str, Any] | None) -> str:
+def _decision_text(decision: Payload | None) -> str:
     if decision is None:
         return "nothing"
     fields = {key: value for key, value in decision.items() if value is not None}

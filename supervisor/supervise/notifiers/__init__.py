@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
+from ..core.model.policy import ChannelKey
 from ..errors import InputError, UsageError
 from ._settings import ChannelSettings, Route, Sender, Settings, UnsetError
 from .heartbeat import HeartbeatSender
@@ -71,7 +71,7 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
             )
         if kind in notify:
             raise UsageError(f"--notify: {kind} is given twice", hint="one channel of a kind")
-        keys: dict[str, Any] = {"url_env": name}
+        keys = {"url_env": name}
         try:
             channels[kind](**keys).open(env)
         except UnsetError as error:
@@ -82,7 +82,7 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
 
 
 def build(
-    notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
+    notify: Mapping[str, Mapping[str, ChannelKey]], env: Mapping[str, str]
 ) -> tuple[list[Sender], list[str]]:
     """Return the channels of a policy's `notify` section, and one warning per unusable one.
 
@@ -101,7 +101,7 @@ def build(
     return senders, warnings
 
 
-def routes(notify: Mapping[str, Mapping[str, Any]]) -> dict[str, Route]:
+def routes(notify: Mapping[str, Mapping[str, ChannelKey]]) -> dict[str, Route]:
     """Return channel -> which messages it takes. Raises InputError: unknown notifier or key."""
     settings = {name: _settings_of(name, keys) for name, keys in notify.items()}
     return {
@@ -112,7 +112,7 @@ def routes(notify: Mapping[str, Mapping[str, Any]]) -> dict[str, Route]:
 
 
 def heartbeat_sender(
-    notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
+    notify: Mapping[str, Mapping[str, ChannelKey]], env: Mapping[str, str]
 ) -> tuple[HeartbeatSender | None, list[str]]:
     """Return the sender of `notify.heartbeat`, None without one, and why it is unusable."""
     if HEARTBEAT not in notify:
@@ -123,7 +123,7 @@ def heartbeat_sender(
         return None, [f"no heartbeat is sent: {error}"]
 
 
-def _settings_of(name: str, keys: Mapping[str, Any]) -> Settings:
+def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
     classes = kinds()
     if name not in classes:
         raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(classes)}")

@@ -289,7 +289,11 @@ class Flush:
         return msgspec.structs.replace(late, state="delivered", detail=detail)
 
     def _route(self, late: LateMessage) -> _Route:
-        settings = {name: value for name, value in late.settings.items() if value is not None}
+        settings = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in late.settings.items()
+            if value is not None
+        }
         key = json.dumps([late.channel, settings], sort_keys=True)
         if key not in self._routes:
             senders, warnings = build({late.channel: settings}, self._environ)
