@@ -433,6 +433,7 @@ def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frame
 
     assert report.response.acted is False
     assert "lr scale FAILED: the rank is gone" in report.response.text
+    assert report.actions[-1].error == "the rank is gone"
     assert report.cost.text.startswith("nothing: the job was not changed")
     assert count_outcomes(records) == {"failed": 2}
     assert "1 incident, no action on the job, 2 failed" in receipt.closing(run)[0]

@@ -480,8 +480,9 @@ def _on_job_ended(ctx: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = ctx.state, _relaunch_id(ctx.state)
     if relaunch is not None and state.job.end_requested:
-        text = f"{relaunch} failed: a request to end the job came first"
-        ctx.record(ActionFailed(reason=text, action=ActionRef(relaunch)))
+        error = "a request to end the job came first"
+        reason = f"{relaunch} failed: {error}"
+        ctx.record(ActionFailed(reason=reason, action=ActionRef(relaunch), error=error))
     approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
     state.job.ended = True
 

@@ -435,18 +435,19 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
             withdraw(ctx, incident, lost_reason, ActionRef(event.action_id), result)
             return
     if not event.ok:
-        reason = f"{event.action_id} failed: {event.error}"
+        action, error = ActionRef(event.action_id), event.error or ""
+        reason = f"{event.action_id} failed: {error}"
         failure, refused = run.failure, outcome.refused
         failure.refused = failure.reason is None and refused and not failure.pause_ended
-        ctx.record(ActionFailed(reason=reason, action=ActionRef(event.action_id), result=result))
+        ctx.record(ActionFailed(reason=reason, action=action, result=result, error=error))
         dispensable = run.intent.action is not None and run.intent.action.is_dispensable
         no_space = outcome.no_space and run.intent.verb == "snapshot"
         if no_space or (failure.refused and dispensable):  # the remedy goes on without it
             failure.refused, run.index = False, run.index + 1
             proceed(ctx, incident)
             return
-        closing.note_ranks(ctx, incident, run, outcome, event.error or "")
-        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", is_sent=not refused)
+        closing.note_ranks(ctx, incident, run, outcome, error)
+        fail(ctx, incident, f"the {run.intent.verb} failed: {error}", is_sent=not refused)
         return
     done_text = f"{event.action_id} done {brief(result)}".rstrip()
     ctx.record(ActionFinished(reason=done_text, action=ActionRef(event.action_id), result=result))

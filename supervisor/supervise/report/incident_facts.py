@@ -233,6 +233,7 @@ def actions(incident: Iterable[Record]) -> list[Action]:
                 result=Payload(decode(getattr(decision, "result", None))),
                 took_s=(record.mono_ns - started[name]) / 1e9,
                 outcome_record=record.seq,
+                error=decision.error if isinstance(decision, decisions.ActionFailed) else "",
             )
     return list(rows.values())
 

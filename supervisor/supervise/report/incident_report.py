@@ -199,7 +199,7 @@ class ActionEffect(Struct, frozen=True):
     missing: Sequence[str] = ()
 
 
-class Action(Moment, frozen=True):
+class Action(Moment, frozen=True, omit_defaults=True):
     """An action that was intended.
 
     Attributes:
@@ -207,6 +207,7 @@ class Action(Moment, frozen=True):
         ok: null: no outcome on record, so its effect is unknown
         result: what was observed, never what was intended
         took_s: seconds
+        error: of one that failed
     """
 
     id: str
@@ -220,6 +221,7 @@ class Action(Moment, frozen=True):
     result: Payload
     took_s: float | None
     outcome_record: int | None
+    error: str = ""
 
     @property
     def order(self) -> ActionArgs:

@@ -339,7 +339,7 @@ def action_texts(actions: Sequence[Action], *, verified: bool) -> list[str]:
 def _failed(action: Action) -> str:
     name = action.verb.replace("_", " ")
     if action.ok is False:
-        return f"{name} FAILED: {action.outcome.partition(' failed: ')[2] or action.outcome}"
+        return f"{name} FAILED: {action.error or action.outcome}"
     if action.outcome_record is not None:
         return f"{name}: no answer, so its effect is unknown"
     return f"{name} under way"

@@ -323,6 +323,7 @@ class ActionFailed(Decision, frozen=True, kw_only=True):
     KIND = "abort"
     action: ActionRef
     result: Payload | None = None
+    error: str = ""
 
 
 class ActionInDoubt(Decision, frozen=True, kw_only=True):
