@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervise.cli import invoke
-from supervise.store.run_records import skim
+from supervise.store import skim_run
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS_OF_THE_GROUND = HERE / "proving" / "programs"
@@ -79,7 +79,7 @@ def folder(out: Path, program: Program, arm: str, seed: int) -> Path:
 def train(out: Path, program: Program, arm: str, seed: int) -> None:
     """Make a run, unless it is there."""
     run = folder(out, program, arm, seed)
-    if (run / "audit.log").is_file() and skim(run / "audit.log").end is not None:
+    if (run / "audit.log").is_file() and skim_run(run / "audit.log").end is not None:
         return
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)

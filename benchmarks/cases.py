@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supervise.store import audit
-from supervise.store.run_directory import RunDir
+from supervise.store import RunDir, read_audit
 
 TABLE = Path(__file__).resolve().with_name("cases.md")
 LIMIT_S = 420.0
@@ -155,7 +154,7 @@ def run(command: list[str], folder: Path, env: Mapping[str, str]) -> Run:
 
 def record(path: Path) -> tuple[tuple[tuple[int, int, str, str], ...], tuple[str, ...]]:
     """Return the messages above INFO of a run directory, and the actions on its job."""
-    records = list(audit.read(RunDir.open(path).audit_path))
+    records = list(read_audit(RunDir.open(path).audit_path))
     messages = tuple(
         (r["step"], r["attempt"], r["severity"], text(r["data"]["message"]))
         for r in records

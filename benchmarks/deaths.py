@@ -38,7 +38,7 @@ import deaths_job  # noqa: F401  enters its ways
 import deaths_system  # noqa: F401
 from deaths_way import AGAIN, ASKED, NOT, SECRET, TOKEN, UNSAVED, WAYS, Way
 
-from supervise.store import audit
+from supervise.store import read_audit
 
 HERE = Path(__file__).resolve()
 JOB = "deaths_job.py"
@@ -230,7 +230,7 @@ def read(home: Path, received: list[dict[str, Any]], code: int) -> Found:
         found.cls = failures[0]["cls"]
     for path in sorted(run.glob("incidents/*/snapshot-*/incident.json")):
         found.texts["incident.json"] = " ".join(map(str, leaves(json.loads(path.read_text()))))
-    records = list(audit.read(run / "audit.log"))
+    records = list(read_audit(run / "audit.log"))
     ended = [r["data"]["details"] for r in records if r["data"].get("what") == "failure"]
     if ended and "failures.json" not in found.texts:
         found.cls = ended[0]["cls"]

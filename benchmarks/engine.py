@@ -22,17 +22,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.model.events import Announced, Frame, Launched
-from supervise.core.model.interfaces import Detector
-from supervise.core.model.policy import Policy, Rule
-from supervise.core.run_state import State
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.sequence import Sequence as InOrder
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import Trend
+from supervise.core import State, start_engine, step_engine
+from supervise.core.model import Announced, Detector, Frame, Launched, Policy, Rule
+from supervise.detectors import Nonfinite, Ratio, RobustZ, Threshold, Trend
+from supervise.detectors import Sequence as InOrder
 
 METRICS, RULES = 64, 50
 RUNS, PROCESSES = 6, 2
@@ -74,10 +67,10 @@ def frames(count: int) -> Iterator[Frame]:
 
 def begin(bench: Policy) -> State:
     """Return the state of a run that has announced its metrics."""
-    state = engine.start(bench)
+    state = start_engine(bench)
     names = tuple(f"m{i}" for i in range(METRICS))
     for event in (Launched(0, 1, 0), Announced(0, 0, 1, 1, names)):
-        state, _ = engine.step(bench, state, event)
+        state, _ = step_engine(bench, state, event)
     return state
 
 
@@ -100,7 +93,7 @@ def live(bench: Policy, story: Sequence[Frame]) -> tuple[list[float], int]:
     state, spent, decisions = begin(bench), [], 0
     for frame in story:
         began = time.thread_time_ns()
-        state, made = engine.step(bench, state, frame)
+        state, made = step_engine(bench, state, frame)
         spent.append((time.thread_time_ns() - began) / 1e3)
         decisions += len(made)
     return sorted(spent), decisions
@@ -111,7 +104,7 @@ def fold(bench: Policy, story: Sequence[Frame]) -> float:
     state = begin(bench)
     began = time.thread_time_ns()
     for frame in story:
-        state, _ = engine.step(bench, state, frame)
+        state, _ = step_engine(bench, state, frame)
     return len(story) / ((time.thread_time_ns() - began) / 1e9)
 
 

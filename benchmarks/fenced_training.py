@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ranks import JOB, REPLICAS
 
-from supervise.store import audit
+from supervise.store import read_audit
 
 COMMANDS = ("lr", "lr", "savepoint", "rollback", "rollback", "pause")
 KILL_EVERY = 50
@@ -99,7 +99,7 @@ def judge(training: Training, shape: str) -> Counter[str]:
     found["steps"] = len(common)
     if shape in REPLICAS:
         found["apart"] = sum(len({tuple(held[step]) for held in bits}) > 1 for step in common)
-    for record in audit.read(training.run / "audit.log"):
+    for record in read_audit(training.run / "audit.log"):
         result = record["data"].get("result") or {} if record["kind"] == "commit" else {}
         if result.get("loop") != "keep":
             continue

@@ -36,8 +36,7 @@ from typing import Any
 import fence_cost
 
 from supervise.errors import ActionError
-from supervise.runtime.controller import Control
-from supervise.runtime.segments import Segments
+from supervise.runtime import Control, Segments
 
 HERE = Path(__file__).resolve()
 RANK = HERE.parents[1] / "tests" / "support" / "fenced_rank.py"

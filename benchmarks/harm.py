@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from supervise.core.model.decisions import BREACH
-from supervise.detectors.harm import Harm
+from supervise.core.model import BREACH
+from supervise.detectors import Harm
 
 LEVEL, SPREAD, RUN, FIRST = 2.4, 0.0408, 10_000, 300
 STEPS, PLACES, SEEDS, PATIENCE = (4.0, 8.0), (60, 400, 2000), 20, 300

@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervise.catalog.loader import failure_classes
-from supervise.core.model.failure import LOG, Failure, classify
-from supervise.recordings import readers
-from supervise.runtime.logs import PER_CLASS, LogFiles
+from supervise.catalog import failure_classes
+from supervise.core.model import LOG_FAILURE, Failure, classify_failure
+from supervise.recordings import READERS, recording_sources
+from supervise.runtime import PER_CLASS, LogFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 LINES = ROOT / "benchmarks" / "log_lines.tsv"
@@ -86,7 +86,7 @@ VERBOSE = {
 
 
 def class_of(line: str) -> str:
-    return classify(Failure(LOG, message=line), failure_classes()).cls or NONE
+    return classify_failure(Failure(LOG_FAILURE, message=line), failure_classes()).cls or NONE
 
 
 @dataclass
@@ -149,8 +149,8 @@ def labelled() -> Iterator[str]:
 
 def curves(data: Path) -> Iterator[tuple[str, str]]:
     """Yield class and text of a line for each row of a public curve, in all four forms."""
-    for source in readers.sources([data / "logs", data / "field"]):
-        table = readers.READERS[source.reader].read(source.path)
+    for source in recording_sources([data / "logs", data / "field"]):
+        table = READERS[source.reader].read(source.path)
         name = next((each for each in LOSSES if each in table.columns), None)
         if name is None or "step" not in table.columns:
             continue

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from supervise.lab import backtest, score
+from supervise.lab import read_labels, run_backtest, score_alarms
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
@@ -53,15 +53,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("factors", nargs="*", type=float, default=FACTORS)
     given = parser.parse_args()
-    labels = score.read_labels(given.data / "logs" / "incidents.csv")
+    labels = read_labels(given.data / "logs" / "incidents.csv")
     paths = [given.data / "logs", *sorted((given.data / "faults").glob("healthy*.csv.gz"))]
     print("bounds    SEV0/SEV1 on healthy rows    found    missed")
     wrong = False
     with tempfile.TemporaryDirectory() as folder:
         policies = [str(write(Path(folder), factor)) for factor in given.factors]
-        outcomes = backtest.run(paths, policies, {}, given.jobs, [])
+        outcomes = run_backtest(paths, policies, {}, given.jobs, [])
     for place, factor in enumerate(given.factors):
-        total = score.score(f"x{factor:g}", [each[place] for each in outcomes], labels)
+        total = score_alarms(f"x{factor:g}", [each[place] for each in outcomes], labels)
         missed = ", ".join(f"{one.kind} at {one.step}" for one in total.missed) or "nothing"
         print(f"x{factor:<8g}{total.false_pages:25d}{len(total.detections):9d}    {missed}")
         wrong |= factor == SENSITIVE and total.false_pages > 0

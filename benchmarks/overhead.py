@@ -47,10 +47,9 @@ import yaml
 from publish import LOGGERS
 from step_job import STEADY, WARM_UP, enough_sequences
 
-from supervise.core.model.events import Gap
-from supervise.report.records import count_outcomes, read_records
-from supervise.store import journal, run_records
-from supervise.store.run_directory import RunDir
+from supervise.core.model import Gap
+from supervise.report import count_outcomes, read_records
+from supervise.store import RunDir, read_journal, run_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -231,8 +230,8 @@ def gaps(run_dir: Path, seconds: int) -> bool:
     script = [sys.executable, str(HERE / "publish.py"), "--stream", str(RATE), str(seconds)]
     subprocess.run([*under(run_dir, True), *script], env=ENVIRON, check=True)
     run = RunDir.open(run_dir)
-    lost = sum(1 for _ in journal.read(run.journal_path, only=(Gap,)))
-    found = [row.step for row in run_records.rows(run)]
+    lost = sum(1 for _ in read_journal(run.journal_path, only=(Gap,)))
+    found = [row.step for row in run_rows(run)]
     whole = found == list(range(RATE * seconds))
     print(
         f"\n{len(found)} frames of 32 metrics at {RATE} steps/s: {lost} gaps  "

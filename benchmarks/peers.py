@@ -15,8 +15,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from supervise.lab import backtest, score
-from supervise.lab.score import Outcome
+from supervise.lab import (
+    SCORE_CAVEAT,
+    AlarmOutcome,
+    read_labels,
+    run_backtest,
+    score_table,
+    scores_of,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "policies" / "peers"
@@ -36,7 +42,7 @@ Written by `python benchmarks/peers.py` from `policies/{OURS}.yaml` and `policie
 files name what our policy language cannot express of the original. The docstring of
 `supervisor/supervise/lab/score.py` defines when a label is found and an alarm is false.
 
-{score.CAVEAT}
+{SCORE_CAVEAT}
 """
 FAULTS = """
 ## Faulted nano runs
@@ -47,19 +53,19 @@ count incidents without a fault. `*`: the fault did no harm to that run.
 """
 
 
-def outcomes(path: Path, jobs: int) -> list[list[Outcome]]:
+def outcomes(path: Path, jobs: int) -> list[list[AlarmOutcome]]:
     policies = [OURS, *map(str, sorted(PEERS.glob("*.yaml")))]
-    return backtest.run([path], policies, {}, jobs, [])
+    return run_backtest([path], policies, {}, jobs, [])
 
 
 def logs(data: Path, jobs: int) -> Iterator[str]:
-    labels = score.read_labels(data / "logs" / "incidents.csv")
+    labels = read_labels(data / "logs" / "incidents.csv")
     found = outcomes(data / "logs", jobs)
-    totals = score.scores(found, labels)
+    totals = scores_of(found, labels)
     rows = sum(each[0].rows for each in found)
     yield "\n## Public logs\n"
     yield f"{len(found)} runs, {rows} logged steps; found / labelled by kind.\n"
-    yield from score.table(totals, labelled=True)
+    yield from score_table(totals, labelled=True)
 
 
 def faults(data: Path, jobs: int) -> Iterator[str]:
@@ -82,11 +88,11 @@ def faults(data: Path, jobs: int) -> Iterator[str]:
     yield from _padded(rows)
 
 
-def _steps(outcome: Outcome) -> list[int]:
+def _steps(outcome: AlarmOutcome) -> list[int]:
     return [alarm.step for alarm in outcome.alarms if alarm.change != "joined"]
 
 
-def _first(outcome: Outcome, start: int) -> str:
+def _first(outcome: AlarmOutcome, start: int) -> str:
     if any(act.stops and act.step < start for act in outcome.actions):
         return "stopped before"
     after = [alarm for alarm in outcome.alarms if alarm.step >= start]

@@ -17,9 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from supervise.report.records import count_outcomes, parse
-from supervise.store import audit, run_records
-from supervise.store.run_directory import RunDir
+from supervise.report import count_outcomes, parse_record
+from supervise.store import RunDir, read_audit, run_rows
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "proving" / "programs"
@@ -51,21 +50,21 @@ def run(name: str, ranks: int, steps: int, policy: str, path: Path) -> dict[str,
             command, env=env, cwd=path, stdout=out, stderr=out, timeout=LIMIT_S, check=False
         )
     found = RunDir.open(path / "run")
-    records = list(audit.read(found.audit_path))
+    records = list(read_audit(found.audit_path))
     told = Counter(
         one["severity"]
         for one in records
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
     reflexes = [r for r in records if (r.get("data") or {}).get("what") == "safeguard"]
-    frames = Counter(row.rank for row in run_records.rows(found))
+    frames = Counter(row.rank for row in run_rows(found))
     return {
         "program": name,
         "ranks": len(frames),
         "steps": min(frames.values(), default=0),
         "exit": done.returncode,
         **{severity: told[severity] for severity in ("SEV0", "SEV1", "SEV2")},
-        "actions": count_outcomes(parse(found, records))["done"],
+        "actions": count_outcomes(parse_record(found, records))["done"],
         "reflexes": len(reflexes),
         "min": round((time.monotonic() - began) / 60, 1),
     }

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from recovery import table
 
-from supervise.store import audit
+from supervise.store import read_audit
 
 HERE = Path(__file__).resolve()
 JOB, KEPT = HERE.with_name("ranks_job.py"), HERE.with_name(".ranks")
@@ -119,7 +119,7 @@ def run(cell: Cell, path: Path) -> Result:
 def read(cell: Cell, code: int | None, path: Path) -> Result:
     """Read a run directory and what the ranks wrote down."""
     _, ranks, _, fault = cell
-    records = list(audit.read(path / "run" / "audit.log"))
+    records = list(read_audit(path / "run" / "audit.log"))
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     results = [r["data"].get("result") or {} for r in records if r["kind"] == "commit"]
     back = next(((r["step"], r["ack_step"]) for r in results if r.get("loop") == "keep"), None)

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from supervise.store import audit
+from supervise.store import read_audit
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "slurm.md"
@@ -283,7 +283,7 @@ def submit(case: Case, folder: Path) -> str:
 
 def judged(case: Case, folder: Path) -> str:
     """Return what was written; fail where it is not what was promised."""
-    records = list(audit.read(folder / "run" / "audit.log"))
+    records = list(read_audit(folder / "run" / "audit.log"))
     (end,) = (each["data"] for each in records if each["kind"] == "run_end")
     if case.script is LIGHTNING:  # it handles USR1 itself: ours would be a second one
         own, ours = sorted(folder.rglob("hpc_ckpt*")), sorted(folder.rglob("*supervise-*"))

@@ -31,9 +31,8 @@ from typing import Any
 import rank_soak
 import toy_soak
 
-from supervise.report.records import count_outcomes, parse
-from supervise.store import audit, run_records
-from supervise.store.run_directory import RunDir
+from supervise.report import count_outcomes, parse_record
+from supervise.store import RunDir, read_audit, run_rows
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / ".soak"
@@ -87,7 +86,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
         check=False,
     )
     run = RunDir.open(path)
-    records = list(audit.read(run.audit_path))
+    records = list(read_audit(run.audit_path))
     severities = Counter(
         one["severity"]
         for one in records
@@ -97,11 +96,11 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
     loss = re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)
     return {
         "seed": seed,
-        "steps": sum(1 for _ in run_records.rows(run)),
+        "steps": sum(1 for _ in run_rows(run)),
         "exit": done.returncode,
         "val_loss": loss[1] if loss else "-",
         **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},
-        "actions": count_outcomes(parse(run, records))["done"],
+        "actions": count_outcomes(parse_record(run, records))["done"],
         "reflexes": len(reflexes),
         "min": round((time.monotonic() - began) / 60, 1),
     }

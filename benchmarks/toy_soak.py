@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
 
-from supervise.report.records import count_outcomes, parse
-from supervise.store import audit, run_records
-from supervise.store.run_directory import RunDir
+from supervise.report import count_outcomes, parse_record
+from supervise.store import RunDir, read_audit, run_rows
 
 JOB = Path(__file__).with_name("toy_job.py")
 WARMUP = 0.2  # of all steps
@@ -112,15 +111,15 @@ def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: 
     widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
     for row in table:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    numbers = [row.step for row in run_records.rows(run)]
+    numbers = [row.step for row in run_rows(run)]
     lost = steps - len(numbers) if numbers == list(range(len(numbers))) else steps
-    records = list(audit.read(run.audit_path))
+    records = list(read_audit(run.audit_path))
     told = Counter(
         one["severity"]
         for one in records
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
-    grave = told["SEV0"] + told["SEV1"] + count_outcomes(parse(run, records))["done"]
+    grave = told["SEV0"] + told["SEV1"] + count_outcomes(parse_record(run, records))["done"]
     fine = len(rows) == 2 and all(flat for flat, _ in rows)
     fine = fine and lost == 0 and grave == 0 and code == 0
     severities = ", ".join(f"{told[name]} {name}" for name in ("SEV0", "SEV1", "SEV2"))

@@ -25,6 +25,7 @@ MAX_FUNCTION = 60
 DECLARED = ("supervise_probe.collectors", "supervise_probe.faults")
 LAYERS = {
     "errors": (),
+    "exports": (),
     "process_reaper": (),  # a program of its own, of the standard library alone
     "system": ("supervise.process_reaper",),
     "core": (),
@@ -150,7 +151,7 @@ def layers(module: Module) -> Iterator[str]:
         return
     own = f"supervise.{module.layer}"
     also = tuple(name for at in ALSO if within(module.name, (at,)) for name in ALSO[at])
-    allowed = (own, "supervise.errors", *LAYERS[module.layer], *also)
+    allowed = (own, "supervise.errors", "supervise.exports", *LAYERS[module.layer], *also)
     for line, target, _ in module.imports():
         ours = target.split(".")[0] in ("supervise", "supervise_probe")
         if ours and target != "supervise" and not within(target, allowed):

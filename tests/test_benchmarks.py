@@ -172,16 +172,15 @@ def test_branches_share_their_past_and_differ_by_their_remedy(live):
     ],
 )
 def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wanted):
-    from supervise.lab.backtest import shadowed
-    from supervise.lab.score import Act
+    from supervise.lab import ScoredAction, shadowed_outcomes
 
     lost = {"nothing": 40, "restore_10": 5, "restore_25": 6, "hold_rate": 2, "relaunch": 7}
     lost["hold_rate_now"] = 1
     branches = {name: {"lost": each} for name, each in lost.items()}
     known = {"row": 60, "before": 1.0, "branches": branches}
-    act = Act(step, "SEV1", "rule", "1", runbook, True, True, False, step)
+    act = ScoredAction(step, "SEV1", "rule", "1", runbook, True, True, False, step)
 
-    found = live.looked_up(known, "rate_x30", act, shadowed("nano"), 9.0)
+    found = live.looked_up(known, "rate_x30", act, shadowed_outcomes("nano"), 9.0)
 
     assert found == wanted
 
@@ -203,7 +202,7 @@ def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(score
     """On the recordings of the proving ground; the policies have the rule from one pack."""
     from pyarrow import parquet
 
-    from supervise.lab import backtest
+    from supervise.lab import run_backtest
 
     policy = tmp_path / "ordered.yaml"
     policy.write_text("version: supervise/v1\npolicy: ordered\nmode: observe\nuse: [loss_spike]\n")
@@ -212,7 +211,7 @@ def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(score
     for path in sorted(scorer.RECORDINGS.glob("*.parquet")):
         some = tmp_path / path.name
         parquet.write_table(parquet.read_table(path, filters=[("run", "in", wanted)]), some)
-        for outcomes in backtest.run([some], [str(policy)], {}, 1, []):
+        for outcomes in run_backtest([some], [str(policy)], {}, 1, []):
             runs = {each.run for each in outcomes if each.firings.get("loss_spike.ordered")}
             assert not any(run.startswith(scorer.HEALTHY) for run in runs), (path.stem, runs)
             told |= {path.stem} if runs else set()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from supervise import system
-from supervise.runtime import host
+from supervise.runtime import git_facts, run_tool
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.
 HANGS = """#!/bin/sh
@@ -78,10 +78,10 @@ def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool):
     fake_git("exit 3" if tool == "in the background" else "sleep 1000")
 
     if tool == "in the background":
-        assert "exit code 3" in host.git(tmp_path).missing
+        assert "exit code 3" in git_facts(tmp_path).missing
     else:
         with pytest.raises(OSError, match=r"longer than 0\.5 s"):
-            host.run_tool(["git"], 0.5)
+            run_tool(["git"], 0.5)
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "end_all"])

@@ -57,10 +57,8 @@ from grid import FAULTS as DRILLS
 from grid import HEALTHY, PROGRAMS, TOKENS, Cell, Program, cells
 from score import OURS, losses
 
-from supervise.core.model.policy import Policy
-from supervise.lab import backtest
-from supervise.lab.backtest import shadowed
-from supervise.lab.score import Act
+from supervise.core.model import Policy
+from supervise.lab import ScoredAction, run_backtest, shadowed_outcomes
 from supervise_probe import faults
 
 HERE = Path(__file__).resolve().parent
@@ -185,7 +183,7 @@ def judged(program: Program, of: Sequence[Cell], found: dict[str, Any]) -> dict[
 # ── looking up ────────────────────────────────────────────────────────────────────────────────────
 
 
-def remedy_of(act: Act, policy: Policy, row: int) -> str:
+def remedy_of(act: ScoredAction, policy: Policy, row: int) -> str:
     """Return the branch that an action is, of a fault that began at `row`."""
     book = policy.runbooks[act.runbook]
     for verb, step in zip(book.verbs, book.steps, strict=True):
@@ -201,7 +199,7 @@ def remedy_of(act: Act, policy: Policy, row: int) -> str:
 
 
 def looked_up(
-    known: dict[str, Any], fault: str, act: Act, policy: Policy, ill: float
+    known: dict[str, Any], fault: str, act: ScoredAction, policy: Policy, ill: float
 ) -> tuple[str, float]:
     """Return the branch of a policy's first action, and what is lost with it.
 
@@ -223,14 +221,14 @@ def looked_up(
 
 def answers(kept: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, str, str, str, Any]]:
     """Yield program, fault, policy, its first remedy, and what is lost with it."""
-    policies = {policy.name: policy for policy in map(shadowed, names)}
+    policies = {policy.name: policy for policy in map(shadowed_outcomes, names)}
     for program, about in kept.items():
         path = RECORDINGS / f"{program}.parquet"
         if not path.exists():
             continue
         series = losses(path)
         most = series[f"{HEALTHY}-0"][0]
-        for outcome in (each for found in backtest.run([path], names, {}, 2, []) for each in found):
+        for outcome in (each for found in run_backtest([path], names, {}, 2, []) for each in found):
             run = outcome.run.lstrip(":")
             fault, _, seed = run.rpartition("-")
             if seed != "0" or fault not in about["faults"]:

@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 from pyarrow import parquet
 
-from supervise.lab import backtest
-from supervise.lab.score import Label, Score, read_labels, score
+from supervise.lab import Label, Score, read_labels, run_backtest, score_alarms
 
 TABLE = Path(__file__).with_name("public.md")
 RECORDED = ("logs", "field", "field, adversarial and value losses", "small GPT, every metric")
@@ -115,8 +114,8 @@ def noise(name: str, rows: int, folder: Path) -> None:
 
 def judged(paths: Sequence[Path], policy: str, jobs: int, labels: Sequence[Label] = ()) -> Score:
     """Back-test the recordings."""
-    outcomes = [each for one in backtest.run(paths, [policy], {}, jobs, []) for each in one]
-    return score(policy, outcomes, labels)
+    outcomes = [each for one in run_backtest(paths, [policy], {}, jobs, []) for each in one]
+    return score_alarms(policy, outcomes, labels)
 
 
 def scores(data: Path, policy: str, rows: int, jobs: int) -> Iterator[tuple[str, Score]]:

@@ -28,9 +28,8 @@ import pyarrow as pa
 from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
 from pyarrow import parquet
 
-from supervise.catalog import discover
-from supervise.store import run_records
-from supervise.store.run_directory import RunDir
+from supervise.catalog import parse_drill
+from supervise.store import RunDir, run_rows
 from supervise_probe import faults
 
 HERE = Path(__file__).parent
@@ -61,7 +60,7 @@ def command(cell: Cell, run: Path) -> list[str]:
 
 def drill(cell: Cell) -> dict[str, Any]:
     """Return the drill that makes a fault, with all of its parameters; nothing in a healthy run."""
-    return {} if cell.fault == HEALTHY else discover.parse_drill(f"{FAULTS[cell.fault]}@{cell.row}")
+    return {} if cell.fault == HEALTHY else parse_drill(f"{FAULTS[cell.fault]}@{cell.row}")
 
 
 def moved(cell: Cell) -> str:
@@ -90,7 +89,7 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise RuntimeError(f"{cell.program.name} {cell.name}: {refused[0]}")
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
         rows = []
-        for step, rank, attempt, _, values in run_records.rows(RunDir.open(run)):
+        for step, rank, attempt, _, values in run_rows(RunDir.open(run)):
             kept = {n: v for n, v in values.items() if not LEFT_OUT.match(n) or n == moved(cell)}
             rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
     known = {

@@ -36,8 +36,7 @@ from typing import Any
 from grid import DATA_DRILLS, HARMLESS, HEALTHY, PROGRAMS, RATE_DRILLS, Program
 from pyarrow import parquet
 
-from supervise.lab import backtest
-from supervise.lab.score import Outcome
+from supervise.lab import AlarmOutcome, run_backtest
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS, TABLE = HERE / "recordings", HERE / "table.md"
@@ -157,7 +156,7 @@ def harms(program: Program) -> dict[str, Harm]:
     return found
 
 
-def add(tally: Tally, outcome: Outcome, harm: Harm | None) -> None:
+def add(tally: Tally, outcome: AlarmOutcome, harm: Harm | None) -> None:
     """Count one run."""
     acts = [act.step for act in outcome.actions if act.touches_job]
     pages = [one.step for one in outcome.alarms if one.notified and one.severity in PAGES]
@@ -218,10 +217,10 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
         yield ""
 
 
-def outcomes_of(program: Program, policies: list[str]) -> list[Outcome]:
+def outcomes_of(program: Program, policies: list[str]) -> list[AlarmOutcome]:
     """Return what each policy made of each recorded run of a program."""
     path = RECORDINGS / f"{program.name}.parquet"
-    return [one for several in backtest.run([path], policies, {}, 1, []) for one in several]
+    return [one for several in run_backtest([path], policies, {}, 1, []) for one in several]
 
 
 def main() -> int:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervise.core.model.action import PlanContext
-from supervise.core.model.checkpoint_registry import Checkpoint
+from supervise.core.model import Checkpoint, PlanContext
 from supervise.errors import ActionError
 
 

@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from supervise.catalog import discover
+from supervise.catalog import action_classes
 from supervise.errors import ActionError
 from supervise_probe.ipc.fences import FENCED
 
@@ -32,7 +32,7 @@ ANSWERS = {
 }
 
 
-CATALOG = discover.actions()
+CATALOG = action_classes()
 
 
 def test_these_are_the_verbs():

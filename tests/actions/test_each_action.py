@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.engine_steps import Verify
-from supervise.actions.evidence import CheckWeights, Profile, RaiseSampling
-from supervise.actions.job_control import Pause, Resume, Stop
-from supervise.actions.learning_rate import HoldRate, LrScale
-from supervise.actions.optimizer_update import Clip, LossScale, SkipStep, UpdateClip
-from supervise.actions.quarantine import Quarantine, Unquarantine
-from supervise.actions.recovery import Checkpoint, Relaunch, Rollback
-from supervise.core.model.action import EffectCheck, Refused
-from supervise.core.model.payload import Payload
+from supervise.actions import (
+    Checkpoint,
+    CheckWeights,
+    Clip,
+    HoldRate,
+    LossScale,
+    LrScale,
+    Pause,
+    Profile,
+    Quarantine,
+    RaiseSampling,
+    Relaunch,
+    Resume,
+    Rollback,
+    SkipStep,
+    Stop,
+    Unquarantine,
+    UpdateClip,
+    Verify,
+)
+from supervise.core.model import EffectCheck, Payload, Refused
 from supervise.errors import ActionError
 
 

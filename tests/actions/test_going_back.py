@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.learning_rate import LrScale
-from supervise.actions.recovery import Relaunch, Rollback
-from supervise.core.model.action import EffectCheck, Refused
-from supervise.core.model.checkpoint_registry import WEIGHTS_ONLY, Checkpoint
-from supervise.core.model.payload import Payload
+from supervise.actions import LrScale, Relaunch, Rollback
+from supervise.core.model import WEIGHTS_ONLY, Checkpoint, EffectCheck, Payload, Refused
 from supervise.errors import ActionError
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervise.runtime.controller import Control
-from supervise.runtime.process import Process
+from supervise.runtime import Control, Process
 
 from ..job.conftest import start
 

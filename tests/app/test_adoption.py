@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.model.events import Announced, Exited, Frame, Launched, Notice
-from supervise.notifiers.outbox import Outbox
-from supervise.runtime.adoption import Adoption
-from supervise.runtime.frame_enrichment import FrameEnricher
-from supervise.runtime.processor import EventProcessor, Performer
-from supervise.runtime.relauncher import ends_with
-from supervise.runtime.settings import RecoveredRun, Settings
-from supervise.store import audit, journal
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.policies import Reloader
-from supervise.store.recorder import Recorder
+from supervise.core import compare_decisions
+from supervise.core.model import Announced, Exited, Frame, Launched, Notice
+from supervise.notifiers import Outbox
+from supervise.runtime import (
+    Adoption,
+    EventProcessor,
+    FrameEnricher,
+    Performer,
+    RecoveredRun,
+    Settings,
+    ends_with,
+)
+from supervise.store import Audit, Journal, Recorder, Reloader, read_audit, read_journal
 
 
 class FakeJob:
@@ -106,12 +106,12 @@ def take_over():
 
 
 def kinds(run, *wanted):
-    return [r for r in audit.read(run.audit_path) if r["kind"] in wanted]
+    return [r for r in read_audit(run.audit_path) if r["kind"] in wanted]
 
 
 def assert_replayed(run):
-    events, log = journal.read(run.journal_path), audit.read(run.audit_path)
-    _, differences = engine.compare(load_policy(run.policy_path), events, log)
+    events, log = read_journal(run.journal_path), read_audit(run.audit_path)
+    _, differences = compare_decisions(load_policy(run.policy_path), events, log)
     assert differences == []
 
 

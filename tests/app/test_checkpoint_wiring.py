@@ -7,11 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.core import engine
-from supervise.core.incident import HELD
-from supervise.core.model.events import Frame, Notice
-from supervise.core.model.policy import JobSettings, Policy
-from supervise.runtime.loop import forward_save, may_come_back
+from supervise.core import HELD, start_engine
+from supervise.core.model import Frame, JobSettings, Notice, Policy
+from supervise.runtime import forward_save, may_come_back
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,7 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
 ):
     """Only one that crashed, by a policy that starts it again, is worth a hurry."""
     policy = Policy("p", "sha256:0", mode, {}, (), job=JobSettings(on_crash=on_crash))
-    state = engine.start(policy)
+    state = start_engine(policy)
     state.job.unavailable.clear()
     for path, value in change.items():
         part, _, name = path.rpartition(".")

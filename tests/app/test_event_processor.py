@@ -6,16 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.actions.recovery import Relaunch
-from supervise.core.incident import Incident, Intent, RunbookExecution
-from supervise.core.model.events import OperatorCommand
-from supervise.core.model.payload import Payload
-from supervise.core.model.policy import Policy, Runbook
-from supervise.core.model.redaction import Redactor
-from supervise.core.run_state import ApprovalRequest
+from supervise.actions import Relaunch
+from supervise.core import ApprovalRequest, Incident, Intent, RunbookExecution
+from supervise.core.model import OperatorCommand, Payload, Policy, Redactor, Runbook
 from supervise.errors import ActionError
-from supervise.notifiers.outbox import Outbox, Result
-from supervise.runtime.processor import EventProcessor
+from supervise.notifiers import Outbox, Result
+from supervise.runtime import EventProcessor
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 

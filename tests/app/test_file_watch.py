@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.runtime import watches
-from supervise.runtime.watches import FileWatch, Target, checkpoint_targets
+from supervise.runtime import FileWatch, Target, checkpoint_targets, watches
 
 pytest.importorskip("watchdog")
 WITHIN_S = 20.0

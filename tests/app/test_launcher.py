@@ -9,12 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.model.payload import Rewarm
-from supervise.core.model.policy import JobSettings, Policy, RelaunchSettings
+from supervise.core.model import JobSettings, Policy, RelaunchSettings, Rewarm
 from supervise.errors import ActionError
-from supervise.runtime import environment
-from supervise.runtime.launcher import Launch, Launcher, first_environment
-from supervise.store.run_directory import RunDir
+from supervise.runtime import LAUNCH_FILE, Launch, Launcher, first_environment, inner_restarts
+from supervise.store import RunDir
 
 TELL = """
 import json, os, pathlib, sys
@@ -56,7 +54,7 @@ def test_the_first_launch_is_the_command_as_it_was_given(told, run):
     words, environ, config = told(replace(POLICY, job=JobSettings(relaunch=HOW)), Launch())
 
     assert words == []
-    assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("0", f"{run.id}:0")
+    assert (environ["START_STEP"], environ[LAUNCH_FILE]) == ("0", f"{run.id}:0")
     assert config["drills"] == ["drill"]
     assert "first_step" not in config
 
@@ -70,7 +68,7 @@ def test_a_supervisor_that_comes_later_knows_the_environment(told, run):
 
     assert kept == first_environment(run)
     assert (kept["PATH"], kept["START_STEP"]) == (os.environ["PATH"], "0")
-    assert environment.LAUNCH not in kept
+    assert LAUNCH_FILE not in kept
     assert (run.secrets_path / "environ.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -79,7 +77,7 @@ def test_a_later_launch_gets_what_the_policy_says(told, run):
     words, environ, config = told(replace(POLICY, job=JobSettings(relaunch=HOW)), AGAIN)
 
     assert words == ["--init_from=resume", "--ckpt=/ckpt/at-99.pt", "--dir=/ckpt", "x={y}"]
-    assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("100", f"{run.id}:3")
+    assert (environ["START_STEP"], environ[LAUNCH_FILE]) == ("100", f"{run.id}:3")
     assert (config["attempt"], config["first_step"]) == (3, 100)
     assert (config["rewarm"], config["skip"]) == ({"start": 0.1, "steps": 50}, [[120, 139]])
     assert config["resume"] is None
@@ -98,7 +96,7 @@ def test_a_library_is_told_by_the_probe(told):
 def test_a_launch_that_was_made_is_not_made_again(launcher, run, tmp_path, sleeper):
     """A supervisor that died behind the start left a process that carries its name."""
     policy = replace(POLICY, job=JobSettings(relaunch=HOW))
-    pid = sleeper({environment.LAUNCH: f"{run.id}:3"})
+    pid = sleeper({LAUNCH_FILE: f"{run.id}:3"})
     with pytest.raises(ActionError, match=f"started already, as process {pid}"):
         launcher.start(policy, AGAIN)
 
@@ -120,4 +118,4 @@ def test_a_launch_that_was_made_is_not_made_again(launcher, run, tmp_path, sleep
 )
 def test_restarts_that_multiply_with_ours_are_found(command, times):
     """Both spellings, with and without an equals sign; the script's own option is none of ours."""
-    assert environment.inner_restarts(command.split()) == times
+    assert inner_restarts(command.split()) == times

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.runtime import watches
-from supervise.runtime.watches import PolicyWatch
-from supervise.store.policies import Reloader
+from supervise.runtime import PolicyWatch, watches
+from supervise.store import Reloader
 from tests.support.waiting import wait_until
 
 POLICY = """\

@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from supervise.core.model.events import Notice, OperatorCommand
-from supervise.core.model.payload import Payload
-from supervise.core.model.policy import JobSettings
-from supervise.runtime.fencing import PendingCommand
-from supervise.runtime.preemptor import Preemptor
-from supervise.runtime.segment_reader import RankView
-from supervise.runtime.signals import Forwarder
+from supervise.core.model import JobSettings, Notice, OperatorCommand, Payload
+from supervise.runtime import Forwarder, PendingCommand, Preemptor, RankView
 
 PATH = "out/ckpt.supervise-8.pt"
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core.model.policy import Savepoints
-from supervise.runtime.launcher import probe_config
+from supervise.core.model import Savepoints
+from supervise.runtime import probe_config
 
 POLICY = "version: supervise/v1\nsummary: s\nmode: observe\nuse: [nonfinite]\n"
 

@@ -8,15 +8,13 @@ import time
 
 import pytest
 
-from supervise.actions.recovery import SLOWEST
-from supervise.checkpoints.service import RestoredCheckpoint
-from supervise.core.host_health import Finding
-from supervise.core.model.payload import Payload
-from supervise.core.model.policy import Policy
+from supervise.actions import SLOWEST_RELAUNCH
+from supervise.checkpoints import RestoredCheckpoint
+from supervise.core import Finding
+from supervise.core.model import Payload, Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
-from supervise.runtime.host import HostMemo
-from supervise.runtime.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
-from supervise.store.run_directory import RunDir
+from supervise.runtime import RELAUNCH_MARGIN_S, RELAUNCH_STOP_S, HostMemo, Relauncher, stopped_for
+from supervise.store import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
 
@@ -276,7 +274,7 @@ def test_when_choosing_fails_the_order_is_carried_out(control, edges):
 
 def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):
     """The first one is prepared, and the job is dead."""
-    edges.chosen = [NEWER.extended(bytes=60 * SLOWEST)]
+    edges.chosen = [NEWER.extended(bytes=60 * SLOWEST_RELAUNCH)]
 
     seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
 
@@ -287,7 +285,7 @@ def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):
 def test_the_look_takes_no_longer_than_there_is_time(control, edges):
     """Else it would come too late to be started again."""
     edges.end_verification = lambda: None  # it never comes to its end
-    large = ARGS.extended(bytes=int((60.0 - MARGIN_S - 1.0) * SLOWEST))
+    large = ARGS.extended(bytes=int((60.0 - RELAUNCH_MARGIN_S - 1.0) * SLOWEST_RELAUNCH))
 
     assert control.relaunch(large, key="r:1", deadline_s=60)["step"] == 99
     assert edges.is_verifying_now
@@ -340,7 +338,7 @@ def test_on_a_host_that_is_not_fit_nothing_is_started(control, edges, run):
     assert edges.notices[-1].data["unfit"].startswith("disk: 1.0 GB free")
     start, within_s = edges.looked_at
     assert (str(start.folder), start.size, start.python) == ("/out", 7, "/bin/python3")
-    assert 0 < within_s < 60 - MARGIN_S
+    assert 0 < within_s < 60 - RELAUNCH_MARGIN_S
     assert run.read_json("unfit.json")["host"] == "here"
     edges.health[False] = []
     assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
@@ -379,7 +377,7 @@ def test_nothing_starts_when_nobody_waits_for_it_any_more(control, edges, run):
     edges.asked.clear()
 
     with pytest.raises(ActionError, match="too late"):
-        control.relaunch(ARGS, key="r:1", deadline_s=MARGIN_S - 1.0)
+        control.relaunch(ARGS, key="r:1", deadline_s=RELAUNCH_MARGIN_S - 1.0)
 
     assert edges.asked == []
 
@@ -387,7 +385,7 @@ def test_nothing_starts_when_nobody_waits_for_it_any_more(control, edges, run):
 def test_nothing_is_stopped_that_could_not_be_started_in_time(control, edges):
     """Preparing took as long as there was."""
     with pytest.raises(ActionError, match="not stopped"):
-        control.relaunch(ARGS, key="r:1", deadline_s=STOP_S)
+        control.relaunch(ARGS, key="r:1", deadline_s=RELAUNCH_STOP_S)
 
     assert [what for what, *_ in edges.asked] == ["prepare"]
     assert control.process.poll() is None

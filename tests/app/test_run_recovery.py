@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core.engine import record
-from supervise.core.model.events import Exited, OperatorCommand
+from supervise.core import record_run
+from supervise.core.model import Exited, OperatorCommand
 from supervise.errors import StoreError
-from supervise.runtime.settings import RecoveredRun
-from supervise.store import audit
+from supervise.runtime import RecoveredRun
+from supervise.store import read_audit
 
 SECOND = 10**9
 
@@ -29,7 +29,7 @@ def cut(run, records):
 
 
 def engine_records(run):
-    return [r for r in audit.read(run.audit_path) if r["actor"] == "engine"]
+    return [r for r in read_audit(run.audit_path) if r["actor"] == "engine"]
 
 
 def test_nothing_is_missing_where_nobody_died(troubled):
@@ -47,12 +47,12 @@ def test_nothing_is_missing_where_nobody_died(troubled):
 def test_decisions_that_were_not_written_any_more_are_known(troubled):
     """Wherever the log was cut after the last judged event: what is left is what replay says."""
     whole = engine_records(troubled)
-    total = len(list(audit.read(troubled.audit_path)))
+    total = len(list(read_audit(troubled.audit_path)))
     for length in range(total, 1, -1):
         cut(troubled, length)
         left = engine_records(troubled)
         past = RecoveredRun.read(troubled, load_policy)
-        again = [record(decision) for _, _, decision in past.unwritten]
+        again = [record_run(decision) for _, _, decision in past.unwritten]
         assert [r["reason"] for r in whole] == [r["reason"] for r in left] + [
             d["reason"] for d in again
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.runtime.status_writer import first_step_deadline_s
+from supervise.runtime import first_step_deadline_s
 
 
 @pytest.mark.parametrize(

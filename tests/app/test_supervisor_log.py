@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from supervise.core.model.redaction import Redactor
-from supervise.runtime import logs
-from supervise.runtime.logs import SupervisorLog
+from supervise.core.model import Redactor
+from supervise.runtime import SupervisorLog, logs
 
 pytest.importorskip("structlog")
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import PolicyErrors, load_policy
-from supervise.catalog.diagnostics import Problem
-from supervise.core.model.policy import Policy
+from supervise.catalog import PolicyErrors, Problem, load_policy
+from supervise.core.model import Policy
 
 Loader = Callable[..., Policy]
 

@@ -9,21 +9,30 @@ from textwrap import dedent, indent
 import pytest
 
 from supervise import actions, detectors
-from supervise.catalog import discover, yaml_document
-from supervise.catalog.diagnostics import Problems, Source
-from supervise.catalog.schema import json_schema, keys_of, written_value
-from supervise.catalog.sections import Step, read_detector, summary
-from supervise.catalog.validation import describe
-from supervise.catalog.yaml_document import plain
-from supervise.core.model.action import Action
-from supervise.core.model.interfaces import Detector
+from supervise.catalog import (
+    Problems,
+    Source,
+    Step,
+    action_classes,
+    describe_mistakes,
+    detector_classes,
+    json_schema,
+    keys_of,
+    name_of,
+    parse_yaml,
+    plain_yaml,
+    read_detector,
+    section_summary,
+    written_value,
+)
+from supervise.core.model import Action, Detector
 
-PARTS = [*discover.detectors().items(), *discover.actions().items()]
+PARTS = [*detector_classes().items(), *action_classes().items()]
 
 
 @pytest.mark.parametrize(
     ("package", "found"),
-    [(detectors, discover.detectors()), (actions, discover.actions())],
+    [(detectors, detector_classes()), (actions, action_classes())],
     ids=["detectors", "actions"],
 )
 def test_every_file_has_parts_named_after_their_class(
@@ -45,7 +54,7 @@ def test_a_docstring_has_what_its_page_needs(name: str, form: type) -> None:
     needed = ["Example:", "Source:", "Blind to:" if issubclass(form, Detector) else "Undo:"]
 
     assert [word for word in needed if word not in text] == []
-    assert len(summary(form)) < 160
+    assert len(section_summary(form)) < 160
 
 
 @pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
@@ -54,24 +63,24 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
     block = (form.__doc__ or "").partition("Example:\n")[2].partition("\n\n")[0]
     problems = Problems()
     text = "x:\n" + indent(dedent(block), "  ") + "\n"
-    root = yaml_document.parse(Source("example", text), problems)
+    root = parse_yaml(Source("example", text), problems)
     problems.stop()
     assert root is not None
     node = root.get("x")
     if issubclass(form, Action):
-        made = Step.decode(plain(node)[0])
+        made = Step.decode(plain_yaml(node)[0])
     else:
         made = read_detector(node, problems, name)
     problems.stop()
 
     assert type(made) is form
-    assert discover.name_of(made) == name
+    assert name_of(made) == name
 
 
 @pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
 def test_every_field_is_a_key(name: str, form: type) -> None:
     """Its type hint is one that the catalog can validate, describe and write."""
     for key in keys_of(form).values():
-        assert describe(json_schema(form)["properties"][key.name])
+        assert describe_mistakes(json_schema(form)["properties"][key.name])
         if not key.required and key.default is not None:
             written_value(key.default, key.hint)

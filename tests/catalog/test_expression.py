@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.catalog.expression import MAX_LENGTH, ExpressionError, parse
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.catalog import MAX_LENGTH, ExpressionError, parse_expression
+from supervise.core.model import BREACH, OK, UNKNOWN
 
 CODES = (OK, UNKNOWN, BREACH)
 NAMES = ("a", "b", "c.d")
@@ -39,7 +39,7 @@ TREES = st.recursive(
 def test_it_agrees_with_kleenes_tables(tree) -> None:
     """and is the lower, or the higher, not turns around, for all readings of all inputs."""
     text, expected = tree
-    when = parse(text, limit=len(text)).compile(INDEX)
+    when = parse_expression(text, limit=len(text)).compile(INDEX)
 
     for codes in itertools.product(CODES, repeat=len(NAMES)):
         assert when(codes) == expected(codes)
@@ -57,7 +57,7 @@ def test_it_agrees_with_kleenes_tables(tree) -> None:
     ],
 )
 def test_not_binds_closer_than_and_and_closer_than_or(text: str, same: str) -> None:
-    one, other = parse(text).compile(INDEX), parse(same).compile(INDEX)
+    one, other = parse_expression(text).compile(INDEX), parse_expression(same).compile(INDEX)
 
     for codes in itertools.product(CODES, repeat=len(NAMES)):
         assert one(codes) == other(codes)
@@ -82,7 +82,7 @@ def test_not_binds_closer_than_and_and_closer_than_or(text: str, same: str) -> N
 def test_what_is_no_expression_is_refused_at_its_column(text: str, at: int, said: str) -> None:
     """No arithmetic, no comparison, nothing that Python would quietly accept."""
     with pytest.raises(ExpressionError) as raised:
-        parse(text)
+        parse_expression(text)
 
     assert said in str(raised.value)
     assert raised.value.at == at
@@ -90,7 +90,7 @@ def test_what_is_no_expression_is_refused_at_its_column(text: str, at: int, said
 
 def test_names_can_be_replaced_where_they_stand() -> None:
     """A pack's short names become long ones, and the rest of the text stays as it was."""
-    expression = parse("a  and not (b or ab)").renamed({"a": "p.a", "ab": "p.ab"})
+    expression = parse_expression("a  and not (b or ab)").renamed({"a": "p.a", "ab": "p.ab"})
 
     assert expression.text == "p.a  and not (b or p.ab)"
     assert expression.names == ("p.a", "b", "p.ab")
@@ -101,7 +101,7 @@ def test_names_can_be_replaced_where_they_stand() -> None:
 def test_any_text_gives_a_function_or_an_error(text: str) -> None:
     """Nothing escapes but ExpressionError, and it points into the text."""
     try:
-        expression = parse(text)
+        expression = parse_expression(text)
     except ExpressionError as error:
         assert 0 <= error.at <= len(text)
     else:

@@ -13,8 +13,15 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supervise.catalog import load_policy, shipped, yaml_document
-from supervise.catalog.diagnostics import MAX_PROBLEMS, PolicyErrors, Problems, Source
+from supervise.catalog import (
+    MAX_PROBLEMS,
+    PolicyErrors,
+    Problems,
+    Source,
+    load_policy,
+    parse_yaml,
+    shipped_folder,
+)
 from supervise.cli import invoke as run
 
 pytestmark = pytest.mark.slow
@@ -37,10 +44,10 @@ tests:
       - {never: [stop]}
 """
 WHOLE = {
-    "p.yaml": (shipped.folder("policies") / "nano.yaml").read_text("utf-8"),
-    "packs/spike.yaml": (shipped.folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"),
+    "p.yaml": (shipped_folder("policies") / "nano.yaml").read_text("utf-8"),
+    "packs/spike.yaml": (shipped_folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"),
     "tests/p.yaml": TEST_FILE,
-    "runbooks/soften.yaml": (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8"),
+    "runbooks/soften.yaml": (shipped_folder("runbooks") / "soften.yaml").read_text("utf-8"),
 }
 WORDS = ("*a", "null", "on", "1e-3", ".nan", ".inf", "1e999", "30s", "and", "or", "not", "hold")
 PIECES = (
@@ -110,7 +117,7 @@ def test_both_parsers_refuse_the_same(text: str) -> None:
     verdicts = []
     for parser in PARSERS:
         problems = Problems()
-        yaml_document.parse(Source("x.yaml", f"top: {text}\n"), problems, parser)
+        parse_yaml(Source("x.yaml", f"top: {text}\n"), problems, parser)
         verdicts.append(problems.count > 0)
 
     assert len(set(verdicts)) == 1

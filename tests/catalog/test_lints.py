@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervise.catalog import PolicyErrors, load_policy, shipped
+from supervise.catalog import PolicyErrors, load_policy, shipped_folder
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
@@ -259,7 +259,7 @@ def test_a_mistake_of_an_override_is_reported_in_the_override(mistakes: Mistakes
     ]
 
 
-PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
+PACK = (shipped_folder("policies/packs") / "hang.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_mistake_in_a_pack_is_reported_in_the_pack(
     assert said in found[0]
 
 
-RUNBOOK = (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8")
+RUNBOOK = (shipped_folder("runbooks") / "soften.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_mistake_in_a_runbook_is_reported_in_the_runbook(
 @pytest.mark.parametrize("kind", ["packs/hang", "../runbooks/soften"])
 def test_a_pack_or_a_runbook_is_no_policy(kind: str) -> None:
     """The message says what it is and how it is used."""
-    path = shipped.folder("policies") / f"{kind}.yaml"
+    path = shipped_folder("policies") / f"{kind}.yaml"
 
     with pytest.raises(PolicyErrors, match=r"this is a (pack|runbook), not a policy"):
         load_policy(path)

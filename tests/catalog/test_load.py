@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervise.catalog import yaml_document
-from supervise.catalog.diagnostics import PolicyErrors, Problems, Source
-from supervise.catalog.yaml_document import MapNode, plain
+from supervise.catalog import (
+    MapNode,
+    PolicyErrors,
+    Problems,
+    Source,
+    parse_yaml,
+    plain_yaml,
+    read_yaml,
+)
 
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
 
@@ -20,7 +26,7 @@ def parse(request):
 
     def parse(text: str) -> MapNode:
         problems = Problems()
-        root = yaml_document.parse(Source("x.yaml", text), problems, request.param)
+        root = parse_yaml(Source("x.yaml", text), problems, request.param)
         problems.stop()
         assert root is not None
         return root
@@ -66,7 +72,7 @@ def refuse(parse):
 )
 def test_scalars_mean_what_yaml_1_2_says(parse, text: str, value: object) -> None:
     """`1e-3` is a number, `on` and `10:30` are text, nothing is a date."""
-    found = plain(parse(f"key: {text}\n"))["key"]
+    found = plain_yaml(parse(f"key: {text}\n"))["key"]
 
     assert found == value
     assert type(found) is type(value)
@@ -131,7 +137,7 @@ def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str)
     path, problems = tmp_path / "p.yaml", Problems()
     path.write_bytes(raw)
 
-    assert yaml_document.read(path, "p.yaml", problems) is None
+    assert read_yaml(path, "p.yaml", problems) is None
     with pytest.raises(PolicyErrors, match=said):
         problems.stop()
 
@@ -140,16 +146,16 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path, problems = tmp_path / "p.yaml", Problems()
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
 
-    root = yaml_document.read(path, "p.yaml", problems)
+    root = read_yaml(path, "p.yaml", problems)
 
     assert root is not None
-    assert plain(root) == {"a": 1}
+    assert plain_yaml(root) == {"a": 1}
 
 
 def test_mistakes_come_sorted_with_their_lines() -> None:
     """`render` shows sentence, source line and caret; `str` is one line."""
     problems = Problems()
-    yaml_document.parse(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
+    parse_yaml(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
     with pytest.raises(PolicyErrors) as raised:
         problems.stop()
 

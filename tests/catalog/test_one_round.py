@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervise.catalog import PolicyErrors, shipped
-from supervise.catalog.diagnostics import Problem
+from supervise.catalog import PolicyErrors, Problem, shipped_folder
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
@@ -99,7 +98,7 @@ def test_what_only_follows_from_a_mistake_is_not_told(
     assert said in found[0]
 
 
-NANO = shipped.folder("policies") / "nano.yaml"
+NANO = shipped_folder("policies") / "nano.yaml"
 SECTIONS = re.findall(r"^( *)([a-z_]+):", NANO.read_text("utf-8"), re.MULTILINE)
 KEYS = [f"\n{indent}{key}:" for indent, key in SECTIONS if key != "version" and len(indent) < 3]
 

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise.catalog import yaml_document
-from supervise.catalog.diagnostics import Problems, Source, did_you_mean
-from supervise.catalog.yaml_document import plain
+from supervise.catalog import Problems, Source, did_you_mean, dump_yaml, parse_yaml, plain_yaml
 
 LETTERS = st.one_of(
     st.characters(exclude_categories=("Cc", "Cs", "Cn")), st.sampled_from("\n\t :#'\"[]{}-&*!|>%@`")
@@ -32,11 +30,11 @@ PLAIN = st.recursive(
 @given(st.dictionaries(WORDS, PLAIN, min_size=1, max_size=5))
 def test_any_document_survives_being_dumped(document: dict[str, Any]) -> None:
     problems = Problems()
-    root = yaml_document.parse(Source("x.yaml", yaml_document.dump(document)), problems)
+    root = parse_yaml(Source("x.yaml", dump_yaml(document)), problems)
     problems.stop()
 
     assert root is not None
-    assert plain(root) == document
+    assert plain_yaml(root) == document
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,23 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from supervise.catalog import load_policy, metrics, shipped
-from supervise.catalog.diagnostics import PolicyErrors
-from supervise.core.model import state_machine
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.policy import Policy, Safeguards, Savepoints, SkipNonfinite
+from supervise.catalog import (
+    PolicyErrors,
+    load_policy,
+    measured_metrics,
+    shipped_folder,
+    shipped_names,
+)
+from supervise.core.model import (
+    BREACH,
+    DEFAULT_TRANSITIONS,
+    OK,
+    UNKNOWN,
+    Policy,
+    Safeguards,
+    Savepoints,
+    SkipNonfinite,
+)
 from supervise.errors import InputError
 
 Loader = Callable[..., Policy]
@@ -24,7 +36,7 @@ Loader = Callable[..., Policy]
 HEAD = "version: supervise/v1\nmode: enforce\n"
 
 
-@pytest.mark.parametrize("name", shipped.names("policies"))
+@pytest.mark.parametrize("name", shipped_names("policies"))
 def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -> None:
     """The run directory's policy.yaml needs no other file, and its sha256 is the digest."""
     policy = load_policy(name)
@@ -51,7 +63,7 @@ def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     finally:
         os.chdir(here)
 
-    assert digests == {load_policy(shipped.folder("policies") / "nano.yaml").digest}
+    assert digests == {load_policy(shipped_folder("policies") / "nano.yaml").digest}
 
 
 @pytest.mark.parametrize(
@@ -197,13 +209,13 @@ hold_reminder: 2h
 
 def test_a_policy_may_bring_its_own_table_of_moves(load: Loader) -> None:
     """It replaces the default, and is part of the digest."""
-    rows = "".join(f"  {state}: {dict(row)}\n" for state, row in state_machine.DEFAULT.items())
+    rows = "".join(f"  {state}: {dict(row)}\n" for state, row in DEFAULT_TRANSITIONS.items())
     text = HEAD + "machine:\n" + rows.replace("'", "")
 
     policy = load(text)
 
-    assert policy.machine == state_machine.DEFAULT
-    assert load(policy.resolved).machine == state_machine.DEFAULT
+    assert policy.machine == DEFAULT_TRANSITIONS
+    assert load(policy.resolved).machine == DEFAULT_TRANSITIONS
     assert policy.digest != load(HEAD).digest
 
 
@@ -242,7 +254,7 @@ def test_the_same_text_comes_out_under_any_hash_seed() -> None:
 
 def test_a_policy_knows_how_rarely_its_costly_metrics_may_come():
     """As the collectors declare it: a rule that reads one is not blind in between."""
-    known = metrics.measured()
+    known = measured_metrics()
     costly = {name: spec.sparsest for name, spec in known.items() if spec.sparsest}
 
     assert "update_norm" in costly

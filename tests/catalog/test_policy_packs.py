@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervise.core.model.policy import Policy
+from supervise.core.model import Policy
 
 Loader = Callable[..., Policy]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.diagnostics import Problem
-from supervise.catalog.scenario_subject import check_file
-from supervise.core import job_recipes
-from supervise.core.model.policy import PLACEHOLDERS
+from supervise.catalog import Problem, check_file
+from supervise.core import fill_recipe
+from supervise.core.model import PLACEHOLDERS
 
 MARK = "¦"
 HEAD = """\
@@ -143,4 +142,4 @@ def test_every_placeholder_is_filled_in():
     """What the check takes is what a launch puts the checkpoint's values for."""
     text = "|".join(f"{{{name}}}" for name in PLACEHOLDERS)
 
-    assert job_recipes.fill(text, "/a/b.pt", 41) == "/a/b.pt|/a|42"
+    assert fill_recipe(text, "/a/b.pt", 41) == "/a/b.pt|/a|42"

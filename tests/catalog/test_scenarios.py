@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.scenario_subject import check_file
+from supervise.catalog import check_file
 
 HEAD = "version: supervise/v1\npolicy: small.yaml\ntests:\n  - name: one\n"
 SMALL = """\

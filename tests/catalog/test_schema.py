@@ -13,16 +13,25 @@ import jsonschema
 import pytest
 
 from supervise.catalog import (
+    DOCUMENT_FILES,
+    DOCUMENTS,
+    MapNode,
+    PackFile,
     PolicyErrors,
-    docs,
+    PolicyFile,
+    Problems,
+    RunbookFile,
+    ScenarioFile,
+    Source,
+    document_path,
+    document_text,
     load_policy,
-    scenario_subject,
-    shipped,
-    yaml_document,
+    parse_yaml,
+    plain_yaml,
+    policy_of_tests,
+    shipped_folder,
+    shipped_names,
 )
-from supervise.catalog.diagnostics import Problems, Source
-from supervise.catalog.sections import PackFile, PolicyFile, RunbookFile, ScenarioFile
-from supervise.catalog.yaml_document import MapNode, plain
 
 SORTS = {
     "policies": (PolicyFile, "policies/policy.schema.json"),
@@ -30,43 +39,43 @@ SORTS = {
     "runbooks": (RunbookFile, "runbooks/runbook.schema.json"),
     "policies/tests": (ScenarioFile, "policies/test.schema.json"),
 }
-FILES = [(kind, name) for kind in SORTS for name in shipped.names(kind)]
+FILES = [(kind, name) for kind in SORTS for name in shipped_names(kind)]
 
 
 def validator(kind: str) -> jsonschema.Draft7Validator:
-    schema = json.loads(docs.text(SORTS[kind][1]))
+    schema = json.loads(document_text(SORTS[kind][1]))
     jsonschema.Draft7Validator.check_schema(schema)  # what the YAML language server speaks
     return jsonschema.Draft7Validator(schema)
 
 
 def parse(text: str) -> MapNode:
     problems = Problems()
-    root = yaml_document.parse(Source("x.yaml", text), problems)
+    root = parse_yaml(Source("x.yaml", text), problems)
     problems.stop()
     assert root is not None
     return root
 
 
-@pytest.mark.parametrize("file", [*docs.FILES, *docs.DOCUMENTS])
+@pytest.mark.parametrize("file", [*DOCUMENT_FILES, *DOCUMENTS])
 def test_the_committed_schema_is_current(file: str) -> None:
-    assert docs.path_of(file).read_text("utf-8") == docs.text(file)
+    assert document_path(file).read_text("utf-8") == document_text(file)
 
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
     """Every shipped file, under the schema that its first line names."""
-    path = shipped.folder(kind) / f"{name}.yaml"
+    path = shipped_folder(kind) / f"{name}.yaml"
     text = path.read_text("utf-8")
 
-    assert list(validator(kind).iter_errors(plain(parse(text)))) == []
+    assert list(validator(kind).iter_errors(plain_yaml(parse(text)))) == []
 
     named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / named).resolve() == docs.path_of(SORTS[kind][1]).resolve()
+    assert (path.parent / named).resolve() == document_path(SORTS[kind][1]).resolve()
 
 
-@pytest.mark.parametrize("name", shipped.names("policies"))
+@pytest.mark.parametrize("name", shipped_names("policies"))
 def test_a_resolved_policy_is_valid(name: str) -> None:
-    resolved = plain(parse(load_policy(name).resolved))
+    resolved = plain_yaml(parse(load_policy(name).resolved))
 
     assert list(validator("policies").iter_errors(resolved)) == []
 
@@ -153,11 +162,11 @@ SUBJECTS = {
     "policies": ("p.yaml", POLICY),
     "policies/packs": (
         "packs/hang.yaml",
-        (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8"),
+        (shipped_folder("policies/packs") / "hang.yaml").read_text("utf-8"),
     ),
     "runbooks": (
         "runbooks/soften.yaml",
-        (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8"),
+        (shipped_folder("runbooks") / "soften.yaml").read_text("utf-8"),
     ),
     "policies/tests": ("tests/p.yaml", TESTS),
 }
@@ -185,10 +194,10 @@ def read_tests(document: object, folder: Path) -> None:
         (folder / "tests").mkdir()
         (folder / "p.yaml").write_text(POLICY, "utf-8")
     problems = Problems()
-    root = yaml_document.parse(Source("tests.yaml", json.dumps(document)), problems)
+    root = parse_yaml(Source("tests.yaml", json.dumps(document)), problems)
     problems.stop()
     assert root is not None
-    scenario_subject.of_tests(root, folder / "tests" / "p.yaml", problems)
+    policy_of_tests(root, folder / "tests" / "p.yaml", problems)
 
 
 @pytest.mark.slow
@@ -200,9 +209,9 @@ def test_schema_and_loader_refuse_the_same_forms(
     judge = validator(kind)
     name, text = SUBJECTS[kind]
     if kind == "policies/tests":
-        read_tests(plain(parse(text)), tmp_path)  # right, before one thing is made wrong
+        read_tests(plain_yaml(parse(text)), tmp_path)  # right, before one thing is made wrong
     disagreements = []
-    for mutant in islice(mutants(plain(parse(text))), 0, None, 16):
+    for mutant in islice(mutants(plain_yaml(parse(text))), 0, None, 16):
         if not isinstance(mutant, dict) or not mutant:
             continue
         files = {name: json.dumps(mutant)}

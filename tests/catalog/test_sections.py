@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.catalog import discover, metrics
-from supervise.core.model.decisions import plain
-from supervise.core.model.policy import Planned, Policy, Sampling
+from supervise.catalog import is_known_metric, parse_drill
+from supervise.core.model import Planned, Policy, Sampling, plain_decision
 from supervise.errors import UsageError
-from supervise.runtime.launcher import probe_config
+from supervise.runtime import probe_config
 from supervise_probe import faults
 from supervise_probe.sampling.sample_sets import DEFAULTS
 
@@ -105,18 +104,18 @@ def test_intervals_of_samples_are_given_to_the_probe(load: Loader, tmp_path: Pat
 
 
 def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():
-    assert plain(discover.parse_drill("moments:how=restart@9")) == {
+    assert plain_decision(parse_drill("moments:how=restart@9")) == {
         "fault": "moments",
         "step": 9,
         "params": {"how": "restart", "factor": 1e-4},
     }
-    assert discover.parse_drill("slow_input:rank=1@9").rank == 1
+    assert parse_drill("slow_input:rank=1@9").rank == 1
 
 
 @pytest.mark.parametrize("text", ["slow_input:rank=x@9", "slow_input:rank@9", "_tokens@9"])
 def test_what_is_no_drill_is_refused(text):
     with pytest.raises(UsageError, match=r"no parameter 'rank'|no fault '_tokens'"):
-        discover.parse_drill(text)
+        parse_drill(text)
 
 
 def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
@@ -126,7 +125,7 @@ def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
         params = faults.complete(name, {})
         sizes = [key for key, value in params.items() if isinstance(value, (int, float))]
         if {*sizes} - {"steps", "seed", "token", "signal"} and name != "hang":
-            assert metrics.is_known(fault.MOVES), name
+            assert is_known_metric(fault.MOVES), name
     assert faults.catalog()["bit_flip"].moves({"target": "weight"}) == "train_loss_raw"
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from supervise.cli import invoke
-from supervise.store import audit
+from supervise.store import read_audit
 
 JOBS = Path(__file__).with_name("jobs")
 MARK = "SUPERVISE_CHAOS_CASE"
@@ -251,7 +251,7 @@ class Case:
         return found
 
     def records(self, kind: str, what: str | None = None) -> list[dict[str, Any]]:
-        found = audit.read(self.run / "audit.log")
+        found = read_audit(self.run / "audit.log")
         return [r for r in found if r["kind"] == kind and what in (None, r["data"].get("what"))]
 
     def said(self) -> str:

@@ -16,12 +16,8 @@ from pathlib import Path
 import msgspec
 
 import supervise_offline
-from supervise.checkpoints import registry as register
-from supervise.checkpoints.registry import RunFacts
-from supervise.checkpoints.service import CheckpointService
-from supervise.checkpoints.tracker import RunPosition
-from supervise.core.model.events import Notice
-from supervise.core.model.policy import Checkpoints
+from supervise.checkpoints import CheckpointService, RunFacts, RunPosition, read_registry
+from supervise.core.model import Checkpoints, Notice
 
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
@@ -139,7 +135,7 @@ class GuardDriver:
         return next(e for e in self.entries() if e["id"] == name)
 
     def entries(self):
-        return msgspec.to_builtins(register.read(self.run).checkpoints)
+        return msgspec.to_builtins(read_registry(self.run).checkpoints)
 
     def states(self, state):
         return [e["id"] for e in self.entries() if e["state"] == state]

@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from supervise.checkpoints import discovery
+from supervise.checkpoints import (
+    FileIdentity,
+    checkpoint_root,
+    current_checkpoint_name,
+    file_stamp,
+    has_optimizer_alongside,
+    matches_checkpoint,
+    missing_shards,
+    unusable_reason,
+)
 
 
 @pytest.fixture
@@ -21,7 +30,7 @@ def make(tmp_path):
         if index is not None:
             text = json.dumps({"weight_map": dict(enumerate(index))})
             (folder / "model.safetensors.index.json").write_text(text)
-        return discovery.missing(str(folder), discovery.stamp(str(folder)), ranks)
+        return missing_shards(str(folder), file_stamp(str(folder)), ranks)
 
     return make
 
@@ -60,7 +69,7 @@ def test_patterns_skip_links_and_partial_files(tmp_path):
         (tmp_path / "out" / name).write_bytes(b"x")
     (tmp_path / "out" / "latest.pt").symlink_to("a.pt")
 
-    found = discovery.matches(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
+    found = matches_checkpoint(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
 
     assert sorted(found) == [str(tmp_path / "out" / "a.pt"), str(tmp_path / "out" / "b.pt")]
 
@@ -69,9 +78,9 @@ def test_shard_belongs_to_its_directory(tmp_path):
     """By its name, or because a pattern names the directory."""
     folder = tmp_path / "checkpoint-10"
 
-    assert discovery.root_of(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
-    assert discovery.root_of(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
-    assert discovery.root_of(f"{folder}/model.pt", []) == f"{folder}/model.pt"
+    assert checkpoint_root(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
+    assert checkpoint_root(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
+    assert checkpoint_root(f"{folder}/model.pt", []) == f"{folder}/model.pt"
 
 
 def test_a_renamed_file_is_followed(tmp_path):
@@ -80,14 +89,14 @@ def test_a_renamed_file_is_followed(tmp_path):
     old.write_bytes(b"x")
     found = old.stat()
     stat = (found.st_size, found.st_mtime_ns, found.st_ino)
-    identity = discovery.FileIdentity(found.st_dev, stat, 0.0, 0.0)  # clock of a file server
-    assert discovery.current_name(str(old), identity) == str(old)
+    identity = FileIdentity(found.st_dev, stat, 0.0, 0.0)  # clock of a file server
+    assert current_checkpoint_name(str(old), identity) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
 
-    assert discovery.current_name(str(old), identity) == str(new)
-    assert discovery.current_name(str(old), None) is None
-    assert discovery.current_name(str(tmp_path / "no" / "a"), identity) is None
+    assert current_checkpoint_name(str(old), identity) == str(new)
+    assert current_checkpoint_name(str(old), None) is None
+    assert current_checkpoint_name(str(tmp_path / "no" / "a"), identity) is None
 
 
 def test_inode_is_not_enough(tmp_path):
@@ -99,15 +108,13 @@ def test_inode_is_not_enough(tmp_path):
     for place in (path, folder):
         found = place.stat()
         early_ns = found.st_mtime_ns - 600_000_000
-        identity = discovery.FileIdentity(
-            found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns
-        )
+        identity = FileIdentity(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
 
-        assert discovery.current_name(str(tmp_path / "a.pt"), identity) is None
-        seen = discovery.stamp(str(place))
-        assert discovery.current_name(str(tmp_path / "a.pt"), identity, seen) == str(place)
+        assert current_checkpoint_name(str(tmp_path / "a.pt"), identity) is None
+        seen = file_stamp(str(place))
+        assert current_checkpoint_name(str(tmp_path / "a.pt"), identity, seen) == str(place)
         seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
-        assert discovery.current_name(str(tmp_path / "a.pt"), identity, seen) is None
+        assert current_checkpoint_name(str(tmp_path / "a.pt"), identity, seen) is None
 
 
 def test_the_files_of_one_step_are_one_checkpoint(tmp_path):
@@ -121,24 +128,24 @@ def test_the_files_of_one_step_are_one_checkpoint(tmp_path):
         return str(tmp_path / name)
 
     def lacks(name):
-        return discovery.missing(at(name), discovery.stamp(at(name)), 1)
+        return missing_shards(at(name), file_stamp(at(name)), 1)
 
     save("model_00100.pt", "meta_00100.json", "optim_00100_rank0.pt", "optim_00100_rank1.pt")
     save("model_00200.pt", "meta_00200.json", "optim_00200_rank0.pt", "notes_00200.txt")
     for name in ("meta_00100.json", "optim_00100_rank1.pt", "model_00100.pt"):
-        assert discovery.root_of(at(name), []) == at("model_00100.pt")
-    assert discovery.root_of(at("notes_00200.txt"), []) == at("notes_00200.txt")
+        assert checkpoint_root(at(name), []) == at("model_00100.pt")
+    assert checkpoint_root(at("notes_00200.txt"), []) == at("notes_00200.txt")
     assert lacks("model_00100.pt") == ""
     assert lacks("model_00200.pt") == "optim_00200_rank1.pt is missing"
-    assert discovery.has_optimizer_alongside(at("model_00200.pt"))
+    assert has_optimizer_alongside(at("model_00200.pt"))
     save("model_00300.pt")
-    assert not discovery.has_optimizer_alongside(at("model_00300.pt"))
+    assert not has_optimizer_alongside(at("model_00300.pt"))
 
     patterns = ["optim_*.pt"]  # which leave the model out
-    found = discovery.matches(patterns, tmp_path)
-    assert discovery.root_of(found[0], found) == found[0]
+    found = matches_checkpoint(patterns, tmp_path)
+    assert checkpoint_root(found[0], found) == found[0]
     why = "it is a part of model_00200.pt, which is not matched"
-    assert discovery.unusable(patterns, tmp_path) == f"optim_00200_rank0.pt: {why}"
-    assert discovery.unusable(["model_*.pt"], tmp_path) == ""
-    assert discovery.unusable(["model_00200.*"], tmp_path).endswith("rank1.pt is missing")
-    assert discovery.unusable(["*.ckpt"], tmp_path) == "nothing matches *.ckpt"
+    assert unusable_reason(patterns, tmp_path) == f"optim_00200_rank0.pt: {why}"
+    assert unusable_reason(["model_*.pt"], tmp_path) == ""
+    assert unusable_reason(["model_00200.*"], tmp_path).endswith("rank1.pt is missing")
+    assert unusable_reason(["*.ckpt"], tmp_path) == "nothing matches *.ckpt"

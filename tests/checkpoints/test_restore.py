@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints.service import RestoredCheckpoint
+from supervise.checkpoints import RestoredCheckpoint
 from supervise.errors import StoreError
 
 pytestmark = pytest.mark.slow  # it waits for files to be still

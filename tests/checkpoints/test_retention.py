@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints.registry import Entry, FileFacts
-from supervise.checkpoints.retention import PinStore
-from supervise.checkpoints.tracker import RunPosition
+from supervise.checkpoints import Entry, FileFacts, PinStore, RunPosition
 
 from .guard_driver import Overwriter, overwrite_during_verification, slow_verification
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.checkpoints.tracker import RunPosition
-from supervise.checkpoints.verification import VerifierProcess
-from supervise.core.model.events import Notice
+from supervise.checkpoints import RunPosition, VerifierProcess
+from supervise.core.model import Notice
 from tests.support.waiting import wait_until
 
 from .guard_driver import copies, overwrite_during_verification, slow_verification

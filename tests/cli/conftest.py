@@ -8,13 +8,10 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli import invoke as run_cli
-from supervise.core import engine
-from supervise.core.model.events import Announced, Event, Exited, Frame, Launched
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Announced, Event, Exited, Frame, Launched
 from supervise.errors import StoreError
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.recorder import Recorder
-from supervise.store.run_directory import RunDir
+from supervise.store import Audit, Journal, Recorder, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "update_norm", "update_skipped")
@@ -67,12 +64,12 @@ def recorded(tmp_path):
             Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print
         )
         recorder.note("run_start", -1, "the job was started", {"policy_digest": policy.digest})
-        state = engine.start(policy)
+        state = start_engine(policy)
         for at, event in enumerate(story() if events is None else events):
             if at == fails_at:
                 recorder.failed(StoreError("cannot write the journal: No space left on device"))
             number = recorder.event(event)
-            state, decisions = engine.step(policy, state, event)
+            state, decisions = step_engine(policy, state, event)
             for decision in decisions:
                 recorder.decision(decision, number, event.at_ns)
             recorder.limit_journal(max_bytes)

@@ -1,6 +1,6 @@
 import json
 
-from supervise.store.audit import verify as check
+from supervise.store import verify_audit as check
 
 
 def test_a_directory_that_is_no_run_is_refused_with_a_way_out(

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.lab.score import CAVEAT
-from supervise.recordings import table
+from supervise.lab import SCORE_CAVEAT
+from supervise.recordings import COLUMN_NAMES
 from tests.support.waiting import wait_until
 
 PEERS = sorted((Path(__file__).parents[2] / "policies" / "peers").glob("*.yaml"))
@@ -87,7 +87,7 @@ def test_the_report_says_what_would_have_been_run_and_what_it_is_worth(tmp_path,
     assert "  a inc-1: SEV1 high at 100; would have run end\n" in out
     assert "| mine   | 1/1        | 0 / 0 " in out
     assert "  highest budget use in one run: none\n" in out
-    assert out.endswith(f"{CAVEAT}\n")
+    assert out.endswith(f"{SCORE_CAVEAT}\n")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_what_others_do_loads(path):
     assert warnings == []
     assert policy.name == path.stem
     assert policy.mode in ("shadow", "observe")
-    assert {m for d in policy.detectors.values() for m in d.metrics} <= set(table.NAMES)
+    assert {m for d in policy.detectors.values() for m in d.metrics} <= set(COLUMN_NAMES)
 
 
 def test_the_workers_of_a_killed_backtest_end(tmp_path, policy):

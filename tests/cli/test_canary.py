@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from supervise.core.model.events import Announced, Exited, Frame, Launched
+from supervise.core.model import Announced, Exited, Frame, Launched
 from supervise.store import run_records
 
 STEPS = 260

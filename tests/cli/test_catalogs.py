@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.catalog import discover
+from supervise.catalog import action_classes, parse_drill
 
 
 def test_a_runbook_is_explained_step_by_step(supervise):
@@ -24,7 +24,7 @@ def test_a_runbook_is_explained_step_by_step(supervise):
     facts = json.loads(supervise("runbook", "rollback-and-rewarm", "--json")[1])
     assert [step["verb"] for step in facts["steps"]][:3] == ["check_weights", "hold_rate", "pause"]
     assert (facts["acts"], facts["ladder_level"]) == (True, 2)
-    assert all(step["does"] and step["verb"] in discover.actions() for step in facts["steps"])
+    assert all(step["does"] and step["verb"] in action_classes() for step in facts["steps"])
 
 
 def test_runbooks_are_listed_those_that_act_first(supervise):
@@ -43,7 +43,7 @@ def test_drills_are_listed_and_their_example_can_be_given(supervise):
     assert len(supervise("drill", "list")[1].splitlines()) == len(names) + 1
     for name in names:
         shown = supervise("drill", "show", name)[1].splitlines()[-1]
-        assert discover.parse_drill(shown.split(" --drill ")[1].split(" -- ")[0]).fault == name
+        assert parse_drill(shown.split(" --drill ")[1].split(" -- ")[0]).fault == name
     code, _, err = supervise("drill", "show", "lr_spyke")
     assert (code, "did you mean 'lr_spike'?" in err) == (64, True)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.checkpoints.registry import Register
+from supervise.checkpoints import Register
 
 
 def filled(path):

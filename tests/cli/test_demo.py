@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from supervise.cli import invoke
-from supervise.report.incident_report import schema
-from supervise.store import audit
+from supervise.report import incident_schema
+from supervise.store import verify_audit
 from tests.support.supervised_run import FAST_TORCH
 
 
@@ -64,12 +64,12 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert "restored; the loop went on" in story and "no relapse in" in story
     assert "same: " in story  # replay's word
     assert len(re.findall(r"^  \S*supervise (audit|export|--policy) ", story, re.M)) == 3
-    assert audit.verify(tmp_path / "run" / "audit.log").exit_code == 0
+    assert verify_audit(tmp_path / "run" / "audit.log").exit_code == 0
     is_complete(tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "ckpt_000320.pt").is_file()
     home = tmp_path / "run" / "incidents" / "inc-1"
     document = json.loads((home / "incident.json").read_text())
-    jsonschema.validate(document, schema())
+    jsonschema.validate(document, incident_schema())
     assert (document["state"], document["final"]) == ("RECOVERED", True)
     assert document["cause"]["text"].startswith("drill lr_spike at step 150")
     assert (

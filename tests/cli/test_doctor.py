@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import metrics
+from supervise.catalog import all_metrics, measured_metrics
 from supervise.cli._job_check import (
     SUPERVISOR_METRICS,
     ProbeCheck,
@@ -120,7 +120,7 @@ def test_what_it_promises_is_what_arrived(doctor, tmp_path):
     assert float(checks["cost"][1].split()[0]) == pytest.approx(1e6 * found["probe_s"], abs=1)
     certain = {name for name, answer in answers.items() if answer.startswith("yes")}
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain
-    assert certain & set(metrics.measured()) <= seen
+    assert certain & set(measured_metrics()) <= seen
     assert {"mfu", "input_time", "max_attn_logit", "moe_util_entropy", "residual_rms"} <= seen
     assert answers["loss_scale"] == "only under a torch.amp.GradScaler"
     assert answers["max_attn_logit"].startswith("every 50 steps, only where attention is")
@@ -131,7 +131,7 @@ def test_what_it_promises_is_what_arrived(doctor, tmp_path):
     assert answers["checkpoint_ok"].startswith("only where the job saves checkpoints")
     assert answers["restart_rate"] == "only once it was started again"
     assert answers["clip_bound"] == "only while `clip` is active"
-    assert set(answers) == {*metrics.everything(), *SUPERVISOR_METRICS}
+    assert set(answers) == {*all_metrics(), *SUPERVISOR_METRICS}
 
 
 def good_check(*names, **status):

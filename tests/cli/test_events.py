@@ -8,7 +8,7 @@ import time
 
 from supervise.cli import events
 from supervise.cli._runs import LogTail
-from supervise.store.audit import Audit
+from supervise.store import Audit
 
 
 def test_events_are_lines_without_the_noise(supervise, recorded):

@@ -10,7 +10,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli.doctor import lines
-from supervise.core.job_recipes import recognise
+from supervise.core import recognise_recipe
 
 NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 TRAINER = "from transformers import Trainer\nTrainer(model).train()"
@@ -30,7 +30,7 @@ OUT_OF_A_LINE = "# How this job resumes is not known, so that nothing starts it 
 def test_what_is_written_loads_with_and_without_its_comments(tmp_path, script, argv, job):
     """Whoever takes a # away has a policy that is valid."""
     path = tmp_path / "supervise.yaml"
-    written = list(lines("nano", recognise(script, argv.split())))
+    written = list(lines("nano", recognise_recipe(script, argv.split())))
     path.write_text("\n".join(written) + "\n")
     policy = load_policy(path)
 
@@ -52,7 +52,7 @@ def test_what_is_written_loads_with_and_without_its_comments(tmp_path, script, a
 def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(tmp_path, base):
     """The others start nothing again, and keep their mode."""
     path = tmp_path / "supervise.yaml"
-    path.write_text("\n".join(lines(base, recognise(TRAINER, ["python", "t.py"]))) + "\n")
+    path.write_text("\n".join(lines(base, recognise_recipe(TRAINER, ["python", "t.py"]))) + "\n")
     policy, shipped = load_policy(path), load_policy(base)
 
     assert bool(policy.job.on_crash) == ("restart" in shipped.budgets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.store import audit
+from supervise.store import read_audit
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def test_the_journal_keeps_its_limit_and_the_log_says_what_went(supervise, limit
     """Replay goes as far as it can, and the export has the other rows. None of it is tampering."""
     notes = [
         r["data"]
-        for r in audit.read(limited.audit_path)
+        for r in read_audit(limited.audit_path)
         if r.get("data", {}).get("what") == "journal-thinned"
     ]
     assert notes and not notes[0]["cited"]

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import metrics
-from supervise.catalog.metrics import REASONS
-from supervise.checkpoints import registry
+from supervise.catalog import ABSENCE_REASONS, METRICS, measured_metrics
+from supervise.checkpoints import CHECKPOINT_METRICS
 from supervise.cli._job_check import SUPERVISOR_METRICS
-from supervise.runtime import frame_enrichment, hardware
+from supervise.runtime import CROSS_RANK_METRICS, HARDWARE_METRICS, RUN_METRICS, Ranks
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -24,10 +23,10 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     assert len(names) == len(set(names)) > 60
     assert all(row["unit"] and row["meaning"] and row["source"] for row in rows)
     by = {row["id"]: row["measured_by"] for row in rows}
-    assert {name for name in by if by[name] == "probe"} == set(metrics.measured())
+    assert {name for name in by if by[name] == "probe"} == set(measured_metrics())
     assert {name for name in by if by[name] == "supervisor"} == set(SUPERVISOR_METRICS)
     assert {row["id"] for row in rows if row["measured"]} == {
-        *metrics.measured(),
+        *measured_metrics(),
         *SUPERVISOR_METRICS,
     }
     assert by["spike_score"] == by["microbench_score"] == "job"
@@ -44,27 +43,27 @@ def test_each_id_is_measured_judged_and_tested_or_says_why_not(supervise):
     words = {word for path in texts for word in re.findall(r"[a-z0-9_]+", path.read_text("utf-8"))}
 
     assert {row["id"] for row in rows if row["not_covered"]} == {r["id"] for r in rows} - covered
-    assert {row["id"] for row in rows} >= set(REASONS)
+    assert {row["id"] for row in rows} >= set(ABSENCE_REASONS)
     assert {row["id"].removesuffix(".<i>") for row in rows if row["measured"]} <= words
 
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
-    assert set(SUPERVISOR_METRICS) <= {spec.id for spec in metrics.METRICS}
+    assert set(SUPERVISOR_METRICS) <= {spec.id for spec in METRICS}
     assert {
-        *frame_enrichment.CROSS_RANK_METRICS,
-        *hardware.METRICS,
-        *registry.METRICS,
-        *frame_enrichment.RUN_METRICS,
+        *CROSS_RANK_METRICS,
+        *HARDWARE_METRICS,
+        *CHECKPOINT_METRICS,
+        *RUN_METRICS,
     } == set(SUPERVISOR_METRICS)
     one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5, "grad_sketch.0": 1.0}
     one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0, "grad_global_norm": 2.0**0.5}
     one["batch_token_entropy"] = 3.0
-    ranks = frame_enrichment.Ranks()
+    ranks = Ranks()
     for step, rank in ((6, 0), (6, 1), (7, 0), (7, 1)):  # replicas, one of which skips alone
         skipped = float(rank * (step - 6))
         ranks.add(0, step, rank, 2, {**one, "param_digest.0": rank, "update_skipped": skipped})
-    assert set(ranks.newest()) == set(frame_enrichment.CROSS_RANK_METRICS)
+    assert set(ranks.newest()) == set(CROSS_RANK_METRICS)
 
 
 def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):

@@ -10,19 +10,16 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli import OPERATOR_COMMANDS, _send_command
-from supervise.core import engine
-from supervise.core.model.events import Finished, OperatorCommand
-from supervise.runtime.watches import ControlInbox, post
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.policies import Reloader
-from supervise.store.recorder import Recorder
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Finished, OperatorCommand
+from supervise.runtime import ControlInbox, post_command
+from supervise.store import Audit, Journal, Recorder, Reloader
 
 
 def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
     """It stays until it is in the journal; what is there already is not taken again."""
-    post(tmp_path, "approve", "anna", {"key": "1-1"}, at_ns=1)
-    post(tmp_path, "pause", "bo", {"key": "2-2"}, at_ns=2)
+    post_command(tmp_path, "approve", "anna", {"key": "1-1"}, at_ns=1)
+    post_command(tmp_path, "pause", "bo", {"key": "2-2"}, at_ns=2)
     assert [told.operator for told in ControlInbox(tmp_path, lambda: 7).poll()] == ["anna", "bo"]
 
     heir = ControlInbox(tmp_path, lambda: 8, {"1-1"})
@@ -45,7 +42,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
     over = threading.Event()
 
     def loop():
-        policy, state = first, engine.start(first)
+        policy, state = first, start_engine(first)
         events = [*make_frames(0, *[2.0] * 20)]
         words = ControlInbox(run.path, time.monotonic_ns)
         while not over.wait(0.01):
@@ -56,7 +53,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
                     policy, loaded = reloader.reload(event, policy, state)
                     events = [*loaded, *events]
                 number = recorder.event(event)
-                state, made = engine.step(policy, state, event)
+                state, made = step_engine(policy, state, event)
                 for decision in made:
                     recorder.decision(decision, number, event.at_ns)
                     if decision.kind == "intent":

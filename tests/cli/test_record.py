@@ -12,10 +12,9 @@ import pytest
 from jsonschema import Draft7Validator
 
 from supervise.cli import invoke
-from supervise.core.model.events import Adopted, Announced, Frame, Gap, Notice
-from supervise.report.stability_record import schema
-from supervise.store.audit import Audit
-from supervise.store.run_directory import RunDir
+from supervise.core.model import Adopted, Announced, Frame, Gap, Notice
+from supervise.report import stability_schema
+from supervise.store import Audit, RunDir
 from tests.support.recorded_run import SECOND, SMALL, WALL, make_frames, record_run
 
 QUIET = [2.0 + 0.01 * (i % 5) for i in range(40)]
@@ -78,7 +77,7 @@ def test_a_launch_that_differs_from_the_one_before_has_the_published_form(keep_r
 
     assert invoke(["record", str(run.path)]) == 0
     assert read(run)["identity"]["changes"] == [{"attempt": 1, "step": 9, **change}]
-    assert list(Draft7Validator(schema()).iter_errors(read(run))) == []
+    assert list(Draft7Validator(stability_schema()).iter_errors(read(run))) == []
     assert invoke(["record", "verify", str(run.path)]) == 0
 
 
@@ -111,7 +110,7 @@ def test_it_has_the_published_form_and_the_numbers_of_the_run(run, verified, sup
     """A field that is not known has the reason; a second run of the command gives the same."""
     record = read(run)
 
-    assert list(Draft7Validator(schema()).iter_errors(record)) == []
+    assert list(Draft7Validator(stability_schema()).iter_errors(record)) == []
     assert record["run"]["steps_made"] == 100 and record["run"]["exit_code"] == 0
     assert "unknown" in record["identity"]["first"]
     (drill,) = record["fault_injection"]["in_this_run"]

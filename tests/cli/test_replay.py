@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from supervise.store import journal
-from supervise.store.audit import read
+from supervise.store import read_audit, read_journal
 
 
 def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
@@ -30,8 +29,10 @@ def test_a_journal_that_lost_its_end_is_called_incomplete(supervise, recorded):
     run = recorded()
     (segment,) = run.journal_path.iterdir()
     segment.write_bytes(segment.read_bytes()[:-20])
-    events = len(list(journal.read(run.journal_path)))
-    known = [r for r in read(run.audit_path) if r["actor"] == "engine" and r["event"] < events]
+    events = len(list(read_journal(run.journal_path)))
+    known = [
+        r for r in read_audit(run.audit_path) if r["actor"] == "engine" and r["event"] < events
+    ]
 
     code, out, _ = supervise("replay", run.path)
 

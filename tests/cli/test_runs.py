@@ -9,11 +9,9 @@ import shutil
 import pytest
 
 from supervise.cli import _send_command
-from supervise.core.model.events import Exited, Launched
-from supervise.runtime.process_tree import start_ticks
-from supervise.store import run_directory
-from supervise.store.audit import Audit
-from supervise.store.run_directory import RunDir
+from supervise.core.model import Exited, Launched
+from supervise.runtime import start_ticks
+from supervise.store import Audit, RunDir, add_run
 
 FIRST = "20260105-101112-7f3a9c"
 SECOND = "20260106-081500-0b44d1"
@@ -164,7 +162,7 @@ def elsewhere(recorded, tmp_path, monkeypatch):
     run = recorded()
     (tmp_path / "projects").mkdir()
     moved = RunDir(run.path.rename(tmp_path / "projects" / "main"), run.id)
-    run_directory.add(moved, os.environ)
+    add_run(moved, os.environ)
     here = tmp_path / "here"
     shutil.copytree(moved.path, here / "runs" / FIRST)
     (here / "runs" / FIRST / "run.json").write_text(json.dumps({"run": FIRST}))

@@ -12,7 +12,7 @@ import pytest
 
 from supervise import system
 from supervise.cli import _live_view, _send_command
-from supervise.store.audit import Audit
+from supervise.store import Audit
 
 from .test_status import STATE
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.store.audit import Audit
+from supervise.store import Audit
 
 SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 40)
 

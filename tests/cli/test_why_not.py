@@ -7,9 +7,9 @@ import json
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.model.events import Announced, Frame, Gap
-from supervise.lab import why_not
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Announced, Frame, Gap
+from supervise.lab import answer_if_fired, blocking_conditions, missing_metrics
 from tests.support.recorded_run import SMALL
 
 SECOND = 1_000_000_000
@@ -159,7 +159,7 @@ def test_every_kind_of_detector_can_be_explained(name):
     have all that any has."""
     policy = load_policy(name)
     metrics = tuple(dict.fromkeys(m for d in policy.detectors.values() for m in d.metrics))
-    state = engine.start(policy)
+    state = start_engine(policy)
     for event in [Announced(1, 0, 1, 7, metrics)] + [
         Frame(
             SECOND * (s + 1),
@@ -170,13 +170,15 @@ def test_every_kind_of_detector_can_be_explained(name):
         )
         for s in range(90)
     ]:
-        state, _ = engine.step(policy, state, event)
+        state, _ = step_engine(policy, state, event)
         if isinstance(event, Announced) or event.step in (3, 89):
             for rule in policy.rules:
-                for condition in why_not.missing(rule, policy, state.monitors[0]):
+                for condition in missing_metrics(rule, policy, state.monitors[0]):
                     assert condition.text and condition.code != condition.target, rule.id
                     assert "None" not in condition.text, condition.text
-                why_not.blocking(rule, policy, why_not.if_fired(rule, policy, state, "nominal", 0))
+                blocking_conditions(
+                    rule, policy, answer_if_fired(rule, policy, state, "nominal", 0)
+                )
 
 
 COUPLED = """
@@ -221,11 +223,11 @@ def test_a_coupling_says_what_came_too_late_or_in_another_order(tmp_path, rule, 
     path = tmp_path / "coupled.yaml"
     path.write_text(COUPLED)
     policy = load_policy(path)
-    state, _ = engine.step(policy, engine.start(policy), Announced(1, 0, 1, 7, NAMES))
+    state, _ = step_engine(policy, start_engine(policy), Announced(1, 0, 1, 7, NAMES))
     for step in range(40):
         values = tuple(9.0 if step == at else 1.0 for at in steps)
-        state, _ = engine.step(policy, state, Frame(SECOND * (step + 1), 0, 0, step, values))
-    (condition,) = why_not.missing(
+        state, _ = step_engine(policy, state, Frame(SECOND * (step + 1), 0, 0, step, values))
+    (condition,) = missing_metrics(
         next(r for r in policy.rules if r.id == rule), policy, state.monitors[0]
     )
 

@@ -8,26 +8,33 @@ from typing import Any
 
 import pytest
 
-from supervise.actions.evidence import Snapshot
-from supervise.catalog import discover
-from supervise.core import engine
-from supervise.core.model.action import Action, Refused
-from supervise.core.model.decisions import Decision
-from supervise.core.model.events import (
+from supervise.actions import Snapshot
+from supervise.catalog import action_classes, name_of
+from supervise.core import start_engine, step_engine
+from supervise.core.model import (
+    Action,
     Announced,
+    Budget,
+    Decision,
+    Detector,
     Event,
     Exited,
     Finished,
     Frame,
+    Inhibit,
+    JobSettings,
+    Ladder,
     Launched,
     Notice,
     OperatorCommand,
+    Payload,
+    Policy,
+    Refused,
+    Rule,
+    Runbook,
     Tick,
 )
-from supervise.core.model.interfaces import Detector
-from supervise.core.model.payload import Payload
-from supervise.core.model.policy import Budget, Inhibit, JobSettings, Ladder, Policy, Rule, Runbook
-from supervise.detectors.threshold import Threshold
+from supervise.detectors import Threshold
 
 SECOND = 1_000_000_000
 NAMES = ("train_loss_raw", "grad_global_norm")
@@ -84,7 +91,7 @@ def rule_on(
 
 def runbook_of(name: str, *steps: Action, **more: Any) -> Runbook:
     """Return a runbook of these steps."""
-    verbs = tuple(discover.name_of(step) for step in steps)
+    verbs = tuple(name_of(step) for step in steps)
     return Runbook(name, steps, verbs, **more)
 
 
@@ -110,13 +117,13 @@ class Story:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.state = engine.start(self.policy)
+        self.state = start_engine(self.policy)
         self.send(Launched(0, 1, 0))
         self.send(Announced(0, 0, 1, 1, self.names))
 
     def send(self, event: Event) -> list[Decision]:
         self.events.append(event)
-        self.state, made = engine.step(self.policy, self.state, event)
+        self.state, made = step_engine(self.policy, self.state, event)
         self.log += made
         for decision in made:
             if decision.kind == "intent":
@@ -197,7 +204,7 @@ def policy(mode: str = "enforce", **changes: Any) -> Policy:
         "probation_steps": 20,
         "warmup_steps": 10,
         "inhibit": (Inhibit(mute=("spike",), by_rule="gone"),),
-        "verbs": discover.actions(),
+        "verbs": action_classes(),
     }
     return Policy(**(made | changes))
 

@@ -6,12 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions.evidence import Snapshot
-from supervise.actions.learning_rate import LrScale
-from supervise.actions.recovery import Relaunch
-from supervise.core.checkpoint_choice import needed_before
-from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings
+from supervise.actions import LrScale, Relaunch, Snapshot
+from supervise.core import needed_before
+from supervise.core.model import (
+    Announced,
+    Budget,
+    Exited,
+    Finished,
+    JobSettings,
+    Ladder,
+    Launched,
+    Notice,
+    RelaunchSettings,
+)
 
 from .conftest import Verify, good, messages, runbook_of, save
 

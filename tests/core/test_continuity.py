@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.recovery import Relaunch, Rollback
-from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings, Runbook
+from supervise.actions import Relaunch, Rollback
+from supervise.core.model import (
+    Announced,
+    Budget,
+    Exited,
+    Finished,
+    JobSettings,
+    Ladder,
+    Launched,
+    Notice,
+    RelaunchSettings,
+    Runbook,
+)
 
 from .conftest import Verify, good, messages, save
 

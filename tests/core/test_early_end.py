@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Exited, Launched, Notice
-from supervise.core.model.policy import JobSettings
+from supervise.core.model import Exited, JobSettings, Launched, Notice
 
 from .conftest import messages
 

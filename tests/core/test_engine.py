@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.model.events import (
+from supervise.core.model import (
     Announced,
     Beat,
+    Budget,
     Exited,
     Finished,
     Gap,
+    Ladder,
     Notice,
     OperatorCommand,
+    Rule,
+    Runbook,
     Tick,
 )
-from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
-from supervise.detectors.absence import Absence
-from supervise.detectors.robust_z import RobustZ
+from supervise.detectors import Absence, RobustZ
 
 from .conftest import above, one_rule, rule_on
 

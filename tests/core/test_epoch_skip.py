@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Announced, Exited, Launched
+from supervise.core.model import Announced, Exited, Launched
 
 from .conftest import messages
 

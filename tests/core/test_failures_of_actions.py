@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions.engine_steps import Undo
-from supervise.actions.evidence import Snapshot
-from supervise.actions.job_control import Pause, Resume, Stop
-from supervise.actions.learning_rate import LrScale
-from supervise.actions.optimizer_update import SkipStep
-from supervise.actions.recovery import Rollback
-from supervise.core.model.events import Finished, Notice, OperatorCommand
-from supervise.core.model.policy import Budget, Inhibit, Ladder
+from supervise.actions import LrScale, Pause, Resume, Rollback, SkipStep, Snapshot, Stop, Undo
+from supervise.core.model import Budget, Finished, Inhibit, Ladder, Notice, OperatorCommand
 
 from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.decisions import SEVERITIES
-from supervise.core.model.events import Announced, Beat, Notice, Tick
-from supervise.detectors.absence import Absence
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
+from supervise.core.model import SEVERITIES, Announced, Beat, Notice, Tick
+from supervise.detectors import Absence, Ratio, RobustZ
 
 from .conftest import NAN, Reach, above, messages, one_rule, rule_on, runbook_of
 

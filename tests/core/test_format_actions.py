@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import notices
-from supervise.core.model import formats
-from supervise.core.model.payload import Payload
+from supervise.core import by_hand, in_hold
+from supervise.core.model import Payload, format_plan
 
 PLAN = {"before_step": 191, "rewarm": {"start": 0.1, "steps": 50}}
 
@@ -24,7 +23,7 @@ PLAN = {"before_step": 191, "rewarm": {"start": 0.1, "steps": 50}}
     ],
 )
 def test_an_action_is_described_with_its_arguments(verb, args, said):
-    assert said in formats.plan([("resume", Payload()), (verb, Payload(args))])
+    assert said in format_plan([("resume", Payload()), (verb, Payload(args))])
 
 
 def test_choices_name_only_what_would_be_accepted(tell):
@@ -34,8 +33,8 @@ def test_choices_name_only_what_would_be_accepted(tell):
     policy, state = story.policy, story.state
     assert state.incident is not None
     back = f"supervise rollback RUN --before {state.incident.breach_step}"
-    offered = back in notices.in_hold(policy, state, state.incident)
+    offered = back in in_hold(policy, state, state.incident)
     assert offered == ("rollback" in policy.verbs)
     state.job.paused = True
-    ways = notices.by_hand(policy, state, state.incident)
+    ways = by_hand(policy, state, state.incident)
     assert ways.startswith("choose: supervise resume RUN or") and ways.endswith("stop RUN")

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import host_health as health
-from supervise.core.model.events import Exited, Finished, Notice
-from supervise.core.model.failure import FailureClass
+from supervise.core import (
+    HEALTH_KIND,
+    Device,
+    Finding,
+    health_summary,
+    judge_devices,
+    judge_disk,
+    judge_matmul,
+    judge_memory,
+)
+from supervise.core.model import Exited, FailureClass, Finished, Notice
 
 from .conftest import crashing, messages, relaunched
 
@@ -27,7 +35,7 @@ CLASSES = (FailureClass("gpu-hardware", "a fault", match=["ECC error"]),)
 )
 def test_memory_is_compared_with_what_the_job_had(available, peak, wanted, verdict):
     """Half of it, since a leak may have made it large; or with what the policy names."""
-    assert health.judge_memory(available, peak, wanted).verdict == verdict
+    assert judge_memory(available, peak, wanted).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -43,11 +51,11 @@ def test_memory_is_compared_with_what_the_job_had(available, peak, wanted, verdi
 )
 def test_the_next_checkpoint_has_to_fit_on_the_disk(free, total, wanted, verdict):
     """Some file systems of object stores report 0 of 0."""
-    assert health.judge_disk("/out", free, total, 2 * GB, wanted).verdict == verdict
+    assert judge_disk("/out", free, total, 2 * GB, wanted).verdict == verdict
 
 
 def device(number=0, **facts):
-    return health.Device(device=f"device {number}", name="H100", **facts)
+    return Device(device=f"device {number}", name="H100", **facts)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +73,14 @@ def device(number=0, **facts):
     ],
 )
 def test_what_the_driver_says(devices, before, some, verdict, text):
-    found = health.judge_devices(devices, before, some=some, trouble="no answer within 30 s")
+    found = judge_devices(devices, before, some=some, trouble="no answer within 30 s")
     assert found.verdict == verdict and text in found.text
 
 
 def multiplied(number=0, **other):
     row = {"device": f"cuda:{number}", "name": "H100", "free": 79e9, "total": 80e9}
     row |= {"products": 900, "wrong": 0, "no_memory": False, "in_use": False, "error": ""}
-    return health.Device(**row | other)
+    return Device(**row | other)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +98,14 @@ def multiplied(number=0, **other):
 )
 def test_products_that_are_known(devices, verdict, text):
     """Where no device has a right one, the arithmetic may be another and no device broken."""
-    found = health.judge_matmul(devices, CLASSES, 5.0)
+    found = judge_matmul(devices, CLASSES, 5.0)
     assert found.verdict == verdict and text in found.text
 
 
 def looked(story, *found):
-    checks = [health.Finding(check, verdict, "no answer") for check, verdict in found]
-    text, data = health.summary(checks)
-    story.send(Notice(story.at_ns, health.KIND, text, data=data))
+    checks = [Finding(check, verdict, "no answer") for check, verdict in found]
+    text, data = health_summary(checks)
+    story.send(Notice(story.at_ns, HEALTH_KIND, text, data=data))
 
 
 def test_a_host_that_is_not_fit_is_in_the_message_of_the_end(tell):

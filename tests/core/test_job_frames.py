@@ -7,8 +7,8 @@ from itertools import permutations
 
 import pytest
 
-from supervise.core.frames import COLUMNS, HOLD_NS, MISSES, JobFrames, fold
-from supervise.core.model.events import Announced, Frame
+from supervise.core import FRAME_COLUMNS, FRAME_HOLD_NS, FRAME_MISSES, JobFrames, fold_frames
+from supervise.core.model import Announced, Frame
 
 from .conftest import NAN, above, one_rule
 
@@ -29,7 +29,7 @@ def gathered(ranks=3):
 
 
 def job_of(made):
-    return dict(zip((*COLUMNS, *NAMES), made.values, strict=True))
+    return dict(zip((*FRAME_COLUMNS, *NAMES), made.values, strict=True))
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -49,7 +49,7 @@ def test_one_frame_of_the_job_stands_behind_those_of_all_ranks(order):
 def test_replicas_count_once_and_ranks_out_of_sight_as_those_in_sight():
     same = {"grad_global_norm": 3.0, "grad_norm_share": 1.5, "batch_copies": 2.0}
     rows = {rank: {**same, "tokens_per_update": 8.0} for rank in range(2)}
-    found = fold(rows, 0, ["grad_global_norm", "tokens_per_update"], 4)
+    found = fold_frames(rows, 0, ["grad_global_norm", "tokens_per_update"], 4)
     assert found == {"grad_global_norm": 3.0, "tokens_per_update": 16.0}
 
 
@@ -63,14 +63,14 @@ def test_what_is_not_finite_on_one_rank_is_so_of_the_job_and_names_it():
 def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
     frames = gathered(2)
     frames.add(frame(0), 1, 2)
-    assert frames.late(HOLD_NS, 2) == []
-    (made,) = frames.late(HOLD_NS + 2, 2)
+    assert frames.late(FRAME_HOLD_NS, 2) == []
+    (made,) = frames.late(FRAME_HOLD_NS + 2, 2)
     job = job_of(made)
     assert (job["job_ranks"], job["train_loss_raw"]) == (1.0, 2.0)
     assert job["grad_global_norm"] is None and job["tokens_per_update"] is None
 
-    for step in range(8, 7 + MISSES):
-        frames.add(frame(0, step), step * HOLD_NS, 2)
+    for step in range(8, 7 + FRAME_MISSES):
+        frames.add(frame(0, step), step * FRAME_HOLD_NS, 2)
         frames.flush(2)
     (alone,) = frames.add(frame(0, 90), 90, 2)
     assert job_of(alone)["tokens_per_update"] == 60.0  # as if the other had as many
@@ -81,7 +81,7 @@ def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
 def test_where_nobody_knows_how_weights_are_spread_the_leader_keeps_its_own_norm():
     """As with the stages of a pipeline; a rank that is missing is another matter."""
     rows = {rank: {"grad_global_norm": 3.0 + rank} for rank in range(2)}
-    assert fold(rows, 0, ["grad_global_norm"], 2) == {"grad_global_norm": 3.0}
+    assert fold_frames(rows, 0, ["grad_global_norm"], 2) == {"grad_global_norm": 3.0}
 
 
 def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):

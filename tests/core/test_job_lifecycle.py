@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.engine import decisions, record
-from supervise.core.job_lifecycle import start_failed
-from supervise.core.model.events import (
+from supervise.core import record_run, replayed_decisions, start_failed
+from supervise.core.model import (
     Announced,
     Beat,
+    Budget,
     Exited,
     Finished,
+    JobSettings,
+    Ladder,
     Launched,
     Notice,
+    RelaunchSettings,
     Reloaded,
     Tick,
 )
-from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings
-from supervise.detectors.absence import Absence
-from supervise.detectors.robust_z import RobustZ
+from supervise.detectors import Absence, RobustZ
 
 from .conftest import SECOND, crashing, messages, one_rule, relaunched, save
 
@@ -501,8 +502,8 @@ def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
     last = messages(story)[-1]
     assert last["title"] == "stopped by policy at step 49"
     assert last["why"].endswith(given_up["verdict"])
-    assert [d for _, d in decisions(story.policy, enumerate(story.events))] == [
-        record(d) for d in story.log
+    assert [d for _, d in replayed_decisions(story.policy, enumerate(story.events))] == [
+        record_run(d) for d in story.log
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.job_recipes import Recipe, recognise
+from supervise.core import Recipe, recognise_recipe
 
 ACCELERATE = """\
 \"\"\"Fine-tunes a model without using a Trainer.\"\"\"
@@ -129,7 +129,7 @@ NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
     ],
 )
 def test_a_known_job_is_started_again_by_its_recipe(script, command, expected):
-    found = recognise(script, command.split())
+    found = recognise_recipe(script, command.split())
 
     assert found is not None and found.works
     if isinstance(expected, Recipe):
@@ -148,7 +148,7 @@ def test_a_known_job_is_started_again_by_its_recipe(script, command, expected):
     ],
 )
 def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, command, why):
-    found = recognise(script, command.split())
+    found = recognise_recipe(script, command.split())
 
     assert found is not None and not found.works and re.search(why, found.note)
 
@@ -156,7 +156,7 @@ def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, comma
 @pytest.mark.parametrize("option", ['"--resume", type=int', '"--resume", choices=["a"]', '"--lr"'])
 def test_an_unknown_job_has_no_recipe(option):
     """Nor has one whose option takes something else than a path."""
-    assert recognise(RESUMES % option, ["python", "t.py"]) is None
+    assert recognise_recipe(RESUMES % option, ["python", "t.py"]) is None
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_an_unknown_job_has_no_recipe(option):
 )
 def test_prose_is_no_code(script):
     """A comment, a docstring, another text; a name of the script's own; an option without use."""
-    assert recognise(script, ["python", "t.py"]) is None
+    assert recognise_recipe(script, ["python", "t.py"]) is None

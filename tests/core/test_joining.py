@@ -7,14 +7,10 @@ from dataclasses import replace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.engine import decisions, record
-from supervise.core.model.decisions import RuleFired
-from supervise.core.model.events import Announced, Exited, Frame, Notice
-from supervise.core.model.policy import Ladder
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.threshold import Threshold
-from supervise.report.records import Record, records_of
+from supervise.core import record_run, replayed_decisions, start_engine, step_engine
+from supervise.core.model import Announced, Exited, Frame, Ladder, Notice, RuleFired
+from supervise.detectors import Nonfinite, Threshold
+from supervise.report import Record, records_of
 
 from .conftest import AGAIN, Again, above, crashing, messages, relaunched, rule_on, save
 
@@ -78,8 +74,8 @@ def slow(tell):
 
 
 def replays(story):
-    told = [d for _, d in decisions(story.policy, enumerate(story.events))]
-    return told == [record(d) for d in story.log]
+    told = [d for _, d in replayed_decisions(story.policy, enumerate(story.events))]
+    return told == [record_run(d) for d in story.log]
 
 
 def from_before(breach):
@@ -141,7 +137,7 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     # Each step is one event here.
     head = {"actor": "engine", "mono_ns": 0}
     records = [
-        Record.decode({**record(d), **head, "seq": n, "event": d.step})
+        Record.decode({**record_run(d), **head, "seq": n, "event": d.step})
         for n, d in enumerate(story.log)
     ]
     rules = {
@@ -355,10 +351,10 @@ def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
 def under_nano(names, rows):
     """Return the decisions of shipped `nano` over rows of one rank."""
     policy = load_policy("nano")
-    state = engine.start(policy)
-    state, made = engine.step(policy, state, Announced(0, 0, 1, 1, names))
+    state = start_engine(policy)
+    state, made = step_engine(policy, state, Announced(0, 0, 1, 1, names))
     for step, values in enumerate(rows):
-        state, more = engine.step(policy, state, Frame(step + 1, 0, 0, step, values))
+        state, more = step_engine(policy, state, Frame(step + 1, 0, 0, step, values))
         made = [*made, *more]
     return made
 

@@ -8,9 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from supervise.core import diagnosis, spike_classifier
-from supervise.core.spike_classifier import ContextEvent, Evidence
-from supervise.core.trends import Band, band_of, slope
+from supervise.core import (
+    Band,
+    ContextEvent,
+    Evidence,
+    band_of,
+    recurring_causes,
+    slope,
+    spike_classifier,
+)
 
 
 def curve(steps, seed, noise=0.02):
@@ -223,7 +229,7 @@ def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, 
     ],
 )
 def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
-    assert bool(diagnosis.recurring(onsets)) is series
+    assert bool(recurring_causes(onsets)) is series
 
 
 ODD = ContextEvent(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")

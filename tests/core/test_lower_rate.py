@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.learning_rate import HoldRate
-from supervise.actions.recovery import Rollback
-from supervise.core import run_phase
-from supervise.core.model.events import Finished
-from supervise.core.model.policy import Budget, Ladder
+from supervise.actions import HoldRate, Rollback
+from supervise.core import phase_growth, weigh_phase
+from supervise.core.model import Budget, Finished, Ladder
 
 from .conftest import Verify, messages, one_rule, runbook_of
 from .conftest import above as threshold
@@ -23,7 +21,7 @@ def updates(rates, times=50.0):
 
 def weigh(rates, norms=None, onset=372, highest=0.002, warms_up=False):
     norms = updates(rates) if norms is None else norms
-    return run_phase.weigh(rates, norms, onset, highest, warms_up=warms_up)
+    return weigh_phase(rates, norms, onset, highest, warms_up=warms_up)
 
 
 def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_with_it():
@@ -45,8 +43,8 @@ def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_
     ],
 )
 def test_the_growth_of_a_rate_is_said_with_its_begin(rates, text):
-    assert text in run_phase.growth(rates, 160)
-    assert bool(text) == bool(run_phase.growth(rates, 160))
+    assert text in phase_growth(rates, 160)
+    assert bool(text) == bool(phase_growth(rates, 160))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from supervise.core.incident import Incident
-from supervise.core.model.decisions import IncidentOpened
-from supervise.core.model.interfaces import ACTION, CLOSED, OPENED, UPDATED, WATCHER
-from supervise.core.run_state import MessageDraft, MessageDrafts
+from supervise.core import Incident, MessageDraft, MessageDrafts
+from supervise.core.model import (
+    ACTION_MESSAGE,
+    CLOSED_MESSAGE,
+    OPENED_MESSAGE,
+    UPDATED_MESSAGE,
+    WATCHER,
+    IncidentOpened,
+)
 
 
 def incident(name: str) -> Incident:
@@ -16,17 +21,17 @@ def test_one_event_tells_of_each_incident_once():
     """One closes and the next one opens; a message about the watching is about neither."""
     drafts = MessageDrafts()
     old, new = incident("inc-1"), incident("inc-2")
-    drafts.add(MessageDraft(old, CLOSED, "SEV2", "over"), replace=False)
-    drafts.add(MessageDraft(new, UPDATED, "SEV2", "spike", reason="rule a"), replace=False)
+    drafts.add(MessageDraft(old, CLOSED_MESSAGE, "SEV2", "over"), replace=False)
+    drafts.add(MessageDraft(new, UPDATED_MESSAGE, "SEV2", "spike", reason="rule a"), replace=False)
     drafts.add(MessageDraft(None, WATCHER, "SEV2", "probe off"), replace=False)
-    drafts.add(MessageDraft(new, ACTION, "SEV1", "started", next="wait"), replace=False)
+    drafts.add(MessageDraft(new, ACTION_MESSAGE, "SEV1", "started", next="wait"), replace=False)
     opened = IncidentOpened(reason="", incident="inc-2", runbook="", breach_step=7, band=None)
 
     told = list(drafts.decisions([opened], 7, 0))
 
     assert [(made.incident, made.severity, made.message.kind) for made in told] == [
-        ("inc-1", "SEV2", CLOSED),
-        ("inc-2", "SEV1", OPENED),
+        ("inc-1", "SEV2", CLOSED_MESSAGE),
+        ("inc-2", "SEV1", OPENED_MESSAGE),
         (None, "SEV2", WATCHER),
     ]
     message = told[1].message

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions.evidence import Snapshot
-from supervise.core.model.events import Exited, Finished, Notice, Reloaded
-from supervise.core.model.policy import Approval, Budget, Ladder
+from supervise.actions import Snapshot
+from supervise.core.model import Approval, Budget, Exited, Finished, Ladder, Notice, Reloaded
 
 from .conftest import Reach, Touch, Verify, crashing, relaunched, runbook_of
 

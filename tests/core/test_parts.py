@@ -7,24 +7,30 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import rank_monitor
-from supervise.core.incident import first_breach, headline
-from supervise.core.model import escalation, state_machine
-from supervise.core.model.budgets import Ledger
-from supervise.core.model.policy import Budget, Ladder
+from supervise.core import can_fire, first_breach, incident_headline
+from supervise.core.model import (
+    DEFAULT_TRANSITIONS,
+    Budget,
+    Ladder,
+    Ledger,
+    entry_level,
+    next_level,
+    state_diagram,
+    state_flaws,
+)
 
 
 def test_the_default_table_has_no_flaw():
-    assert state_machine.flaws(state_machine.DEFAULT) == []
+    assert state_flaws(DEFAULT_TRANSITIONS) == []
 
 
 def test_a_bad_table_is_explained():
     bad = {"launching": {"first_frame": "warming"}, "warming": {"redy": "nominl"}}
     trap = {"launching": {"first_frame": "warming"}}
 
-    assert {(s, e) for s, e, _ in state_machine.flaws(bad)} == {("warming", "redy")}
-    assert any("can never be reached" in text for _, _, text in state_machine.flaws(trap))
-    assert any("can never reach 'halted'" in text for _, _, text in state_machine.flaws(trap))
+    assert {(s, e) for s, e, _ in state_flaws(bad)} == {("warming", "redy")}
+    assert any("can never be reached" in text for _, _, text in state_flaws(trap))
+    assert any("can never reach 'halted'" in text for _, _, text in state_flaws(trap))
 
 
 def test_a_budget_counts_at_its_edges():
@@ -46,14 +52,14 @@ def test_a_budget_counts_at_its_edges():
 def test_the_ladder_never_goes_lower():
     levels = Ladder(("soften", "rollback", "hold"))
 
-    assert escalation.entry_level(levels, "soften", -1) == ("soften", 0)
-    assert escalation.entry_level(levels, "soften", 1) == ("rollback", 1)
-    assert escalation.entry_level(levels, "rollback", 0) == ("rollback", 1)
-    assert escalation.next_level(levels, 0) == ("rollback", 1)
-    assert escalation.next_level(levels, 2) == ("hold", 3)
-    assert escalation.entry_level(levels, "stop-and-page", -1) == ("stop-and-page", -1)
-    assert escalation.entry_level(levels, "stop-and-page", 1) == ("stop-and-page", -1)
-    assert escalation.next_level(levels, -1)[0] == "hold"
+    assert entry_level(levels, "soften", -1) == ("soften", 0)
+    assert entry_level(levels, "soften", 1) == ("rollback", 1)
+    assert entry_level(levels, "rollback", 0) == ("rollback", 1)
+    assert next_level(levels, 0) == ("rollback", 1)
+    assert next_level(levels, 2) == ("hold", 3)
+    assert entry_level(levels, "stop-and-page", -1) == ("stop-and-page", -1)
+    assert entry_level(levels, "stop-and-page", 1) == ("stop-and-page", -1)
+    assert next_level(levels, -1)[0] == "hold"
 
 
 def test_the_first_breach_is_the_earliest_of_its_stages():
@@ -77,12 +83,12 @@ def test_a_headline_names_what_breached():
         "n": {"code": "BREACH", "nonfinite": ["grad_global_norm"]},
     }
 
-    assert headline(numbers, "chain") == (
+    assert incident_headline(numbers, "chain") == (
         "update_norm 6.46, z 19.2 (limit 6); grad_global_norm is NaN or Inf"
     )
-    assert headline({}, "chain") == "chain"
+    assert incident_headline({}, "chain") == "chain"
     silent = {"code": "BREACH", "signal": "step", "value": 130.2, "threshold": 120.0}
-    assert headline({"stalled": silent}, "x") == "no step for 130 s (limit 120 s)"
+    assert incident_headline({"stalled": silent}, "x") == "no step for 130 s (limit 120 s)"
 
 
 def test_the_drawing_in_the_readme_is_the_table():
@@ -90,7 +96,7 @@ def test_the_drawing_in_the_readme_is_the_table():
     readme = Path(__file__).parents[2] / "supervisor" / "README.md"
     drawn = readme.read_text().partition("<!-- machine -->\n")[2].partition("<!-- /machine -->")[0]
 
-    assert drawn == f"```mermaid\n{state_machine.diagram()}```\n"
+    assert drawn == f"```mermaid\n{state_diagram()}```\n"
 
 
 POLICY = """\
@@ -129,6 +135,6 @@ def test_a_rule_can_fire_if_some_readings_of_what_is_there_make_it_true(there, t
     (tmp_path / "p.yaml").write_text(POLICY)
     policy = load_policy(tmp_path / "p.yaml")
 
-    found = {r.id for r in policy.rules if rank_monitor.can_fire(policy, r, there.__contains__)}
+    found = {r.id for r in policy.rules if can_fire(policy, r, there.__contains__)}
 
     assert found == CAN[there]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Exited, Notice
-from supervise.core.model.policy import JobSettings, Preempt
-from supervise.core.model.preemption import Preemption, Settled
+from supervise.core.model import Exited, JobSettings, Notice, Preempt, Preemption, Settled
 
 from .conftest import crashing, messages
 

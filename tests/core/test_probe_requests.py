@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.recovery import Rollback
-from supervise.core import action_planning, rule_scope
-from supervise.core.model.events import Exited, Notice
-from supervise.core.model.policy import Approval, Budget
+from supervise.actions import Rollback
+from supervise.core import needs_dense_sampling, retain_before
+from supervise.core.model import Approval, Budget, Exited, Notice
 
 from .conftest import Verify, above, rule_on, runbook_of
 
@@ -28,7 +27,7 @@ def spared(tell, make_policy):
         story.frames(2.0, times=BREACH)
         return story
 
-    begin.now = lambda story: action_planning.retain_before(story.policy, story.state)
+    begin.now = lambda story: retain_before(story.policy, story.state)
     return begin
 
 
@@ -103,10 +102,10 @@ def story(tell):
 
 def test_denser_while_an_incident_is_open(story):
     story.frames(2.0, times=30, grad=0.01)
-    assert not rule_scope.needs_dense_sampling(story.policy, story.state)
+    assert not needs_dense_sampling(story.policy, story.state)
     story.frames(6.0, grad=0.01)
     assert story.state.machine == "suspect"
-    assert rule_scope.needs_dense_sampling(story.policy, story.state)
+    assert needs_dense_sampling(story.policy, story.state)
 
 
 @pytest.mark.parametrize("metric", SAMPLED[1:])
@@ -115,6 +114,6 @@ def test_not_for_what_denser_samples_make_worse(story, metric):
     story.rows(*[usual] * 30)
     story.rows(*[usual | {metric: 2.0}] * 4)  # as long as slow steps must last
     assert story.state.machine == "suspect"
-    assert not rule_scope.needs_dense_sampling(story.policy, story.state)
+    assert not needs_dense_sampling(story.policy, story.state)
     story.rows(usual | {metric: 2.0, "train_loss_raw": 6.0})
-    assert rule_scope.needs_dense_sampling(story.policy, story.state)
+    assert needs_dense_sampling(story.policy, story.state)

@@ -6,12 +6,10 @@ import math
 
 import pytest
 
-from supervise.actions.recovery import Rollback
-from supervise.core import spike_classifier
-from supervise.core.model.events import Announced, Notice, OperatorCommand
-from supervise.core.model.policy import Budget, Ladder, Planned
-from supervise.core.trends import median, spread
-from supervise.detectors.nonfinite import Nonfinite
+from supervise.actions import Rollback
+from supervise.core import NO_KNOB, median, spread
+from supervise.core.model import Announced, Budget, Ladder, Notice, OperatorCommand, Planned
+from supervise.detectors import Nonfinite
 
 from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
@@ -339,7 +337,7 @@ def test_what_outlives_the_ladder_behind_a_jump_of_the_jobs_own_rate_is_its_sche
     assert held["class"] == "learning rate jump"
     assert "the job's own learning rate 0.001 to 0.1 (step 300)" in messages(story)[-1]["verdict"]
     assert "compare its schedule with the one that was meant" in held["advice"]
-    assert spike_classifier.NO_KNOB not in held["advice"]
+    assert NO_KNOB not in held["advice"]
     assert verdict(story)["class"] == "learning rate jump", "and so to the end of the incident"
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.evidence import Snapshot
-from supervise.actions.learning_rate import LrScale
-from supervise.actions.recovery import Relaunch
-from supervise.core.model.events import Finished, Launched
-from supervise.core.model.policy import Budget, Ladder
+from supervise.actions import LrScale, Relaunch, Snapshot
+from supervise.core.model import Budget, Finished, Ladder, Launched
 
 from .conftest import Reach, Verify, above, messages, one_rule, runbook_of
 

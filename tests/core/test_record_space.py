@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import engine, job_lifecycle
-from supervise.core.model.events import Notice
-from supervise.core.model.policy import Policy
+from supervise.core import SHORT_RUN, UNPROTECTED, start_engine, step_engine
+from supervise.core.model import Notice, Policy
 
 FACTS = {
     "need_bytes": 19_000_000,
@@ -21,11 +20,11 @@ def told(kind, *, acts):
     policy = Policy("quiet", "sha256:0", "enforce", {}, ())
     text = "the disk of /data/runs/a: No space left on device"
     event = Notice(1, kind, text, data={**FACTS, "acts": acts})
-    _, decisions = engine.step(policy, engine.start(policy), event)
+    _, decisions = step_engine(policy, start_engine(policy), event)
     return decisions[-1].data["message"]
 
 
-@pytest.mark.parametrize("kind", [job_lifecycle.SHORT, job_lifecycle.UNPROTECTED])
+@pytest.mark.parametrize("kind", [SHORT_RUN, UNPROTECTED])
 def test_every_channel_is_told_what_to_free(kind):
     """SEV1, whatever the channels take; with path, bytes and command."""
     message = told(kind, acts=True)
@@ -35,7 +34,7 @@ def test_every_channel_is_told_what_to_free(kind):
         "free 19 MB on /data; what fills it: du -xm /data | sort -n | tail; "
         "old runs: supervise gc --older-than 1d /data/runs"
     )
-    if kind == job_lifecycle.SHORT:
+    if kind == SHORT_RUN:
         assert (
             "a reserve of 18 MB, about 12 min at this rate, and actions go on" in message["verdict"]
         )
@@ -45,7 +44,7 @@ def test_every_channel_is_told_what_to_free(kind):
 
 def test_a_run_that_is_only_observed_loses_no_protection():
     """Its channels are told as their severities say."""
-    message = told(job_lifecycle.SHORT, acts=False)
+    message = told(SHORT_RUN, acts=False)
 
     assert message["severity"] == "SEV2" and "to_all" not in message
     assert "nothing is acted on" not in message["verdict"]

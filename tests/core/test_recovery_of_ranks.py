@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.engine_steps import Verify
-from supervise.actions.recovery import Rollback
-from supervise.core.model.events import Announced, Finished, Frame
-from supervise.core.model.policy import Budget
+from supervise.actions import Rollback, Verify
+from supervise.core.model import Announced, Budget, Finished, Frame
 
 from .conftest import above, one_rule, runbook_of
 

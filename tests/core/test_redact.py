@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.events import Finished, Frame, Notice
-from supervise.core.model.redaction import REDACTED, Redactor, named
+from supervise.core.model import REDACTED, Finished, Frame, Notice, Redactor, names_secret
 
 
 def test_values_are_replaced_by_the_name_of_their_variable():
@@ -128,7 +127,9 @@ def test_words_of_language_models_and_plain_sentences_are_no_secrets(words):
 
 def test_what_a_policy_names_is_secret_whatever_it_is_called():
     """Each of several secrets in one variable too, and the beginning of one that was cut off."""
-    names = named({"slack": {"url_env": "WHERE"}, "webhook": {"secret_env": "HOW"}, "console": {}})
+    names = names_secret(
+        {"slack": {"url_env": "WHERE"}, "webhook": {"secret_env": "HOW"}, "console": {}}
+    )
     redactor = Redactor({"WHERE": "https://h/T/B", "HOW": "whsec_one whsec_two"}, (), names)
 
     assert redactor.text("to https://h/T/B with whsec_two") == f"to {REDACTED} with {REDACTED}"

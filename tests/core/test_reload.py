@@ -9,24 +9,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from supervise.core import engine
-from supervise.core.engine import compare, record
-from supervise.core.model.events import (
+from supervise.core import (
+    compare_decisions,
+    policy_differences,
+    record_run,
+    start_engine,
+    step_engine,
+)
+from supervise.core.model import (
+    Budget,
     Finished,
+    Inhibit,
+    Ladder,
     OperatorCommand,
     PolicyChanges,
     Reloaded,
+    Runbook,
 )
-from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
-from supervise.core.policy_reload import differences
-from supervise.detectors.absence import Absence
-from supervise.detectors.join import Join
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.sequence import Sequence
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import Trend
+from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
 from .conftest import Story, above, one_rule, rule_on
 
@@ -72,13 +72,13 @@ def reloaded(policy, at_ns=0, before="sha256:0", changes=None, refused=None):
 
 def follow(policy, events, at=None, new=None):
     """Return the decisions of all events but the reload, taken before event number `at`."""
-    state, found = engine.start(policy), []
+    state, found = start_engine(policy), []
     for number, event in enumerate(events):
         if number == at:
             policy = new
-            state, _ = engine.step(new, state, reloaded(new, event.at_ns))
-        state, made = engine.step(policy, state, event)
-        found += [record(d) for d in made]
+            state, _ = step_engine(new, state, reloaded(new, event.at_ns))
+        state, made = step_engine(policy, state, event)
+        found += [record_run(d) for d in made]
     return found
 
 
@@ -107,7 +107,7 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
     again = rich(make_policy, digest="sha256:1")
     at = int(part * (len(story.events) - 1))
 
-    assert follow(base, story.events, at, again) == [record(d) for d in story.log]
+    assert follow(base, story.events, at, again) == [record_run(d) for d in story.log]
 
 
 def warm(policy, steps=40):
@@ -131,7 +131,7 @@ def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, 
     changed = {**detectors(), "g": RobustZ("grad_global_norm", gt=7.0, window=16, min_=8, freeze=8)}
     new = rich(make_policy, detectors=changed, digest="sha256:1")
 
-    made = load(story, new, changes=differences(base, new, base))
+    made = load(story, new, changes=policy_differences(base, new, base))
 
     monitor = bank_of(story)
     assert monitor.watches[0].numbers()["samples"] == 16
@@ -232,23 +232,23 @@ def test_replay_follows_a_reload(make_policy, tell):
     story = warm(rich(make_policy))
     first = story.policy
     new = replace(first, rules=first.rules[1:], digest="sha256:1")
-    load(story, new, changes=differences(first, new, first))
+    load(story, new, changes=policy_differences(first, new, first))
     story.frames(9.0, 2.0, times=10)
     story.send(OperatorCommand(story.at_ns, "anna", "ack"))
     log, numbers = [], {}
-    state, policy = engine.start(first), first
+    state, policy = start_engine(first), first
     for number, event in enumerate(story.events):
         policy = new if isinstance(event, Reloaded) else policy
-        state, made = engine.step(policy, state, event)
+        state, made = step_engine(policy, state, event)
         log += [
-            {"seq": len(log) + i, "event": number, "actor": "engine", **record(d)}
+            {"seq": len(log) + i, "event": number, "actor": "engine", **record_run(d)}
             for i, d in enumerate(made)
         ]
         numbers[number] = len(log)
     events = list(enumerate(story.events))
 
-    assert compare(first, events, log, {"sha256:1": new}.__getitem__) == (len(log), [])
-    assert compare(first, events, log)[1]
+    assert compare_decisions(first, events, log, {"sha256:1": new}.__getitem__) == (len(log), [])
+    assert compare_decisions(first, events, log)[1]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_what_is_different_is_named(make_policy, change, found):
     """By part and name; what the job was told at its start is named as such."""
     old = make_policy()
 
-    assert to_builtins(differences(old, make_policy(**change), old)) == found
+    assert to_builtins(policy_differences(old, make_policy(**change), old)) == found
 
 
 def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
@@ -281,4 +281,4 @@ def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
         new, rules=(replace(new.rules[0], location="b.yaml:9:1", severity="SEV0"), *new.rules[1:])
     )
 
-    assert to_builtins(differences(old, new, old)) == {"rules": {"changed": ["spike"]}}
+    assert to_builtins(policy_differences(old, new, old)) == {"rules": {"changed": ["spike"]}}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.engine import decisions, record
-from supervise.core.model.events import Exited, Finished
-from supervise.core.model.policy import Budget, JobSettings
+from supervise.core import record_run, replayed_decisions
+from supervise.core.model import Budget, Exited, Finished, JobSettings
 
 from .conftest import AGAIN, messages, relaunched, save
 
@@ -113,8 +112,8 @@ def test_what_is_not_as_before_is_reported_within_five_steps(
     assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
     passed = story.kinds("verify", "passed")[0].reason
     assert (text in passed) is (severity == "SEV2")
-    assert [d for _, d in decisions(story.policy, enumerate(story.events))] == [
-        record(d) for d in story.log
+    assert [d for _, d in replayed_decisions(story.policy, enumerate(story.events))] == [
+        record_run(d) for d in story.log
     ]
 
 

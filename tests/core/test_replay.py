@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import engine
-from supervise.core.engine import compare, decisions, record
-from supervise.core.model import state_machine
-from supervise.core.model.decisions import HEAD, NearMiss, decision_from_record, plain
-from supervise.core.model.events import Adopted, Exited, Finished, Gap, Notice, OperatorCommand
-from supervise.core.model.policy import Inhibit
-from supervise.core.run_state import State, StepContext
-from supervise.detectors.absence import Absence
-from supervise.detectors.join import Join
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.sequence import Sequence
+from supervise.core import (
+    State,
+    StepContext,
+    compare_decisions,
+    record_run,
+    replayed_decisions,
+    start_engine,
+    step_engine,
+)
+from supervise.core.model import (
+    DECISION_HEAD,
+    DEFAULT_TRANSITIONS,
+    STATE_EVENTS,
+    STATES,
+    Adopted,
+    Exited,
+    Finished,
+    Gap,
+    Inhibit,
+    NearMiss,
+    Notice,
+    OperatorCommand,
+    decision_from_record,
+    next_state,
+    plain_decision,
+)
+from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence
 
 from .conftest import NAN, above, rule_on
 
@@ -31,7 +45,7 @@ def recorded(tell):
     events = list(enumerate(story.events))
     log = [
         {"seq": i, "event": n, "actor": "engine", **d}
-        for i, (n, d) in enumerate(decisions(story.policy, events))
+        for i, (n, d) in enumerate(replayed_decisions(story.policy, events))
     ]
     return story.policy, events, log
 
@@ -39,10 +53,10 @@ def recorded(tell):
 def test_compare_finds_the_first_changed_decision(tell):
     """One changed number in one record is named; everything before it counts as compared."""
     policy, events, log = recorded(tell)
-    assert compare(policy, events, log) == (len(log), [])
+    assert compare_decisions(policy, events, log) == (len(log), [])
     log[5] = {**log[5], "reason": log[5]["reason"] + "!"}
 
-    count, [difference] = compare(policy, events, log)
+    count, [difference] = compare_decisions(policy, events, log)
 
     assert (count, difference.seq) == (5, 5)
 
@@ -52,29 +66,31 @@ def test_a_journal_that_is_ahead_of_the_log_is_no_difference(tell):
     policy, events, log = recorded(tell)
     log = [decision for decision in log if decision["event"] < len(events) - 30]
 
-    assert compare(policy, events, log) == (len(log), [])
+    assert compare_decisions(policy, events, log) == (len(log), [])
 
 
 def test_a_missing_decision_is_a_difference(tell):
     policy, events, log = recorded(tell)
     del log[4]
 
-    assert compare(policy, events, log)[1]
+    assert compare_decisions(policy, events, log)[1]
 
 
 def test_non_finite_numbers_survive_json():
     numbers = {"a": (float("nan"), float("inf"), -float("inf"), 1.5)}
     made = NearMiss(reason="x", detector="d", details=numbers)
 
-    assert record(made)["data"]["details"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
-    assert plain({"k": (1, 2)}) == {"k": [1, 2]}
+    assert record_run(made)["data"]["details"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
+    assert plain_decision({"k": (1, 2)}) == {"k": [1, 2]}
 
 
 def test_every_record_is_read_back_as_the_decision_that_it_holds(tell):
     _, _, log = recorded(tell)
 
     for entry in log:
-        assert record(decision_from_record(entry)) == {k: entry[k] for k in ("kind", *HEAD, "data")}
+        assert record_run(decision_from_record(entry)) == {
+            k: entry[k] for k in ("kind", *DECISION_HEAD, "data")
+        }
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", 1.5, None])
@@ -98,14 +114,14 @@ def test_a_journal_that_ends_before_the_log_is_incomplete(tell):
     policy, events, log = recorded(tell)
     kept = int(log[7]["event"])
 
-    count, [cut] = compare(policy, events[:kept], log)
+    count, [cut] = compare_decisions(policy, events[:kept], log)
 
     assert (cut.lacking, cut.event, cut.recorded) == (True, kept, log[count])
     assert int(log[count - 1]["event"]) < kept <= int(log[count]["event"])
     unwritten = [{**r, "event": -1} if int(r["event"]) >= kept else r for r in log]
-    assert compare(policy, events[:kept], unwritten)[1][0].lacking
+    assert compare_decisions(policy, events[:kept], unwritten)[1][0].lacking
     log[2] = {**log[2], "reason": "another"}
-    assert not compare(policy, events[:kept], log)[1][0].lacking
+    assert not compare_decisions(policy, events[:kept], log)[1][0].lacking
 
 
 def test_a_log_without_the_last_decisions_before_the_journal_was_lost_is_incomplete(tell):
@@ -115,7 +131,7 @@ def test_a_log_without_the_last_decisions_before_the_journal_was_lost_is_incompl
     left = [{**r, "event": -1} if int(r["event"]) > last else r for r in log]
     left = [r for r in left if r["event"] != last]
 
-    count, [cut] = compare(policy, events[: last + 1], left)
+    count, [cut] = compare_decisions(policy, events[: last + 1], left)
 
     assert (cut.lacking, cut.event, left[count]["event"]) == (True, last + 1, -1)
 
@@ -135,8 +151,8 @@ def test_it_is_on_record_and_replay_agrees(tell):
 
     assert "process 4711 took over" in note.reason
     assert (told.kind, told.severity) == ("notify_intent", "INFO")
-    again = list(decisions(story.policy, enumerate(story.events)))
-    assert [d for _, d in again] == [record(d) for d in story.log]
+    again = list(replayed_decisions(story.policy, enumerate(story.events)))
+    assert [d for _, d in again] == [record_run(d) for d in story.log]
 
 
 def test_an_action_under_way_gets_its_time_anew(tell):
@@ -222,31 +238,31 @@ def everything(tell):
 def test_a_run_can_be_cut_after_every_event(tell):
     """Fold, copy, go on: the same decisions byte for byte, wherever the supervisor was killed."""
     story = everything(tell)
-    whole = [record(d) for d in story.log]
+    whole = [record_run(d) for d in story.log]
     kinds = {d["kind"] for d in whole}
     wanted = "rule incident state suppressed intent commit verify notify_intent gap blind note"
     assert kinds >= set(wanted.split())
-    state, done = engine.start(story.policy), 0
+    state, done = start_engine(story.policy), 0
     for i, event in enumerate(story.events):
         twin, ahead = state.copy(), done
         for following in story.events[i : i + 25]:
-            twin, made = engine.step(story.policy, twin, following)
+            twin, made = step_engine(story.policy, twin, following)
             for decision in made:
-                assert record(decision) == whole[ahead], f"cut before event {i}"
+                assert record_run(decision) == whole[ahead], f"cut before event {i}"
                 ahead += 1
-        state, made = engine.step(story.policy, state, event)
+        state, made = step_engine(story.policy, state, event)
         done += len(made)
     assert done == len(whole)
 
 
-@pytest.mark.parametrize("state", state_machine.STATES)
-@pytest.mark.parametrize("event", state_machine.EVENTS)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("event", STATE_EVENTS)
 def test_every_pair_moves_as_the_table_says_or_is_an_audited_no_op(make_policy, state, event):
     """No pair raises, none is silent unless it stays where it is by the table."""
     run = State(machine=state)
     turn = StepContext(make_policy(), run, Exited(0, 0))
     turn.move(event, "because")
-    target = state_machine.move(state_machine.DEFAULT, state, event)
+    target = next_state(DEFAULT_TRANSITIONS, state, event)
 
     assert run.machine == (target or state)
     said = [d for d in turn.decisions if d.kind == "state"]

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from supervise.core import engine
-from supervise.core.model.decisions import Decision
-from supervise.core.run_phase import RunPhase
+from supervise.core import RunPhase, start_engine, step_engine
+from supervise.core.model import Decision
 
 from .conftest import Story, above, messages, one_rule, policy
 
@@ -110,9 +109,9 @@ def test_a_copy_of_the_state_goes_on_in_the_same_way():
     """The phase is of the frames alone: cut anywhere, the decisions are the same."""
     story = tell("SEV2", {"late": "SEV1", "early": "off"})
     for cut in (10, 40, 60):
-        state, log = engine.start(story.policy), list[Decision]()
+        state, log = start_engine(story.policy), list[Decision]()
         for number, event in enumerate(story.events):
-            state, made = engine.step(story.policy, state.copy() if number == cut else state, event)
+            state, made = step_engine(story.policy, state.copy() if number == cut else state, event)
             log += made
         assert log == story.log
 

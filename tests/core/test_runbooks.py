@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from supervise.actions.engine_steps import Hold
-from supervise.actions.evidence import Snapshot
-from supervise.actions.job_control import Pause, Resume
-from supervise.actions.learning_rate import HoldRate
-from supervise.actions.recovery import Rollback
-from supervise.core import withdrawal
-from supervise.core.model.events import Exited, Finished, Frame, Notice
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.actions import Hold, HoldRate, Pause, Resume, Rollback, Snapshot
+from supervise.core import RUN_ENDED, UNPAUSED, is_pause_gone, withdrawn_requests
+from supervise.core.model import Budget, Exited, Finished, Frame, Ladder, Notice, Runbook
 
 from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
@@ -213,7 +208,7 @@ def waiting(tell):
 
 def end_pause(story, action="inc-1/1/0-pause"):
     data = {"key": f"run:{action}"} if action else {}
-    story.send(Notice(story.at_ns, withdrawal.ENDED, "nobody renewed the pause", data=data))
+    story.send(Notice(story.at_ns, RUN_ENDED, "nobody renewed the pause", data=data))
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -223,14 +218,14 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
     story = waiting(verb)
     end_pause(story)
     assert not story.state.job.paused
-    why = withdrawal.withdrawn(story.policy, story.state)
-    assert why == (withdrawal.UNPAUSED if withdrawn else "")
+    why = withdrawn_requests(story.policy, story.state)
+    assert why == (UNPAUSED if withdrawn else "")
     asked = story.actions()
     story.send(Finished(story.at_ns, asked[-1], ok, BACK, None if ok else "not sent"))
 
     assert story.actions() == asked and asked[-1].endswith(verb)
     assert story.state.machine == "holding"
-    assert not withdrawal.is_pause_gone(story.state)
+    assert not is_pause_gone(story.state)
     assert "pause ended without a resume" in " ".join(m["title"] for m in messages(story))
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import withdrawal
-from supervise.core.engine import decisions, record
-from supervise.core.model.decisions import UNKNOWN
-from supervise.core.model.events import Announced, Exited, Finished
-from supervise.core.model.policy import Ladder
+from supervise.core import record_run, replayed_decisions, withdrawn_requests
+from supervise.core.model import UNKNOWN, Announced, Exited, Finished, Ladder
 
 from .conftest import Story, messages
 
@@ -32,8 +29,8 @@ def begun(tell):
 
     yield make
     for story in stories:
-        again = [made for _, made in decisions(story.policy, enumerate(story.events))]
-        assert again == [record(made) for made in story.log]
+        again = [made for _, made in replayed_decisions(story.policy, enumerate(story.events))]
+        assert again == [record_run(made) for made in story.log]
 
 
 def test_an_incident_ends_with_its_training(begun):
@@ -106,7 +103,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story.frames(8.0, 8.0)
     (waiting,) = story.actions()
     another(story)
-    assert withdrawal.withdrawn(story.policy, story.state)
+    assert withdrawn_requests(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.frames(8.0, times=3)
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["session_end:inc-1"]
@@ -120,7 +117,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
 
     assert [d.data["action"]["id"] for d in story.kinds("abort")] == [waiting]
     assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
-    assert not withdrawal.withdrawn(story.policy, story.state)
+    assert not withdrawn_requests(story.policy, story.state)
     story.frames(8.0)
     assert story.actions() == [waiting, "inc-2/1/0-reach"]
     assert not [one for one in story.actions() if "undo" in one]
@@ -138,7 +135,7 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     assert any("command of anna failed" in told["title"] for told in messages(story))
     assert story.actions() == [waiting, "inc-2/1/0-stop"]
     another(story, segment=10)
-    assert not withdrawal.withdrawn(story.policy, story.state)
+    assert not withdrawn_requests(story.policy, story.state)
     story.send(Finished(story.at_ns, "inc-2/1/0-stop", True, {"exit_code": 75}))
     story.send(Exited(story.at_ns, -15))
     assert story.state.job.over
@@ -153,7 +150,7 @@ def test_what_stands_is_taken_back_from_the_next_training(begun, error):
     story.send(Finished(story.at_ns, "inc-1/1/0-reach", True, {"ack_step": story.step}))
     another(story)
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    assert not withdrawal.withdrawn(story.policy, story.state)
+    assert not withdrawn_requests(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.send(Finished(story.at_ns, UNDO, error is None, {}, error))
     story.frames(2.0, times=5)

@@ -7,17 +7,17 @@ import random
 
 import pytest
 
-from supervise.core import action_planning
-from supervise.core import shard_attribution as subject
-from supervise.core.engine import decisions, record
-from supervise.core.model.events import Frame, Notice
-from supervise.core.model.policy import Ladder
-from supervise.core.shard_attribution import (
+from supervise.core import (
+    MAX_SHARDS,
     ShardAttribution,
     binomial_tail,
     normal_tail,
-    survivors,
+    plan_context,
+    record_run,
+    replayed_decisions,
+    surviving_shards,
 )
+from supervise.core.model import Frame, Ladder, Notice
 
 from .conftest import above, rule_on
 
@@ -55,8 +55,11 @@ def test_the_tail_is_exact(hits, tries, share, expected):
 
 def test_the_correction_steps_down():
     """By hand for m = 4 at 0.04: limits 0.01, 0.0133, 0.02, 0.04; the first miss ends it."""
-    assert survivors({"a": 0.01, "b": 0.013, "c": 0.03, "d": 0.035}, 4, 0.04) == ["a", "b"]
-    assert survivors({"a": 0.02}, 2, 0.04) == ["a"] and survivors({"a": 0.02}, 3, 0.04) == []
+    assert surviving_shards({"a": 0.01, "b": 0.013, "c": 0.03, "d": 0.035}, 4, 0.04) == ["a", "b"]
+    assert (
+        surviving_shards({"a": 0.02}, 2, 0.04) == ["a"]
+        and surviving_shards({"a": 0.02}, 3, 0.04) == []
+    )
     assert normal_tail(0.0) == 0.5 and normal_tail(1.6448536) == pytest.approx(0.05, abs=1e-6)
 
 
@@ -149,11 +152,11 @@ def test_a_copy_is_independent_and_memory_is_bounded():
     blame = fed([0] * 10)
     blame.incident("inc-1", 9, 0)
     twin = blame.copy()
-    blame.named(0, {str(subject.SHARDS): "last.tar"})
-    for number in range(1, subject.SHARDS + 50):
+    blame.named(0, {str(MAX_SHARDS): "last.tar"})
+    for number in range(1, MAX_SHARDS + 50):
         blame.feed(Frame(0, 0, 0, 9 + number, (2.0, float(number))), calm=False)
 
-    assert blame.shards == subject.SHARDS + 50
+    assert blame.shards == MAX_SHARDS + 50
     assert blame.account("1.tar").share == 0.0 < blame.account("last.tar").share
     assert blame.account("0.tar").blamed == 1
     assert twin.shards == 1 and math.isclose(twin.account("0.tar").share, 1.0)
@@ -164,7 +167,7 @@ LENGTH = 10  # steps of a shard
 
 
 def where(story):
-    return action_planning.plan_context(story.state, story.state.incident)
+    return plan_context(story.state, story.state.incident)
 
 
 EPOCH = 600  # 60 shards of 10 steps, in the same order each time
@@ -241,10 +244,10 @@ def test_replay_finds_the_same_suspects(held):
     done = len(held.log)
     epochs(held, 985, 4 * EPOCH, bad)
 
-    whole = [record(d) for d in held.log]
+    whole = [record_run(d) for d in held.log]
     assert held.kinds("note", "shard-suspects")
-    assert [d for _, d in decisions(held.policy, enumerate(held.events))] == whole
-    rest = decisions(held.policy, enumerate(held.events[events:]), kept)
+    assert [d for _, d in replayed_decisions(held.policy, enumerate(held.events))] == whole
+    rest = replayed_decisions(held.policy, enumerate(held.events[events:]), kept)
     assert [d for _, d in rest] == whole[done:]
 
 

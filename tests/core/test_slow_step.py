@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core import trends
-from supervise.core.engine import decisions, record
-from supervise.core.model.events import Exited
-from supervise.report import incident_sentences
+from supervise.core import find_slow_step, record_run, replayed_decisions
+from supervise.core.model import Exited
+from supervise.report import observation_sentence
 
 from .conftest import above, messages, rule_on
 
@@ -40,7 +39,7 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     (told,) = messages(story)
     assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
     (opened,) = story.kinds("incident", "opened")
-    assert incident_sentences.observation(opened, [], [], None) == told["verdict"]
+    assert observation_sentence(opened, [], [], None) == told["verdict"]
 
     story.send(Exited(story.at_ns, 0))
     closing = messages(story)[-2]
@@ -80,15 +79,15 @@ def test_slow_steps_that_wait_for_cpus_of_others_are_on_record_only(begun, wait,
 
     begun.rows(*[row(**SLOW, host_cpu_wait=1.0)] * 3)
     assert len(messages(begun)) == 1
-    assert [d for _, d in decisions(begun.policy, enumerate(begun.events))] == [
-        record(d) for d in begun.log
+    assert [d for _, d in replayed_decisions(begun.policy, enumerate(begun.events))] == [
+        record_run(d) for d in begun.log
     ]
 
 
 def test_a_pause_and_a_slow_start_are_no_slower_steps():
     def found(*times):
         points = list(enumerate(times))
-        return trends.find_slow_step(lambda name: points if name == "step_time" else [], 100)
+        return find_slow_step(lambda name: points if name == "step_time" else [], 100)
 
     assert found(*[0.01] * 100, *[0.0101] * 30) is None
     assert found(*[0.01] * 100, 5.0, *[0.01] * 29) is None

@@ -14,9 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core import spike_classifier
-from supervise.core.spike_classifier import Evidence
-from supervise.core.trends import band_of, median
+from supervise.core import (
+    PLATEAU,
+    RECOVERABLE,
+    STRUCTURAL,
+    SUSPECT,
+    Evidence,
+    band_of,
+    judge_spike,
+    median,
+    rejoined_band,
+)
 
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 MIXTRAL = "mixtral_8x7b_alltoall_tp2pp4ep4_release__lts_dgx_a100"
@@ -74,7 +82,7 @@ def classify(run, onset):
         norms[metric] = (before, [v for step, v in points if step >= onset])
     losses = series(rows, "train_loss_raw")
     after = [point for point in losses if point[0] >= onset]
-    return spike_classifier.judge(
+    return judge_spike(
         Evidence(
             band_of(losses, onset),
             after,
@@ -92,9 +100,9 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
     for label in labels:
         after = [point for point in rows if point[0] >= label][:100]
         case = Evidence(band_of(rows, label), after, peak=max(loss for _, loss in after))
-        verdict = spike_classifier.judge(case)
+        verdict = judge_spike(case)
 
-        assert verdict.kind == spike_classifier.RECOVERABLE, f"{label}: {verdict.text}"
+        assert verdict.kind == RECOVERABLE, f"{label}: {verdict.text}"
         assert verdict.questions.rejoined.step <= label + 60
 
 
@@ -107,7 +115,7 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     for frames in (20, 60, 110, 350):
         after = losses[onset : onset + frames]
 
-        assert spike_classifier.rejoined(Evidence(band, after)).answer == "yes", frames
+        assert rejoined_band(Evidence(band, after)).answer == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
 
 
@@ -115,17 +123,17 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     ("run", "onset", "kind"),
     [
         # Bad data for thirty steps: back 100 to 345 steps later.
-        ("label_shuffle_s0", FAULT_AT, spike_classifier.RECOVERABLE),
-        ("bad_random_s0", FAULT_AT, spike_classifier.RECOVERABLE),
-        ("bad_repeat_s0", FAULT_AT, spike_classifier.RECOVERABLE),
+        ("label_shuffle_s0", FAULT_AT, RECOVERABLE),
+        ("bad_random_s0", FAULT_AT, RECOVERABLE),
+        ("bad_repeat_s0", FAULT_AT, RECOVERABLE),
         # A rate that stays wrong: the evaluation and the update norm stay up with the loss.
-        ("lr30_s0", FAULT_AT, spike_classifier.STRUCTURAL),
-        ("lr10_b3_s0", FAULT_AT + 1, spike_classifier.STRUCTURAL),
+        ("lr30_s0", FAULT_AT, STRUCTURAL),
+        ("lr10_b3_s0", FAULT_AT + 1, STRUCTURAL),
         # One that was too low before: the loss comes back, the update norm stays 5 times its past.
-        ("lr10_s0", FAULT_AT, spike_classifier.SUSPECT),
+        ("lr10_s0", FAULT_AT, SUSPECT),
         # Damage for good with calm norms.
-        ("adam_v0_s0", FAULT_AT, spike_classifier.PLATEAU),
-        ("label_shuffle_inf_s0", FAULT_AT, spike_classifier.PLATEAU),
+        ("adam_v0_s0", FAULT_AT, PLATEAU),
+        ("label_shuffle_inf_s0", FAULT_AT, PLATEAU),
     ],
 )
 def test_a_recorded_fault_has_the_class_of_its_label(run, onset, kind):

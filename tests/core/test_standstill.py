@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.standstill import Collective, LoaderWorker, RankStand, explain
-from supervise.runtime.stacks import main_frames, own_place
+from supervise.core import Collective, LoaderWorker, RankStand, explain_standstill
+from supervise.runtime import main_frames, own_place
 
 IDLE = RankStand("", 0.0, 59, 30.0)
 REDUCES = IDLE._replace(collective=Collective(121, "all_reduce", True), place="train.py:30 in step")
@@ -71,19 +71,19 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named(second, others, ranks, text):
-    found = explain({0: others, 1: second, 2: others}, {0: 70, 1: 71, 2: 72})
+    found = explain_standstill({0: others, 1: second, 2: others}, {0: 70, 1: 71, 2: 72})
     assert found.ranks == ranks and text in found.text
 
 
 def test_of_two_ranks_that_wait_for_each_other_none_is_blamed():
-    found = explain({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
+    found = explain_standstill({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
 
     assert (found.ranks, "different paths" in found.text) == ((), True)
 
 
 def test_several_ranks_that_took_other_paths_are_named():
     ranks = {0: REDUCES, 1: BARRIER, 2: REDUCES, 3: BARRIER, 4: REDUCES}
-    found = explain(ranks, {rank: 70 + rank for rank in ranks})
+    found = explain_standstill(ranks, {rank: 70 + rank for rank in ranks})
 
     assert found == (
         (1, 3),
@@ -93,7 +93,7 @@ def test_several_ranks_that_took_other_paths_are_named():
 
 
 def test_of_one_rank_the_place_is_said():
-    found = explain({0: LOADS._replace(cpu=1.0)}, {0: 70})
+    found = explain_standstill({0: LOADS._replace(cpu=1.0)}, {0: 70})
     assert found == ((0,), "rank 0 computes at train.py:9 in load, after step 59")
 
 
@@ -122,7 +122,7 @@ WITHOUT_WORK = LoaderWorker(82, "", 0.0, "idle")
 )
 def test_who_waits_for_its_data_is_as_good_as_the_workers(workers, text):
     stand = LOADS._replace(in_loader=True, workers=tuple(workers))
-    found = explain({0: stand}, {0: 70})
+    found = explain_standstill({0: stand}, {0: 70})
 
     assert found.text == (
         f"rank 0 waits for data in next(loader) at train.py:9 in load, after step 59{text}"

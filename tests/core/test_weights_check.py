@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.evidence import CheckWeights, Snapshot
-from supervise.core import action_planning
-from supervise.core.model.events import Finished
-from supervise.core.model.policy import JobSettings
+from supervise.actions import CheckWeights, Snapshot
+from supervise.core import plan_context
+from supervise.core.model import Finished, JobSettings
 
 from .conftest import NAMES, NAN, Touch, Verify, messages, one_rule, runbook_of
 from .conftest import above as threshold
@@ -126,7 +125,7 @@ def test_weights_are_sound_where_they_gave_the_step_of_the_first_breach_a_usual_
     story.frames(loss, grad=9.0)
     story.frames(8.0, grad=9.0)
 
-    found = action_planning.plan_context(story.state, story.state.incident)
+    found = plan_context(story.state, story.state.incident)
     assert (found.breach_step, found.sound) == (40, sound)
 
 

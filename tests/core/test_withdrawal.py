@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from supervise.actions.evidence import Snapshot
-from supervise.actions.job_control import Stop
+from supervise.actions import Snapshot, Stop
 from supervise.catalog import load_policy
-from supervise.core import withdrawal
-from supervise.core.model.events import Beat, Finished, Frame, Tick
-from supervise.core.model.policy import Approval, Budget, Runbook
-from supervise.detectors.absence import Absence
+from supervise.core import CLEARED, withdrawn_requests
+from supervise.core.model import Approval, Beat, Budget, Finished, Frame, Runbook, Tick
+from supervise.detectors import Absence
 
 from .conftest import SECOND, Story, Touch, Verify, one_rule, rule_on, runbook_of
 
@@ -50,7 +48,7 @@ class Job:
         self.asked_s = now_s if self.asked_s is None else self.asked_s
         if now_s - self.asked_s < IDLE_S:
             return
-        gone = withdrawal.withdrawn(story.policy, story.state)
+        gone = withdrawn_requests(story.policy, story.state)
         if gone:
             asked = run.intent.action_id
             story.send(Finished(story.at_ns, asked, False, {"refused": True}, gone))
@@ -172,7 +170,7 @@ def test_a_rule_that_cleared_asks_for_nothing_any_more(high):
     story.send(Finished(story.at_ns, snapshot, True))
 
     assert story.actions() == [snapshot]
-    assert story.kinds("abort")[0].reason == f"fix withdrawn: {withdrawal.CLEARED}"
+    assert story.kinds("abort")[0].reason == f"fix withdrawn: {CLEARED}"
     assert story.state.history.tried_runbooks == {} and story.state.history.cooldown == {}
     story.frames(9.0)
     assert len(story.actions()) == 2, "it may be asked for again at once"

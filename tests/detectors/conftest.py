@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.interfaces import NOTE
+from supervise.core.model import NOTE_MESSAGE
 
 LETTERS = "o?B"  # OK, UNKNOWN, BREACH
 
@@ -15,7 +15,8 @@ def read():
 
     def _read(watch, samples, first=0):
         return "".join(
-            LETTERS[watch.feed(sample, step) & ~NOTE] for step, sample in enumerate(samples, first)
+            LETTERS[watch.feed(sample, step) & ~NOTE_MESSAGE]
+            for step, sample in enumerate(samples, first)
         )
 
     return _read

@@ -2,8 +2,8 @@
 
 import pytest
 
-from supervise.core.model.decisions import BREACH, OK
-from supervise.detectors.absence import TIMES, Absence
+from supervise.core.model import BREACH, OK
+from supervise.detectors import ABSENCE_TIMES, Absence
 
 S = 1_000_000_000
 
@@ -51,13 +51,13 @@ def test_slow_steps_make_it_patient():
 def test_the_percentile_is_of_the_newest_step_times():
     """One slow step in 128 is not the 99th percentile, two are."""
     watch = Absence().start()
-    at = _stepping(watch, 2 * TIMES)
-    at = _stepping(watch, 1, begin_s=at + 19, first=2 * TIMES)
+    at = _stepping(watch, 2 * ABSENCE_TIMES)
+    at = _stepping(watch, 1, begin_s=at + 19, first=2 * ABSENCE_TIMES)
     assert watch.p99_ns() == S
 
-    at = _stepping(watch, 1, begin_s=at + 19, first=2 * TIMES + 1)
+    at = _stepping(watch, 1, begin_s=at + 19, first=2 * ABSENCE_TIMES + 1)
     assert watch.p99_ns() == 20 * S
-    assert len(watch.ordered) == TIMES
+    assert len(watch.ordered) == ABSENCE_TIMES
 
 
 def test_a_percentile_of_few_is_not_believed():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from supervise.detectors.collapse import Collapse
+from supervise.detectors import Collapse
 
 KNOTS = ((0.0, 3.0, 0.0), (0.5, 1.5, 0.01), (1.0, 1.0, 0.01))
 TOTAL = 1000

@@ -2,9 +2,8 @@
 
 import pytest
 
-from supervise.core.model.decisions import BREACH, OK
-from supervise.core.model.interfaces import NOTE
-from supervise.detectors.cusum import Cusum
+from supervise.core.model import BREACH, NOTE_MESSAGE, OK
+from supervise.detectors import Cusum
 
 QUIET = [9.0, 9.0, 10.0, 11.0, 11.0] * 20  # median 10, MAD 1, scale 1.4826; also with a few more
 UP = 10.0 + 1.4826 * 1.49  # z = 1.49: each one adds 0.99 at k = 0.5
@@ -41,7 +40,7 @@ def test_a_drift_that_lasts_becomes_the_baseline_and_says_so(read):
     codes = [watch.feed(UP, step) for step in range(104, 112)]
     note = watch.note()
 
-    assert codes == [BREACH] * 7 + [BREACH | NOTE]
+    assert codes == [BREACH] * 7 + [BREACH | NOTE_MESSAGE]
     assert note.kind == "rebaseline"
     assert note.details["median"] == UP
     assert note.details["steps"] == [104, 111]

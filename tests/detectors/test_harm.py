@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from supervise.core.model.interfaces import NOTE
-from supervise.detectors.harm import Harm
+from supervise.core.model import NOTE_MESSAGE
+from supervise.detectors import Harm
 
 LEVEL, SPREAD = 2.4, 0.02
 
@@ -71,7 +71,7 @@ def test_what_lasts_is_the_new_level_and_says_what_it_cost(read, calm):
     watch = calm()
     read(watch, [3.0] * 512, 400)  # the second of these establishes it
 
-    assert watch.feed(3.0, 912) == NOTE
+    assert watch.feed(3.0, 912) == NOTE_MESSAGE
     note = watch.note()
     assert note.kind == "rebaseline"
     assert note.details["lost"] == pytest.approx(513 * 0.6, rel=0.02)

@@ -4,23 +4,25 @@ import math
 
 import pytest
 
-from supervise.detectors.absence import Absence
-from supervise.detectors.band import Band
-from supervise.detectors.collapse import Collapse
-from supervise.detectors.cusum import Cusum
-from supervise.detectors.equal import Equal
-from supervise.detectors.harm import Harm
-from supervise.detectors.join import Join
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.paired import Paired
-from supervise.detectors.rate import Rate
-from supervise.detectors.rate_guard import RateGuard
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.record import Record
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.sequence import Sequence
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import Trend
+from supervise.detectors import (
+    Absence,
+    Band,
+    Collapse,
+    Cusum,
+    Equal,
+    Harm,
+    Join,
+    Nonfinite,
+    Paired,
+    Rate,
+    RateGuard,
+    Ratio,
+    Record,
+    RobustZ,
+    Sequence,
+    Threshold,
+    Trend,
+)
 
 CURVE = ((10.0, 4.0, 0.5), (20.0, 2.0, 0.1), (40.0, 2.0, 0.1))
 SHARED = ((0.0, 3.0, 0.0), (0.5, 1.5, 0.01), (1.0, 1.0, 0.01))

@@ -5,18 +5,20 @@ import random
 
 import pytest
 
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE, Note
-from supervise.detectors.band import Band
-from supervise.detectors.equal import Equal
-from supervise.detectors.join import Join
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.paired import Paired
-from supervise.detectors.rate import Rate
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.sequence import Sequence
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import BLOCKS, Trend
+from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Note
+from supervise.detectors import (
+    TREND_BLOCKS,
+    Band,
+    Equal,
+    Join,
+    Nonfinite,
+    Paired,
+    Rate,
+    Ratio,
+    Sequence,
+    Threshold,
+    Trend,
+)
 
 
 def test_threshold_the_numbers_say_value_bound_and_count():
@@ -163,7 +165,7 @@ def test_ratio_a_lasting_level_becomes_the_reference_and_says_so(read, reference
     codes = [watch.feed(30.0, step) for step in range(50, 55)]
     note = watch.note()
 
-    assert [bool(code & NOTE) for code in codes] == [False, False, False, True, False]
+    assert [bool(code & NOTE_MESSAGE) for code in codes] == [False, False, False, True, False]
     assert codes[4] == OK
     assert (note.kind, note.details["reference"]) == ("rebaseline", 30.0)
     assert watch.note() == Note()
@@ -183,7 +185,7 @@ def test_ratio_rewind_goes_back_to_a_mark_not_far_before(read, step):
     assert watch.numbers()["reference"] == 1.0
 
 
-WINDOW = 10 * BLOCKS
+WINDOW = 10 * TREND_BLOCKS
 
 
 def _trend(**fields):
@@ -258,7 +260,7 @@ def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
 
     codes = [watch.feed(row, step) for step, row in enumerate(rows)]
 
-    assert [step for step, code in enumerate(codes) if code & NOTE] == [5]
+    assert [step for step, code in enumerate(codes) if code & NOTE_MESSAGE] == [5]
     note = watch.note()
     assert note.kind == "near_miss"
     assert note.details["steps"] == {"grad": 1, "update": 1}
@@ -270,7 +272,7 @@ def test_sequence_one_stage_alone_is_no_near_miss():
     pair = Sequence(("a", "b"), within=1).start()
     codes = [pair.feed(row, step) for step, row in enumerate(_rows("B.....", "......"))]
 
-    assert not any(code & NOTE for code in codes)
+    assert not any(code & NOTE_MESSAGE for code in codes)
 
 
 @pytest.fixture

@@ -8,24 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE, Detector
-from supervise.detectors.band import Band
-from supervise.detectors.collapse import Collapse
-from supervise.detectors.cusum import Cusum
-from supervise.detectors.equal import Equal
-from supervise.detectors.harm import Harm
-from supervise.detectors.join import Join
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.paired import Paired
-from supervise.detectors.rate import Rate
-from supervise.detectors.rate_guard import RateGuard
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.record import Record
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.sequence import Sequence
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import Trend
+from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Detector
+from supervise.detectors import (
+    Band,
+    Collapse,
+    Cusum,
+    Equal,
+    Harm,
+    Join,
+    Nonfinite,
+    Paired,
+    Rate,
+    RateGuard,
+    Ratio,
+    Record,
+    RobustZ,
+    Sequence,
+    Threshold,
+    Trend,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +107,7 @@ def _feed(watch, events):
     seen = []
     for step, sample in events:
         code = watch.feed(sample, step)
-        seen.append((code, watch.raw, watch.note() if code & NOTE else None))
+        seen.append((code, watch.raw, watch.note() if code & NOTE_MESSAGE else None))
     return seen
 
 
@@ -203,10 +204,10 @@ def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
     for step, sample in data.draw(_events(detector, 5, 90)):
         code = watch.feed(sample, step)
 
-        assert code & ~NOTE in (OK, UNKNOWN, BREACH)
+        assert code & ~NOTE_MESSAGE in (OK, UNKNOWN, BREACH)
         assert watch.raw in (OK, UNKNOWN, BREACH)
         json.dumps(watch.numbers())
-        if code & NOTE:
+        if code & NOTE_MESSAGE:
             note = watch.note()
             json.dumps(note.details, default=dict)
             assert note.kind in ("rebaseline", "near_miss")
@@ -227,4 +228,4 @@ def test_huge_numbers_do_not_overflow():
         usual = [(100 + i, 1.0 + 0.01 * (i * 7 % 5)) for i in range(99)]
         codes = [code for code, _, _ in _feed(watch, usual)]
 
-        assert codes[-1] & ~NOTE == OK, name
+        assert codes[-1] & ~NOTE_MESSAGE == OK, name

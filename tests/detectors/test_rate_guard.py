@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from supervise.core.model.interfaces import NOTE
-from supervise.detectors.rate_guard import RateGuard
+from supervise.core.model import NOTE_MESSAGE
+from supervise.detectors import RateGuard
 
 ROWS = 1200
 
@@ -145,7 +145,7 @@ def test_what_lasts_is_the_new_level(read, settled):
     watch = settled()
 
     assert set(read(watch, [[4.0]] * 511, 100)) == {"B"}
-    assert watch.feed([4.0], 611) == NOTE
+    assert watch.feed([4.0], 611) == NOTE_MESSAGE
     assert watch.note().details["reference"] == 4.0
     assert read(watch, [[5.9]], 612) == "o"
 

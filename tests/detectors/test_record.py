@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise.detectors.record import Record
+from supervise.detectors import Record
 
 NOISE = [2.0, 2.1, 1.9, 2.0] * 10
 

@@ -19,21 +19,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE, Detector
-from supervise.detectors.band import Band
-from supervise.detectors.collapse import Collapse
-from supervise.detectors.cusum import Cusum
-from supervise.detectors.equal import Equal
-from supervise.detectors.join import Join
-from supervise.detectors.nonfinite import Nonfinite
-from supervise.detectors.paired import Paired
-from supervise.detectors.rate import Rate
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.sequence import Sequence
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import BLOCKS, Trend
+from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Detector
+from supervise.detectors import (
+    TREND_BLOCKS,
+    Band,
+    Collapse,
+    Cusum,
+    Equal,
+    Join,
+    Nonfinite,
+    Paired,
+    Rate,
+    Ratio,
+    RobustZ,
+    Sequence,
+    Threshold,
+    Trend,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -104,9 +106,9 @@ def run(detector, events):
     readings, raws, notes = [], [], []
     for index, (step, value) in enumerate(events):
         code = watch.feed(value, step)
-        readings.append(code & ~NOTE)
+        readings.append(code & ~NOTE_MESSAGE)
         raws.append(watch.raw)
-        if code & NOTE:
+        if code & NOTE_MESSAGE:
             notes.append(index)
     return readings, raws, notes
 
@@ -293,18 +295,20 @@ def ratio(spec, events):
 
 def trend(spec, events):
     """Blocks cut from the list of known samples; the bound by rank from the sorted slopes."""
-    size, upper = spec.window // BLOCKS, spec.slope_per_1k_gt is not None
+    size, upper = spec.window // TREND_BLOCKS, spec.slope_per_1k_gt is not None
     z = statistics.NormalDist().inv_cdf(spec.confidence)
-    spread = math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
-    rank = math.floor((BLOCKS * (BLOCKS - 1) // 2 - z * spread) / 2)  # one-based
+    spread = math.sqrt(TREND_BLOCKS * (TREND_BLOCKS - 1) * (2 * TREND_BLOCKS + 5) / 18)
+    rank = math.floor((TREND_BLOCKS * (TREND_BLOCKS - 1) // 2 - z * spread) / 2)  # one-based
     known, expected = [], []
     for taken, step, value in in_order(events):
         if not (taken and is_known(value)):
             expected.append(UNKNOWN)
             continue
         known.append((step, value))
-        blocks = [known[i : i + size] for i in range(0, len(known) // size * size, size)][-BLOCKS:]
-        if len(blocks) < BLOCKS:
+        blocks = [known[i : i + size] for i in range(0, len(known) // size * size, size)][
+            -TREND_BLOCKS:
+        ]
+        if len(blocks) < TREND_BLOCKS:
             expected.append(UNKNOWN)
             continue
         points = [tuple(map(statistics.fmean, zip(*block, strict=True))) for block in blocks]
@@ -603,7 +607,7 @@ REFERENCES = {
             Trend,
             "a",
             choices=[{"slope_per_1k_gt": 11.3}, {"slope_per_1k_lt": -11.3}],
-            window=2 * BLOCKS,
+            window=2 * TREND_BLOCKS,
             confidence=0.9,
         ),
         st.tuples(series(calm, 40, 160), one_of([0.0, 0.03, -0.03])).map(

@@ -1,8 +1,7 @@
 """Robust z: against its own past, which a spike does not enter."""
 
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE, Note
-from supervise.detectors.robust_z import RobustZ
+from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Note
+from supervise.detectors import RobustZ
 
 QUIET = [9.0, 9.0, 10.0, 11.0, 11.0] * 3  # median 10, MAD 1, scale 1.4826
 
@@ -39,7 +38,7 @@ def test_a_lasting_level_becomes_the_baseline_and_says_so(read):
     codes = [watch.feed(20.0, step) for step in range(15, 23)]
     note = watch.note()
 
-    assert codes == [BREACH] * 7 + [BREACH | NOTE]
+    assert codes == [BREACH] * 7 + [BREACH | NOTE_MESSAGE]
     assert note.kind == "rebaseline"
     assert note.details["median"] == 20.0
     assert note.details["steps"] == [15, 22]

@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.detectors.band import Band
-from supervise.detectors.cusum import Cusum
-from supervise.detectors.equal import Equal
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.threshold import Threshold
-from supervise.detectors.trend import Trend
+from supervise.core.model import BREACH, OK, UNKNOWN
+from supervise.detectors import Band, Cusum, Equal, Ratio, RobustZ, Threshold, Trend
 
 Z = RobustZ("a", gt=8.0, unit="steps")
 GROWTH = Ratio("a", fast=16, ref=512, gt=2.0, min_=64, freeze=128, unit="steps")

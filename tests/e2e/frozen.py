@@ -17,10 +17,8 @@ from pathlib import Path
 from supervise import system
 from supervise.catalog import load_policy
 from supervise.cli import run
-from supervise.runtime import foreground
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.recorder import Recorder
+from supervise.runtime import PATIENCE_S
+from supervise.store import Audit, Journal, Recorder
 
 
 class Freezing(Recorder):
@@ -62,6 +60,6 @@ def tell(line):
 if __name__ == "__main__":
     policy, directory, gate, *argv = sys.argv[1:]
     Freezing.gate = Path(gate)
-    foreground.PATIENCE_S = 3.0
+    PATIENCE_S = 3.0
     again = (policy, None, {})
     sys.exit(run.supervise(argv, load_policy(policy), again, Path(directory), [], tell, record))

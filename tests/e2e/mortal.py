@@ -16,11 +16,9 @@ import sys
 from pathlib import Path
 
 from supervise import system
-from supervise.catalog import discover, load_policy
+from supervise.catalog import load_policy, parse_drill
 from supervise.cli import adopt, run
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.recorder import Recorder
+from supervise.store import Audit, Journal, Recorder
 
 
 def now():
@@ -84,7 +82,7 @@ def main() -> int:
         load_policy(policy),
         (policy, None, {}),
         Path(directory),
-        [discover.parse_drill(drill)],
+        [parse_drill(drill)],
         tell,
         record,
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.core.model.events import Adopted, Exited, Frame, Launched
+from supervise.core.model import Adopted, Exited, Frame, Launched
 from tests.support.supervised_run import FAST_TORCH, Records, tiny
 from tests.support.waiting import wait_until
 

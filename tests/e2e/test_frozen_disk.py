@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.core.model.events import Frame, Notice
-from supervise.store import audit, journal
+from supervise.core.model import Frame, Notice
+from supervise.store import read_audit, read_journal
 from tests.support.supervised_run import FAST_TORCH, tiny
 from tests.support.waiting import wait_until
 
@@ -80,10 +80,10 @@ class Frozen:
         os.close(os.open(aside, os.O_WRONLY))
 
     def records(self):
-        return list(audit.read(self.run / "audit.log"))
+        return list(read_audit(self.run / "audit.log"))
 
     def events(self, kind):
-        return [e for _, e in journal.read(self.run / "journal") if isinstance(e, kind)]
+        return [e for _, e in read_journal(self.run / "journal") if isinstance(e, kind)]
 
 
 def _waits(task: Path) -> bool:

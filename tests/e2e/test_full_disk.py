@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.store import journal
+from supervise.core.model import Frame
+from supervise.store import read_journal
 from tests.support.supervised_run import Records, tiny
 from tests.support.waiting import wait_until
 
@@ -105,7 +105,7 @@ def test_a_full_disk_without_a_reserve_ends_the_acting(small_disk, supervise, ha
     assert "mode enforce" in status and "no action is possible" in status
     assert f"record the journal is incomplete from event {note['data']['event']} on" in status
     assert running.returncode == CODE, errors
-    kept = [event for _, event in journal.read(directory / "journal")]
+    kept = [event for _, event in read_journal(directory / "journal")]
     assert len(kept) == note["data"]["event"]
     assert max(e.step for e in kept if isinstance(e, Frame)) < LAST
     log = run.records

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from supervise.core.model.events import Frame
+from supervise.core.model import Frame
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

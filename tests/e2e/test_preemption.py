@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from supervise.runtime.process_tree import is_handled
+from supervise.runtime import is_handled
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import sys
 import psutil
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.runtime.process import become_subreaper
+from supervise.core.model import Frame
+from supervise.runtime import become_subreaper
 from tests.support.supervised_run import tiny
 from tests.support.waiting import wait_until
 

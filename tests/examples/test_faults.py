@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from supervise.catalog import shipped
+from supervise.catalog import shipped_folder
 from supervise.cli.backtest import backtest_command
 
 FAULT = 150
 SOON = 2  # steps after the fault by which it is acted on
 SEVERAL = 3  # with two ranks: the mean of their losses shows half of what one of them has
-POLICY = shipped.folder("examples") / "nano" / "policy.yaml"
+POLICY = shipped_folder("examples") / "nano" / "policy.yaml"
 RUNBOOKS = {
     "batch_cut": "hold-for-config",
     "bit_of_a_weight": "rollback-and-rewarm",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import discover, load_policy
+from supervise.catalog import load_policy, parse_drill
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def test_every_case_of_the_benchmark_names_faults_that_exist(monkeypatch: pytest
     cases = __import__("recovery_cases").CASES
     sys.modules.pop("recovery_cases")
 
-    assert all(discover.parse_drill(drill) for case in cases for drill in case.drills)
+    assert all(parse_drill(drill) for case in cases for drill in case.drills)
     healthy = [(case.ranks, case.steps) for case in cases if not case.drills]
     assert sorted(healthy) == sorted({(case.ranks, case.steps) for case in cases})
     assert len({case.name for case in cases}) == len(cases)

@@ -12,18 +12,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from supervise.checkpoints.tracker import RunPosition, save_report
-from supervise.core import engine
-from supervise.core.model.decisions import plain
-from supervise.core.model.events import Event, Launched, Notice, OperatorCommand, Tick
+from supervise.checkpoints import RunPosition, save_report
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Event, Launched, Notice, OperatorCommand, Tick, plain_decision
 from supervise.errors import SuperviseError
-from supervise.runtime import status
-from supervise.runtime.frame_enrichment import FrameEnricher
-from supervise.runtime.segment_reader import RankView, Segment, recorded_end
-from supervise.runtime.segments import Segments
-from supervise.runtime.watches import DIRECTORY, ControlInbox
-from supervise.store import event_codec
-from supervise.store.audit import Chain
+from supervise.runtime import (
+    CONTROL_DIRECTORY,
+    ControlInbox,
+    FrameEnricher,
+    RankView,
+    Segment,
+    Segments,
+    recorded_end,
+    status,
+)
+from supervise.store import Chain, pack_event, unpack_event
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Writer
 
@@ -36,16 +39,16 @@ class Judge:
 
     def __init__(self) -> None:
         self.policy = policy()
-        self.state = engine.start(self.policy)
+        self.state = start_engine(self.policy)
         self.company = FrameEnricher(lambda pid, leads: {"host_memory": 1.0} if leads else {})
         self.chain = Chain("run")
         self.results: list[dict[str, Any]] = []
         self.take(Launched(1, 2**22 + 7, 0))
 
     def take(self, event: Event) -> None:
-        again = event_codec.unpack(*event_codec.pack(event))
+        again = unpack_event(*pack_event(event))
         assert type(again) is type(event)
-        self.state, made = engine.step(self.policy, self.state, event)
+        self.state, made = step_engine(self.policy, self.state, event)
         follow: list[Event] = []
         for decision in made:
             body = {
@@ -78,11 +81,11 @@ class Judge:
         found = status.snapshot(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
-        json.dumps(plain(found.document()), allow_nan=False).encode()
+        json.dumps(plain_decision(found.document()), allow_nan=False).encode()
 
 
 def engine_record(decision: Any) -> dict[str, Any]:
-    from supervise.core.engine import record as recorded
+    from supervise.core import record_run as recorded
 
     return recorded(decision)
 
@@ -96,7 +99,7 @@ def use_notices(home: Path, raw: bytes) -> None:
     folder = home / "letters"
     folder.mkdir(exist_ok=True)
     writer = Writer.create(str(folder), "run", 0, 1, slots=64, capacity=8)
-    control = home / DIRECTORY
+    control = home / CONTROL_DIRECTORY
     control.mkdir(exist_ok=True)
     words = ControlInbox(home, clock)
     judge = Judge()

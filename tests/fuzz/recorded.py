@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from supervise.catalog import load_policy
-from supervise.checkpoints import registry
+from supervise.checkpoints import VERIFIED, Register
 from supervise.cli import invoke
-from supervise.core import engine
-from supervise.core.model.events import (
+from supervise.core import start_engine, step_engine
+from supervise.core.model import (
     Adopted,
     Announced,
     Beat,
@@ -26,16 +26,12 @@ from supervise.core.model.events import (
     Launched,
     Notice,
     OperatorCommand,
+    Payload,
+    Policy,
     Tick,
 )
-from supervise.core.model.payload import Payload
-from supervise.core.model.policy import Policy
-from supervise.runtime import status
-from supervise.runtime.segment_reader import RankView
-from supervise.store import journal
-from supervise.store.audit import Audit
-from supervise.store.recorder import Recorder
-from supervise.store.run_directory import RunDir
+from supervise.runtime import RankView, status_snapshot
+from supervise.store import Audit, Journal, Recorder, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 10**9
@@ -148,27 +144,27 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
     chosen = policy()
     run = RunDir.create(path, argv=["train"], policy=chosen, wall=WALL)
     log = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
-    recorder = Recorder(journal.Journal.open(run.journal_path), log, lambda: (5, WALL), print)
+    recorder = Recorder(Journal.open(run.journal_path), log, lambda: (5, WALL), print)
     started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
     recorder.note("run_start", -1, "the job was started", {**started, "channels": ["console"]})
-    state, last, queue = engine.start(chosen), None, list(happened)
+    state, last, queue = start_engine(chosen), None, list(happened)
     while queue:
         event = queue.pop(0)
         number = recorder.event(event)
-        state, made = engine.step(chosen, state, event)
+        state, made = step_engine(chosen, state, event)
         for decision in made:
             last = decision
             recorder.decision(decision, number, event.at_ns)
             if decision.kind == "intent":
                 queue.insert(0, answer(decision.data["action"], event.at_ns, state.step, {}))
     ranks = {0: RankView(7, "step", 5, Payload({"collectors": {"loss": "on"}}))}
-    found = status.snapshot(
+    found = status_snapshot(
         chosen, state, ranks, wall=WALL, now_ns=9, tier="T1", last=last, trouble=None
     )
     run.write_json("state.json", found.document())
     run.write_json("launch.json", {"attempt": 0, "pid": 2**22 + 7, "start_ticks": 5})
-    register = registry.Register(run.path)
-    register.add("/c/1.pt", step=8, state=registry.VERIFIED)
+    register = Register(run.path)
+    register.add("/c/1.pt", step=8, state=VERIFIED)
     register.write()
     recorder.note("run_end", state.step, "exit code 0", {"exit_code": 0})
     recorder.close()

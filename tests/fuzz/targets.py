@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from supervise.catalog import load_policy, shipped
-from supervise.catalog.diagnostics import Problems, Source
-from supervise.catalog.yaml_document import parse, plain
-from supervise.checkpoints import registry
+from supervise.catalog import Problems, Source, load_policy, parse_yaml, plain_yaml, shipped_folder
+from supervise.checkpoints import Register
 from supervise.errors import StoreError
-from supervise.runtime.settings import RecoveredRun
-from supervise.store import audit, journal
-from supervise.store.audit import Audit
-from supervise.store.quarantine_list import Quarantine
+from supervise.runtime import RecoveredRun
+from supervise.store import Audit, Journal, Quarantine, verify_audit
 
 from . import mutation
 from .probed import (
@@ -52,7 +48,7 @@ def use_journal(home: Path, raw: bytes) -> None:
         say("why-not", str(run.path), "--rule", "spike", "--step", "25")
         with contextlib.suppress(StoreError):
             RecoveredRun.read(run, load_policy)
-        journal.Journal.open(run.journal_path).close()
+        Journal.open(run.journal_path).close()
 
 
 def use_audit(home: Path, raw: bytes) -> None:
@@ -78,7 +74,7 @@ def use_audit(home: Path, raw: bytes) -> None:
             RecoveredRun.read(run, load_policy)
         try:
             Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL).close()
-            opened = audit.verify(run.audit_path)
+            opened = verify_audit(run.audit_path)
             assert opened.status == "good" or not opened.records
         finally:
             for torn in run.path.glob("audit.log.truncated-*"):
@@ -99,7 +95,7 @@ def use_status(home: Path, raw: bytes) -> None:
         say("why", str(run.path))
         say("runs", "--json", "--runs", str(run.path.parent))
         for read in (
-            lambda: registry.Register(run.path),
+            lambda: Register(run.path),
             lambda: Quarantine(run.quarantine_path).read(),
         ):
             with contextlib.suppress(StoreError):
@@ -137,20 +133,20 @@ def change_status(raw: bytes, chance: Random) -> bytes:
 
 def policy_seeds(home: Path) -> list[bytes]:
     names = ("policies/observe.yaml", "policies/packs/hang.yaml", "runbooks/soften.yaml")
-    found = [POLICY.encode(), (shipped.folder("policies") / "nano.yaml").read_bytes()]
+    found = [POLICY.encode(), (shipped_folder("policies") / "nano.yaml").read_bytes()]
     for name in names:
         folder, _, file = name.rpartition("/")
-        found.append((shipped.folder(folder) / file).read_bytes())
+        found.append((shipped_folder(folder) / file).read_bytes())
     return found
 
 
 def change_policy(raw: bytes, chance: Random) -> bytes:
     if chance.random() < 0.5:
         return mutation.bitten(raw, chance)
-    root = parse(Source("p", raw.decode("utf-8", "replace")), Problems())
+    root = parse_yaml(Source("p", raw.decode("utf-8", "replace")), Problems())
     if root is None:
         return mutation.bitten(raw, chance)
-    return json.dumps(mutation.twisted(plain(root), chance), ensure_ascii=False).encode(
+    return json.dumps(mutation.twisted(plain_yaml(root), chance), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
 

@@ -10,11 +10,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from supervise.core.model.decisions import Notified
-from supervise.core.model.interfaces import Message
-from supervise.notifiers import console, email, pagerduty, slack, webhook
-from supervise.notifiers.outbox import message_of
-from supervise.report.incident_views import with_report
+from supervise.core.model import Message, Notified
+from supervise.notifiers import (
+    letter_of,
+    message_of,
+    pagerduty_body,
+    render_console,
+    slack_body,
+    webhook_body,
+)
+from supervise.report import with_report
 from tests.golden.messages import HEAD, RUN
 from tests.report import stories
 
@@ -44,7 +49,7 @@ def sent(name: str) -> Iterator[tuple[Message, str]]:
 
 def of_slack(message: Message) -> Iterator[str]:
     """Yield the texts of a Slack message, in order."""
-    payload = json.loads(slack.body(message))
+    payload = json.loads(slack_body(message))
     yield payload["text"]
     for block in payload["blocks"]:
         for text in [block.get("text"), *block.get("fields", ()), *block.get("elements", ())]:
@@ -58,15 +63,15 @@ def channels() -> str:
     for name in PLAYED:
         for message, key in sent(name):
             text.append(f"== {name}: {message.kind} {message.incident}")
-            text += console.render(message, colour=False).splitlines()
+            text += render_console(message, colour=False).splitlines()
             text += [f"slack:     {line}" for line in of_slack(message)]
-            letter = email.letter_of(message, key, f"[{message.severity}] {message.title}")
+            letter = letter_of(message, key, f"[{message.severity}] {message.title}")
             heads = [f"{head}: {letter[head]}" for head in ("Subject", "Message-ID", "References")]
             lines = [*heads, "", *letter.get_content().splitlines()]
             text += [f"email:     {line}" for line in lines]
             for channel, body in (
-                ("webhook", webhook.body(message)),
-                ("pagerduty", pagerduty.body(message, "KEY", key)),
+                ("webhook", webhook_body(message)),
+                ("pagerduty", pagerduty_body(message, "KEY", key)),
             ):
                 shown = json.dumps(json.loads(body), ensure_ascii=False)
                 text.append(f"{channel + ':':11}{shown}")

@@ -34,12 +34,11 @@ from click.testing import CliRunner
 
 from supervise import cli, errors
 from supervise.cli.backtest import backtest_command
-from supervise.core.engine import record
-from supervise.core.model.decisions import Decision
-from supervise.lab import suite
-from supervise.report import incident_views
-from supervise.report.incident_report import IncidentReport
-from supervise.store import audit, journal
+from supervise.core import record_run as record
+from supervise.core.model import Decision
+from supervise.lab import load_suite, run_suite
+from supervise.report import IncidentReport, full_incident, incident_card, incident_markdown
+from supervise.store import read_audit, read_journal
 
 from ..fuzz.recorded import events
 from ..fuzz.recorded import record as record_run
@@ -80,7 +79,7 @@ def name_of(path: Path) -> str:
 def decisions(path: Path) -> tuple[str, list[str]]:
     """Return the text of a file's scenarios, and their failures."""
     text, failures = [], []
-    for outcome in suite.run(suite.load(path, [])):
+    for outcome in run_suite(load_suite(path, [])):
         text.append(f"== {outcome.form.name}")
         text += [f"{frame} {line(decision)}" for frame, decision in outcome.result.log]
         failures += [f"{outcome.form.name}: {message}" for _, message in outcome.failures]
@@ -140,8 +139,8 @@ def run() -> str:
     with wide, tempfile.TemporaryDirectory() as home:
         made = record_run(Path(home) / "run", events())
         text = ["== journal"]
-        text += [str(entry) for entry in journal.read(made.journal_path)]
-        text += ["== audit", *(json.dumps(each) for each in audit.read(made.audit_path))]
+        text += [str(entry) for entry in read_journal(made.journal_path)]
+        text += ["== audit", *(json.dumps(each) for each in read_audit(made.audit_path))]
         for argv in READING:
             text += _printed(argv, [*argv, str(made.path)])
         empty = Path(home) / "empty"
@@ -205,10 +204,10 @@ def views_of_incident(report: IncidentReport) -> dict[str, str]:
     series = document["series"]
     short = {key: digest(series[key]) for key in ("steps", "attempts", "signals")}
     kept = document | {"series": series | short}
-    card, full = (list(view(report)) for view in (incident_views.card, incident_views.full))
+    card, full = (list(view(report)) for view in (incident_card, full_incident))
     return {
         ".txt": "\n".join([*card, "", "== --full", *full]) + "\n",
-        ".md": incident_views.markdown(report),
+        ".md": incident_markdown(report),
         ".json.txt": "".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items()),
     }
 

@@ -14,14 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from supervise.catalog import load_policy
-from supervise.catalog.scenarios import Injection, Scenario
-from supervise.core.model.decisions import Decision
-from supervise.core.model.interfaces import Message
-from supervise.core.model.policy import Policy
-from supervise.lab import scenario_runner
-from supervise.notifiers import channel_queue, console, slack
-from supervise.notifiers.outbox import message_of
+from supervise.catalog import Injection, Scenario, load_policy
+from supervise.core.model import Decision, Message, Policy
+from supervise.lab import run_scenario
+from supervise.notifiers import (
+    Trouble,
+    failed_message,
+    message_of,
+    recovered_message,
+    render_console,
+    slack_body,
+)
 
 RUN, HEAD = "20260105-101112-7f3a9c", "42 9c1b"
 RECORDED = ("suppressed", "abort", "in_doubt")  # kinds whose reason `supervise why` shows
@@ -229,7 +232,7 @@ def lines_of(decision: Decision, frame: int) -> Iterator[str]:
     """Yield the lines that people read of one decision."""
     data = decision.data
     if decision.kind == "notify_intent":
-        yield console.render(message_of(decision, RUN, HEAD), colour=False).rstrip("\n")
+        yield render_console(message_of(decision, RUN, HEAD), colour=False).rstrip("\n")
     elif decision.kind == "note" and data.get("what") == "operator":
         args = " ".join(f"{name}={value}" for name, value in data["args"].items())
         yield f"[frame {frame}] $ supervise {data['command']} {args}".rstrip()
@@ -250,20 +253,20 @@ def played(story: Story) -> list[tuple[int, Decision]]:
         ranks=story.ranks,
         every=story.every,
     )
-    return scenario_runner.run(policy_of(story.policy, story.mode), form).log
+    return run_scenario(policy_of(story.policy, story.mode), form).log
 
 
 def channels() -> Iterator[str]:
     """Yield what the other channels receive when one fails and when it recovers."""
     last = Message(RUN, None, "INFO", "", "", "", "", 120, HEAD)
-    failing = channel_queue.Trouble("slack", 100.0, 3, 2, "HTTP 503")
+    failing = Trouble("slack", 100.0, 3, 2, "HTTP 503")
     for message in (
-        channel_queue.failed(failing, last, 130.0),
-        channel_queue.failed(replace(failing, undelivered=1, lost=1), last, 101.0),
-        channel_queue.recovered(failing, last),
-        channel_queue.recovered(replace(failing, lost=0), last),
+        failed_message(failing, last, 130.0),
+        failed_message(replace(failing, undelivered=1, lost=1), last, 101.0),
+        recovered_message(failing, last),
+        recovered_message(replace(failing, lost=0), last),
     ):
-        yield console.render(message, colour=False).rstrip("\n")
+        yield render_console(message, colour=False).rstrip("\n")
 
 
 def messages() -> str:
@@ -282,5 +285,5 @@ def messages() -> str:
     text += ["", "== a channel fails and recovers", *channels()]
     assert first is not None
     text += ["", "== the first message as Slack receives it"]
-    text += json.dumps(json.loads(slack.body(first)), indent=2, ensure_ascii=False).splitlines()
+    text += json.dumps(json.loads(slack_body(first)), indent=2, ensure_ascii=False).splitlines()
     return "\n".join(text[1:]) + "\n"

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.core.model.policy import HostHealth
-from supervise.runtime import host, nvml_report
-from supervise.runtime.host import HealthGate, Start
+from supervise.core.model import HostHealth
+from supervise.runtime import HealthGate, Start, host, nvml_report
 
 GB = 10**9
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.runtime.segment_reader import Segment
+from supervise.runtime import Segment
 from supervise_probe.ipc.segment import Writer
 
 

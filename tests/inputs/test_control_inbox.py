@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.runtime import watches
+from supervise.runtime import CONTROL_DIRECTORY, ControlInbox, post_command
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from supervise.runtime import watches
 )
 def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text):
     """Whoever wrote it."""
-    (tmp_path / watches.DIRECTORY).mkdir()
-    (tmp_path / watches.DIRECTORY / "0.json").write_text(text)
+    (tmp_path / CONTROL_DIRECTORY).mkdir()
+    (tmp_path / CONTROL_DIRECTORY / "0.json").write_text(text)
     args = {"key": "k", "shards": ["a", "b"], "value": 0.5, "requeue": True}
-    watches.post(tmp_path, "stop", "anna", args, at_ns=7)
-    heard = watches.ControlInbox(tmp_path, lambda: 9)
+    post_command(tmp_path, "stop", "anna", args, at_ns=7)
+    heard = ControlInbox(tmp_path, lambda: 9)
 
     (told,) = heard.poll()
     assert (told.at_ns, told.operator, told.command, told.args) == (9, "anna", "stop", args)
     assert heard.poll() == []
-    assert not list((tmp_path / watches.DIRECTORY).iterdir())
+    assert not list((tmp_path / CONTROL_DIRECTORY).iterdir())

@@ -9,28 +9,21 @@ from statistics import stdev
 
 import pytest
 
-from supervise.runtime.frame_enrichment import (
-    OWN_STEPS,
-    OwnTimes,
-    Ranks,
-    job_numbers,
-    skips_apart,
-    together,
-)
+from supervise.runtime import OWN_STEPS, OwnTimes, Ranks, job_numbers, join_ranks, skips_apart
 
 NAN = float("nan")
 
 
 def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
-    found = together([{"train_loss_raw": x} for x in (2.0, 2.1, 9.0, 2.2)])
+    found = join_ranks([{"train_loss_raw": x} for x in (2.0, 2.1, 9.0, 2.2)])
 
     assert found["loss_dispersion"] == pytest.approx(stdev([2.0, 2.1, 9.0, 2.2]), rel=1e-12)
     assert found["loss_outlier_rank"] == 2
     two = [{"train_loss_raw": x, "batch_token_entropy": e} for x, e in ((2.0, 3.0), (3.4, 5.4))]
-    found = together(two)
+    found = join_ranks(two)
     assert found["loss_outlier_rank"] == 1, "between two, the one with the higher loss"
     assert found["batch_dispersion"] == pytest.approx(2.4 / 2**0.5)
-    assert "batch_dispersion" not in together([two[0], {"train_loss_raw": 3.4}])
+    assert "batch_dispersion" not in join_ranks([two[0], {"train_loss_raw": 3.4}])
 
 
 def test_the_loss_of_the_job_weighs_each_rank_by_its_targets():
@@ -114,11 +107,11 @@ def test_ranks_that_are_late_by_turns_are_no_stragglers():
 def test_replicas_with_another_checksum_are_counted():
     """Run 1 differs; a rank that has none, as under another scheme, ends the comparison."""
     same = {"param_digest.0": 5.0, "param_digest.1": 7.0}
-    assert together([same, same, same])["param_digest_mismatch"] == 0.0
-    found = together([same, {**same, "param_digest.1": 8.0}, same])
+    assert join_ranks([same, same, same])["param_digest_mismatch"] == 0.0
+    found = join_ranks([same, {**same, "param_digest.1": 8.0}, same])
     assert (found["param_digest_mismatch"], found["param_digest_rank"]) == (1.0, 1.0)
-    assert "param_digest_rank" not in together([same, same])
-    assert "param_digest_mismatch" not in together([same, {}])
+    assert "param_digest_rank" not in join_ranks([same, same])
+    assert "param_digest_mismatch" not in join_ranks([same, {}])
 
 
 def test_the_consistency_is_the_mean_cosine_over_all_pairs():
@@ -130,14 +123,14 @@ def test_the_consistency_is_the_mean_cosine_over_all_pairs():
         return dot / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
     pairs = [cosine(a, b) for a, b in combinations(sketches, 2)]
-    found = together([{f"grad_sketch.{i}": x for i, x in enumerate(s)} for s in sketches])
+    found = join_ranks([{f"grad_sketch.{i}": x for i, x in enumerate(s)} for s in sketches])
 
     assert found["grad_direction_consistency"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
 
 
 @pytest.mark.parametrize("other", [{}, {"train_loss_raw": None}, {"train_loss_raw": NAN}])
 def test_what_one_rank_lacks_is_known_of_none(other):
-    assert "loss_dispersion" not in together([{"train_loss_raw": 2.0}, other])
+    assert "loss_dispersion" not in join_ranks([{"train_loss_raw": 2.0}, other])
 
 
 def test_a_step_counts_when_all_ranks_have_published_it_and_once():

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model.events import Frame
+from supervise.core.model import Frame
 from supervise.errors import SegmentError
-from supervise.runtime.segment_reader import Segment
+from supervise.runtime import Segment
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Mailbox, Writer
 

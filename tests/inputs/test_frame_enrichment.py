@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervise.core.model.events import Announced, Frame
-from supervise.runtime.frame_enrichment import FrameEnricher
+from supervise.core.model import Announced, Frame
+from supervise.runtime import FrameEnricher
 
 
 class Machine:

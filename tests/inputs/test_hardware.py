@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.runtime.hardware import FIRST, SOON_S, Hardware
+from supervise.runtime import FIRST_SAMPLE, SOON_S, Hardware
 
 pytestmark = pytest.mark.slow  # waits for looks and processes
 
@@ -95,10 +95,10 @@ def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path):
     try:
         looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
         time.sleep(0.3)
-        _look(looked, FIRST)
+        _look(looked, FIRST_SAMPLE)
         found = looked.newest(0, leads=True)  # no step until now: it may load a model
         assert "host_mem_growth" not in found and found["host_mem_used"] > 0
-        assert max(_growths(looked, 2 * FIRST)) > 2**30  # an hour of that is a lot
+        assert max(_growths(looked, 2 * FIRST_SAMPLE)) > 2**30  # an hour of that is a lot
         looked.reset()  # as when the job is started again: a smaller one is no growth
         assert _growths(looked, 1) == []
     finally:

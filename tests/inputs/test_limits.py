@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from supervise.core.model.events import Frame, Notice
+from supervise.core.model import Frame, Notice
 from supervise.errors import SegmentError
-from supervise.runtime.segment_reader import DATA, OWN, Segment
-from supervise.runtime.segments import Segments
+from supervise.runtime import SEGMENT_DATA, SEGMENT_OWN, Segment, Segments
 from supervise_probe import wire
 
 NOW = 10**9
@@ -128,7 +127,7 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
                 {"data": {"a": 10**30}},
                 {"data": {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}},
                 *({"frame": frame} for frame in (-1, 2**53, None)),
-                *({"notice": kind} for kind in sorted(OWN)),
+                *({"notice": kind} for kind in sorted(SEGMENT_OWN)),
                 {"notice": "continuity", "data": {"ok": False, "loss": {"was": "x", "is": 1.0}}},
                 {"notice": "continuity", "data": {"ok": False, "loss": 3}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "file": {"size": 1}}},
@@ -189,7 +188,7 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
         "weights-restored": {"attempt": 1, "to": 7},
         "resume-refused": {"how": "library", "path": "/c"},
     }
-    assert sound.keys() == DATA.keys()
+    assert sound.keys() == SEGMENT_DATA.keys()
     for kind, data in sound.items():
         for each in (data, {"left_out": "takes 2000 bytes"}, {}):
             writer.post(json.dumps({**NOTICE, "notice": kind, "data": each}).encode())

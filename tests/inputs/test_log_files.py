@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.loader import failure_classes
-from supervise.core.model.failure import LOG, Failure, classify
-from supervise.runtime.logs import BEHIND, LogFiles
+from supervise.catalog import failure_classes
+from supervise.core.model import LOG_FAILURE, Failure, classify_failure
+from supervise.runtime import LOG_BEHIND, LogFiles
 
 LINES = Path(__file__).parents[2] / "benchmarks" / "log_lines.tsv"
 OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"
@@ -90,7 +90,11 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
     with LINES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     told = [
-        (row["class"], classify(Failure(LOG, message=row["line"]), failure_classes()).cls or "-")
+        (
+            row["class"],
+            classify_failure(Failure(LOG_FAILURE, message=row["line"]), failure_classes()).cls
+            or "-",
+        )
         for row in rows
     ]
     false = [pair for pair in told if pair[0] == "-" and pair[1] != "-"]
@@ -107,7 +111,7 @@ def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
     write(log, line * 20_000 + f"{OOM}\n" * 9)
     assert [cls for cls, _ in found(logs, last=True)] == ["cuda-oom"] * 3
 
-    os.truncate(log, log.stat().st_size + 4 * BEHIND)  # a hole: it costs no disk
+    os.truncate(log, log.stat().st_size + 4 * LOG_BEHIND)  # a hole: it costs no disk
     write(log, "\nNVRM: Xid 79\n")
     tracemalloc.start()
     assert [cls for cls, _ in found(logs, last=True)][-1:] == ["gpu-hardware"]

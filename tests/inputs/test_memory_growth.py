@@ -7,18 +7,12 @@ import random
 
 import pytest
 
-from supervise.runtime.hardware import (
-    FIRST,
-    MINUTES,
-    SETTLE,
-    SOON_S,
-    Growth,
-)
+from supervise.runtime import FIRST_SAMPLE, GROWTH_MINUTES, GROWTH_SETTLE, SOON_S, Growth
 
 EVERY_S = 2.0
 MB, GB, HOUR = 1e6, 1e9, 3600.0
 LIMIT = 1e9  # bytes an hour, of the rule of the pack
-SLOW = SETTLE + int(MINUTES * 60 / EVERY_S)  # looks until the slow window is full
+SLOW = GROWTH_SETTLE + int(GROWTH_MINUTES * 60 / EVERY_S)  # looks until the slow window is full
 TIGHT, AMPLE = 24 * GB, 1000 * GB
 
 
@@ -50,10 +44,10 @@ def flattens(tau, to=2 * GB):
 
 
 def test_nothing_is_told_before_the_job_settled_and_some_windows_were_full():
-    found = bounds(lambda at: at * MB, FIRST + 5)
+    found = bounds(lambda at: at * MB, FIRST_SAMPLE + 5)
 
-    assert found[: FIRST - 1] == [None] * (FIRST - 1)
-    assert None not in found[FIRST - 1 :]
+    assert found[: FIRST_SAMPLE - 1] == [None] * (FIRST_SAMPLE - 1)
+    assert None not in found[FIRST_SAMPLE - 1 :]
 
 
 # ── the short window ──────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise.runtime.host import OomCounters, group_file
+from supervise.runtime import OomCounters, group_file
 
 
 @pytest.mark.parametrize(

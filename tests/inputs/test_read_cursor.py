@@ -6,10 +6,8 @@ import os
 
 import pytest
 
-from supervise.core.model.events import Announced, Frame, Gap, Notice
-from supervise.runtime.process_tree import start_ticks
-from supervise.runtime.segment_reader import recorded_end
-from supervise.runtime.segments import ReadCursor, Segments
+from supervise.core.model import Announced, Frame, Gap, Notice
+from supervise.runtime import ReadCursor, Segments, recorded_end, start_ticks
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Mailbox, Writer
 

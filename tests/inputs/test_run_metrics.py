@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervise.core.model.events import Announced, Beat, Frame
-from supervise.core.model.failure import THREAD, Failure
-from supervise.runtime.frame_enrichment import (
-    ERRORS,
-    LAG,
-    MISSING,
+from supervise.core.model import THREAD_FAILURE, Announced, Beat, Failure, Frame
+from supervise.runtime import (
+    LOG_ERRORS,
+    RANK_LAG,
+    RANKS_MISSING,
     RESTARTS,
     FrameEnricher,
     RunMetrics,
@@ -51,8 +50,8 @@ def test_a_frame_is_as_old_as_it_is_when_it_is_read():
     run = Run()
     run.at_s += 200
 
-    assert run.read() == {LAG: 0.0}
-    assert run.read(ago_s=130.0) == {LAG: 130.0}
+    assert run.read() == {RANK_LAG: 0.0}
+    assert run.read(ago_s=130.0) == {RANK_LAG: 130.0}
 
 
 def test_frames_from_before_a_takeover_or_a_suspension_are_not_late():
@@ -63,7 +62,7 @@ def test_frames_from_before_a_takeover_or_a_suspension_are_not_late():
 
     assert run.read(ago_s=450.0) == {}
     run.at_s += 10.0
-    assert run.read(ago_s=5.0) == {LAG: 5.0}
+    assert run.read(ago_s=5.0) == {RANK_LAG: 5.0}
 
 
 def test_restarts_of_the_last_hour_are_counted_whoever_starts_the_job():
@@ -91,24 +90,29 @@ def test_errors_are_counted_by_class_one_a_minute():
     oom = Failure(cls="cuda-oom", leading=True, pid=1, at_ns=at_ns)
     peers = [replace(oom, pid=2, at_ns=at_ns + S), replace(oom, pid=3, secondary=True)]
     helper = Failure(cls="import", pid=4, at_ns=at_ns)
-    thread = Failure(kind=THREAD, pid=5, at_ns=at_ns)
+    thread = Failure(kind=THREAD_FAILURE, pid=5, at_ns=at_ns)
     run.metrics.on_failures([oom, *peers, helper])
     run.metrics.on_failures([oom, *peers, helper, thread])
 
-    assert run.read() == {LAG: 0.0, ERRORS: 2.0, f"{ERRORS}.cuda-oom": 1.0, f"{ERRORS}.other": 1.0}
+    assert run.read() == {
+        RANK_LAG: 0.0,
+        LOG_ERRORS: 2.0,
+        f"{LOG_ERRORS}.cuda-oom": 1.0,
+        f"{LOG_ERRORS}.other": 1.0,
+    }
     run.at_s += 3601.0
-    assert run.read()[ERRORS] == 0.0
+    assert run.read()[LOG_ERRORS] == 0.0
 
 
 def test_a_rank_that_runs_no_hook_for_half_a_minute_is_missed_in_the_frames_of_all():
     run = Run()
-    assert run.read(0, world=2)[MISSING] == 0.0
+    assert run.read(0, world=2)[RANKS_MISSING] == 0.0
     run.beats((0.0, "step"), (30.0, "step"))
-    assert run.read(0, world=2)[MISSING] == 0.0
+    assert run.read(0, world=2)[RANKS_MISSING] == 0.0
     run.beats((31.0, "step"), (0.0, "step"))
 
-    assert run.read(1, world=2) == {MISSING: 1.0}
-    assert MISSING not in run.read(0)
+    assert run.read(1, world=2) == {RANKS_MISSING: 1.0}
+    assert RANKS_MISSING not in run.read(0)
 
 
 def test_long_steps_and_other_phases_have_their_time():
@@ -118,11 +122,11 @@ def test_long_steps_and_other_phases_have_their_time():
         run.read(1, world=2)
         run.at_s += 10.0
     run.beats((0.0, "step"), (79.0, "step"))
-    assert run.read(0, world=2)[MISSING] == 0.0
+    assert run.read(0, world=2)[RANKS_MISSING] == 0.0
     run.beats((90.0, "eval"), (81.0, "step"))
-    assert run.read(0, world=2)[MISSING] == 1.0
+    assert run.read(0, world=2)[RANKS_MISSING] == 1.0
     run.beats((900.0, "dead"), (900.0, "suspended"))
-    assert run.read(0, world=2)[MISSING] == 0.0
+    assert run.read(0, world=2)[RANKS_MISSING] == 0.0
 
 
 def test_the_columns_join_the_frames():
@@ -133,4 +137,4 @@ def test_the_columns_join_the_frames():
 
     news, frame = enricher.complete(Frame(int(1001.5 * S), 0, 0, 1, (2.0,)))
 
-    assert (news.names, frame.values) == (("train_loss_raw", LAG), (2.0, 0.5))
+    assert (news.names, frame.values) == (("train_loss_raw", RANK_LAG), (2.0, 0.5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from supervise.runtime.segments import Segments
+from supervise.runtime import Segments
 
 
 def test_the_word_reaches_the_probe_and_no_other_word_changes(segment, writer):

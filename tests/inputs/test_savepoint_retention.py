@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from supervise.errors import SegmentError
-from supervise.runtime.segments import Segments
+from supervise.runtime import Segments
 
 SECOND = 1_000_000_000
 FIVE_MINUTES = 300 * SECOND

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model.events import Announced, Beat, Event, Frame, Gap
+from supervise.core.model import Announced, Beat, Event, Frame, Gap
 from supervise.errors import SegmentError
-from supervise.runtime.segment_reader import Segment
+from supervise.runtime import Segment
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Mailbox, Writer
 

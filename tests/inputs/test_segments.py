@@ -12,8 +12,8 @@ import time
 import pytest
 
 from supervise import system
-from supervise.core.model.events import Announced, Frame, Notice
-from supervise.runtime.segments import Segments
+from supervise.core.model import Announced, Frame, Notice
+from supervise.runtime import Segments
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Writer
 

@@ -8,19 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.catalog.loader import failure_classes
-from supervise.core import engine
-from supervise.core.model.decisions import record
-from supervise.core.model.events import Exited, Launched
-from supervise.core.model.failure import Failure, classify
-from supervise.core.model.policy import Policy
-from supervise.notifiers.console import render
-from supervise.notifiers.outbox import message_of
-from supervise.notifiers.webhook import body
-from supervise.report.records import Record, failure_lines, failures
-from supervise.runtime.evidence import Evidence
-from supervise.runtime.failures import FailureRecords
-from supervise.runtime.host import OomCounters
+from supervise.catalog import failure_classes
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Exited, Failure, Launched, Policy, classify_failure
+from supervise.core.model import decision_record as record
+from supervise.notifiers import message_of, render_console, webhook_body
+from supervise.report import Record, failed_records, failure_lines
+from supervise.runtime import Evidence, FailureRecords, OomCounters
 from supervise_probe.runtime import failure
 
 LOOP = "def train():\n    for step in range(9):\n        if step == 3:\n            {}\ntrain()\n"
@@ -112,9 +106,9 @@ def died(make_folder, launch, tmp_path):
 def outcome(notices, code, folder):
     """Judge the end of a job, and return everything that people read of it."""
     policy = Policy("test", "sha256:0", "observe", {}, ())
-    state, decisions = engine.start(policy), []
+    state, decisions = start_engine(policy), []
     for event in (Launched(0, 1, 0), *notices, Exited(time.monotonic_ns(), code)):
-        state, made = engine.step(policy, state, event)
+        state, made = step_engine(policy, state, event)
         decisions += made
     message = message_of([d for d in decisions if d.kind == "notify_intent"][-1], "run", "head")
     job = SimpleNamespace(
@@ -136,10 +130,10 @@ def outcome(notices, code, folder):
     records = [Record.decode(record(decision) | head) for decision in decisions]
     return SimpleNamespace(
         cause=state.job.cause,
-        console=render(message, colour=False),
-        webhook=json.loads(body(message))["data"],
+        console=render_console(message, colour=False),
+        webhook=json.loads(webhook_body(message))["data"],
         bundle=json.loads((folder / bundle / "failures.json").read_text()),
-        why="\n".join(failure_lines(failures(records))),
+        why="\n".join(failure_lines(failed_records(records))),
     )
 
 
@@ -216,7 +210,7 @@ def test_the_error_behind_an_error_is_named(error, links, text, cls):
     found = Failure(type=record["type"], message=record["message"])
 
     assert text in found.text and ("from" in text or found.text == text)
-    assert classify(found, failure_classes()).cls == cls
+    assert classify_failure(found, failure_classes()).cls == cls
 
 
 @pytest.mark.parametrize(("bytes_", "text"), [(1 << 62, ": 'ckpt.pt'"), (0, "pos 7")])

@@ -23,9 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
-from supervise.core.model.events import Beat
-from supervise.core.model.payload import Payload
-from supervise.runtime.process import Process
+from supervise.core.model import Beat, Payload
+from supervise.runtime import Process
 
 PATIENCE_S = 20.0
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.runtime.environment import LAUNCH
-from supervise.runtime.process import AdoptedProcess
-from supervise.runtime.process_tree import start_ticks
+from supervise.runtime import LAUNCH_FILE, AdoptedProcess, start_ticks
 from tests.support.waiting import wait_until
 
 RUN = "20310504-030201-abcdef"
@@ -34,7 +32,7 @@ sys.exit(5)
 @pytest.fixture
 def job():
     """A job of the run, with a child; both are killed at the end."""
-    environ = {**os.environ, LAUNCH: f"{RUN}:0"}
+    environ = {**os.environ, LAUNCH_FILE: f"{RUN}:0"}
     pipe = subprocess.PIPE
     popen = subprocess.Popen([PYTHON, "-c", PARENT], env=environ, stdin=pipe, stdout=pipe)
     popen.child = psutil.Process(int(popen.stdout.readline()))

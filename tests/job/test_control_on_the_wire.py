@@ -8,16 +8,10 @@ import time
 
 import pytest
 
-from supervise.actions.evidence import Snapshot
-from supervise.actions.job_control import Pause, Resume, Stop
-from supervise.actions.learning_rate import LrScale
-from supervise.core.model.action import PlanContext
+from supervise.actions import LrScale, Pause, Resume, Snapshot, Stop
+from supervise.core.model import PlanContext
 from supervise.errors import ActionError
-from supervise.runtime.controller import Control
-from supervise.runtime.evidence import Evidence
-from supervise.runtime.fencing import Lease
-from supervise.runtime.process import Process
-from supervise.runtime.segments import Segments
+from supervise.runtime import Control, Evidence, Lease, Process, Segments
 from tests.support.waiting import wait_until
 
 # A job whose "training" only serves the mailbox, once per step of 5 ms.

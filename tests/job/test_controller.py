@@ -8,11 +8,9 @@ import time
 
 import pytest
 
-from supervise.core.model.payload import Payload
+from supervise.core.model import Payload
 from supervise.errors import ActionError, SegmentError
-from supervise.runtime.controller import Control
-from supervise.runtime.fencing import Lease
-from supervise.runtime.process_tree import suspended
+from supervise.runtime import Control, Lease, is_suspended
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
@@ -327,7 +325,7 @@ def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled, fake_
     control = controlled(rank, standstill=True)
     rank.pid = control.process.pid
     control.process.signal(signal.SIGSTOP)
-    wait_until(lambda: suspended(rank.pid))
+    wait_until(lambda: is_suspended(rank.pid))
 
     with pytest.raises(ActionError, match="stopped by a signal: it does not hang"):
         control.stop(grace_s=1, term_s=1, exit_code=78)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from supervise.runtime.environment import child_environment, inject_dir, tier
+from supervise.runtime import child_environment, directory_tier, inject_dir
 
 PYTHON = sys.executable
 
@@ -48,7 +48,10 @@ def test_the_kill_switch_changes_nothing(tmp_path):
     """SUPERVISE_DISABLE=1: not even a path; "0" and empty do not count."""
     assert child_environment({"SUPERVISE_DISABLE": "1"}, tmp_path) == {"SUPERVISE_DISABLE": "1"}
     assert "SUPERVISE_PROBE" in child_environment({"SUPERVISE_DISABLE": "0"}, tmp_path)
-    assert tier([PYTHON, "x.py"], {"SUPERVISE_DISABLE": "1"}) == ("T0", "SUPERVISE_DISABLE is set")
+    assert directory_tier([PYTHON, "x.py"], {"SUPERVISE_DISABLE": "1"}) == (
+        "T0",
+        "SUPERVISE_DISABLE is set",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_the_kill_switch_changes_nothing(tmp_path):
 )
 def test_an_ordinary_command_gets_the_probe(command):
     """Options of the script are not options of Python."""
-    assert tier(command.split()) == ("T1", None)
+    assert directory_tier(command.split()) == ("T1", None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_an_ordinary_command_gets_the_probe(command):
 )
 def test_what_keeps_the_probe_out_is_said_beforehand(command, reason):
     """The tier goes down to T0, with the sentence that `doctor` and the run manifest show."""
-    assert tier(command.split()) == ("T0", reason)
+    assert directory_tier(command.split()) == ("T0", reason)
 
 
 @pytest.mark.parametrize("flags", ["-I", "-E", "-S", "-u", "-P", "-s", "-Im"])
@@ -102,7 +105,7 @@ def test_the_forecast_is_what_python_does(flags, tmp_path):
 
     out = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
 
-    assert (tier(argv)[0] == "T1") == out.startswith("in")
+    assert (directory_tier(argv)[0] == "T1") == out.startswith("in")
 
 
 @pytest.mark.parametrize(
@@ -125,5 +128,5 @@ def test_a_script_is_judged_by_its_first_line(head, expected, tmp_path):
     tool.write_text(head)
     tool.chmod(0o755)
 
-    assert tier([str(tool), "--flag"])[1] == expected
-    assert tier(["tool"], {"PATH": str(tmp_path)})[1] == expected
+    assert directory_tier([str(tool), "--flag"])[1] == expected
+    assert directory_tier(["tool"], {"PATH": str(tmp_path)})[1] == expected

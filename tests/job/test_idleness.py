@@ -7,7 +7,8 @@ from itertools import chain, repeat
 
 import pytest
 
-from supervise.runtime.idleness import Looks, movement, work
+from supervise.runtime import Looks, process_movement
+from supervise.runtime import process_work as work
 from tests.support.waiting import wait_until
 
 WITHIN_S = 0.6
@@ -31,7 +32,7 @@ class Job:
 
 
 def test_one_that_sleeps_where_it_was_is_idle(start):
-    assert movement(Job(start("sleep", "60")), WITHIN_S) == ""
+    assert process_movement(Job(start("sleep", "60")), WITHIN_S) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_one_that_works_is_not(start, script, moves, tmp_path):
     process = start(sys.executable, "-c", script, str(tmp_path / "up"))
     wait_until((tmp_path / "up").exists, "its start")
 
-    assert moves in movement(Job(process), WITHIN_S)
+    assert moves in process_movement(Job(process), WITHIN_S)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +58,4 @@ def test_one_that_works_is_not(start, script, moves, tmp_path):
 )
 def test_what_is_read_from_outside_counts_too(start, seen, moves):
     """The second window as the first; what cannot be read may move."""
-    assert moves in movement(Job(start("sleep", "60"), **seen), WITHIN_S)
+    assert moves in process_movement(Job(start("sleep", "60"), **seen), WITHIN_S)

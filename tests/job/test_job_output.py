@@ -10,8 +10,7 @@ import threading
 import psutil
 import pytest
 
-from supervise.runtime import output_relay
-from supervise.runtime.process_tree import alive
+from supervise.runtime import OutputLog, is_alive
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -61,7 +60,7 @@ def relays_of(popen):
     return [
         child
         for child in psutil.Process(popen.pid).children()
-        if alive(child) and "output_relay.py" in " ".join(child.cmdline())
+        if is_alive(child) and "output_relay.py" in " ".join(child.cmdline())
     ]
 
 
@@ -119,7 +118,7 @@ def test_the_relay_outlives_us(echo, kept):
         relay.send_signal(number)
     assert say(echo, "four") == "got four\n"
     close(echo, "stdin")
-    wait_until(lambda: not alive(relay), "the end of the relay")
+    wait_until(lambda: not is_alive(relay), "the end of the relay")
     assert {"got three", "got four"} <= set(kept.read_text().splitlines())
 
 
@@ -169,14 +168,14 @@ def test_a_terminal_stays_a_terminal(shell, wrapper, tmp_path, kept):
 
 def test_a_disk_that_is_full_or_slow_costs_the_log_only(tmp_path):
     """What waits is limited; how much is missing is noted where it is."""
-    log = output_relay.Log("/dev/full")
+    log = OutputLog("/dev/full")
     log.put(b"x" * 100)
     log.close(5.0)
     assert log.lost == 100
 
     held = threading.Event()
 
-    class Slow(output_relay.Log):
+    class Slow(OutputLog):
         def write(self, data):
             held.wait(10)
             super().write(data)
@@ -199,7 +198,7 @@ def test_a_disk_that_is_full_or_slow_costs_the_log_only(tmp_path):
 
 def test_files_are_limited_in_number_and_size(tmp_path):
     path = tmp_path / "output.log"
-    log = output_relay.Log(str(path), max_bytes=10)
+    log = OutputLog(str(path), max_bytes=10)
     for number in range(7):
         log.put(f"part {number}...\n".encode())
     log.close(5.0)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from supervise.errors import LaunchError
-from supervise.runtime.process import spawn
+from supervise.runtime import spawn_job
 
 PYTHON = sys.executable
 
@@ -139,7 +139,7 @@ def test_a_command_that_cannot_be_started_comes_with_a_hint(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print(1)\n")
     with pytest.raises(LaunchError, match="cannot start") as caught:
-        spawn([command], os.environ)
+        spawn_job([command], os.environ)
 
     assert (caught.value.exit_code, caught.value.hint) == (code, hint)
 
@@ -161,6 +161,6 @@ def test_what_cannot_be_executed_exits_126_and_says_why(tmp_path):
 
     for path, reason in reasons.items():
         with pytest.raises(LaunchError, match=reason) as caught:
-            spawn([str(path)], os.environ)
+            spawn_job([str(path)], os.environ)
 
         assert caught.value.exit_code == 126

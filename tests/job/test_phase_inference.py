@@ -9,9 +9,8 @@ import time
 import psutil
 import pytest
 
-from supervise.core.model.events import Beat
-from supervise.runtime import idleness
-from supervise.runtime.idleness import Phases
+from supervise.core.model import Beat
+from supervise.runtime import Phases, idleness
 from tests.support.waiting import wait_until
 
 SECOND = 1_000_000_000

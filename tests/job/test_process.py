@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from supervise.runtime.process import JobEnd, Process
+from supervise.runtime import JobEnd, Process
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable

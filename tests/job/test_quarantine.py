@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import ActionError
-from supervise.runtime.controller import Control
-from supervise.runtime.segments import Segments
-from supervise.store.quarantine_list import Quarantine
+from supervise.runtime import Control, Segments
+from supervise.store import Quarantine
 from tests.support.waiting import wait_until
 
 RANK = str(Path(__file__).parents[1] / "support" / "fenced_rank.py")

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from supervise.runtime import environment
+from supervise.runtime import (
+    lend_directory,
+    make_environment,
+    remove_environment,
+    sweep_environments,
+    take_ownership,
+)
 from supervise_probe.ipc.segment import Writer
 
 OLD = 10_000
@@ -23,7 +29,7 @@ def aged(path):
 
 def test_only_dead_and_old_directories_are_swept(tmp_path):
     """Locked, young, with a living job, or no directory at all: left alone."""
-    mine = aged(environment.make(tmp_path, "mine"))
+    mine = aged(make_environment(tmp_path, "mine"))
     prefix = f"supervise-{os.getuid()}-"
     young = tmp_path / f"{prefix}young"
     young.mkdir()
@@ -39,7 +45,7 @@ def test_only_dead_and_old_directories_are_swept(tmp_path):
     (dead / f"rank-0.{done.pid}.seg").write_bytes(b"")
     aged(dead)
 
-    assert environment.sweep(tmp_path) == [dead]
+    assert sweep_environments(tmp_path) == [dead]
     assert mine.is_dir()
     assert not dead.exists()
 
@@ -61,39 +67,39 @@ def test_a_killed_supervisor_lets_go(tmp_path):
     made.stdout.readline()
     (path,) = tmp_path.iterdir()
     aged(path)
-    assert environment.sweep(tmp_path) == []
+    assert sweep_environments(tmp_path) == []
     made.kill()
     made.communicate()
 
-    assert environment.sweep(tmp_path) == [path]
+    assert sweep_environments(tmp_path) == [path]
 
 
 def test_a_name_alone_keeps_no_directory(tmp_path):
     """Only a segment that a living process wrote does: pids are reused, and anything is planted."""
-    path = environment.make(tmp_path, "mine")
+    path = make_environment(tmp_path, "mine")
     (path / f"rank-0.{os.getppid()}.seg").write_bytes(b"garbage")
     (path / "job.1").write_text("")
     os.mkfifo(path / f"rank-1.{os.getpid()}.seg")
     writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
 
-    environment.remove(path)
+    remove_environment(path)
     assert path.is_dir()
     writer.close()
     Path(writer.path).unlink()
-    environment.remove(path)
+    remove_environment(path)
     assert not path.exists()
 
 
 def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
     """The probe in the job may be that of another release, with a wire version of its own."""
-    path = environment.make(tmp_path, "mine")
+    path = make_environment(tmp_path, "mine")
     writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
     raw = bytearray(Path(writer.path).read_bytes())
     raw[8] += 1
     Path(writer.path).write_bytes(raw)
     writer.close()
 
-    environment.remove(path)
+    remove_environment(path)
     assert path.is_dir()
 
 
@@ -101,11 +107,11 @@ def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     """Importing may take longer than its supervisor lives."""
     path = tmp_path / f"supervise-{os.getuid()}-starting"
     path.mkdir()
-    environment.lend(path, os.getpid())
+    lend_directory(path, os.getpid())
 
-    assert environment.sweep(tmp_path) == []
+    assert sweep_environments(tmp_path) == []
     aged(path)
-    assert environment.sweep(tmp_path) == []
+    assert sweep_environments(tmp_path) == []
 
 
 AS_NOBODY = """
@@ -163,10 +169,10 @@ def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
     path.mkdir()
     (path / "theirs").touch()
     if lacks != "mark":
-        environment.take_ownership(path)
+        take_ownership(path)
     if lacks == "owner":
         os.chown(path, 65534, 65534)
 
-    environment.remove(path)
+    remove_environment(path)
 
     assert (path / "theirs").exists()

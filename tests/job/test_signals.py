@@ -10,8 +10,7 @@ import time
 import psutil
 import pytest
 
-from supervise.runtime.process_tree import is_handled
-from supervise.runtime.signals import FORWARDED, Forwarder
+from supervise.runtime import FORWARDED_SIGNALS, Forwarder, is_handled
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
@@ -280,13 +279,13 @@ def test_what_the_job_handles_does_not_wait(start):
 
 def test_handlers_are_put_back():
     """After `restore` nothing of ours is left."""
-    before = [signal.getsignal(number) for number in FORWARDED]
+    before = [signal.getsignal(number) for number in FORWARDED_SIGNALS]
     forwarder = Forwarder()
 
     forwarder.install()
     forwarder.restore()
 
-    assert [signal.getsignal(number) for number in FORWARDED] == before
+    assert [signal.getsignal(number) for number in FORWARDED_SIGNALS] == before
 
 
 def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid):

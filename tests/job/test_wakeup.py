@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from supervise.runtime.process import Process
-from supervise.runtime.signals import Forwarder, Wakeup
+from supervise.runtime import Forwarder, Process, Wakeup
 
 FOREVER_S = 60.0
 

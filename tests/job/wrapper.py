@@ -12,10 +12,7 @@ from pathlib import Path
 
 import supervise.runtime.process_tree  # noqa: F401 - here: a handler would find a later import half done
 from supervise.errors import LaunchError
-from supervise.runtime.logs import JobOutput
-from supervise.runtime.process import Process, exit_code
-from supervise.runtime.process_tree import Terminal
-from supervise.runtime.signals import Forwarder
+from supervise.runtime import Forwarder, JobOutput, Process, Terminal, exit_code
 
 
 def main() -> int:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.runtime.segments import Segments
+from supervise.core.model import Frame
+from supervise.runtime import Segments
 from tests.support import probed_job
 from tests.support.probed_job import JobServer
 

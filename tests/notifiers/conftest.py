@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from supervise.core.model.interfaces import Message
-from supervise.notifiers.outbox import Outbox, Result
+from supervise.core.model import Message
+from supervise.notifiers import Outbox, Result
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from supervise.core.model.interfaces import Message
+from supervise.core.model import Message
 
 
 class FakeSender:

@@ -2,7 +2,7 @@ import pytest
 
 from supervise import notifiers
 from supervise.errors import InputError, UsageError
-from supervise.notifiers.heartbeat import FAIL, PING, START
+from supervise.notifiers import HEARTBEAT_FAIL, HEARTBEAT_PING, HEARTBEAT_START
 
 HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 
@@ -96,7 +96,7 @@ def test_a_heartbeat_is_no_channel_and_pings_beside_its_url(hook, url, paths):
     keys = {"heartbeat": {"url_env": "HC", "every": 60.0}}
     env = {"HC": hook.url.partition("/services")[0] + url}
     sender, warnings = notifiers.heartbeat_sender(keys, env)
-    for kind in (START, PING, FAIL)[: len(paths)]:
+    for kind in (HEARTBEAT_START, HEARTBEAT_PING, HEARTBEAT_FAIL)[: len(paths)]:
         sender.send(kind, "run-1: step 7")
 
     assert (warnings, notifiers.build(keys, env)) == ([], ([], []))

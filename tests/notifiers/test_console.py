@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers.console import ConsoleSender
+from supervise.core.model import NotifyError
+from supervise.notifiers import ConsoleSender
 
 
 def test_a_message_is_a_few_lines_with_our_name(message):

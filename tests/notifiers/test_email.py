@@ -1,8 +1,8 @@
 import pytest
 
 from supervise import notifiers
-from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers.email import Email, EmailSender
+from supervise.core.model import NotifyError
+from supervise.notifiers import Email, EmailSender
 
 from .mail_server import mail_server
 

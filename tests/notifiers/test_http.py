@@ -8,8 +8,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers.slack import SlackSender
+from supervise.core.model import NotifyError
+from supervise.notifiers import SlackSender
 
 SECRET = "SECRETSECRET"
 

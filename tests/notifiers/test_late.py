@@ -14,12 +14,9 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli import invoke
-from supervise.notifiers import build
-from supervise.notifiers.outbox import Undelivered
-from supervise.runtime import late_messages
-from supervise.runtime.late_messages import Courier
-from supervise.store import run_directory
-from supervise.store.run_directory import RunDir
+from supervise.notifiers import Undelivered, build
+from supervise.runtime import UNDELIVERED_FILE, Courier, read_undelivered, write_undelivered
+from supervise.store import RunDir, add_run
 
 SECRET = f"whsec_{base64.b64encode(bytes(32)).decode()}"
 SETTINGS = {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET", "min_sev": "SEV1"}
@@ -58,8 +55,8 @@ def ended(environ, run, message):
             )
             for number, title in enumerate(titles)
         ]
-        late_messages.write(run, undelivered, {"webhook": SETTINGS}, pytest.fail)
-        run_directory.add(run, environ)
+        write_undelivered(run, undelivered, {"webhook": SETTINGS}, pytest.fail)
+        add_run(run, environ)
         return run
 
     return end
@@ -106,9 +103,9 @@ def test_a_late_message_arrives_under_its_first_id(hook, environ, ended, outbox,
     assert data["title"].startswith("late, was due 20") and data["title"].endswith(": spike")
     assert data["next"] == "the run has ended since; it said: rollback to step 125"
     assert data["facts"][0]["name"] == "late" and "in run run-1" in data["facts"][0]["value"]
-    [sent] = late_messages.read(run.path)
+    [sent] = read_undelivered(run.path)
     assert (sent.state, sent.attempts) == ("delivered", 3)
-    for text in (listed, flushed, (run.path / late_messages.FILE).read_text()):
+    for text in (listed, flushed, (run.path / UNDELIVERED_FILE).read_text()):
         assert "SECRET" not in text.replace("HOOK_SECRET", "") and SECRET not in text
 
 
@@ -129,7 +126,7 @@ def test_a_refusal_is_final_and_a_receiver_that_is_down_gets_one_try(
 
     assert code == 1
     assert f"0 delivered, {remain} remain" in output and str(status) in output
-    assert {late.state for late in late_messages.read(run.path)} == {state}
+    assert {late.state for late in read_undelivered(run.path)} == {state}
     if remain:
         assert len(hook.requests) == 1
 
@@ -201,7 +198,7 @@ def test_a_directory_that_others_may_have_written_sends_nothing(
     hook, environ, ended, outbox, damage, tmp_path
 ):
     run = ended("a")
-    path = run.path / late_messages.FILE
+    path = run.path / UNDELIVERED_FILE
     if damage == "owner":
         if os.geteuid():
             pytest.skip("only root can give a file to another user")
@@ -222,10 +219,10 @@ def test_a_directory_that_others_may_have_written_sends_nothing(
 def test_messages_that_cannot_be_written_are_printed(run, message):
     """With the reason, on the terminal; the last record of the run has them all the same."""
     lines: list[str] = []
-    (run.path / late_messages.FILE).mkdir()
+    (run.path / UNDELIVERED_FILE).mkdir()
     item = Undelivered("webhook", message(), ("run-1:1",), 1.0, 1, "503")
 
-    [summary] = late_messages.write(run, [item], {"webhook": SETTINGS}, lines.append)
+    [summary] = write_undelivered(run, [item], {"webhook": SETTINGS}, lines.append)
 
     assert summary.title == "loss spike"
     [line] = lines

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers.outbox import Result, with_run
+from supervise.core.model import NotifyError
+from supervise.notifiers import Result, with_run
 from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message, outcome

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers.outbox import Outbox, Result
+from supervise.core.model import NotifyError
+from supervise.notifiers import Outbox, Result
 from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from supervise.notifiers.pagerduty import PagerDutySender, dedup_key
+from supervise.notifiers import PagerDutySender, pagerduty_dedup_key
 
 KEY = "R0UT1NGK3Y"
 
@@ -59,6 +59,9 @@ def test_a_good_end_raises_nothing(hook, message):
 
 def test_a_long_key_is_a_digest(message):
     """PagerDuty takes 255 characters."""
-    keys = {dedup_key(message(run="r" * 300, incident=name), "k") for name in ("inc-1", "inc-2")}
+    keys = {
+        pagerduty_dedup_key(message(run="r" * 300, incident=name), "k")
+        for name in ("inc-1", "inc-2")
+    }
 
     assert len(keys) == 2 and {len(key) for key in keys} == {64}

@@ -11,13 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.core.model.interfaces import NotifyError
-from supervise.notifiers import channel_queue
-from supervise.notifiers.email import Email, EmailSender
-from supervise.notifiers.outbox import Outbox
-from supervise.notifiers.pagerduty import PagerDutySender
-from supervise.notifiers.slack import SlackBotSender, SlackSender
-from supervise.notifiers.webhook import WebhookSender
+from supervise.core.model import NotifyError
+from supervise.notifiers import (
+    Email,
+    EmailSender,
+    Outbox,
+    PagerDutySender,
+    SlackBotSender,
+    SlackSender,
+    WebhookSender,
+    channel_queue,
+)
 
 from .mail_server import mail_server
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervise.core.model.interfaces import LossCurve, Message, NotifyError
-from supervise.notifiers.slack import MAX_BYTES, Slack, SlackBotSender, SlackSender, body
+from supervise.core.model import LossCurve, Message, NotifyError
+from supervise.notifiers import SLACK_MAX_BYTES, Slack, SlackBotSender, SlackSender, slack_body
 
 NAN = float("nan")
 WIDE = st.text(alphabet=st.sampled_from('a&<>"\\\n\u0000é漢🔥\ud800'), max_size=5000)
@@ -34,7 +34,7 @@ def test_a_message_has_a_fallback_text_and_says_it_all(hook, message):
 
 def test_nothing_from_a_job_can_mention_or_link(message):
     """`<!channel>` in a log line must not page the company."""
-    text = body(message(verdict="<!channel> <https://evil|click> &amp;")).decode()
+    text = slack_body(message(verdict="<!channel> <https://evil|click> &amp;")).decode()
 
     assert "<" not in text.replace("\\u003c", "<")
     assert "&lt;!channel&gt;" in text
@@ -46,9 +46,11 @@ def test_nothing_from_a_job_can_mention_or_link(message):
 @given(title=WIDE, verdict=WIDE, why=WIDE, facts=st.lists(st.tuples(WIDE, WIDE), max_size=12))
 def test_no_message_is_too_large_for_slack(title, verdict, why, facts):
     """Under 8000 bytes whatever a job puts in, valid JSON, each block within Slack's limits."""
-    sent = body(Message("run-1", "inc-1", "SEV0", title, verdict, why, verdict, 7, facts=facts))
+    sent = slack_body(
+        Message("run-1", "inc-1", "SEV0", title, verdict, why, verdict, 7, facts=facts)
+    )
 
-    assert len(sent) <= MAX_BYTES
+    assert len(sent) <= SLACK_MAX_BYTES
     payload = json.loads(sent)
     assert payload["text"]
     for block in payload["blocks"]:
@@ -61,7 +63,7 @@ def test_no_message_is_too_large_for_slack(title, verdict, why, facts):
 
 def test_a_cut_never_leaves_half_an_escape(message):
     """`&am` would show as garbage; the last character is an ellipsis instead."""
-    payload = json.loads(body(message(verdict="&" * 5000)))
+    payload = json.loads(slack_body(message(verdict="&" * 5000)))
 
     what = payload["blocks"][1]["text"]["text"].splitlines()[0]
     assert what.removeprefix("*What* ").replace("&amp;", "") == "…"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervise.core.model.interfaces import Message, NotifyError
-from supervise.notifiers.webhook import MAX_BYTES, WebhookSender, body, schema
+from supervise.core.model import Message, NotifyError
+from supervise.notifiers import WEBHOOK_MAX_BYTES, WebhookSender, webhook_body, webhook_schema
 
 KEYS = [bytes(range(24)), bytes(range(32, 64))]
 WIDE = st.text(alphabet=st.sampled_from('a"\\\n\u0000漢🔥\ud800'), max_size=20000)
@@ -33,7 +33,7 @@ def test_the_receiver_can_check_the_bytes_that_it_got(hook, message):
     payload = json.loads(sent)
     assert payload["type"] == "supervise.incident.opened"
     assert payload["timestamp"] == "2026-01-05T10:11:12.345Z"
-    jsonschema.validate(payload, schema())
+    jsonschema.validate(payload, webhook_schema())
     assert payload["data"]["title"] == "Verlust über 9 漢"
     assert payload["data"]["severity"] == "SEV1"
     assert payload["data"]["audit_head"] == f"412 {'9c' * 32}"
@@ -77,7 +77,9 @@ def test_without_a_secret_nothing_is_signed(hook, message):
 @given(title=WIDE, verdict=WIDE, facts=st.lists(st.tuples(WIDE, WIDE), max_size=20))
 def test_no_message_is_too_large(title, verdict, facts):
     """Under 20 kB whatever a job puts in, and valid JSON."""
-    sent = body(Message("r", None, "SEV0", title, verdict, verdict, verdict, 7, facts=facts))
+    sent = webhook_body(
+        Message("r", None, "SEV0", title, verdict, verdict, verdict, 7, facts=facts)
+    )
 
-    assert len(sent) <= MAX_BYTES
+    assert len(sent) <= WEBHOOK_MAX_BYTES
     assert json.loads(sent)["data"]["step"] == 7

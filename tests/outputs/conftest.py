@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from supervise.core.model.payload import Payload
-from supervise.runtime.segment_reader import RankView
+from supervise.core.model import Payload
+from supervise.runtime import RankView
 from tests.support.waiting import wait_until
 
 

@@ -5,12 +5,9 @@ from dataclasses import replace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.model.events import Notice
-from supervise.core.model.payload import CheckpointState
-from supervise.core.model.policy import JobSettings, RelaunchSettings
-from supervise.runtime.segment_reader import ProbeStatus
-from supervise.runtime.status import capabilities, is_known, line
+from supervise.core import start_engine, step_engine
+from supervise.core.model import CheckpointState, JobSettings, Notice, RelaunchSettings
+from supervise.runtime import ProbeStatus, is_known, probe_capabilities, status_line
 
 NANO = load_policy("nano")
 AGAIN = replace(NANO, job=JobSettings(relaunch=RelaunchSettings(resume="library")))
@@ -18,20 +15,20 @@ READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
 
 
 def told(policy, probe, ranks=1, channels=("console",), **missing):
-    state = engine.start(policy)
+    state = start_engine(policy)
     state.job.world_size, state.step = ranks, 80
     for verb, why in missing.items():
         notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
-        state, _ = engine.step(policy, state, notice)
+        state, _ = step_engine(policy, state, notice)
     status = ProbeStatus(**probe)
-    return capabilities(policy, state, status, channels), is_known(policy, state, status)
+    return probe_capabilities(policy, state, status, channels), is_known(policy, state, status)
 
 
 def test_a_job_of_a_library_with_nothing_configured():
     found, known = told(NANO, READY | {"trained_by": "Trainer"})
 
     assert known
-    assert line(found) == (
+    assert status_line(found) == (
         "rollback: yes · relaunch: not configured (Trainer recognised: supervise init -- COMMAND)"
         " · ranks: 1 · messages: console only"
     )
@@ -74,6 +71,9 @@ def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
 
 
 def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():
-    state = engine.start(AGAIN)
+    state = start_engine(AGAIN)
     state.checkpoints.notice(CheckpointState(id="ckpt-50", step=50, path="/c/50", ok=True))
-    assert capabilities(AGAIN, state, ProbeStatus(**READY), ())["relaunch"] == "yes, from ckpt-50"
+    assert (
+        probe_capabilities(AGAIN, state, ProbeStatus(**READY), ())["relaunch"]
+        == "yes, from ckpt-50"
+    )

@@ -11,9 +11,9 @@ import subprocess
 
 import pytest
 
-from supervise.core.model.events import Frame
+from supervise.core.model import Frame
 from supervise.errors import ActionError
-from supervise.runtime.evidence import Evidence, metrics_csv
+from supervise.runtime import Evidence, metrics_csv
 
 NAMES = ("train_loss_raw", "loss_scale")
 WINDOW = [

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from supervise.runtime import host
+from supervise.runtime import git_facts, output_files, tail_of_output
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_a_change_is_named_and_hashed_but_not_copied(repository):
     (path / "train.py").write_text("two\n")
     (path / "new.py").write_text("")
 
-    found = host.git(path)
+    found = git_facts(path)
 
     assert found.dirty == [" M train.py", "?? new.py"]
     assert found.diff_sha256 == hashlib.sha256(git("diff", "HEAD").encode()).hexdigest()
 
 
 def test_outside_a_repository_the_reason_is_kept(tmp_path):
-    assert "not a git repository" in host.git(tmp_path).missing
+    assert "not a git repository" in git_facts(tmp_path).missing
 
 
 def test_output_that_goes_to_a_file_is_found(tmp_path):
@@ -52,13 +52,13 @@ def test_output_that_goes_to_a_file_is_found(tmp_path):
     piped = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     try:
-        found = host.output_files(popen.pid)
+        found = output_files(popen.pid)
         log.write_text("still here\n")
         log.unlink()
 
         assert list(found) == [str(log)]
-        assert host.tail(found[str(log)]) == "still here\n"
-        assert host.output_files(piped.pid) == {}
+        assert tail_of_output(found[str(log)]) == "still here\n"
+        assert output_files(piped.pid) == {}
     finally:
         for process in (popen, piped):
             process.kill()
@@ -69,5 +69,5 @@ def test_a_tail_begins_at_a_line(tmp_path):
     log = tmp_path / "log"
     log.write_text("".join(f"line {n}\n" for n in range(1000)))
 
-    assert host.tail(log, limit=30) == "line 997\nline 998\nline 999\n"
-    assert host.tail(log, limit=10**6).startswith("line 0\n")
+    assert tail_of_output(log, limit=30) == "line 997\nline 998\nline 999\n"
+    assert tail_of_output(log, limit=10**6).startswith("line 0\n")

@@ -8,13 +8,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.core.model.payload import NOTHING, Payload
-from supervise.report.incident_report import Action
-from supervise.report.incident_views import outcome_text
-from supervise.runtime import evidence
-from supervise.runtime.evidence import Evidence
-from supervise.runtime.segment_reader import RankView
+from supervise.core.model import NOTHING, Frame, Payload
+from supervise.report import Action, outcome_text
+from supervise.runtime import Evidence, RankView, trace_origins
 
 STEPS = range(90, 104)
 NAMES = ("train_loss_raw", "batch_shard", "batch_offset", "batch_fingerprint")
@@ -48,7 +44,7 @@ def window(rank=0):
 
 def test_the_five_steps_before_the_breach_and_it():
     """No step later, however many are kept; a shard is told with the steps it was in."""
-    found = evidence.trace({0: batches()}, {}, (), 100)
+    found = trace_origins({0: batches()}, {}, (), 100)
     assert [row["step"] for row in found["steps"]] == [95, 96, 97, 98, 99, 100]
     assert found["breach_step"] == 100
     assert list(found["shards"].items()) == [
@@ -63,7 +59,7 @@ def test_the_five_steps_before_the_breach_and_it():
 def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     """Its numbers, with names from its last status; a number without a name stays a number."""
     ranks = {1: RankView(1, document=Payload({"shards": {"25": "web-1-25.tar"}}))}
-    found = evidence.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
+    found = trace_origins({0: batches()}, ranks, [*window(0), *window(1)], 100)
     assert [row["rank"] for row in found["steps"]] == [0, 1] * 6
     assert found["shards"]["web-1-25.tar"] == "step 100"
     assert found["shards"]["shard number 24"] == "steps 96 to 99"
@@ -79,7 +75,7 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
 @pytest.mark.parametrize("tape", [None, {}, "x", [], [1], [{"step": "a"}], [{"step": 1}]])
 def test_nothing_is_said_where_nobody_says(tape):
     """No shards in a tape, or no tape at all."""
-    assert evidence.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
+    assert trace_origins({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
 
 
 @pytest.fixture

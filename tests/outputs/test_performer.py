@@ -9,10 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from supervise.core.model.action import Action
+from supervise.core.model import Action
 from supervise.errors import ActionError
-from supervise.runtime import processor as module
-from supervise.runtime.processor import Performer
+from supervise.runtime import PERFORMER_SLACK_S, Performer
 
 JOB = object()
 
@@ -32,7 +31,7 @@ class Calls(Action):
 class Hurried(Calls):
     """Has no time at all."""
 
-    deadline_s: ClassVar[float] = -module.SLACK_S
+    deadline_s: ClassVar[float] = -PERFORMER_SLACK_S
 
 
 def finished(performer):

@@ -6,22 +6,21 @@ import math
 
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.core.model.payload import Payload
-from supervise.runtime.segment_reader import ProbeStatus
-from supervise.runtime.status import (
-    POINTS,
+from supervise.core.model import Frame, Payload
+from supervise.runtime import (
+    PROGRESS_POINTS,
     EndCause,
     Incidents,
     Life,
     LossCurve,
     OpenIncident,
+    ProbeStatus,
     Request,
     Status,
     Training,
     TrainingProgress,
     planned_in,
-    verdict,
+    status_verdict,
 )
 
 NAMES = ("train_loss_raw", "tokens_per_update")
@@ -78,13 +77,13 @@ def test_a_rollback_starts_the_speed_again_and_keeps_the_curve():
     assert training.curve.steps == [*range(50), 20]
 
 
-@pytest.mark.parametrize("count", [POINTS, POINTS + 1, 5000])
+@pytest.mark.parametrize("count", [PROGRESS_POINTS, PROGRESS_POINTS + 1, 5000])
 def test_the_curve_is_bounded_and_loses_no_spike(count):
     losses = [1.0] * count
     losses[count // 3], losses[count // 2] = 8.0, math.nan
     curve = fed(losses).status(None, 0).curve
 
-    assert POINTS // 2 <= len(curve.steps) == len(curve.loss) <= POINTS
+    assert PROGRESS_POINTS // 2 <= len(curve.steps) == len(curve.loss) <= PROGRESS_POINTS
     assert curve.loss.count(8.0) == 1 and sum(map(math.isnan, curve.loss)) == 1
     assert curve.steps == sorted(set(curve.steps))
 
@@ -165,7 +164,7 @@ INCIDENT = Incidents(2, OpenIncident(id="inc-2", severity="SEV1", headline="loss
     ],
 )
 def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
-    assert verdict(LIVE, Status(**{"state": "nominal", "tier": "T1"} | parts), age_s) == text
+    assert status_verdict(LIVE, Status(**{"state": "nominal", "tier": "T1"} | parts), age_s) == text
 
 
 @pytest.mark.parametrize(
@@ -181,4 +180,4 @@ def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
     ],
 )
 def test_the_verdict_without_a_supervisor_is_about_the_job(life, cause, text):
-    assert verdict(life, Status(state="nominal", ended_by=cause)) == text
+    assert status_verdict(life, Status(state="nominal", ended_by=cause)) == text

@@ -12,8 +12,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from supervise.runtime import identity
-from supervise.runtime.identity import ByteBudget, Device, Identity, IdentityCollector, differences
+from supervise.runtime import (
+    ByteBudget,
+    Device,
+    Identity,
+    IdentityCollector,
+    identity,
+    identity_differences,
+)
 
 
 def no_driver():
@@ -141,7 +147,7 @@ def test_what_differs_is_named_field_by_field():
         "hardware": {"cpus": 2},
     }
 
-    found = differences(*[msgspec.convert(part, Identity) for part in (before, after)])
+    found = identity_differences(*[msgspec.convert(part, Identity) for part in (before, after)])
 
     assert [change.field for change in found] == [
         *("code.commit", "files.train.py", "packages.versions.torch"),
@@ -151,4 +157,4 @@ def test_what_differs_is_named_field_by_field():
         "packages.versions.torch 2.13.0 → 2.12.0"
     )
     same = msgspec.convert(before, Identity)
-    assert differences(same, same) == []
+    assert identity_differences(same, same) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.runtime import stacks
+from supervise.runtime import STACKS_FILE, ask_for_stacks, catches_signal, kernel_stack, py_spy
 from tests.support.waiting import wait_until
 
 
@@ -20,8 +20,8 @@ def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
     """The function that hangs is named, twice, for it hangs in two threads; the job lives on."""
     job = hung(tmp_path)
 
-    first = stacks.ask(job.pid, tmp_path, timeout_s=30.0)
-    again = stacks.ask(job.pid, tmp_path, timeout_s=30.0)
+    first = ask_for_stacks(job.pid, tmp_path, timeout_s=30.0)
+    again = ask_for_stacks(job.pid, tmp_path, timeout_s=30.0)
 
     assert first.count("in stuck_in_here") == again.count("in stuck_in_here") == 2
     assert job.poll() is None
@@ -32,7 +32,7 @@ def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path):
     """Asleep or busy, Python does not run: only then frames are read from a signal handler."""
     job = hung(tmp_path, "c")
 
-    while (text := stacks.ask(job.pid, tmp_path, timeout_s=2.0)).count("in stuck_in_here") != 1:
+    while (text := ask_for_stacks(job.pid, tmp_path, timeout_s=2.0)).count("in stuck_in_here") != 1:
         pass  # it was not there yet: all threads answer
 
     assert text.count("in stuck_in_here") == 1
@@ -46,7 +46,7 @@ def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
     job = hung(tmp_path, "python")
 
     for _ in range(100):
-        assert stacks.ask(job.pid, tmp_path, timeout_s=30.0).count("in stuck_in_here") == 2
+        assert ask_for_stacks(job.pid, tmp_path, timeout_s=30.0).count("in stuck_in_here") == 2
 
     assert job.poll() is None
 
@@ -72,8 +72,8 @@ def test_a_process_that_was_forked_listens_for_itself(tmp_path):
         assert job.stdout is not None
         child = int(job.stdout.readline())
         try:
-            of_child = stacks.ask(child, tmp_path, timeout_s=30.0)
-            of_parent = stacks.ask(job.pid, tmp_path, timeout_s=30.0)
+            of_child = ask_for_stacks(child, tmp_path, timeout_s=30.0)
+            of_parent = ask_for_stacks(job.pid, tmp_path, timeout_s=30.0)
             opened = [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (child, job.pid)]
         finally:
             os.kill(child, signal.SIGKILL)
@@ -111,11 +111,11 @@ def test_only_a_fork_that_has_the_handlers_and_their_file_is_asked(tmp_path):
         afresh, closed, fork = map(int, job.stdout.readline().split())
         try:
             with pytest.raises(OSError, match="the probe registered no handler"):
-                stacks.ask(fork, tmp_path)  # somebody may work there
+                ask_for_stacks(fork, tmp_path)  # somebody may work there
             text = wait_until(lambda: answer(fork, tmp_path), "an answer of the fork")
             for pid in (afresh, closed):
                 with pytest.raises(OSError, match="the probe registered no handler"):
-                    stacks.ask(pid, tmp_path, forks=True)
+                    ask_for_stacks(pid, tmp_path, forks=True)
             states = [psutil.Process(pid).status() for pid in (afresh, closed, fork)]
         finally:
             for pid in (afresh, closed, fork):
@@ -129,7 +129,7 @@ def test_only_a_fork_that_has_the_handlers_and_their_file_is_asked(tmp_path):
 def answer(pid, marks):
     """Return its stacks, "" while it is so young that it may be about to run another program."""
     try:
-        return stacks.ask(pid, marks, forks=True)
+        return ask_for_stacks(pid, marks, forks=True)
     except OSError:
         return ""
 
@@ -139,10 +139,10 @@ def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):
     (tmp_path / f"stacks.{job.pid}.txt").touch()
 
     with pytest.raises(OSError, match="the probe registered no handler"):
-        stacks.ask(job.pid, tmp_path)
+        ask_for_stacks(job.pid, tmp_path)
 
-    assert not stacks.catches(job.pid, stacks.STACKS)
-    assert stacks.catches(job.pid, signal.SIGINT)
+    assert not catches_signal(job.pid, STACKS_FILE)
+    assert catches_signal(job.pid, signal.SIGINT)
     assert job.poll() is None
 
 
@@ -152,7 +152,7 @@ def test_a_handler_that_is_not_the_probes_is_left_alone(hung, tmp_path):
     (tmp_path / f"stacks.{job.pid}.txt").unlink()
 
     with pytest.raises(OSError, match="the probe registered no handler"):
-        stacks.ask(job.pid, tmp_path)
+        ask_for_stacks(job.pid, tmp_path)
 
 
 def test_a_stopped_process_does_not_answer(hung, tmp_path):
@@ -160,18 +160,18 @@ def test_a_stopped_process_does_not_answer(hung, tmp_path):
     job.send_signal(signal.SIGSTOP)
 
     with pytest.raises(OSError, match=r"no answer to the signal within 0\.2 s"):
-        stacks.ask(job.pid, tmp_path, timeout_s=0.2)
+        ask_for_stacks(job.pid, tmp_path, timeout_s=0.2)
 
 
 def test_the_kernels_view_is_always_there(hung):
     """State and wait channel of every thread; a process that is gone says so."""
     job = hung()
 
-    while (text := stacks.kernel(job.pid)).count("sleeping") != 2:
+    while (text := kernel_stack(job.pid)).count("sleeping") != 2:
         time.sleep(0.01)
 
     assert text.startswith(f"process {job.pid}\n  thread {job.pid} python")
-    assert stacks.kernel(2**22 + 1) == f"process {2**22 + 1}: exited\n"
+    assert kernel_stack(2**22 + 1) == f"process {2**22 + 1}: exited\n"
 
 
 def test_a_tool_that_hangs_is_cut_off(hung, tmp_path, monkeypatch):
@@ -182,4 +182,4 @@ def test_a_tool_that_hangs_is_cut_off(hung, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     with pytest.raises(OSError, match=r"took longer than 0\.2 s"):
-        stacks.py_spy(hung().pid, timeout_s=0.2)
+        py_spy(hung().pid, timeout_s=0.2)

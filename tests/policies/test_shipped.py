@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 import yaml
 
-from supervise.catalog import load_policy, metrics, shipped, yaml_document
-from supervise.catalog.diagnostics import Problem
-from supervise.core.model.policy import HOLD, Policy, Safeguards
+from supervise.catalog import (
+    YAML_PARSER,
+    Problem,
+    load_policy,
+    measured_metrics,
+    shipped_folder,
+    shipped_names,
+)
+from supervise.core.model import HOLD_MODE, Policy, Safeguards
 
-POLICIES = shipped.names("policies")
-PACKS = shipped.names("policies/packs")
-RUNBOOKS = shipped.names("runbooks")
+POLICIES = shipped_names("policies")
+PACKS = shipped_names("policies/packs")
+RUNBOOKS = shipped_names("runbooks")
 
 # Every per-step and sampled metric.
 TRAINING = """tokens_seen steps_seen train_loss_raw train_loss_ema train_ppl learning_rate lr_phase
@@ -44,8 +50,8 @@ OFFERED = {"tighten-clip", "closer-look", "restart", "restart-if-stuck", "hold-f
 
 
 def data(kind: str, name: str) -> dict[str, Any]:
-    text = (shipped.folder(kind) / f"{name}.yaml").read_text()
-    loaded: dict[str, Any] = yaml.load(text, yaml_document.PARSER)
+    text = (shipped_folder(kind) / f"{name}.yaml").read_text()
+    loaded: dict[str, Any] = yaml.load(text, YAML_PARSER)
     return loaded
 
 
@@ -86,7 +92,7 @@ def verbs(one: Policy) -> set[str]:
     """Return the verbs that its rules and its ladder can lead to."""
     found: set[str] = set()
     todo = [*one.ladder.levels, *(rule.runbook for rule in one.rules if rule.runbook)]
-    seen = {HOLD}
+    seen = {HOLD_MODE}
     while todo:
         name = todo.pop()
         if name not in seen:
@@ -114,7 +120,7 @@ def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
     """The last rung is hold, and every class of action is budgeted."""
     one = policy(name)
 
-    assert one.ladder.levels[-1] == HOLD
+    assert one.ladder.levels[-1] == HOLD_MODE
     assert {"all", "rollback", "lr_scale"} <= set(one.budgets)
 
 
@@ -136,7 +142,7 @@ def test_what_is_sampled_is_counted_in_steps() -> None:
     in_rows = set()
     for name in POLICIES:
         for key, detector in policy(name).detectors.items():
-            specs = [metrics.measured().get(metric) for metric in detector.metrics]
+            specs = [measured_metrics().get(metric) for metric in detector.metrics]
             counts = [getattr(detector, k, 1) or 1 for k in ("window", "ref", "for_")]
             if max(counts) > 1 and any(spec and spec.every > 1 for spec in specs):
                 in_rows |= {key} if detector.unit == "rows" else set()
@@ -187,7 +193,7 @@ def test_a_runbook_says_everything(name: str) -> None:
     for key in ("evidence", "containment", "probe_replay", "over_when", "diagnose", "handles"):
         assert book[key], key
     assert list(book["localize"]) == ["optimization", "model", "data", "hardware"]
-    assert book.get("if_it_fails", HOLD) in (HOLD, *RUNBOOKS)
+    assert book.get("if_it_fails", HOLD_MODE) in (HOLD_MODE, *RUNBOOKS)
     assert len(book["diagnose"]) >= 3 or name == "page-with-evidence"
 
 

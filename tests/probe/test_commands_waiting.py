@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.runtime.segment_reader import Segment
+from supervise.runtime import Segment
 from supervise_probe.ipc import fences
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from supervise.core.model.events import Notice
+from supervise.core.model import Notice
 from supervise.errors import SegmentError
-from supervise.runtime.segment_reader import Ack, Segment
+from supervise.runtime import Ack, Segment
 from supervise_probe import wire
 from supervise_probe.ipc.segment import KEPT_KEYS, Mailbox, Writer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.runtime.segment_reader import Segment
+from supervise.runtime import Segment
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Writer
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.scenario_subject import Subject
-from supervise.lab import suite
-from supervise.lab.suite import Outcome
+from supervise.catalog import Subject
+from supervise.lab import Outcome, load_suite, run_suite
 
 POLICY = """\
 version: supervise/v1
@@ -58,7 +57,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def subject(write: Callable[..., Path]) -> Callable[..., Subject]:
     """Return a function that reads scenarios about the small policy, or about another."""
-    return lambda *texts: suite.load(write(*texts))
+    return lambda *texts: load_suite(write(*texts))
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def outcome(subject: Callable[..., Subject]) -> Callable[..., Outcome]:
 
     def outcome(keys: str, *policy: str) -> Outcome:
         lines = "".join(f"    {line}\n" for line in keys.strip().splitlines())
-        (found,) = suite.run(subject(f"  - name: it\n{lines}", *policy))
+        (found,) = run_suite(subject(f"  - name: it\n{lines}", *policy))
         return found
 
     return outcome

@@ -7,12 +7,17 @@ import itertools
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.model.events import Announced, Exited, Frame, Launched, Tick
-from supervise.lab import backtest, score
-from supervise.lab.score import Label
-from supervise.recordings.readers import sources
-from supervise.recordings.table import Recording
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Announced, Exited, Frame, Launched, Tick
+from supervise.lab import (
+    Label,
+    backtest_outcomes,
+    recording_events,
+    run_backtest,
+    score_lines,
+    shadowed_outcomes,
+)
+from supervise.recordings import Recording, recording_sources
 
 POLICY = """
 version: supervise/v1
@@ -55,7 +60,7 @@ def _losses(tmp_path, name, losses, first=0):
 
 
 def _one(path, policy):
-    (found,) = backtest.outcomes(sources([path])[0], [backtest.shadowed(policy)])
+    (found,) = backtest_outcomes(recording_sources([path])[0], [shadowed_outcomes(policy)])
     return found[0]
 
 
@@ -87,11 +92,11 @@ def test_it_is_what_the_engine_says(tmp_path, write):
     """The same events through `engine.step` by hand, in shadow."""
     path = _losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM)
     policy = load_policy(write(), mode="shadow")
-    state, said = engine.start(policy), []
+    state, said = start_engine(policy), []
     piece = Recording("", ("train_loss_raw",), [])
     piece.rows = [(i, 0, 0, (v,)) for i, v in enumerate((CALM + SPIKE) * 3 + CALM)]
-    for event in backtest.events_of(piece):
-        state, decisions = engine.step(policy, state, event)
+    for event in recording_events(piece):
+        state, decisions = step_engine(policy, state, event)
         said += [
             (d.step, d.severity, d.rule, d.incident)
             for d in decisions
@@ -148,7 +153,7 @@ def test_the_clock_is_the_step_time_or_a_second():
     piece.rows = [(i, 0, 0, (0.5,)) for i in range(100)]
     piece.rows[3] = (3, 0, 0, (float("nan"),))
     piece.rows[4] = (4, 0, 0, (-1.0,))
-    events = list(backtest.events_of(piece))
+    events = list(recording_events(piece))
 
     assert [type(event) for event in events[:3]] == [Launched, Announced, Frame]
     assert isinstance(events[-1], Exited)
@@ -192,8 +197,8 @@ def test_several_ranks_are_judged_and_the_first_one_is_counted(tmp_path, write):
 def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write):
     """Near enough in time and bad enough is the same."""
     path = _losses(tmp_path, "a", CALM + SPIKE + CALM + [4.0] + CALM)
-    found = backtest.run([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
-    (line,) = score.lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
+    found = run_backtest([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
+    (line,) = score_lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
 
     assert line.policy == "mine"
     assert line.score.kinds == {"loss_spike_recovered": [0, 1]}
@@ -207,9 +212,9 @@ def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write
 def test_processes_give_the_same_in_the_same_order(tmp_path, write):
     paths = [_losses(tmp_path, f"r{i}", CALM[: 100 + i] + SPIKE) for i in range(4)]
     names = [str(write())]
-    alone, left_out = backtest.run(paths, names, {}, 1, []), []
+    alone, left_out = run_backtest(paths, names, {}, 1, []), []
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    spread = backtest.run([tmp_path], names, {}, 2, left_out)
+    spread = run_backtest([tmp_path], names, {}, 2, left_out)
 
     assert spread == alone
     assert [run[0].run for run in spread] == ["r0", "r1", "r2", "r3"]

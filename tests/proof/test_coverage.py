@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from supervise.catalog.scenario_subject import Subject
-from supervise.lab import suite
-from supervise.lab.suite import Coverage
+from supervise.catalog import Subject
+from supervise.lab import Coverage, run_suite
 
 QUIET = (
     "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
@@ -19,7 +18,7 @@ SPIKES = (
 
 def covered(subject: Subject) -> Coverage:
     found = Coverage()
-    found.add(subject, [outcome.result for outcome in suite.run(subject)])
+    found.add(subject, [outcome.result for outcome in run_suite(subject)])
     return found
 
 

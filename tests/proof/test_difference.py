@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from supervise.catalog import loader
-from supervise.catalog.loader import compose
-from supervise.lab.policy_diff import ORDER, Change, compare
+from supervise.catalog import compose_policy, policy_document
+from supervise.lab import DIFFERENCE_ORDER, Change, compare_policies
 
 Diff = Callable[..., list[Change]]
 
@@ -23,8 +22,8 @@ def diff(tmp_path: Path, small: str) -> Diff:
         documents: list[dict[str, Any]] = []
         for text in (base, replaced(base, *changes)):
             (tmp_path / "p.yaml").write_text(text, "utf-8")
-            documents.append(loader.document(compose(tmp_path / "p.yaml")))
-        return compare(*documents)
+            documents.append(policy_document(compose_policy(tmp_path / "p.yaml")))
+        return compare_policies(*documents)
 
     return diff
 
@@ -101,7 +100,7 @@ def test_what_does_nothing_is_no_difference(diff: Diff, small: str) -> None:
 
 def test_the_gravest_comes_first(diff: Diff) -> None:
     found = diff((HIGH, "gt: 8.0, clear: 4.0"), ("for: 2", "for: 2, run: calm"))
-    ranks = [ORDER.index(change.effect) for change in found]
+    ranks = [DIFFERENCE_ORDER.index(change.effect) for change in found]
 
     assert ranks == sorted(ranks)
     assert found[0].effect == "acts where it did not"

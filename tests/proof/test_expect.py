@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervise.lab.suite import Outcome
+from supervise.lab import Outcome
 
 # spike and both at 30, grad at 31 while spike mutes it; a runbook at 30; quiet from 33 on.
 STORY = 'series: {train_loss_raw: "2x30 6x3 2x60", grad_global_norm: "1x30 10x3 1x60"}\nexpect:\n'

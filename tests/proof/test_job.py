@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.catalog import discover
-from supervise.core.model.action import PlanContext
-from supervise.core.model.checkpoint_registry import Checkpoint
-from supervise.core.model.policy import Savepoints
+from supervise.catalog import action_classes
+from supervise.core.model import Checkpoint, PlanContext, Savepoints
 from supervise.errors import ActionError
-from supervise.lab.fake_job import FakeJob
+from supervise.lab import FakeJob
 
 GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
 AIM = PlanContext(
@@ -34,10 +32,10 @@ def job() -> FakeJob:
     return found
 
 
-@pytest.mark.parametrize("verb", [v for v, a in discover.actions().items() if not a.engine_step])
+@pytest.mark.parametrize("verb", [v for v, a in action_classes().items() if not a.engine_step])
 def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
     """Their own `perform` judges the answer; a new action must be known here."""
-    action = discover.actions()[verb](**NEEDS.get(verb, {}))
+    action = action_classes()[verb](**NEEDS.get(verb, {}))
 
     assert action.perform(job, action.plan(AIM), key="k")
 

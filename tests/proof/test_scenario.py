@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from supervise.catalog.scenario_subject import Subject
-from supervise.core.model.decisions import Decision
-from supervise.lab import scenario_runner
-from supervise.lab.suite import Outcome
+from supervise.catalog import Subject
+from supervise.core.model import Decision
+from supervise.lab import Outcome, ScenarioRunner, scenario_engine
 
 Play = Callable[..., Outcome]
 QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
@@ -108,18 +107,18 @@ def test_a_fold_that_differs_is_a_failure(
     """The point of the fault: an engine that remembers what is not in the events."""
     found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
     form, _ = found.scenarios[0]
-    runner = scenario_runner.ScenarioRunner(found.policy, form)
+    runner = ScenarioRunner(found.policy, form)
     runner.run()
     runner.restart()
     assert runner.result.replay_differences == []
 
-    real = scenario_runner.engine.step
+    real = scenario_engine.step
 
     def forgetful(*args: Any) -> Any:
         state, made = real(*args)
         return state, [decision for decision in made if decision.kind != "intent"]
 
-    monkeypatch.setattr(scenario_runner.engine, "step", forgetful)
+    monkeypatch.setattr(scenario_engine, "step", forgetful)
     runner.restart()
 
     assert "decision" in runner.result.replay_differences[0]

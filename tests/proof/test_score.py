@@ -7,17 +7,17 @@ import math
 import msgspec
 import pytest
 
-from supervise.lab.score import (
-    LEAD,
-    SLACK,
-    Act,
+from supervise.lab import (
+    LEAD_STEPS,
+    SLACK_STEPS,
     Alarm,
+    AlarmOutcome,
     Delay,
     Label,
-    Outcome,
+    ScoredAction,
     outcome_line,
     poisson_interval,
-    score,
+    score_alarms,
 )
 
 SPIKE = Label("r", 100, 110, "loss_spike_recovered")
@@ -25,7 +25,7 @@ SPIKE = Label("r", 100, 110, "loss_spike_recovered")
 
 def _outcome(alarms=(), actions=(), *, spacing=1.0, rows=1000, **extra):
     """Alarms as `(step, severity)` or `(step, severity, "untold")`, actions as `(step, stops)`."""
-    made = Outcome("r", "p", rows=rows, spacing=spacing, probation=50, **extra)
+    made = AlarmOutcome("r", "p", rows=rows, spacing=spacing, probation=50, **extra)
     made.pieces = [(0, round((rows - 1) * spacing), rows)]
     for step, severity, *untold in alarms:
         row = round(step / spacing)
@@ -35,13 +35,13 @@ def _outcome(alarms=(), actions=(), *, spacing=1.0, rows=1000, **extra):
     for step, stops in actions:
         row = round(step / spacing)
         made.actions.append(
-            Act(step, "SEV1", "rule", "inc-1", "book", True, True, stops=stops, row=row)
+            ScoredAction(step, "SEV1", "rule", "inc-1", "book", True, True, stops=stops, row=row)
         )
     return made
 
 
 def _score(outcome, *labels):
-    return score("p", [outcome], labels)
+    return score_alarms("p", [outcome], labels)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_the_interval_of_a_count_is_close_to_the_exact_one(count, low, high):
 @pytest.mark.parametrize(
     ("step", "found"),
     [
-        (100 - LEAD, True),
-        (100 - LEAD - 1, False),
-        (110 + SLACK, True),
-        (110 + SLACK + 1, False),
+        (100 - LEAD_STEPS, True),
+        (100 - LEAD_STEPS - 1, False),
+        (110 + SLACK_STEPS, True),
+        (110 + SLACK_STEPS + 1, False),
     ],
 )
 @pytest.mark.parametrize("spacing", [1, 5])
@@ -151,11 +151,11 @@ def test_a_run_that_was_stopped_for_nothing_sees_nothing_more():
 
 
 def test_a_score_of_nothing_has_no_rate():
-    line = score("p", [], []).line()
+    line = score_alarms("p", [], []).line()
 
     assert line.false_action_rate.per_10k is None
     assert line.delay == Delay(None, None)
-    assert math.isnan(score("p", [], []).rate(0)[0])
+    assert math.isnan(score_alarms("p", [], []).rate(0)[0])
 
 
 def test_names_in_the_code_do_not_change_the_keys_of_the_json():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervise.lab.scenario_runner import MetricSeries, samples
+from supervise.lab import MetricSeries, series_samples
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ from supervise.lab.scenario_runner import MetricSeries, samples
 )
 def test_a_series_is_its_samples(text: str, wanted: list[float | None]) -> None:
     """As in promtool, but that `x3` is three samples."""
-    assert samples(text) == wanted
+    assert series_samples(text) == wanted
 
 
 def test_nan_is_a_sample_and_absent_is_none() -> None:
-    nan, absent = samples("nan _")
+    nan, absent = series_samples("nan _")
 
     assert nan is not None
     assert math.isnan(nan)
@@ -43,14 +43,14 @@ def test_nan_is_a_sample_and_absent_is_none() -> None:
 
 def test_growth_ends_in_infinity_and_not_in_an_error() -> None:
     """10 to the 400th is more than a float holds."""
-    assert samples("1*10x400")[-1] == math.inf
+    assert series_samples("1*10x400")[-1] == math.inf
 
 
 @pytest.mark.parametrize("text", ["1y3", "x3", "1+x3", "1x", "--1", "1x9999999", "1+1+1", "e5"])
 def test_what_is_no_series_is_refused(text: str) -> None:
     """The loader says where; this is the last line."""
     with pytest.raises(ValueError, match="invalid piece"):
-        samples(text)
+        series_samples(text)
 
 
 def taken(series: MetricSeries, steps: list[int]) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings.readers import sources
+from supervise.recordings import recording_sources
 
 
 def _make(folder, *names):
@@ -18,7 +18,9 @@ def _make(folder, *names):
 
 
 def _named(*paths):
-    return [(source.name, source.reader) for source in sources([Path(path) for path in paths])]
+    return [
+        (source.name, source.reader) for source in recording_sources([Path(path) for path in paths])
+    ]
 
 
 def test_files_are_called_by_what_tells_them_apart(tmp_path):
@@ -42,7 +44,7 @@ def test_a_folder_is_searched_once_and_links_are_not_followed(tmp_path):
     _make(tmp_path, "run-1/a.csv", "run-1/notes.txt", ".cache/b.csv")
     (tmp_path / "latest-run").symlink_to(tmp_path / "run-1")
 
-    found = sources([tmp_path, tmp_path / "run-1" / "a.csv"])
+    found = recording_sources([tmp_path, tmp_path / "run-1" / "a.csv"])
 
     assert [(source.name, source.named) for source in found] == [("a", False)]
 
@@ -58,8 +60,8 @@ def test_a_folder_of_events_is_a_run_and_so_are_those_in_it(tmp_path, event_file
 
 def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such file or directory"):
-        sources([tmp_path / "none"])
+        recording_sources([tmp_path / "none"])
     with pytest.raises(InputError, match="holds no recording") as caught:
-        sources([tmp_path])
+        recording_sources([tmp_path])
 
     assert "Parquet" in str(caught.value.hint)

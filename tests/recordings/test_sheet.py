@@ -7,14 +7,13 @@ import math
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings.readers import read_csv
-from supervise.recordings.table import NoStepsError, Table, recordings
+from supervise.recordings import NoStepsError, Table, discover_recordings, read_csv
 
 NAN = float("nan")
 
 
 def _read(columns, *rows, **extra):
-    return recordings(Table("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
+    return discover_recordings(Table("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
 
 
 def _spans(found):
@@ -23,7 +22,7 @@ def _spans(found):
 
 def test_what_others_call_our_metrics_is_known():
     """Case, blanks, dashes and a leading `train/` do not matter."""
-    (found,) = recordings(
+    (found,) = discover_recordings(
         Table(
             "t",
             ("iteration", "LM loss", "grad-norm", "Train/learning_rate"),
@@ -66,7 +65,7 @@ def test_a_skip_under_a_loss_scale_is_an_overflow(columns, overflows):
 
 def test_columns_like_ids_pass_and_others_are_said():
     """`my_score` may be a job's own metric, `TFLOPs (max)` is none, a column of words neither."""
-    (found,) = recordings(
+    (found,) = discover_recordings(
         Table(
             "t", ("step", "loss", "my_score", "TFLOPs (max)", "layer"), [(0.0, 1.0, 2.0, 3.0, "a")]
         )
@@ -116,10 +115,10 @@ def test_two_columns_of_one_name_are_refused(twice):
     """Which of them is meant nobody knows; others that are left out anyway may be twice."""
     columns = ("run", "step", "loss", "TFLOPs (max)", "TFLOPs (max)", "")
     row = ("a", 1.0, 2.0, 3.0, 3.0, None)
-    assert len(recordings(Table("t.csv", columns, [row], first_line=2))) == 1
+    assert len(discover_recordings(Table("t.csv", columns, [row], first_line=2))) == 1
 
     with pytest.raises(InputError) as caught:
-        recordings(Table("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
+        discover_recordings(Table("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
 
     assert str(caught.value) == f"t.csv:1: 2 columns are called {twice!r}"
 
@@ -151,7 +150,7 @@ def test_a_log_of_lightning_is_one_piece(tmp_path):
             writer.log_metrics({"epoch": step // 10, "val_loss": 3.0}, step)
             writer.log_metrics({"epoch": step // 10, "train_loss_epoch": 2.0}, step)
     writer.save()
-    (found,) = recordings(read_csv(next(tmp_path.rglob("metrics.csv"))))
+    (found,) = discover_recordings(read_csv(next(tmp_path.rglob("metrics.csv"))))
 
     assert [row[0] for row in found.rows] == list(range(0, 40, 2))
     metrics = dict(zip(found.names, found.rows[4][3], strict=True))

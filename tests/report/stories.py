@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from supervise.catalog.scenarios import Injection, Scenario
-from supervise.core.model.decisions import record
-from supervise.core.model.events import Announced, Event, Frame, Notice
-from supervise.core.model.payload import Payload
-from supervise.core.model.policy import Policy
-from supervise.lab.scenario_runner import ScenarioRunner
-from supervise.report.incident_builder import build
-from supervise.report.incident_report import IncidentReport, RunOrigin
-from supervise.report.incident_series import Tapes
-from supervise.report.records import Record, is_closing
+from supervise.catalog import Injection, Scenario
+from supervise.core.model import Announced, Event, Frame, Notice, Payload, Policy, decision_record
+from supervise.lab import ScenarioRunner
+from supervise.report import (
+    IncidentReport,
+    Record,
+    RunOrigin,
+    Tapes,
+    build_incident_report,
+    is_closing,
+)
 from tests.golden.messages import LOSSES_AGAIN, NAN, RUN, SPIKE, command, policy_of
 
 WALL = "2026-01-05T10:11:12.345Z"
@@ -193,7 +194,7 @@ def played(name: str) -> tuple[Policy, list[Record], list[Event]]:
     for n, (_, decision) in enumerate(runner.result.log):
         _, number, at_ns = runner.starts[bisect_right(firsts, n) - 1]
         stored = {"seq": n + 1, "mono_ns": at_ns, "wall": WALL, "actor": "engine", "event": number}
-        records.append(Record.decode(stored | record(decision)))
+        records.append(Record.decode(stored | decision_record(decision)))
     return policy, records, runner.events
 
 
@@ -220,4 +221,4 @@ def report(name: str, incident: str = "inc-1", until: int | None = None) -> Inci
         mode=policy.mode,
         phase="the run is in progress",
     )
-    return build(records, incident, run, {policy.digest: policy}, tapes)
+    return build_incident_report(records, incident, run, {policy.digest: policy}, tapes)

@@ -16,48 +16,64 @@ import pytest
 from msgspec.structs import replace
 
 from supervise.catalog import load_policy
-from supervise.core.model import formats
-from supervise.core.model.decisions import (
+from supervise.core.model import (
     ActionFinished,
     ActionOrder,
     ActionPlanned,
     ActionRef,
-    IncidentOpened,
-    NoticeTaken,
-    RuleFired,
-    record,
-)
-from supervise.core.model.failure import Failure
-from supervise.core.model.interfaces import Message
-from supervise.core.model.verdicts import (
     ElseHappened,
     EvalShifted,
+    Failure,
+    IncidentOpened,
+    Message,
     NormsStayed,
+    NoticeTaken,
     Questions,
     Rejoined,
+    RuleFired,
     Verdict,
+    decision_record,
+    format_reading,
 )
-from supervise.report import incident_facts, incident_sentences, incident_views, receipt
-from supervise.report.incident_builder import build, summarize
-from supervise.report.incident_files import describe, read_tapes
-from supervise.report.incident_report import Condition, FiredRule, RunOrigin, Status, schema
-from supervise.report.incident_series import AFTER, BEFORE, Tape, spark
-from supervise.report.incident_views import with_report
-from supervise.report.records import (
+from supervise.report import (
+    STEPS_AFTER,
+    STEPS_BEFORE,
+    Condition,
+    FiredRule,
     Record,
+    RunOrigin,
+    Status,
+    Tape,
+    action_texts,
+    build_incident_report,
+    cause_sentence,
+    closing_receipt,
+    cost_sentence,
     count_outcomes,
+    describe_incident_files,
+    files_of_incident,
+    full_incident,
+    incident_actions,
     incident_ids,
+    incident_page,
+    incident_rows,
+    incident_schema,
+    input_sentences,
     is_closing,
     read_records,
+    read_tapes,
     records_of,
+    sparkline,
+    summarize_incident,
+    with_report,
 )
-from supervise.store.run_directory import RunDescription
+from supervise.store import RunDescription
 from tests.golden import frozen
 
 from . import stories
 
 ALL_HEADS = ["Cause", "Did", "Cost", "Proof", "Loss"]
-VALID = jsonschema.Draft7Validator(schema())
+VALID = jsonschema.Draft7Validator(incident_schema())
 
 
 @pytest.fixture
@@ -69,11 +85,11 @@ def made(keep_run, make_frames, small):
         records = read_records(run)
         policy = load_policy(run.policy_path)
         chosen = incident or incident_ids(records)[-1]
-        origin = RunOrigin.from_description(describe(run), "RUN", "in progress")
+        origin = RunOrigin.from_description(describe_incident_files(run), "RUN", "in progress")
         tapes = read_tapes(run, records, chosen)
-        report = build(records, chosen, origin, {policy.digest: policy}, tapes)
+        report = build_incident_report(records, chosen, origin, {policy.digest: policy}, tapes)
         VALID.validate(json.loads(report.encode()))
-        return report, "\n".join(incident_views.full(report)), records
+        return report, "\n".join(full_incident(report)), records
 
     return make
 
@@ -103,7 +119,7 @@ def planned(verb, **args):
 def recorded(seq, decision):
     """Return the record of a decision."""
     head = {"seq": seq, "actor": "engine", "mono_ns": seq}
-    return Record.decode(record(decision) | head)
+    return Record.decode(decision_record(decision) | head)
 
 
 OPENED = IncidentOpened(reason="", runbook="", breach_step=0, band=None, rule="hang.stuck")
@@ -123,7 +139,7 @@ def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
         ),
     ]
     records = [recorded(n, decision) for n, decision in enumerate(told)]
-    (did,) = incident_sentences.action_texts(incident_facts.actions(records), verified=False)
+    (did,) = action_texts(incident_actions(records), verified=False)
 
     went_on = "started again from the checkpoint of step 99"
     anew = "started again, NOT from the checkpoint of step 99: it trains from its own start"
@@ -134,7 +150,7 @@ def test_a_standstill_explains_what_ends_it():
     """Our own stop, a timeout of a collective: the rank that stood still is the cause of both."""
     error = Failure("exception", "SignalException", "got signal: 15")
     texts = [
-        incident_sentences.cause(OPENED, [], failure=error, standstill=still)[0].text
+        cause_sentence(OPENED, [], failure=error, standstill=still)[0].text
         for still in ("rank 2 waits", "")
     ]
     assert texts == ["rank 2 waits", "SignalException: got signal: 15"]
@@ -180,7 +196,7 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
     )
 
     def inputs(*pairs):
-        return incident_sentences.inputs(*map(list, zip(*pairs, strict=True)))
+        return input_sentences(*map(list, zip(*pairs, strict=True)))
 
     assert inputs(loss) == ""
     text = "the inputs are one token, from step 202: share of the commonest token = 1 (limit 0.99)"
@@ -188,7 +204,7 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
     assert inputs(loss, stuck) == "the same batch again and again, from step 203"
 
     later = verdict("data event")
-    cause, trigger = incident_sentences.cause(OPENED, [], diagnosis=later, inputs=text)
+    cause, trigger = cause_sentence(OPENED, [], diagnosis=later, inputs=text)
     assert (cause.text, cause.is_known, trigger) == (text, True, "an unusual batch")
 
 
@@ -271,7 +287,7 @@ def test_the_page_stands_alone(name):
         severity="<svg onload=z>",
         failures=[failure],
     )
-    page = incident_views.page(report)
+    page = incident_page(report)
     parsed = _Page(page)
 
     assert parsed.open == [] and parsed.foreign == []
@@ -330,8 +346,8 @@ def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
     end = ActionFinished(reason="done", action=ActionRef("a-1"), result={"step": 175})
-    (action,) = incident_facts.actions([recorded(0, planned("rollback")), recorded(1, end)])
-    cost = incident_sentences.cost([action], status=Status.RECOVERED, acted=True)
+    (action,) = incident_actions([recorded(0, planned("rollback")), recorded(1, end)])
+    cost = cost_sentence([action], status=Status.RECOVERED, acted=True)
 
     assert (cost.steps_lost, cost.steps_repeated) == (26, 0)
     assert cost.text == "the progress of 26 steps lost"
@@ -348,7 +364,7 @@ def test_a_long_series_keeps_its_worst_points_and_its_bound():
     series = tape.series()
     losses = dict(zip(series.steps, series.signals["train_loss_raw"], strict=True))
 
-    assert len(losses) <= BEFORE + AFTER + 1 and series.opened_at == BEFORE
+    assert len(losses) <= STEPS_BEFORE + STEPS_AFTER + 1 and series.opened_at == STEPS_BEFORE
     assert losses[4321] == 9.0 and losses[8765] != losses[8765]
     assert series.window == [40, series.steps[-1]] and series.stride > 1
 
@@ -365,7 +381,7 @@ def test_a_long_series_keeps_its_worst_points_and_its_bound():
 )
 def test_sparks(values, attempts, line):
     """A bar for every few values, `!` where one is not finite, `⟲` where it went back."""
-    assert spark(values, attempts) == line
+    assert sparkline(values, attempts) == line
 
 
 def test_the_end_and_the_kind_of_trouble_are_shown(made):
@@ -377,7 +393,7 @@ def test_the_end_and_the_kind_of_trouble_are_shown(made):
     assert report.closed.text in closed.reason and closed.reason in full
     assert report.diagnosis == closed.decision.spike
     spike = verdict("data event", "look at the data")
-    lines = list(incident_views.full(replace(report, diagnosis=spike)))
+    lines = list(full_incident(replace(report, diagnosis=spike)))
     assert lines[lines.index("diagnosis") + 1 :][:6] == [
         "  data event",
         "  1 rejoined: no: 3 above the trend",
@@ -421,8 +437,8 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
         r.seq for r in records if isinstance(r.decision, RuleFired) and r.decision.rule == "spike"
     }
     assert len(fired & first) == len(fired & second) == 1
-    rows = [summarize(records, name, {}) for name in ("inc-1", "inc-2")]
-    ends = ["RECOVERED: Loss out of its limit" in line for line in incident_views.rows(rows)]
+    rows = [summarize_incident(records, name, {}) for name in ("inc-1", "inc-2")]
+    ends = ["RECOVERED: Loss out of its limit" in line for line in incident_rows(rows)]
     assert ends == [True, True]
 
 
@@ -436,22 +452,22 @@ def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frame
     assert report.actions[-1].error == "the rank is gone"
     assert report.cost.text.startswith("nothing: the job was not changed")
     assert count_outcomes(records) == {"failed": 2}
-    assert "1 incident, no action on the job, 2 failed" in receipt.closing(run)[0]
+    assert "1 incident, no action on the job, 2 failed" in closing_receipt(run)[0]
 
 
 def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_frames):
     """An audit log alone: no title of a rule, no series, and no course of the loss is made up."""
     run = keep_run(make_frames(0, *SPIKE))
     records = read_records(run)
-    report = build(records, "inc-1", RunOrigin.from_description(RunDescription(), "RUN", ""), {})
+    report = build_incident_report(
+        records, "inc-1", RunOrigin.from_description(RunDescription(), "RUN", ""), {}
+    )
 
     VALID.validate(json.loads(report.encode()))
     assert report.title == "Loss out of its limit"
     assert (report.series, report.loss.spark, report.conditions[0].past) == (None, "", None)
     assert report.cause.text.startswith("unknown: ")
-    assert json.loads(incident_views.files_of(report)["incident.json"]) == json.loads(
-        report.encode()
-    )
+    assert json.loads(files_of_incident(report)["incident.json"]) == json.loads(report.encode())
 
 
 @pytest.mark.parametrize(
@@ -494,4 +510,4 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
 )
 def test_readings_in_words(numbers, words):
     """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
-    assert formats.reading(numbers) == words
+    assert format_reading(numbers) == words

@@ -9,13 +9,18 @@ import jsonschema
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core.model.events import Frame
-from supervise.report import incident_files
-from supervise.report.incident_builder import build
-from supervise.report.incident_files import IncidentFiles, describe, read_tapes
-from supervise.report.incident_report import RunOrigin, schema
-from supervise.report.records import read_records
-from supervise.store import audit
+from supervise.core.model import Frame
+from supervise.report import (
+    IncidentFiles,
+    RunOrigin,
+    build_incident_report,
+    describe_incident_files,
+    incident_files,
+    incident_schema,
+    read_records,
+    read_tapes,
+)
+from supervise.store import Audit
 from tests.support import recorded_run
 
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
@@ -76,9 +81,11 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
     kept = json.loads((home / "incident.json").read_text())
     policy = load_policy(run.policy_path)
     records = read_records(run)
-    origin = RunOrigin.from_description(describe(run), str(run.path), incident_files.PHASE)
+    origin = RunOrigin.from_description(
+        describe_incident_files(run), str(run.path), incident_files.PHASE
+    )
     tapes = read_tapes(run, records, "inc-1")
-    again = build(records, "inc-1", origin, {policy.digest: policy}, tapes)
+    again = build_incident_report(records, "inc-1", origin, {policy.digest: policy}, tapes)
 
     assert sorted(path.name for path in home.iterdir()) == [
         "incident.html",
@@ -89,7 +96,7 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
     assert writes[0].status != kept["state"] == "RECOVERED"
     assert 3 <= len(writes) < len(SPIKE) / 2
     for report in writes:
-        jsonschema.validate(json.loads(report.encode()), schema())
+        jsonschema.validate(json.loads(report.encode()), incident_schema())
 
 
 def test_another_supervisor_goes_on_with_them(watched):
@@ -106,7 +113,7 @@ def test_another_supervisor_goes_on_with_them(watched):
 def test_records_of_another_version_cost_only_the_files(watched, caplog):
     """A supervisor that takes the run over goes on without the files of the open incident."""
     run, _, _ = watched(*SPIKE[:42], ended=False)
-    log = audit.Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
+    log = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
     body = {"reason": "", "data": {}}
     log.append("unheard-of", actor="engine", at_ns=0, wall=WALL, step=41, body=body, sync=True)
     log.close()

@@ -17,29 +17,31 @@ import yaml
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from supervise.catalog import load_policy, metrics
-from supervise.core import engine
-from supervise.core.model.decisions import (
+from supervise.catalog import all_metrics, load_policy
+from supervise.core import start_engine, step_engine
+from supervise.core.model import (
     ActionFailed,
     ActionOrder,
     ActionPlanned,
     ActionRef,
+    Announced,
+    Frame,
+    Gap,
     IncidentOpened,
+    Launched,
+    Notice,
 )
-from supervise.core.model.events import Announced, Frame, Gap, Launched, Notice
-from supervise.report import metrics_endpoint
-from supervise.report.metrics_endpoint import MAX_OPEN
-from supervise.report.openmetrics import RunMetrics
+from supervise.report import MAX_OPEN, RunMetrics, metrics_endpoint
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics"
-UNITS = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
+UNITS = {name: spec.unit for name, spec in all_metrics().items() if "." not in name}
 NAMES = (*UNITS, "my_score", "learning_rate.1")
 
 
 def run_a_little(served):
     """Let two ranks make steps, with a rollback, an action that failed and a non-finite loss."""
     policy = load_policy("nano")
-    state = engine.start(policy)
+    state = start_engine(policy)
     events = [
         Launched(1, 5, 0),
         *(Announced(2, rank, 2, 5 + rank, NAMES) for rank in (0, 1)),
@@ -53,7 +55,7 @@ def run_a_little(served):
         Notice(10**10, "safeguard", "", 0, 3, {"order": "skip_nonfinite"}),
     ]
     for event in events:
-        state, decisions = engine.step(policy, state, event)
+        state, decisions = step_engine(policy, state, event)
         served.observe(event, NAMES if isinstance(event, Frame) else (), decisions)
     name = "inc-1/1/0-pause"
     order = ActionOrder(

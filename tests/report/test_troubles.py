@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from supervise.core.model.decisions import RuleJoined
-from supervise.report import receipt
-from supervise.report.records import troubles
+from supervise.core.model import RuleJoined
+from supervise.report import closing_receipt, cost_warning, record_troubles
 
 from . import stories
 
@@ -12,12 +11,12 @@ from . import stories
 def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, make_frames):
     """Nobody is paged for it."""
     run = keep_run(make_frames(0, *[2.0] * 5))
-    assert not any("the probe took" in line for line in receipt.closing(run))
+    assert not any("the probe took" in line for line in closing_receipt(run))
 
-    assert receipt.dear(0.31, "RUN") == [
+    assert cost_warning(0.31, "RUN") == [
         "  the probe took 31 % of a step; its parts: supervise status RUN"
     ]
-    assert receipt.dear(0.04, "RUN") == receipt.dear(None, "RUN") == []
+    assert cost_warning(0.04, "RUN") == cost_warning(None, "RUN") == []
 
 
 def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
@@ -28,6 +27,6 @@ def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
     joined = replace(opened, decision=joining)
 
     assert opened.reason == "SEV2 lr_scale requested by operator"
-    assert troubles(records) == []
-    assert troubles([*records, joined]) == ["inc-1"]
-    assert troubles(stories.played("crash")[1]) == ["inc-1"]
+    assert record_troubles(records) == []
+    assert record_troubles([*records, joined]) == ["inc-1"]
+    assert record_troubles(stories.played("crash")[1]) == ["inc-1"]

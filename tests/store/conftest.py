@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.policy import Policy
-from supervise.store.audit import Audit
-from supervise.store.run_directory import RunDir
+from supervise.core.model import Policy
+from supervise.store import Audit, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model.events import Tick
+from supervise.core.model import Tick
 from supervise.errors import StoreError, TamperError
-from supervise.store.audit import read, verify
-from supervise.store.files import locked
-from supervise.store.journal import Journal
-from supervise.store.recorder import Recorder
+from supervise.store import Journal, Recorder, locked_file, read_audit, verify_audit
 
 
 def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
@@ -27,7 +24,7 @@ def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
         "rule", actor="engine", at_ns=9, wall="now", step=4, body={**body, "data": data}, sync=False
     )
 
-    (stored,) = read(tmp_path / "audit.log")
+    (stored,) = read_audit(tmp_path / "audit.log")
     assert seq == 0
     assert len(stored.pop("prev")) == 64
     assert stored.pop("boot")
@@ -54,7 +51,7 @@ def test_the_head_is_what_verify_finds(tmp_path, opened, put):
     for number in range(5):
         put(log, number, sync=number % 2 == 0)
 
-    report = verify(tmp_path / "audit.log", "run-1")
+    report = verify_audit(tmp_path / "audit.log", "run-1")
 
     assert log.head == (5, report.head)
     assert report.records == 5
@@ -69,8 +66,8 @@ def test_each_writer_is_an_epoch_and_the_chain_goes_on(tmp_path, opened, put):
         put(log)
         log.close()
 
-    assert [(r["seq"], r["epoch"]) for r in read(path)] == [(n, n // 2 + 1) for n in range(6)]
-    assert verify(path).exit_code == 0
+    assert [(r["seq"], r["epoch"]) for r in read_audit(path)] == [(n, n // 2 + 1) for n in range(6)]
+    assert verify_audit(path).exit_code == 0
     assert [p.name for p in tmp_path.iterdir()] == ["audit.log"]
 
 
@@ -86,7 +83,7 @@ def test_two_threads_may_write(tmp_path, opened, put):
     for thread in threads:
         thread.join()
 
-    assert verify(tmp_path / "audit.log").records == 400
+    assert verify_audit(tmp_path / "audit.log").records == 400
 
 
 def test_a_torn_tail_is_kept_aside_and_told(tmp_path, opened, put):
@@ -104,8 +101,8 @@ def test_a_torn_tail_is_kept_aside_and_told(tmp_path, opened, put):
         path.write_bytes(whole[:cut])
         opened(path).close()
 
-        records = list(read(path))
-        assert verify(path).exit_code == 0
+        records = list(read_audit(path))
+        assert verify_audit(path).exit_code == 0
         if cut == start:
             assert len(records) == 2
             continue
@@ -129,12 +126,12 @@ def test_a_crash_in_the_middle_of_a_repair_is_repaired(tmp_path, opened, put):
     opened(path).close()
 
     assert torn.read_bytes() == b"half a rec"
-    assert [r["kind"] for r in read(path)] == ["note", "recovered"]
+    assert [r["kind"] for r in read_audit(path)] == ["note", "recovered"]
 
     path.write_bytes(path.read_bytes()[:size])  # cut, not yet told
     opened(path).close()
     opened(path).close()
-    assert [r["kind"] for r in read(path)] == ["note", "recovered"]
+    assert [r["kind"] for r in read_audit(path)] == ["note", "recovered"]
 
 
 def test_a_changed_record_is_never_repaired(tmp_path, opened, put):
@@ -152,7 +149,7 @@ def test_a_changed_record_is_never_repaired(tmp_path, opened, put):
 
     assert caught.value.seq == 1
     assert path.read_bytes() == changed
-    assert not locked(path)
+    assert not locked_file(path)
 
 
 HOLDER = """
@@ -171,14 +168,14 @@ def test_a_second_supervisor_is_refused_until_the_first_is_gone(tmp_path, opened
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"open\n"
-        assert locked(path)
+        assert locked_file(path)
         with pytest.raises(StoreError, match=f"is watched by process {holder.pid}"):
             opened(path)
     finally:
         holder.kill()
         holder.communicate()
 
-    assert not locked(path)
+    assert not locked_file(path)
     put(opened(path))
 
 
@@ -200,18 +197,18 @@ def test_kill_9_loses_no_record_whose_append_returned(tmp_path, opened, put):
     for stop_after in (1, 77, 400):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
         assert writer.stdout is not None
-        before = verify(path).records if path.exists() else 0
+        before = verify_audit(path).records if path.exists() else 0
         said = [int(writer.stdout.readline()) for _ in range(stop_after)]
         writer.kill()
         said += [int(line) for line in writer.stdout.read().split(b"\n")[:-1]]
         writer.communicate()
 
-        report = verify(path)
+        report = verify_audit(path)
         assert report.records - before - len(said) in (0, 1)
         log = opened(path)
         put(log)
         log.close()
-        assert verify(path).exit_code == 0
+        assert verify_audit(path).exit_code == 0
 
 
 def descriptor(path) -> int:
@@ -269,7 +266,7 @@ def test_a_short_write_leaves_no_half_record(tmp_path):
     error, state = done.stdout.splitlines()
     assert "cannot be written" in error
     assert state.startswith("good True ")
-    assert verify(tmp_path / "audit.log").exit_code == 0
+    assert verify_audit(tmp_path / "audit.log").exit_code == 0
 
 
 FULL_DISK = """
@@ -324,7 +321,7 @@ def test_without_a_thread_each_record_is_committed_by_who_writes_it(
     put(log)
     log.close()
 
-    assert verify(tmp_path / "audit.log").exit_code == 0 and log.trouble is None
+    assert verify_audit(tmp_path / "audit.log").exit_code == 0 and log.trouble is None
 
 
 @pytest.mark.parametrize("what", ["audit.log", "journal"])

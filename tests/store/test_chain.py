@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.engine import record
-from supervise.core.model.decisions import NearMiss, plain
+from supervise.core import record_run
+from supervise.core.model import NearMiss, plain_decision
 from supervise.errors import StoreError, TamperError
-from supervise.store.audit import Chain, decode, genesis, read, verify
+from supervise.store import Chain, decode_audit, genesis_hash, read_audit, verify_audit
 
 pytestmark = pytest.mark.slow  # each byte of a log, damaged in each way
 
@@ -36,7 +36,7 @@ def log(count: int = 4) -> list[bytes]:
 def check(tmp_path, data: bytes, **more):
     path = tmp_path / "audit.log"
     path.write_bytes(data)
-    return verify(path, RUN, **more)
+    return verify_audit(path, RUN, **more)
 
 
 def test_a_log_as_written_is_good(tmp_path):
@@ -47,7 +47,7 @@ def test_a_log_as_written_is_good(tmp_path):
 
     assert (report.status, report.exit_code, report.records) == ("good", 0, 4)
     assert (report.bad_seq, report.offset) == (None, sum(map(len, lines)))
-    assert json.loads(lines[0][65:])["prev"] == genesis(RUN)
+    assert json.loads(lines[0][65:])["prev"] == genesis_hash(RUN)
 
 
 def test_flipping_any_byte_names_the_record(tmp_path):
@@ -127,7 +127,7 @@ def test_a_log_of_another_run_is_refused(tmp_path):
     path = tmp_path / "audit.log"
     path.write_bytes(b"".join(log()))
 
-    report = verify(path, "run-2")
+    report = verify_audit(path, "run-2")
 
     assert (report.exit_code, report.bad_seq) == (1, 0)
     assert "belongs to the run 'run-1'" in report.message
@@ -151,16 +151,16 @@ def test_reading_stops_at_the_first_bad_record(tmp_path):
     path = tmp_path / "audit.log"
     lines = log()
     path.write_bytes(b"".join(lines)[:-5])
-    assert [r["seq"] for r in read(path)] == [0, 1, 2]
+    assert [r["seq"] for r in read_audit(path)] == [0, 1, 2]
 
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
     seen = []
     with pytest.raises(TamperError) as caught:
-        seen.extend(r["seq"] for r in read(path))
+        seen.extend(r["seq"] for r in read_audit(path))
     assert (seen, caught.value.seq) == ([0, 1], 2)
 
     with pytest.raises(StoreError, match="No such file"):
-        list(read(tmp_path / "none"))
+        list(read_audit(tmp_path / "none"))
 
 
 JSON = st.recursive(
@@ -185,15 +185,15 @@ def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
 
     assert line.count(b"\n") == 1
     assert {key: stored[key] for key in ("reason", "data")} == {
-        key: record(decision)[key] for key in ("reason", "data")
+        key: record_run(decision)[key] for key in ("reason", "data")
     }
 
 
 def test_non_finite_numbers_come_back():
     """JSON has no NaN: the log says "NaN", "+Inf", "-Inf", and `decode` takes them back."""
-    coded = plain({"a": [float("nan"), float("inf")], "b": (float("-inf"), 1.5)})
+    coded = plain_decision({"a": [float("nan"), float("inf")], "b": (float("-inf"), 1.5)})
 
     assert coded == {"a": ["NaN", "+Inf"], "b": ["-Inf", 1.5]}
-    back = decode(coded)
+    back = decode_audit(coded)
     assert back["a"][0] != back["a"][0]
     assert back["b"] == [float("-inf"), 1.5]

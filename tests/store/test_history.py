@@ -4,10 +4,16 @@ import math
 
 import pytest
 
-from supervise.core.model.events import Announced, Frame, Tick
-from supervise.store import run_records
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
+from supervise.core.model import Announced, Frame, Tick
+from supervise.store import (
+    Audit,
+    Journal,
+    WallClock,
+    export_csv,
+    export_parquet,
+    metric_ids,
+    run_rows,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -36,7 +42,7 @@ def test_all_rows_of_all_attempts_are_exported_exactly(recorded):
     """Absent is empty, NaN is nan; every number reads back as the same float."""
     out = io.StringIO()
 
-    rows = run_records.export_csv(recorded, out, run_records.metric_ids(recorded))
+    rows = export_csv(recorded, out, metric_ids(recorded))
 
     assert rows == 5
     assert out.getvalue() == (
@@ -56,7 +62,7 @@ def test_parquet_holds_the_same_and_its_types(recorded):
     parquet = pytest.importorskip("pyarrow.parquet")
     out = io.BytesIO()
 
-    assert run_records.export_parquet(recorded, out, ["train_loss_raw", "loss_scale"]) == 5
+    assert export_parquet(recorded, out, ["train_loss_raw", "loss_scale"]) == 5
 
     table = parquet.read_table(io.BytesIO(out.getvalue()))
     assert [str(field.type) for field in table.schema] == [
@@ -77,8 +83,8 @@ def test_the_wall_clock_follows_from_the_audit_log(recorded):
         at_ns = at_s * 1_000_000_000
         audit.append("note", actor="engine", at_ns=at_ns, wall=wall, step=0, body=body, sync=False)
     audit.close()
-    clock = run_records.WallClock(recorded.audit_path)
+    clock = WallClock(recorded.audit_path)
 
     assert clock.time_of(0, 9_250_000_000).isoformat() == "2026-01-05T10:00:09.750000+00:00"
     assert clock.time_of(99, 3600_000_000_000).isoformat() == "2026-01-05T11:00:00.500000+00:00"
-    assert [row.wall.year for row in run_records.rows(recorded)] == [2026] * 5
+    assert [row.wall.year for row in run_rows(recorded)] == [2026] * 5

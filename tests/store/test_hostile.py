@@ -10,9 +10,8 @@ import sys
 
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
+from supervise.core.model import Frame
+from supervise.store import Audit, Journal
 
 from .conftest import WALL
 

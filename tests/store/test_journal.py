@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model.events import (
+from supervise.core.model import (
     Announced,
     Beat,
     Event,
@@ -27,8 +27,16 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.errors import StoreError
-from supervise.store import event_codec
-from supervise.store.journal import Journal, encode_record, read, thinned, until
+from supervise.store import (
+    EVENT_KINDS,
+    Journal,
+    encode_record,
+    events_until,
+    pack_event,
+    read_journal,
+    thinned_events,
+    unpack_event,
+)
 
 STEPS = [Frame(100 + i, 0, 0, i, (1.5 * i, None, 0.0)) for i in range(8)]
 
@@ -70,12 +78,12 @@ def test_every_event_comes_back_as_it_was(tmp_path_factory, events, segment_byte
     numbers = write(path, events, segment_bytes=segment_bytes)
 
     assert numbers == list(range(len(events)))
-    assert list(read(path)) == list(enumerate(events))
+    assert list(read_journal(path)) == list(enumerate(events))
 
 
 def test_every_kind_of_event_has_a_number_on_disk():
     """A new event type must not be forgotten here."""
-    assert set(event_codec.KINDS) == set(get_args(Event))
+    assert set(EVENT_KINDS) == set(get_args(Event))
 
 
 @given(bits=st.integers(0, 2**64 - 1))
@@ -83,7 +91,7 @@ def test_a_float_comes_back_bit_by_bit(bits):
     """All 64 bits: subnormal, minus zero, infinite; a NaN stays a NaN, apart from absent."""
     (value,) = struct.unpack("<d", struct.pack("<Q", bits))
 
-    frame = event_codec.unpack(*event_codec.pack(Frame(1, 2, 3, 4, (None, value))))
+    frame = unpack_event(*pack_event(Frame(1, 2, 3, 4, (None, value))))
 
     assert isinstance(frame, Frame)
     absent, back = frame.values
@@ -96,8 +104,8 @@ def test_other_events_keep_numbers_that_are_not_finite():
     """An ack may report a NaN; replay must see it again."""
     event = Finished(1, "a", True, {"loss": float("inf"), "low": float("-inf")})
 
-    assert event_codec.unpack(*event_codec.pack(event)) == event
-    back = event_codec.unpack(*event_codec.pack(Finished(1, "a", True, {"x": float("nan")})))
+    assert unpack_event(*pack_event(event)) == event
+    back = unpack_event(*pack_event(Finished(1, "a", True, {"x": float("nan")})))
     assert isinstance(back, Finished) and math.isnan(back.result["x"])
 
 
@@ -112,13 +120,13 @@ def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
         for tail in (b"", bytes(50)):
             segment.write_bytes(whole[:cut] + tail)
             good = (cut - 16) // size
-            events = list(read(tmp_path / "j"))
+            events = list(read_journal(tmp_path / "j"))
             # the zeros may just complete the record: its last value is 0.0
             assert events[:good] == list(enumerate(STEPS[:good])), cut
             assert len(events) - good in (0, 1 if tail else 0)
 
         assert write(tmp_path / "j", [Exited(1, 0)]) == [len(events)]
-        assert [event for _, event in read(tmp_path / "j")][len(events) :] == [Exited(1, 0)]
+        assert [event for _, event in read_journal(tmp_path / "j")][len(events) :] == [Exited(1, 0)]
 
 
 def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path):
@@ -133,10 +141,10 @@ def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path):
         bad = (at - 16) // size
         seen = []
         if bad == len(STEPS) - 1:
-            seen.extend(read(tmp_path / "j"))
+            seen.extend(read_journal(tmp_path / "j"))
         else:
             with pytest.raises(StoreError, match=f"event {bad} in .* is damaged"):
-                seen.extend(read(tmp_path / "j"))
+                seen.extend(read_journal(tmp_path / "j"))
             with pytest.raises(StoreError, match=f"event {bad} in .* is damaged"):
                 Journal.open(tmp_path / "j")
         assert seen == list(enumerate(STEPS[:bad]))
@@ -150,19 +158,19 @@ def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
     size = (len(whole) - 16) // len(STEPS)
     segment.write_bytes(whole[: 16 + size] + whole[16 + 2 * size :])
     with pytest.raises(StoreError, match="event 1 in"):
-        list(read(tmp_path / "j"))
+        list(read_journal(tmp_path / "j"))
 
     write(tmp_path / "k", STEPS, segment_bytes=100)
     (tmp_path / "k" / "00001.jrn").unlink()
     with pytest.raises(StoreError, match=r"00002.jrn starts with event \d, not with event \d"):
-        list(read(tmp_path / "k"))
+        list(read_journal(tmp_path / "k"))
 
 
 def test_what_is_no_journal_is_said_to_be_none(tmp_path):
     with pytest.raises(StoreError, match="has no journal"):
-        list(read(tmp_path))
+        list(read_journal(tmp_path))
     (tmp_path / "00000.jrn").write_bytes(b"something else entirely")
-    for act in (lambda: list(read(tmp_path)), lambda: Journal.open(tmp_path)):
+    for act in (lambda: list(read_journal(tmp_path)), lambda: Journal.open(tmp_path)):
         with pytest.raises(StoreError, match="is not a journal segment"):
             act()
 
@@ -192,7 +200,7 @@ def test_kill_9_loses_no_event_whose_append_returned(tmp_path):
         writer.communicate()
 
         assert said[0] == expected
-        events = list(read(path))
+        events = list(read_journal(path))
         assert [n for n, _ in events] == list(range(len(events)))
         assert events[said[-1]][1] == Frame(
             said[-1], 0, 0, said[-1], (float(said[-1]), None) * (said[-1] % 20)
@@ -213,11 +221,11 @@ def test_a_full_disk_takes_back_the_part_that_fitted(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    assert list(read(tmp_path / "j")) == [(0, STEPS[0])]
+    assert list(read_journal(tmp_path / "j")) == [(0, STEPS[0])]
     assert journal.append(STEPS[2]) == 1
     journal.sync()
     journal.close()
-    assert [event for _, event in read(tmp_path / "j")] == [STEPS[0], STEPS[2]]
+    assert [event for _, event in read_journal(tmp_path / "j")] == [STEPS[0], STEPS[2]]
 
 
 def rare_and_bulk(count):
@@ -238,16 +246,16 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
     before = journal.size_bytes
     plan = journal.plan_thinning()
     assert plan.piece.path.name == "00001.jrn"
-    assert journal.size_bytes == before and list(read(directory)) == list(enumerate(events))
+    assert journal.size_bytes == before and list(read_journal(directory)) == list(enumerate(events))
 
     journal.thin(plan)
-    (cut,) = thinned(directory)
+    (cut,) = thinned_events(directory)
     assert cut == tuple(plan.facts["events"][i] + i for i in (0, 1))
     kept = [n for n in range(120) if not cut[0] <= n < cut[1] or n % 10 == 0]
-    assert list(read(directory, only=(Notice, Frame))) == [(n, events[n]) for n in kept]
-    assert list(until(directory, cut[0])) == list(enumerate(events[: cut[0]]))
+    assert list(read_journal(directory, only=(Notice, Frame))) == [(n, events[n]) for n in kept]
+    assert list(events_until(directory, cut[0])) == list(enumerate(events[: cut[0]]))
     with pytest.raises(StoreError, match=f"lacks the frames of events {cut[0]} to"):
-        list(read(directory))
+        list(read_journal(directory))
 
     while plan := journal.plan_thinning():
         newest = plan.piece.path.name
@@ -257,7 +265,7 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
     assert write(directory, events[:3]) == [120, 121, 122]
     names = [name for name, _, _ in Journal.open(directory).head["pieces"]]
     assert names == [path.name for path in sorted(directory.iterdir())]
-    assert len(list(read(directory, only=(Notice,)))) == 13
+    assert len(list(read_journal(directory, only=(Notice,)))) == 13
 
 
 def test_a_missing_piece_is_found_out_though_others_were_thinned(tmp_path):
@@ -270,7 +278,7 @@ def test_a_missing_piece_is_found_out_though_others_were_thinned(tmp_path):
     (directory / "00001.jrn").unlink()
 
     with pytest.raises(StoreError, match="starts with event"):
-        list(read(directory, only=(Notice,)))
+        list(read_journal(directory, only=(Notice,)))
 
 
 SHORT = """
@@ -321,17 +329,17 @@ def test_events_that_come_at_once_are_written_at_once(tmp_path):
     """Nothing of them is on disk before, all of it after; segments are as long as ever."""
     journal = Journal.open(tmp_path / "j", segment_bytes=300)
     numbers = [journal.add(event) for event in STEPS]
-    early = len(list(read(tmp_path / "j")))
+    early = len(list(read_journal(tmp_path / "j")))
     journal.flush()
 
     assert early < len(STEPS) and journal.unwritten == 0
-    assert list(read(tmp_path / "j")) == list(zip(numbers, STEPS, strict=True))
+    assert list(read_journal(tmp_path / "j")) == list(zip(numbers, STEPS, strict=True))
     assert {path.stat().st_size < 600 for path in (tmp_path / "j").iterdir()} == {True}
 
 
 def test_of_events_that_do_not_fit_the_first_ones_count(tmp_path):
     journal = Journal.open(tmp_path / "j")
-    size = len(encode_record(0, *event_codec.pack(STEPS[0])))
+    size = len(encode_record(0, *pack_event(STEPS[0])))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16 + 2 * size + 9, hard))
     try:
@@ -342,7 +350,7 @@ def test_of_events_that_do_not_fit_the_first_ones_count(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    assert len(journal) == 2 and list(read(tmp_path / "j")) == list(enumerate(STEPS[:2]))
+    assert len(journal) == 2 and list(read_journal(tmp_path / "j")) == list(enumerate(STEPS[:2]))
     assert journal.append(STEPS[4]) == 2
 
 
@@ -362,4 +370,4 @@ def test_the_reserve_is_no_part_of_the_journal(tmp_path):
     assert with_it.st_size == before.st_size
     assert (with_it.st_blocks - before.st_blocks) * 512 >= 1 << 20
     assert path.stat().st_blocks <= before.st_blocks + 8
-    assert list(read(tmp_path / "j")) == list(enumerate(STEPS[:2]))
+    assert list(read_journal(tmp_path / "j")) == list(enumerate(STEPS[:2]))

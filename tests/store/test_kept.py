@@ -7,11 +7,8 @@ import json
 import pytest
 
 from supervise.cli import invoke
-from supervise.core.model.events import Frame
-from supervise.store import journal
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.recorder import Recorder
+from supervise.core.model import Frame
+from supervise.store import Audit, Journal, Recorder, journal_heads
 
 from .conftest import WALL
 
@@ -20,7 +17,7 @@ from .conftest import WALL
 def sealed(run, policy):
     """A run that has ended: a policy, a bundle, a journal of three segments, all in its log."""
     run.policy_path.write_bytes(policy.resolved.encode())
-    from supervise.store.run_records import digest_of
+    from supervise.store import digest_of
 
     bundle = run.incidents_path / "inc-1" / "snapshot-1"
     bundle.mkdir(parents=True)
@@ -132,5 +129,5 @@ def test_the_digest_goes_on_under_another_writer(tmp_path):
         head = kept.head
         kept.close()
 
-    assert journal.heads(tmp_path / "j", [head["bytes"]]) == {head["bytes"]: head["sha256"]}
+    assert journal_heads(tmp_path / "j", [head["bytes"]]) == {head["bytes"]: head["sha256"]}
     assert head["events"] == 12

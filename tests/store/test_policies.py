@@ -8,19 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.incident import Intent
-from supervise.core.model.events import (
+from supervise.core import Intent, start_engine
+from supervise.core.model import (
     Notice,
     OperatorCommand,
     PartChanges,
+    Policy,
     PolicyChanges,
     Reloaded,
 )
-from supervise.core.model.policy import Policy
 from supervise.errors import StoreError
-from supervise.store import files, policies
-from supervise.store.run_directory import RunDir
+from supervise.store import Reloader, RunDir, files, path_of, policy_finder
 
 WALL = "2026-01-05T10:11:12.345Z"
 
@@ -32,7 +30,7 @@ def begun(tmp_path, small):
     def begin(path=small, mode=None):
         policy = load_policy(path, mode=mode)
         run = RunDir.create(tmp_path / "run", argv=["x"], policy=policy, wall=WALL)
-        return run, policy, policies.Reloader(run, policy, load_policy, str(path), mode)
+        return run, policy, Reloader(run, policy, load_policy, str(path), mode)
 
     return begin
 
@@ -42,7 +40,7 @@ def word(**args):
 
 
 def ask(reloader, now, /, **args):
-    return reloader.reload(word(**args), now, engine.start(now))
+    return reloader.reload(word(**args), now, start_engine(now))
 
 
 def test_a_changed_file_is_read_again_and_kept(begun, small):
@@ -55,8 +53,8 @@ def test_a_changed_file_is_read_again_and_kept(begun, small):
     assert isinstance(event, Reloaded)
     assert (event.refused, event.before, event.digest) == (None, policy.digest, new.digest)
     assert event.changes == PolicyChanges(detectors=PartChanges(changed=["high"]))
-    assert policies.path_of(run, new.digest).read_text() == new.resolved
-    assert policies.finder(run, load_policy)(new.digest).digest == new.digest
+    assert path_of(run, new.digest).read_text() == new.resolved
+    assert policy_finder(run, load_policy)(new.digest).digest == new.digest
 
 
 def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):
@@ -76,7 +74,7 @@ def test_a_missing_policy_is_named(begun):
     run, policy, _ = begun()
 
     with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
-        policies.finder(run, load_policy)(policy.digest)
+        policy_finder(run, load_policy)(policy.digest)
 
 
 def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
@@ -121,7 +119,7 @@ def test_a_bug_refuses_too(begun):
 def test_a_job_that_is_being_started_again_has_its_policy(begun):
     """The way in which it is started is the one under which that was decided."""
     _, policy, reloader = begun()
-    state = engine.start(policy)
+    state = start_engine(policy)
     run = SimpleNamespace(intent=Intent("inc-1/1/2", verb="relaunch"))
     state.incident = SimpleNamespace(run=run)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from supervise.errors import StoreError
-from supervise.store.quarantine_list import CHANGES, Quarantine
+from supervise.store import QUARANTINE_CHANGES, Quarantine
 from supervise_probe.collectors.quarantine import Manifest
 
 FACTS = {"step": 150, "attempt": 3, "incident": "inc-1", "why": "twice"}
@@ -171,10 +171,10 @@ def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
 
 def test_changes_are_kept_within_bounds(manifest):
     """The newest 64; a damaged file is said to be one."""
-    for number in range(CHANGES + 5):
+    for number in range(QUARANTINE_CHANGES + 5):
         manifest.change(shards(f"{number}.tar"), key=f"k{number}", live=True)
     kept = manifest.read().changes
-    assert len(kept) == CHANGES and kept[-1].generation == CHANGES + 5
+    assert len(kept) == QUARANTINE_CHANGES and kept[-1].generation == QUARANTINE_CHANGES + 5
 
     manifest.path.write_text("{")
     with pytest.raises(StoreError, match="cannot read"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model.events import Frame, Notice
-from supervise.runtime.segment_reader import Segment
+from supervise.core.model import Frame, Notice
+from supervise.runtime import Segment
 
 from .waiting import wait_until
 

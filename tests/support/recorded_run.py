@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from supervise.catalog import load_policy
-from supervise.core import engine
-from supervise.core.model.events import Announced, Finished, Frame, Launched, OperatorCommand
-from supervise.store.audit import Audit
-from supervise.store.journal import Journal
-from supervise.store.policies import Reloader
-from supervise.store.recorder import Recorder
-from supervise.store.run_directory import RunDir
+from supervise.core import start_engine, step_engine
+from supervise.core.model import Announced, Finished, Frame, Launched, OperatorCommand
+from supervise.store import Audit, Journal, Recorder, Reloader, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 1_000_000_000
@@ -85,7 +81,7 @@ def record_run(
     started |= {"channels": ["console"]}
     recorder.note("run_start", -1, "the job was started", started)
     reloader = Reloader(run, chosen, load_policy, str(policy), mode)
-    state = engine.start(chosen)
+    state = start_engine(chosen)
     first = [
         Launched(1, 2**22 + 7, 0),
         Announced(2, 0, 1, 7, ("train_loss_raw", "grad_global_norm")),
@@ -94,7 +90,7 @@ def record_run(
     while queue:
         event = queue.pop(0)
         number = recorder.event(event)
-        state, made = engine.step(chosen, state, event)
+        state, made = step_engine(chosen, state, event)
         follow: list[Any] = []
         for decision in made:
             seq = recorder.decision(decision, number, event.at_ns)

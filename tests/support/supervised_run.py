@@ -16,7 +16,7 @@ import psutil
 
 from supervise.cli import invoke
 from supervise.errors import SuperviseError
-from supervise.store import audit, journal
+from supervise.store import read_audit, read_journal
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -35,7 +35,7 @@ class Records:
     def records(self) -> list[dict[str, Any]]:
         """The audit records, none where there is no readable log yet."""
         try:
-            return list(audit.read(self.directory / "audit.log"))
+            return list(read_audit(self.directory / "audit.log"))
         except SuperviseError:
             return []
 
@@ -74,7 +74,7 @@ class Records:
 
     def events(self, kind: type) -> list[Any]:
         """The journal's events of a kind."""
-        return [event for _, event in journal.read(self.directory / "journal", only=(kind,))]
+        return [event for _, event in read_journal(self.directory / "journal", only=(kind,))]
 
     def prove(self) -> None:
         """Assert that the log verifies and that replay agrees with it."""

@@ -6,10 +6,16 @@ import os
 
 import pytest
 
-from supervise.core.model.payload import NOTHING, Payload
+from supervise.core.model import NOTHING, Payload
 from supervise.errors import StoreError, TamperError
-from supervise.trials import trial_log, trial_runs
-from supervise.trials.trial_runs import arm_environment
+from supervise.trials import (
+    SUITE_LOG,
+    VERDICT_LOG,
+    arm_environment,
+    log_citation,
+    opened_log,
+    trial_runs,
+)
 
 
 def test_an_arm_is_offline_and_goes_on_with_nothing(tmp_path):
@@ -63,31 +69,31 @@ VERDICT = Payload({"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03,
 def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
     path = tmp_path / "audit.log"
     for verdict in ("PASS", "FAIL"):
-        with trial_log.opened(path) as log:
-            log.note(trial_log.VERDICT, verdict, VERDICT.extended(verdict=verdict))
+        with opened_log(path) as log:
+            log.note(VERDICT_LOG, verdict, VERDICT.extended(verdict=verdict))
 
-    found = trial_log.citation(path)
+    found = log_citation(path)
 
     assert (found["verdict"], found["record"], found["records"]) == ("FAIL", 1, 2)
-    assert trial_log.citation(tmp_path) == found, "a directory stands for its log"
+    assert log_citation(tmp_path) == found, "a directory stands for its log"
     assert found["trial"].startswith("canary-") and len(found["head"]) == 64
     path.write_bytes(path.read_bytes().replace(b'"verdict":"FAIL"', b'"verdict":"PASS"'))
-    with pytest.raises(TamperError), trial_log.opened(path):
+    with pytest.raises(TamperError), opened_log(path):
         pass
     with pytest.raises(TamperError):
-        trial_log.citation(path)
+        log_citation(path)
 
 
 def test_a_trial_without_a_result_cannot_be_cited(tmp_path):
-    with trial_log.opened(tmp_path / "audit.log", trial_log.SUITE) as log:
+    with opened_log(tmp_path / "audit.log", SUITE_LOG) as log:
         log.note("suite_plan", "1 fault", NOTHING)
 
     with pytest.raises(StoreError, match="has no result of a trial"):
-        trial_log.citation(tmp_path)
+        log_citation(tmp_path)
 
 
 def test_the_log_of_a_run_is_left_alone(tmp_path, keep_run, make_frames):
     run = keep_run(make_frames(0, 1.0))
 
-    with pytest.raises(StoreError, match="is the log of a run"), trial_log.opened(run.audit_path):
+    with pytest.raises(StoreError, match="is the log of a run"), opened_log(run.audit_path):
         pass

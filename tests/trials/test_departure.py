@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from supervise.trials import drill_findings as of_loss
+from supervise.trials import loss_departure, lost_steps, moved_metrics, spread_of
 
 ONSET, END = 200, 400
 
@@ -23,9 +23,9 @@ def with_fault(control, change):
 
 
 def test_a_spread_is_that_of_the_noise_and_not_of_the_trend():
-    assert of_loss.spread_of(healthy(), ONSET) == pytest.approx(0.05, rel=0.3)
-    assert of_loss.spread_of(healthy(), 30) == pytest.approx(0.05, rel=1.0), "in a steep fall"
-    assert math.isnan(of_loss.spread_of(healthy(), 5)), "too few"
+    assert spread_of(healthy(), ONSET) == pytest.approx(0.05, rel=0.3)
+    assert spread_of(healthy(), 30) == pytest.approx(0.05, rel=1.0), "in a steep fall"
+    assert math.isnan(spread_of(healthy(), 5)), "too few"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_spread_is_that_of_the_noise_and_not_of_the_trend():
 def test_a_loss_leaves_its_band(change, step):
     control = healthy()
 
-    found = of_loss.departure(with_fault(control, change), control, ONSET)
+    found = loss_departure(with_fault(control, change), control, ONSET)
 
     if step is None:
         assert found is None
@@ -53,17 +53,17 @@ def test_a_loss_leaves_its_band(change, step):
 
 def test_another_run_of_the_same_program_stays_in_the_band():
     for seed in range(20):
-        assert of_loss.departure(healthy(seed + 1), healthy(0), ONSET) is None
+        assert loss_departure(healthy(seed + 1), healthy(0), ONSET) is None
 
 
 def test_what_is_lost_is_the_sum_over_the_steps_that_both_have():
     control = healthy()
     run = with_fault(control, lambda after: 0.5 if after < 10 else 0.0)
 
-    assert of_loss.lost(run, control, ONSET) == pytest.approx(5.0)
-    assert of_loss.lost({**run, END: 9.0}, control, ONSET) == pytest.approx(5.0)
-    assert of_loss.lost({**run, 300: math.nan}, control, ONSET) == math.inf
-    assert of_loss.lost(control, control, ONSET) == 0.0
+    assert lost_steps(run, control, ONSET) == pytest.approx(5.0)
+    assert lost_steps({**run, END: 9.0}, control, ONSET) == pytest.approx(5.0)
+    assert lost_steps({**run, 300: math.nan}, control, ONSET) == math.inf
+    assert lost_steps(control, control, ONSET) == 0.0
 
 
 def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
@@ -71,18 +71,18 @@ def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
     tokens = dict.fromkeys(range(END), 768.0)
     falling = {s: 1e-3 * (1.0 + math.cos(math.pi * s / END)) for s in range(END)}
 
-    assert of_loss.moved(rate, rate, ONSET, END) is None
-    assert of_loss.moved({**rate, 250: 2e-3}, rate, ONSET, END) == 250
-    assert of_loss.moved({**tokens, 201: 767.0}, tokens, ONSET, END) == 201
-    assert of_loss.moved({**tokens, 150: 1.0, 390: 1.0}, tokens, ONSET, 380) is None
-    assert of_loss.moved(tokens, {ONSET: 1.0}, ONSET, END) is None, "nothing to compare with"
+    assert moved_metrics(rate, rate, ONSET, END) is None
+    assert moved_metrics({**rate, 250: 2e-3}, rate, ONSET, END) == 250
+    assert moved_metrics({**tokens, 201: 767.0}, tokens, ONSET, END) == 201
+    assert moved_metrics({**tokens, 150: 1.0, 390: 1.0}, tokens, ONSET, 380) is None
+    assert moved_metrics(tokens, {ONSET: 1.0}, ONSET, END) is None, "nothing to compare with"
     doubled = {s: v * (2.0 if s == 250 else 1.0) for s, v in falling.items()}
-    assert of_loss.moved(doubled, falling, ONSET, END) == 250, "a schedule is no noise"
+    assert moved_metrics(doubled, falling, ONSET, END) == 250, "a schedule is no noise"
 
 
 def test_steps_at_which_the_control_is_not_finite_tell_nothing():
     control = {**healthy(), 250: math.nan}
     run = {**healthy(), 250: math.nan, 260: 9.0}
 
-    assert of_loss.departure(run, control, ONSET).step == 260
-    assert of_loss.lost(run, control, ONSET) == pytest.approx(9.0 - control[260])
+    assert loss_departure(run, control, ONSET).step == 260
+    assert lost_steps(run, control, ONSET) == pytest.approx(9.0 - control[260])

@@ -9,10 +9,34 @@ from html.parser import HTMLParser
 
 import pytest
 
-from supervise.trials import drill_findings, suite_report, trial_runs
-from supervise.trials.arms import Act, Alarm, Arm, FaultArm
-from supervise.trials.drill_findings import Drill, Runs
-from supervise.trials.suite_report import markdown, suite_page
+from supervise.trials import (
+    FAULT_SECTION,
+    Act,
+    Alarm,
+    Arm,
+    Drill,
+    FaultArm,
+    Runs,
+    SuiteReport,
+    TrialPolicy,
+    by_default,
+    clashing_options,
+    drill_finding,
+    drill_monitors,
+    fault_plot,
+    fault_result,
+    fault_rows,
+    healthy_runs,
+    monitor_rows,
+    run_waves,
+    suite_limits,
+    suite_markdown,
+    suite_page,
+    suite_summary,
+    undetected_faults,
+    unhealthy_runs,
+    without_refused,
+)
 
 LOSS, ONSET, STEPS = "train_loss_raw", 100, 200
 SPIKE, BATCH = Drill("lr_spike:factor=10", "lr_spike"), Drill("bad_batch", "bad_batch")
@@ -43,7 +67,7 @@ ACTED_ON = arm(1, acts=[("pause", 60)])
 def judged(unattended, acting=None, control=None, fault=SPIKE):
     """Return the finding of one fault and seed."""
     control = arm(1) if control is None else control
-    return drill_findings.finding(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
+    return drill_finding(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
 
 
 def climbs(after):
@@ -144,12 +168,12 @@ def test_runs_of_a_job_that_does_not_repeat_itself_are_doubted():
     ],
 )
 def test_a_healthy_run_must_be_whole_to_be_a_control(control, why):
-    assert drill_findings.unhealthy(control, LOSS, STEPS, ONSET) == why
+    assert unhealthy_runs(control, LOSS, STEPS, ONSET) == why
 
 
 def test_a_control_needs_losses_before_the_fault():
-    assert drill_findings.unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
-    few = drill_findings.unhealthy(arm(1), LOSS, STEPS, 60)
+    assert unhealthy_runs(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
+    few = unhealthy_runs(arm(1), LOSS, STEPS, 60)
     assert few == "has 60 values of train_loss_raw before step 60; 64 are needed"
 
 
@@ -167,26 +191,26 @@ def report():
         runs.append(Runs(BATCH, seed, jump, None, arm(seed)))
     lacking = arm(1, climbs, refused="no router")
     runs.append(Runs(drills[2], 1, lacking, None, arm(1)))
-    found = [drill_findings.finding(one, LOSS, STEPS, READS) for one in runs]
+    found = [drill_finding(one, LOSS, STEPS, READS) for one in runs]
     controls = [
-        drill_findings.healthy(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
-        drill_findings.healthy(2, arm(2), LOSS, STEPS),
+        healthy_runs(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
+        healthy_runs(2, arm(2), LOSS, STEPS),
     ]
     return make_report(
         drills,
         found,
         controls,
         means={SPIKE.text: "multiply the learning rate"},
-        plots={SPIKE.text: suite_report.fault_plot(runs[0], found[0], LOSS)},
+        plots={SPIKE.text: fault_plot(runs[0], found[0], LOSS)},
     )
 
 
 def make_report(drills, found, controls=(), **more):
     """Return the report of a suite."""
-    return suite_report.SuiteReport(
+    return SuiteReport(
         suite="suite-x",
         command=["python", "<train.py>"],
-        policy=suite_report.TrialPolicy("nano", "0123456789abcdef", []),
+        policy=TrialPolicy("nano", "0123456789abcdef", []),
         metric=LOSS,
         steps=STEPS,
         fault_step=ONSET,
@@ -195,14 +219,14 @@ def make_report(drills, found, controls=(), **more):
         notes=[],
         rules={},
         healthy=controls,
-        faults=[suite_report.fault_result(drill, found) for drill in drills],
-        **{"means": {}, "plots": {}, "monitors": drill_findings.monitors(found, controls)} | more,
+        faults=[fault_result(drill, found) for drill in drills],
+        **{"means": {}, "plots": {}, "monitors": drill_monitors(found, controls)} | more,
     )
 
 
 def test_monitors_are_ranked_by_what_they_are_worth(report):
     ranked = [monitor.rule for monitor in report.monitors]
-    rows = {row[0]: row for row in suite_report.monitor_rows(report)}
+    rows = {row[0]: row for row in monitor_rows(report)}
 
     assert ranked == ["rate", "loss", "speed"], "false alarms last"
     assert rows["rate"][2].endswith(" ahead)")
@@ -211,10 +235,8 @@ def test_monitors_are_ranked_by_what_they_are_worth(report):
 
 
 def test_the_columns_of_a_fault_are_those_of_its_best_monitor(report):
-    names = suite_report.FAULTS
-    spike, batch, router = (
-        dict(zip(names, row, strict=True)) for row in suite_report.fault_rows(report)
-    )
+    names = FAULT_SECTION
+    spike, batch, router = (dict(zip(names, row, strict=True)) for row in fault_rows(report))
 
     assert (spike["best monitor"], spike["alarm"], spike["page"]) == ("SEV2 rate", "0", "25")
     assert spike["lead"].endswith(" ahead") and spike["harm"] == "2 of 2"
@@ -224,16 +246,16 @@ def test_the_columns_of_a_fault_are_those_of_its_best_monitor(report):
 
 
 def test_undetected_faults_and_limits_are_listed(report):
-    (missed,) = suite_report.undetected(report)
+    (missed,) = undetected_faults(report)
     assert missed == (
         "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
     )
-    found = suite_report.limits(report)
+    found = suite_limits(report)
     assert (
         "speed has alarms during lr_spike:factor=10, which change nothing that it measures: not "
         "counted above"
     ) in found
-    assert suite_report.summary(report) == (
+    assert suite_summary(report) == (
         "2 faults. Harmful: 1, 1 of them paged in every run. With a monitor ahead of the loss: 1. "
         "With a run without an alarm: 1. False alarms: 1 in 2 healthy runs of 400 steps in all"
     )
@@ -242,9 +264,9 @@ def test_undetected_faults_and_limits_are_listed(report):
 def row_of(*found):
     """Return the cells of a fault by column, undetected faults, and the limits of the suite."""
     report = make_report([SPIKE], found, monitors=[])
-    (row,) = suite_report.fault_rows(report)
-    cells = dict(zip(suite_report.FAULTS, row, strict=True))
-    return cells, suite_report.undetected(report), suite_report.limits(report)
+    (row,) = fault_rows(report)
+    cells = dict(zip(FAULT_SECTION, row, strict=True))
+    return cells, undetected_faults(report), suite_limits(report)
 
 
 def test_the_best_monitor_is_not_dated_by_another_one():
@@ -314,14 +336,14 @@ def test_the_page_and_the_tables_hold_it_all(report):
     assert reader.open == []
     for text in ("python <train.py>", "SEV2 rate", "not judged: no router", "no alarm in 1 of 2"):
         assert text in reader.text
-    table = markdown(report)
+    table = suite_markdown(report)
     assert "| lr_spike:factor=10 | SEV2 rate | 0 | 25 |" in table
     assert "Undetected faults:" in table and "Limits of this suite:" in table
     assert not math.isnan(json.loads(report.encode())["faults"][0]["lost"]["median"])
 
 
 def test_runs_come_in_waves_with_names_of_their_own():
-    first, second, third = trial_runs.waves([SPIKE, BATCH], 2, 3, acts=True)
+    first, second, third = run_waves([SPIKE, BATCH], 2, 3, acts=True)
 
     assert [one.name for one in first] == ["healthy-1", "healthy-2", "healthy-3"]
     assert [one.name for one in second] == [
@@ -329,10 +351,10 @@ def test_runs_come_in_waves_with_names_of_their_own():
         "bad_batch-1-unattended",
     ]
     assert len(third) == 6
-    left = trial_runs.without_refused({BATCH.text: "no"}, third)
+    left = without_refused({BATCH.text: "no"}, third)
     assert {one.drill for one in left} == {SPIKE}
-    assert len(trial_runs.waves([SPIKE], 2, 2, acts=False)[2]) == 1
+    assert len(run_waves([SPIKE], 2, 2, acts=False)[2]) == 1
     alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
-    assert trial_runs.clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
+    assert clashing_options([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
     known = ["bad_batch", "crash", "lr_spike"]
-    assert trial_runs.by_default(known) == ["bad_batch", "lr_spike"]
+    assert by_default(known) == ["bad_batch", "lr_spike"]

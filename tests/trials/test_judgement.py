@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.trials.arms import ArmBuilder
-from supervise.trials.gate_statistics import against_target
-from supervise.trials.guards import IGNORABLE, NAMES, Plan
-from supervise.trials.judgement import judge
+from supervise.trials import (
+    GUARD_NAMES,
+    IGNORABLE_GUARDS,
+    ArmBuilder,
+    Plan,
+    against_target,
+    judge_gate,
+)
 
 STEPS = 400
 INPUTS = {"data/manifest.json": "sha256:a", "eval/tasks.json": "sha256:b"}
@@ -67,7 +71,7 @@ PLAN = Plan()
 
 
 def test_the_same_program_passes_with_an_interval():
-    found = judge([(BASELINE, make_arm(1))], PLAN)
+    found = judge_gate([(BASELINE, make_arm(1))], PLAN)
 
     assert found.verdict == "PASS"
     assert found.pairs[0].paired
@@ -76,7 +80,7 @@ def test_the_same_program_passes_with_an_interval():
 
 
 def test_a_regression_fails_at_the_first_planned_look():
-    found = judge([(BASELINE, make_arm(1, shift=0.05))], PLAN)
+    found = judge_gate([(BASELINE, make_arm(1, shift=0.05))], PLAN)
 
     assert found.verdict == "FAIL"
     assert [look.fails for look in found.looks] == [True, True]
@@ -88,7 +92,7 @@ def test_a_large_regression_that_shrinks_is_established_by_the_loss_alone():
     def change(step, values):
         values["train_loss_raw"] += 0.3 + 0.5 * math.exp(-step / 60.0)
 
-    found = judge([(BASELINE, make_arm(1, change=change))], PLAN)
+    found = judge_gate([(BASELINE, make_arm(1, change=change))], PLAN)
 
     assert found.loss[0] == "fail"
     assert found.effect.basis == "steps", "the curve leaves too few blocks"
@@ -97,15 +101,16 @@ def test_a_large_regression_that_shrinks_is_established_by_the_loss_alone():
 
 def test_a_regression_at_the_margin_is_not_passed():
     verdicts = [
-        judge([(BASELINE, make_arm(seed, shift=PLAN.margin))], PLAN).verdict for seed in range(40)
+        judge_gate([(BASELINE, make_arm(seed, shift=PLAN.margin))], PLAN).verdict
+        for seed in range(40)
     ]
 
     assert verdicts.count("PASS") <= 4, "alpha is 5 %"
 
 
 def test_other_batches_are_unpaired_and_wider():
-    found = judge([(BASELINE, make_arm(1, batches=2))], PLAN)
-    alike = judge([(BASELINE, make_arm(1))], PLAN)
+    found = judge_gate([(BASELINE, make_arm(1, batches=2))], PLAN)
+    alike = judge_gate([(BASELINE, make_arm(1))], PLAN)
 
     assert not found.pairs[0].paired
     assert found.effect.high - found.effect.low > 1.5 * (alike.effect.high - alike.effect.low)
@@ -113,7 +118,7 @@ def test_other_batches_are_unpaired_and_wider():
 
 def test_noise_that_cancels_without_a_reason_does_not_narrow_the_interval():
     nameless = on(0, batch_fingerprint=None)
-    found = judge([(make_arm(0, change=nameless), make_arm(1, change=nameless))], PLAN)
+    found = judge_gate([(make_arm(0, change=nameless), make_arm(1, change=nameless))], PLAN)
 
     assert not found.pairs[0].paired
     assert found.pairs[0].excess > 2.0
@@ -149,7 +154,7 @@ def test_noise_that_cancels_without_a_reason_does_not_narrow_the_interval():
 )
 def test_guards_and_invariants(change, about, verdict, check):
     candidate = make_arm(1, change=change, **about)
-    found = judge([(BASELINE, candidate)], replace(PLAN, cpu_time="cpu_s"))
+    found = judge_gate([(BASELINE, candidate)], replace(PLAN, cpu_time="cpu_s"))
 
     assert found.verdict == verdict, found.reasons
     assert check_of(found, check).status == verdict.lower()
@@ -159,19 +164,19 @@ def test_guards_and_invariants(change, about, verdict, check):
 def test_an_overflow_that_a_scaler_caught_is_no_failure():
     change = on(398, grad_global_norm=math.inf, overflow=1.0)
 
-    assert judge([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "PASS"
+    assert judge_gate([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "PASS"
 
 
 @pytest.mark.parametrize("candidate", [make_arm(1, steps=300), make_arm(1, steps=0)])
 def test_a_candidate_that_stops_early_is_inconclusive(candidate):
-    found = judge([(BASELINE, candidate)], PLAN)
+    found = judge_gate([(BASELINE, candidate)], PLAN)
 
     assert found.verdict == "INCONCLUSIVE"
     assert "loss: the planned steps are not complete" in found.reasons
 
 
 def test_a_rough_interval_never_passes():
-    found = judge([(BASELINE, make_arm(1))], replace(PLAN, steps=150))
+    found = judge_gate([(BASELINE, make_arm(1))], replace(PLAN, steps=150))
 
     assert found.effect.basis == "steps"
     assert found.effect.high < PLAN.margin
@@ -181,29 +186,29 @@ def test_a_rough_interval_never_passes():
 def test_missing_steps_never_pass():
     change = on(393, train_loss_raw=None)
 
-    assert judge([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "INCONCLUSIVE"
+    assert judge_gate([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize("about", [{"exit_code": 1}, {"live": True}, {"exit_code": None}])
 def test_a_baseline_without_its_end_needs_a_planned_length(about):
     pair = [(make_arm(0, **about), make_arm(1))]
 
-    assert judge(pair, PLAN).verdict == "INCONCLUSIVE"
-    assert judge(pair, replace(PLAN, steps=STEPS)).verdict == "PASS"
+    assert judge_gate(pair, PLAN).verdict == "INCONCLUSIVE"
+    assert judge_gate(pair, replace(PLAN, steps=STEPS)).verdict == "PASS"
 
 
 def test_an_ignored_guard_does_not_count_but_a_crash_does():
     candidate = make_arm(1, change=on(0, grad_global_norm=3.0))
-    ignoring = replace(PLAN, ignored=frozenset(NAMES))
+    ignoring = replace(PLAN, ignored=frozenset(GUARD_NAMES))
 
-    assert judge([(BASELINE, candidate)], ignoring).verdict == "PASS"
-    assert judge([(BASELINE, replace(candidate, exit_code=2))], ignoring).verdict == "FAIL"
-    assert not {"crash", "non_finite"} & set(IGNORABLE)
+    assert judge_gate([(BASELINE, candidate)], ignoring).verdict == "PASS"
+    assert judge_gate([(BASELINE, replace(candidate, exit_code=2))], ignoring).verdict == "FAIL"
+    assert not {"crash", "non_finite"} & set(IGNORABLE_GUARDS)
 
 
 def test_seeds_are_combined_and_calibration_widens():
     pairs = [(make_arm(0, batches=n), make_arm(1, batches=n)) for n in range(3)]
-    found = judge(pairs, PLAN)
+    found = judge_gate(pairs, PLAN)
     drifting = [
         (make_arm(0, batches=9), make_arm(n, batches=9, shift=shift))
         for n, shift in ((2, 0.05), (3, -0.06))
@@ -211,8 +216,8 @@ def test_seeds_are_combined_and_calibration_widens():
 
     assert found.verdict == "PASS"
     assert len(found.pairs) == 3
-    assert judge(pairs[:1], PLAN, drifting).verdict == "INCONCLUSIVE"
-    assert judge(pairs[:1], PLAN, drifting).effect.basis == "seeds"
+    assert judge_gate(pairs[:1], PLAN, drifting).verdict == "INCONCLUSIVE"
+    assert judge_gate(pairs[:1], PLAN, drifting).effect.basis == "seeds"
 
 
 def test_a_step_made_again_counts_once_and_is_an_intervention():
@@ -224,7 +229,7 @@ def test_a_step_made_again_counts_once_and_is_an_intervention():
 
     assert arm.steps == {5: {"train_loss_raw": 2.5, "tokens_per_update": 8.0}}
     assert (arm.ranks, arm.attempts) == (2, 1)
-    assert check_of(judge([(BASELINE, arm)], PLAN), "interventions").status == "fail"
+    assert check_of(judge_gate([(BASELINE, arm)], PLAN), "interventions").status == "fail"
 
 
 def test_many_runs_against_a_target():

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from supervise.trials.gate_statistics import (
+from supervise.trials import (
     Differences,
     autocorrelation_time,
     block_means,
-    estimate,
+    estimate_difference,
     look_levels,
     spent_alpha,
     student_cdf,
@@ -72,7 +72,9 @@ def test_blocks_are_whole_and_the_newest():
 def test_false_alarms_stay_near_their_nominal_rate(memory):
     """Of 400 null pairs of 600 steps; the test of single steps has 31 % at a memory of 0.9."""
     source = random.Random(7)
-    effects = [estimate([paired(autoregressive(source, 600, memory))], 0.05) for _ in range(400)]
+    effects = [
+        estimate_difference([paired(autoregressive(source, 600, memory))], 0.05) for _ in range(400)
+    ]
     judged = [effect for effect in effects if effect.basis == "blocks"]
 
     assert sum(effect.low > 0.0 for effect in judged) / 400 <= 0.09
@@ -90,9 +92,11 @@ def test_seeds_count_where_runs_drift_apart():
 
     alarms = {"seeds": 0, "calibrated": 0, "alone": 0}
     for _ in range(300):
-        alarms["seeds"] += estimate([run() for _ in range(3)], 0.05).low > 0.0
-        alarms["calibrated"] += estimate([run()], 0.05, [run() for _ in range(4)]).low > 0.0
-        alarms["alone"] += estimate([run()], 0.05).low > 0.0
+        alarms["seeds"] += estimate_difference([run() for _ in range(3)], 0.05).low > 0.0
+        alarms["calibrated"] += (
+            estimate_difference([run()], 0.05, [run() for _ in range(4)]).low > 0.0
+        )
+        alarms["alone"] += estimate_difference([run()], 0.05).low > 0.0
 
     assert alarms["seeds"] <= 27
     assert alarms["calibrated"] <= 27
@@ -100,12 +104,14 @@ def test_seeds_count_where_runs_drift_apart():
 
 
 def test_too_few_blocks_give_a_rough_interval_or_none():
-    assert estimate([paired([0.0] * 149)], 0.05).basis == "steps"
+    assert estimate_difference([paired([0.0] * 149)], 0.05).basis == "steps"
     source = random.Random(2)
-    long = [estimate([paired(autoregressive(source, 300, 0.95))], 0.05) for _ in range(200)]
+    long = [
+        estimate_difference([paired(autoregressive(source, 300, 0.95))], 0.05) for _ in range(200)
+    ]
     rough = [effect for effect in long if effect.basis == "steps"]
 
     assert len(rough) > 80
     assert sum(effect.low > 0.0 for effect in rough) / len(rough) <= 0.15
-    none = estimate([paired([0.0, 1.0, 0.0])], 0.05)
+    none = estimate_difference([paired([0.0, 1.0, 0.0])], 0.05)
     assert (none.basis, none.high) == ("insufficient", float("inf"))

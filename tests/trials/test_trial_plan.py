@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.trials.arms import ArmBuilder
-from supervise.trials.guards import Plan
-from supervise.trials.judgement import arm_order, filled, is_decided, judge, missing, plan_of
+from supervise.trials import (
+    ArmBuilder,
+    Plan,
+    arm_order,
+    filled_gate,
+    is_decided,
+    judge_gate,
+    missing_metrics,
+    plan_of,
+)
 
 STEPS, SEEDS = 250, 3
 PLAN = Plan(steps=STEPS)
@@ -18,11 +25,11 @@ PLAN = Plan(steps=STEPS)
 def test_placeholders_are_needed_and_filled():
     argv = ["train.py", "--out={out}/a", "--seed", "{seed}", "--n={steps}", "{other}"]
 
-    assert missing(argv, 3) == missing(["{out}"], 1) == []
-    assert missing(["{out}"], 2) == ["{seed}"]
-    assert missing(["train.py"], 3) == ["{out}", "{seed}"]
+    assert missing_metrics(argv, 3) == missing_metrics(["{out}"], 1) == []
+    assert missing_metrics(["{out}"], 2) == ["{seed}"]
+    assert missing_metrics(["train.py"], 3) == ["{out}", "{seed}"]
     words = ["train.py", "--out=/s/{seed}/a", "--seed", "2", "--n=400", "{other}"]
-    assert filled(argv, "/s/{seed}", 2, 400) == words, "what was filled in is not filled again"
+    assert filled_gate(argv, "/s/{seed}", 2, 400) == words, "what was filled in is not filled again"
 
 
 def test_arms_take_turns_and_looks_share_alpha():
@@ -49,7 +56,7 @@ def make_trial(rng, **about):
     for number in range(1, SEEDS + 1):
         drift = about.get("drift", 0.0)
         pairs.append((make_arm(number, rng, drift=drift), make_arm(number, rng, **about)))
-        found = judge(pairs, plan_of(PLAN, number, SEEDS))
+        found = judge_gate(pairs, plan_of(PLAN, number, SEEDS))
         if number == SEEDS or is_decided(found, number - 1):
             return found.verdict, number
     raise AssertionError
@@ -77,10 +84,10 @@ def test_a_candidate_may_be_stopped_after_its_steps_only():
     rng = random.Random(2)
     pair = [(make_arm(1, rng), make_arm(1, rng, exit_code=143, stopped=True))]
 
-    assert judge(pair, PLAN).verdict == "PASS"
-    assert judge(pair, replace(PLAN, steps=STEPS + 50)).verdict == "INCONCLUSIVE"
+    assert judge_gate(pair, PLAN).verdict == "PASS"
+    assert judge_gate(pair, replace(PLAN, steps=STEPS + 50)).verdict == "INCONCLUSIVE"
     killed = [(pair[0][0], make_arm(1, rng, exit_code=137))]
-    assert judge(killed, PLAN).verdict == "FAIL"
+    assert judge_gate(killed, PLAN).verdict == "FAIL"
 
 
 def test_cpu_time_beside_the_runs_is_a_guard():
@@ -88,7 +95,7 @@ def test_cpu_time_beside_the_runs_is_a_guard():
 
     def verdict(before, after):
         arms = make_arm(1, rng, cpu_s=before), make_arm(1, rng, cpu_s=after)
-        found = judge([arms], PLAN)
+        found = judge_gate([arms], PLAN)
         return found.verdict, next(c.status for c in found.checks if c.name == "throughput")
 
     assert verdict(0.1, 0.105) == ("PASS", "pass")

@@ -3,3 +3,20 @@
 Adding an action is adding a subclass of `Action` to one of the files: its verb in YAML is the name
 of the class in snake_case, its keys are the fields.
 """
+
+from __future__ import annotations
+
+from ..exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "engine_steps": "Hold, Undo, Verify",
+        "evidence": "CheckWeights, Profile, RaiseSampling, Snapshot",
+        "job_control": "Pause, Resume, Stop",
+        "learning_rate": "HoldRate, LrScale",
+        "optimizer_update": "Clip, LossScale, SkipStep, UpdateClip",
+        "quarantine": "Quarantine, Unquarantine",
+        "recovery": "Checkpoint, Relaunch, Rollback, SLOWEST as SLOWEST_RELAUNCH",
+    },
+)

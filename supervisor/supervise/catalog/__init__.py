@@ -5,8 +5,9 @@ The loader is imported when it is asked for: a job whose policy is in the cache 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..exports import lazy_exports
 
 if TYPE_CHECKING:
     from .diagnostics import PolicyErrors, Problem
@@ -15,15 +16,38 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicyErrors", "Problem", "load_policy", "locate"]
 
-_HOMES = {
-    "load_policy": ".loader",
-    "locate": ".shipped",
-    "PolicyErrors": ".diagnostics",
-    "Problem": ".diagnostics",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "diagnostics": "MAX_PROBLEMS, PolicyErrors, Problem, Problems, Source, did_you_mean",
+        "discover": (
+            "actions as action_classes, detectors as detector_classes, name_of, parse_drill"
+        ),
+        "docs": (
+            "DOCUMENTS, FILES as DOCUMENT_FILES, PARTS as DOCUMENT_PARTS, "
+            "path_of as document_path, text as document_text"
+        ),
+        "expression": "ExpressionError, MAX_LENGTH, parse as parse_expression",
+        "loader": (
+            "compose as compose_policy, document as policy_document, failure_classes, "
+            "isolated as isolated_policy, load_policy"
+        ),
+        "metrics": (
+            "METRICS, REASONS as ABSENCE_REASONS, everything as all_metrics, "
+            "is_known as is_known_metric, measured as measured_metrics"
+        ),
+        "scenario_subject": "Subject, check_file, of_tests as policy_of_tests",
+        "scenarios": "Injection, Scenario",
+        "schema": "json_schema, keys_of, written_value",
+        "sections": (
+            "PackFile, PolicyFile, RunbookFile, ScenarioFile, Step, read_detector, "
+            "summary as section_summary"
+        ),
+        "shipped": "folder as shipped_folder, locate, names as shipped_names",
+        "validation": "describe as describe_mistakes",
+        "yaml_document": (
+            "MapNode, PARSER as YAML_PARSER, dump as dump_yaml, parse as parse_yaml, "
+            "plain as plain_yaml, read as read_yaml"
+        ),
+    },
+)

@@ -14,3 +14,30 @@ Common to all kinds:
 - `rewind(step)` restores the state after `step` with a fresh verdict, exactly over at least one
   window; further back there may be too few samples left, so it may read UNKNOWN.
 """
+
+from __future__ import annotations
+
+from ..exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "absence": "Absence, TIMES as ABSENCE_TIMES",
+        "band": "Band",
+        "collapse": "Collapse",
+        "cusum": "Cusum",
+        "equal": "Equal",
+        "harm": "Harm",
+        "join": "Join",
+        "nonfinite": "Nonfinite",
+        "paired": "Paired",
+        "rate": "Rate",
+        "rate_guard": "RateGuard",
+        "ratio": "Ratio",
+        "record": "Record",
+        "robust_z": "RobustZ",
+        "sequence": "Sequence",
+        "threshold": "Threshold",
+        "trend": "BLOCKS as TREND_BLOCKS, Trend",
+    },
+)

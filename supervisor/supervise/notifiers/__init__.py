@@ -15,6 +15,7 @@ from pkgutil import iter_modules
 
 from ..core.model.policy import ChannelKey
 from ..errors import InputError, UsageError
+from ..exports import lazy_exports
 from ._settings import ChannelSettings, Route, Sender, Settings, UnsetError
 from .heartbeat import HeartbeatSender
 
@@ -133,3 +134,26 @@ def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
             f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
         )
     return classes[name](**keys)
+
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "channel_queue": "Trouble, failed as failed_message, recovered as recovered_message",
+        "console": "ConsoleSender, render as render_console",
+        "email": "Email, EmailSender, letter_of",
+        "heartbeat": (
+            "DeadManPing, FAIL as HEARTBEAT_FAIL, Health, PING as HEARTBEAT_PING, "
+            "START as HEARTBEAT_START, Vitals"
+        ),
+        "outbox": "Outbox, Result, Undelivered, message_of, with_run",
+        "pagerduty": "PagerDutySender, body as pagerduty_body, dedup_key as pagerduty_dedup_key",
+        "slack": (
+            "MAX_BYTES as SLACK_MAX_BYTES, Slack, SlackBotSender, SlackSender, body as slack_body"
+        ),
+        "webhook": (
+            "MAX_BYTES as WEBHOOK_MAX_BYTES, WebhookSender, body as webhook_body, "
+            "schema as webhook_schema"
+        ),
+    },
+)

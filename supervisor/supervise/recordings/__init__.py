@@ -1,1 +1,19 @@
 """Metrics recorded by other programs, as series for a back-test."""
+
+from __future__ import annotations
+
+from ..exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "readers": (
+            "BLOCK as READ_BLOCK, HEAD as READ_HEAD, READERS, read_csv, "
+            "sources as recording_sources"
+        ),
+        "table": (
+            "NAMES as COLUMN_NAMES, NoStepsError, Recording, Table, "
+            "recordings as discover_recordings"
+        ),
+    },
+)

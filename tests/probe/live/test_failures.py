@@ -5,8 +5,7 @@ import time
 
 import psutil
 
-from supervise.runtime import stacks
-from supervise.runtime.segment_reader import RankView
+from supervise.runtime import RankSurvey, RankView, ask_for_stacks
 from tests.support.waiting import wait_until
 
 SCRIPT = """
@@ -90,12 +89,12 @@ def test_a_worker_that_deadlocks_before_the_loop_is_a_rank_is_named(probed):
 
     def stack(pid):
         try:
-            return stacks.ask(pid, job.folder / "probe", forks=True)
+            return ask_for_stacks(pid, job.folder / "probe", forks=True)
         except OSError:  # it is too young to be asked
             return ""
 
     def explained():
-        text = stacks.RankSurvey(view, members).finish({0: 3}, stack).text
+        text = RankSurvey(view, members).finish({0: 3}, stack).text
         return text if "waits for a lock" in text else ""
 
     said = wait_until(explained, "the worker's stack")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model.events import Frame
-from supervise.runtime.segment_reader import Segment
+from supervise.core.model import Frame
+from supervise.runtime import Segment
 
 PROBES = Path(__file__).parents[3] / "probes"
 OLDEST = (3, 9)  # of the job's Python; pyproject.toml, per-file-target-version

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from supervise.store.quarantine_list import Quarantine
+from supervise.store import Quarantine
 
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """
