@@ -1,24 +1,18 @@
-"""A new supervisor takes the place of a dead one, and goes on as if nothing had happened.
+"""Takeovers: of a run whose supervisor died, and of processes whose launcher ended.
 
-In this order: what was decided and not written down is written; the state of every part is put in
-place; an action that was under way is performed again under the key that it has had, so that the
-job changes at most once; messages without a result are posted again, under their keys too. What
-happened since is read and judged only then: the effect of an action is looked for in the first
-frame after it.
+A new supervisor writes the decisions that were not written, restores the state of every part, and
+performs an action that was in progress again under its key, so that the job changes at most once.
+Messages without a result are posted again under their keys. Only then it reads and judges what
+happened since: the effect of an action is looked for in the first frame after it. An intent on
+disk, receivers that know a repeated order, and a check of the effect are each needed for one effect
+per order.
 
-An intent that is on disk, receivers that know a repeated order, and probing for the effect are each
-needed for one effect per order.
-
-Processes that train on when the job's first process has ended: a launcher that was killed, a
-shell that did not wait.
-
-Their training is what the run is about, so the run goes on with them, for as long as the policy
-says (`job.orphans.watch`): they are read and judged as before, and signals go to them. They are
-never ended by us for having lost their parent. What is left when that time is over is told, with
-the command that ends it, and keeps its segments.
-
-What counts is a process that writes a segment, or that has loaded torch under our probe and may
-soon. One that was only just started has a moment to show what it is.
+Processes that train on after the job's first process has ended (a launcher that was killed, a shell
+that did not wait) are the run, for as long as `job.orphans.watch` says: they are judged as before,
+and signals go to them. The supervisor never ends them for having lost their parent. After that time
+the remaining ones are reported, with the command that ends them, and keep their segments. A process
+counts that writes a segment, or that has loaded torch under the probe and may soon; one that has
+just started has a moment to show it.
 """
 
 from __future__ import annotations

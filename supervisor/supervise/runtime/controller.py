@@ -1,23 +1,19 @@
 """The job as actions see it: commands to its ranks, evidence, and its end.
 
 Two threads meet here, and the segments belong to one of them. Actions run on the performer's
-thread, which may wait; the segments are polled by the main loop, which may not. So an action only
-puts a piece of work in a queue and waits for its answers; the main loop calls `pump` after every
-`segments.poll()`, which does the queued work (sending letters), files the acks that the poll read,
+thread, which may wait; the segments are polled by the main loop, which may not. So an action puts
+work into a queue and waits for its answers; the main loop calls `pump` after every
+`segments.poll()`, which does the queued work (sending commands), files the acks that the poll read,
 and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch` from the main
 loop: they would wait for themselves. While the job is paused, a third thread renews the pause.
 
 A command is sent once, to every rank or to none; one that changes the training of several ranks
-comes behind a fence, see `fencing`. Its key makes it idempotent: the probe answers a
-key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
-ranks may differ, and the error says so. The end of the job ends every wait at once. A letter cannot
-be called back: an answer after its deadline is reported by `late`, since it took effect.
-
-The next step that all ranks can end together, for what only looks and needs no fence.
-
-Quarantine: the next generation goes to disk first, then every rank is told to read it.
-
-For any thread but the main loop's.
+comes behind a fence, see `fencing`, and one that only reads goes to the next step that all ranks
+can end together. Its key makes it idempotent: the probe answers a known key with the same ack. All
+ranks must answer within the deadline; when only some did, the ranks may differ, and the error says
+so. The end of the job ends every wait at once. A command cannot be recalled: an answer after its
+deadline is reported by `late`, since it took effect. Of a quarantine the next generation is on disk
+before any rank is asked to read it.
 """
 
 from __future__ import annotations

@@ -1,22 +1,17 @@
 """Environment of the job: its variables, its limits of resources, its shared memory.
 
-Whether the limits of this process leave room to watch a job.
-
-Half of a supervisor is worse than none: it fails in the middle, where the job relies on it.
-
-The environment that brings the probe into the job, and what keeps it out.
+`shortage` says whether the limits of this process leave room to watch a job: a supervisor that
+fails half-way is worse than none.
 
 The probe enters through `sitecustomize` in a directory put in front of `PYTHONPATH`. Two variables
-of ours come with it; nothing else of the job's environment changes. `tier` tells beforehand, from
-the command line alone, when that cannot work: T0 means that only exit, signals, logs and hardware
-will be seen. It is a forecast (a program may start Python later, a wrapper may drop the variable),
-so a probe that reports in all the same is believed over it, and one that never does is noticed by
-its silence.
+come with it; nothing else of the job's environment changes. `tier` forecasts from the command line
+when that cannot work: T0 means that only exit, signals, logs and hardware are seen. A program may
+start Python later and a wrapper may drop the variable, so a probe that reports is believed over the
+forecast, and one that never does is noticed by its silence.
 
-The directory in shared memory that holds the segments of one run.
-
-The supervisor makes and removes it; the probes only make files in it. A supervisor that was killed
-leaves it behind, since its job may still be writing: the next one sweeps away those of dead runs.
+The supervisor makes and removes the directory in shared memory with the segments of a run; the
+probes only make files in it. A supervisor that was killed leaves it behind, since its job may still
+be writing: the next one removes those of dead runs.
 """
 
 from __future__ import annotations

@@ -9,18 +9,15 @@ for stacks, random state and batch fingerprints; if it does not answer (the job 
 probe) stacks are read from outside where the machine allows it, and `standstill.json` says which
 rank the others wait for. If the job reports its shards, `shards.json` has those of the steps up to
 the first breach. `failures.json` has what the job's processes recorded of their ends, with
-tracebacks, the cause first. The incident as JSON, Markdown and HTML says what is known by
-then; those beside the bundle are rewritten until the incident closes. A failing source costs its
-own file only; a full disk fails the bundle. Samples of training data are never included, only
-fingerprints.
+tracebacks, the cause first. The incident as JSON, Markdown and HTML says what is known by then;
+those beside the bundle are rewritten until the incident closes. A failing source costs its own file
+only; a full disk fails the bundle. Samples of training data are never included, only fingerprints.
 
 Runs on the performer's thread; the segments and the metric window are read on the main loop through
 `EvidenceSource.on_loop`.
 
-The data shards of the steps before an incident, for its evidence. Pure functions.
-
-The probe's record of the newest batches is the best source. For a rank that does not answer, the
-shard numbers in its frames and the names in its last status are used.
+The shards of the steps before an incident come from the probe's record of the newest batches, or,
+for a rank that does not answer, from its frames and the names in its last status.
 """
 
 from __future__ import annotations

@@ -1,33 +1,25 @@
-"""Commands to the ranks of a job, all of which act at one step.
+"""Commands to the ranks of a job, all of which act at one step, and the lease of a pause.
 
-One command on its way to the ranks, and the judgement over what came back.
+A command for several ranks is carried out by all of them at one step, or by none. The supervisor
+picks a step S that no rank has passed and asks every rank for a promise not to pass it without a
+verdict. With the promises of all, and where they mean the same step by its number, it decides
+"commit", else "abort"; `supervise_probe.ipc.fences` writes the verdict. A rank that had passed S
+vetoes, and a later S is picked. A commit that not every rank carried out is never repaired by a
+second command: the ranks differ, and the error says so (`ActionError.inconsistent`).
 
-Shared between the performer's thread, which waits, and the main loop, which sends and files acks;
-everything here is touched under the condition that both know (see `controller`).
+The ranks compare their newest boundaries to know that they mean the same step. Every rank of the
+default group takes part in each of its collectives, so a number of them that grows is a proof. A
+number that stays the same proves nothing: the ranks of a pipeline send to each other, those of a
+mesh have groups of their own, and processes that only share a launcher do neither. Then the times
+count: ranks that wait for each other in each step are never a step apart.
 
-Do all ranks mean the same step by its number? They compare their newest boundaries.
+A command on its way is shared between the performer's thread, which waits, and the main loop, which
+sends it and files acks; both touch it under the condition of `controller`.
 
-Every rank of the default group takes part in each of its collectives, so a number of them that
-grows is a proof. One that stays the same proves nothing: the ranks of a pipeline send to each
-other, those of a mesh have groups of their own, and processes that only share a launcher do
-neither. Then the times count: ranks that wait for each other in each step are never a step apart.
-
-The lease of a pause: the job stays held only while a supervisor lives that can still decide.
-
-The probe lets a paused job go on when nobody has renewed its pause for `LEASE_S`. The renewing is
-done by a thread of its own, since the main loop may wait for a disk. The thread reads no file and
-writes shared memory only. It stops when the main loop has not come round for `PATIENCE_S`, so a
-supervisor that hangs holds the job for two minutes at most.
-
-A command for several ranks: all of them carry it out at one step, or none does.
-
-The supervisor picks a step S that no rank has passed and asks every rank for a promise not to pass
-it without a verdict. With the promises of all, and where they mean the same step by its number, it
-decides "commit", else "abort"; `supervise_probe.ipc.fences` has the verdict. A rank that had passed
-S already vetoes, and S is picked anew, farther ahead.
-
-What was committed and not carried out by every rank is never repaired by a second command: the
-ranks differ, and the error says so (`ActionError.inconsistent`).
+The probe continues a paused job when nobody has renewed its pause for `LEASE_S`. A thread of its
+own renews it, since the main loop may wait for a disk; it reads no file and writes shared memory
+only. It stops when the main loop has not run for `PATIENCE_S`, so a supervisor that hangs holds the
+job for two minutes at most.
 """
 
 from __future__ import annotations

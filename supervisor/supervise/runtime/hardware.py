@@ -1,45 +1,35 @@
 """The machine under the job: devices by NVML, memory, files and disk by psutil, once a few seconds.
 
-A driver may block for seconds, so a thread of its own asks and the loop only ever looks at the last
-answer. What a machine does not have is absent; a question that fails twice in a row is not asked
-again, with one sentence why. Decides nothing.
+A driver may block for seconds, so a thread of its own asks it and the loop reads the last answer. A
+value that the machine does not have is absent; a question that fails twice in a row is not
+repeated, and the reason is reported once. Sources: NVML device queries (those of `nvidia-smi`);
+psutil.
 
-The job's own memory is what its processes have resident, less their shared pages. A forked child
-that still shares pages with its parent has them counted again; memory in use that is shared (files
-in /dev/shm, batches that a DataLoader hands over) is not counted at all.
+The job's own memory is the resident size of its processes less shared pages. Memory in use that is
+shared (files in /dev/shm, batches that a DataLoader hands over) is not counted; pages that a forked
+child shares with its parent count in both, so workers that start look like growth.
 
-Source: NVML device queries (what `nvidia-smi` prints); psutil.
+The growth of that memory is a lower bound, the greater one of two windows. A window has four parts
+of equal length, and each part a level. The rise of a part is its level less that of the part
+before. The bound is the least of the three rises, less 10 times the difference of the first and the
+last, per time, and 0 at least. So a jump is no growth, nor are sizes that go up and down, nor is a
+curve that flattens out.
 
-Growth of a job's memory: a lower bound, from two windows. The greater one counts.
+The short window is for memory that fills the machine soon: 16 looks; the level is the median of a
+part. 4 times the scatter (the mean distance from the least-squares line, some 3 standard deviations
+of normal noise) is taken off too, and the last rise may be one scatter below the first. The least
+of the newest 4 bounds counts. It is 0 unless the second part is above everything before the window,
+and unless the free memory of the machine would be used up within two hours at that rate: loaders,
+caches and buffers fill quickly too, and stop.
 
-Both windows are cut into four parts of equal length, and each part has a level. What the level of a
-part is above that of the part before is a rise: three rises. The bound is the least rise, less 10
-times what the last rise is below the first, over the time from part to part; 0 at least. So a jump
-is no growth, nor are sizes that go up and down, nor is a curve that flattens out.
+The slow window has the lowest size in each of 40 minutes; the level is the lowest of a part. A
+save, an evaluation or a buffer that is freed leaves it as it was. A peak of minutes at the
+beginning of a part hides growth for a time; memory that fills steadily for 40 minutes before it is
+freed looks like growth. Looks from before the first step, and 5 behind it, are left out, since the
+model is loaded and compiled then.
 
-The short window is for what fills the machine soon: 16 looks, the level is the median of a part.
-Against noise, 4 times the scatter is taken off too, and the last rise may be lower than the first
-by one scatter; the scatter is the mean distance of the sizes from their least-squares line. The
-least of the newest 4 bounds is taken. It is 0 unless the second part is above all that was before
-the window, and unless the memory that the machine has left would be used up at that rate within two
-hours: loaders, caches and buffers fill quickly too, and stop.
-
-The slow window is for all the rest: the lowest size in each of 40 minutes, the level is the lowest
-of a part. A save, an evaluation or a buffer that is freed leaves the lowest size as it was, so they
-neither look like growth nor hide it. A peak of minutes that a part begins with hides it for a time.
-The window is full in minute 40 behind the first step.
-
-Looks from before the first step, and 5 behind it, are left out: a model is loaded, compiled and
-given its moments then.
-
-What it does not see: memory in use that is shared (files in /dev/shm, batches that a DataLoader
-hands over), for the sizes are less shared pages; growth in steps more than 10 minutes apart; growth
-of the short window below an earlier peak, until the slow one tells it; the limit of a container.
-What it sees wrongly: pages that a forked child shares with its parent count in both, so workers
-that start look like growth; so does memory that fills steadily for 40 minutes before it is freed.
-
-Source: own. 4 mean distances are some 3 standard deviations of normal noise; all of the numbers are
-project defaults.
+Blind to: growth in steps more than 10 minutes apart; growth of the short window below an earlier
+peak; the limit of a container. All numbers are project defaults.
 """
 
 from __future__ import annotations

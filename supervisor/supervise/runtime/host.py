@@ -1,30 +1,22 @@
 """Health of this host: memory, GPUs, tools that answer, and the gate before a start of the job.
 
-Detection of kills for lack of memory, by the kernel's counters.
-
 A SIGKILL says nothing about its sender. The memory controller counts its kills per cgroup, and the
-kernel all of them; what grew since the launch was the sender.
-
-Source: `oom_kill` in memory.events (Documentation/admin-guide/cgroup-v2.rst) and memory.oom_control
+kernel all of them; the counter that grew since the launch names the sender. Source: `oom_kill` in
+memory.events (Documentation/admin-guide/cgroup-v2.rst) and memory.oom_control
 (cgroup-v1/memory.rst), `oom_kill` in /proc/vmstat.
 
-Facts about the environment of a run: code, host, processes, logs. Reads only.
+The memory available to a job is the machine's, or the limit of its container. Source: memory.max,
+memory.current and memory.stat (cgroup-v2.rst), memory.limit_in_bytes and memory.usage_in_bytes
+(cgroup-v1/memory.rst). Inactive file pages (`inactive_file`) are given up when memory is needed.
 
-Functions leave out what they cannot read, or describe it in a sentence, since a broken tool must
-not cost an incident its other evidence.
+The gate examines the host before the job is started on it again. While the job still runs, only
+disk and driver are asked, which costs it nothing. Once its processes are dead, memory is asked for
+too, which comes back within seconds, and every device multiplies matrices whose product is known.
+Programs that may hang are processes of their own; one that does not answer in time leaves the
+question undecided, and the job is started.
 
-Memory available to a job: the machine's, or what its container is allowed.
-
-Source: memory.max, memory.current and memory.stat (Documentation/admin-guide/cgroup-v2.rst),
-memory.limit_in_bytes and memory.usage_in_bytes (cgroup-v1/memory.rst). Files that nobody has used
-lately (`inactive_file`) are given up when memory is wanted.
-
-Looks at this host before a job is started on it again, and says whether it is fit for that.
-
-While the job still runs, only what costs it nothing is asked: the disk, and the driver. Once its
-processes are dead, memory is asked for too, which comes back within seconds, and every device
-multiplies matrices whose product is known. Programs that may hang are processes of their own; one
-that does not answer in time leaves the question undecided, and the job is started.
+Facts about code, host and processes for the evidence are read only; a function leaves out or
+describes what it cannot read, since a broken tool must not cost an incident its other evidence.
 """
 
 from __future__ import annotations

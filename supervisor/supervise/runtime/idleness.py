@@ -1,16 +1,13 @@
-"""What a silent job does: idle, in a phase, or in one stack.
+"""Activity of a silent job: idle, in a phase, or in one stack.
 
-Does a job that makes no steps still work? Asked before it is ended for that and started again.
+Asked before a job that makes no steps is ended and started again. A long evaluation, a compilation
+or an upload makes no steps either; each uses CPU, a device or the disk, moves from one line to
+another, or at least wakes again and again, such as for each answer over the network, which no
+counter of bytes shows.
 
-A long evaluation, a compilation or an upload makes no steps either. Each uses CPU, a device or the
-disk, goes from one line to another, or at least wakes again and again, such as for each answer over
-the network, which no counter of bytes shows.
-
-Phase of a silent job: stopped by a signal, starting, working, or dead.
-
-Silence of a job in the phase `suspended` or `loading` is no standstill (see `detectors.absence`).
-A rank whose process died is `dead` while others train, or where nothing of the job works: what goes
-on after a training, such as an upload, works.
+The phase is stopped by a signal, starting, working, or dead. Silence in the phase `suspended` or
+`loading` is no standstill (see `detectors.absence`). A rank whose process died is `dead` while
+others train, or where nothing of the job works: an upload after the training works.
 """
 
 from __future__ import annotations

@@ -1,33 +1,23 @@
-"""Log files: what the job prints, what its own logs report, and the log of the supervisor.
+"""Log files: the job's output, the logs that the policy names, and the supervisor's own log.
 
-Follows the log files that the policy names, and finds lines that tell of a known failure.
+**Named logs** (`job.logs`) are searched for lines of known failures. Files that are there when the
+supervisor begins are read from their end, later ones from their beginning. A rotated file is read
+to its end before the new one; a truncated one is read again from its start. A look takes a bounded
+time and memory however fast a log grows: the rest is read later, and what lies too far back is
+skipped. Control sequences are removed from lines, and long lines are cut.
 
-Files that are there when the supervisor begins, a moment after the job, are read from their end,
-later ones from their beginning. A file that was rotated is read to its end before the new one is
-begun; one that was cut short is read again from its start. However fast a log grows, a look takes a
-bounded time and memory: what cannot be read by then is read later, and what lies too far back is
-skipped.
+**Output** (`--logs`) is copied and kept by `output_relay`, a process of a group of its own, so that
+it outlives the supervisor. While the supervisor lives it holds both ends of all streams: if the
+relay dies, another one continues where it ended, and the job notices nothing. A stream into a
+regular file is left as it is. Two streams to one place, as after `2>&1`, stay one, so that their
+order is kept. A terminal stays a terminal for the job.
 
-The lines are the job's: control sequences are taken out, and long lines are cut.
-
-Keeps the output of a job (`--logs`) without standing in its way: see `output_relay`.
-
-The relay is a process that outlives us, in a group of its own, so that what ends us leaves it
-alone. While we live we hold both ends of all streams: if the relay dies, another one continues
-where it ended, and the job notices nothing. After our death the relay is the only reader.
-
-A stream that goes into a regular file is kept there already, and left as it is. Two that go to the
-same place, as after `2>&1`, stay one, so that their order is kept. For the job, a terminal stays a
-terminal.
-
-`supervisor.log` of the run directory: what goes wrong in the supervisor itself, as JSON lines.
+**`supervisor.log`** has the errors of the supervisor, and what it showed at the terminal, as JSON:
 
     {"event", "level", "logger", "timestamp", "run", "incident"[, "exception"][, "dropped"]}
 
-Whoever catches an exception of ours logs it to the logger of its module; what is shown at the
-terminal is logged too, also under `--quiet`. A record waits in a bounded queue for a thread that
-formats and writes it. A disk that hangs stops that thread alone: what finds the queue full is
-dropped and counted in the next line that is written. Secrets are taken out before.
+A record waits in a bounded queue for a thread that formats and writes it, without secrets. A disk
+that hangs stops that thread alone: what finds the queue full is counted in the next line written.
 """
 
 from __future__ import annotations

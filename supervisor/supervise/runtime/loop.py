@@ -1,13 +1,12 @@
 """The life of one run: builds the parts, owns the loop, decides nothing.
 
-One queue, one order, one thread: whatever happens becomes an event, and the event processor handles
-it. Once the job runs, nothing here may end it: an error of ours is reported, and the loop only
-waits for the job.
+One queue, one order, one thread: everything that happens becomes an event, and the event processor
+handles it. Once the job runs, nothing here may end it: an error of the supervisor is reported, and
+the loop only waits for the job. The loop also tells the checkpoint service where the run is, what
+was saved and what is needed.
 
 The loop writes to the disk, which may hang. So it has a thread of its own, and the main thread, see
 `foreground`, does what must not wait: `serve`, and the signals.
-
-Connects the checkpoint service to the run: where the run is, what was saved, what is needed.
 """
 
 from __future__ import annotations

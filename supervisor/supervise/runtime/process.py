@@ -1,37 +1,21 @@
 """The process of the job: its launch, its end, and a process that another supervisor started.
 
-Start the command as the user would have, and say clearly when that cannot be.
+The argument list, the working directory and every inherited descriptor are passed on as they are:
+no pipe lies between the job and its terminal or log file, so the supervisor can neither block it
+nor break it when it dies (unless the output is kept, see `logs`). The job gets no PDEATHSIG, since
+training continues without a supervisor, and default signal handling but for signals that were
+ignored already. It gets a process group of its own of which it is not the leader (`_new_group`):
+`setsid()` fails in a leader. The supervisor becomes a subreaper: a process of the job that loses
+its parent becomes its child, so that a stop can reach it and its end is collected.
 
-The argument list, the working directory and every inherited descriptor, stdio first, are handed on
-as they are: no pipe lies between the job and its terminal or log file, so nothing of ours can block
-it or break when we die (unless its output is to be kept, see `logs`). The job gets no
-PDEATHSIG (if the supervisor dies, training goes on), and default signal handling but for signals
-that were ignored already.
+The main thread calls `poll`, which also does job control and collects orphans. Any other thread may
+`wait`, `signal` and `stop` (an interrupt, then TERM, then KILL). The exit status is read before it
+is collected, so that no signal can hit a pid that was given away.
 
-The job gets a process group of its own, of which it is not the leader: `setsid()` fails in a
-leader, and a job must be able to call it, as without us. Another process makes the group; see
-`_new_group`.
-
-The supervisor becomes a subreaper: a process of the job that loses its parent becomes our child, so
-that stopping the job can reach it and its end is collected.
-
-The job as a process: started, watched, signalled, stopped.
-
-Two kinds of callers share it. The main thread calls `poll`, which also does job control and
-collects orphans. Any other thread may `wait`, `signal` and `stop`. The exit status is looked at
-before it is collected, so that no signal can hit a pid that was given away.
-
-The job as a process that is not our child: its supervisor died, and we took its place.
-
-What a child cannot hide from its parent has to be asked for here. Whether it lives: by pid and
-start time, in `/proc`. Which processes belong to it: all that carry the run's mark in their
-environment, with their descendants, since orphans went to whoever adopts them on this machine. How
-it ended: from the kernel while it is a zombie or where it remembers, else from what the job itself
-recorded.
-
-Ending every process of the job, as gently as it lets us: an interrupt, then TERM, then KILL.
-
-For any thread but the main loop's.
+A process that another supervisor started is no child. Whether it lives is known by pid and start
+time in /proc; which processes belong to it, by the run's mark in their environment and by descent;
+how it ended, from the kernel while it is a zombie or where it remembers, else from the job's own
+record.
 """
 
 from __future__ import annotations

@@ -1,23 +1,15 @@
 """Processes of the job as /proc has them, its process tree, and its terminal.
 
-The kernel's data on a process in `/proc/<pid>`. Standard library only.
-
-Every process of the job, wherever it has wandered.
-
 torchrun gives each worker a session of its own, so a signal to the job's process group does not
-reach them. What reaches all of them is parentage: the job's first process, its descendants, and the
-orphans that came to us as their subreaper. Processes are known by pid and start time, never by pid
-or name alone. Helpers of our own stay in our process group, which is how they are signalled apart.
+reach them. Parentage does: the job's first process, its descendants, and the orphans that came to
+the supervisor as their subreaper. Processes are known by pid and start time, never by pid or name
+alone. Helpers of the supervisor stay in its own process group, which keeps them apart. Nothing is
+remembered between calls, so every method may be called from any thread and from a signal handler.
 
-Nothing is remembered between calls, so that every method may be called from any thread and from a
-signal handler.
-
-The terminal, lent to the job while it runs in the foreground.
-
-The job has a process group of its own and we hand it the terminal, so that Ctrl-C, Ctrl-Z and
-window changes reach it once and directly, as without us. Ctrl-Z then stops the job but not us; we
-take the terminal back and stop our own group, which is what the shell waits for. When the shell
-continues us, the terminal goes back to the job and the job is continued.
+The job has a process group of its own and is lent the terminal, so that Ctrl-C, Ctrl-Z and window
+changes reach it once and directly. Ctrl-Z then stops the job but not the supervisor, which takes
+the terminal back and stops its own group: that is what the shell waits for. When the shell
+continues it, the terminal goes back to the job and the job is continued. Standard library only.
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
     event -> journal -> core.engine.step -> audit log -> performer, outbox
 
-Actions run on the performer's thread and messages on the outbox's; what they come to returns as
-events and notes of later rounds.
+Actions run on the performer's thread and messages on the outbox's; their outcomes return as events
+and notes of later rounds.
 
-Runs actions off the main loop, one at a time, each with a deadline.
-
-The main loop calls `start` once an intent is on disk, and `poll` in each iteration, which returns
-exactly one `Finished` per start. An action that overruns its deadline is reported as failed; its
-thread is abandoned (a daemon, so that it cannot delay the exit) and its later result is dropped.
+The performer runs one action at a time, with a deadline. The main loop calls `start` once an intent
+is on disk, and `poll` in each iteration, which returns exactly one `Finished` per start. An action
+that overruns its deadline is reported as failed; its thread is abandoned (a daemon, so that it
+cannot delay the exit) and its later result is dropped.
 """
 
 from __future__ import annotations

@@ -1,22 +1,17 @@
 """Reads one rank's segment and turns it into events; sends it commands.
 
 Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease`,
-`tighten`, `spare` and `send` write, and only the supervisor calls them.
+`tighten`, `spare` and `send` write, and only the supervisor calls them. The file is read with
+`pread` and never mapped: one that is truncated meanwhile is a short read, where a mapping would be
+SIGBUS and the end of the supervisor.
 
-Decides nothing: what a gap, a fault or a silent rank means is the engine's affair.
+Checksums detect damage by chance. Data with a good checksum and no sense comes from a broken probe,
+or from a process that writes into the segment: numbers that no training has, and messages of
+another shape. They are refused here, so the engine and the journal never see them. What a gap, a
+fault or a silent rank means is decided by the engine.
 
-Limits of a probe's data: everything else is refused before it becomes an event.
-
-Checksums tell damage by chance. What has a good checksum and no sense comes from a broken probe, or
-from somebody who writes into the segment: numbers that no training has, and letters of another
-shape. The engine and the journal never see them.
-
-One segment file: opened with care, read and written by offset, its damage named.
-
-It reads with `pread` and never maps the file: one that somebody cuts short under us is then a short
-read, where a mapping would be SIGBUS and the end of the supervisor.
-
-End of a job as its own processes recorded it, for a supervisor that cannot reap it.
+The segment also has the end of the job as its own processes recorded it, for a supervisor that
+cannot reap it.
 """
 
 from __future__ import annotations

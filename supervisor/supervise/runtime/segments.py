@@ -1,16 +1,12 @@
-"""All segments of a run: finds new ones, reads them in rank order, names what is wrong with them.
+"""All segments of a run: finds new ones, reads them in rank order, reports damaged ones.
 
-A segment that cannot be used is reported once and left alone; the others go on. A rank that comes
-back under another process, after a relaunch, or as another program of the same process, after an
-exec, is read to its end and then replaced. While the process of a rank lives, another one that
+A segment that cannot be used is reported once and left alone; the others are read on. A rank that
+comes back under another process, after a relaunch, or as another program of the same process, after
+an exec, is read to its end and then replaced. While the process of a rank lives, another one that
 trains under the same rank (a child with a model of its own) waits; that is reported once.
 
-Decides nothing.
-
-Read position in the segments of a run, derived from the events that were made of them.
-
-A supervisor that takes over from a dead one goes on behind the last frame and the last notice in
-the journal: none is judged twice, and none is lost while the ring still holds it.
+A supervisor that takes over reads on behind the last frame and the last notice in the journal: none
+is judged twice, and none is lost while the ring still holds it. Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Settings of a run, and its state as the records of an earlier supervisor have it.
+"""Settings of a run, and its state folded from its records, for a supervisor that takes over.
 
-State of a run, folded from its records, for a supervisor that takes over.
-
-The journal is the truth. The audit log must say the same, but may lack its end: decisions of the
-last events that a killed supervisor judged and had no time to write down.
-
-Settings of a run.
+The journal is the truth. The audit log must agree with it, but may lack its end: decisions of the
+last events that a killed supervisor judged and had no time to write.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
-"""Signals that are sent to us are meant for the job.
+"""Signals to the supervisor, which are meant for the job.
 
 Schedulers, shells and people signal the process that they started, which is the supervisor. Each
-signal is passed on as if it had been sent to the job's first process: training scripts save a
-checkpoint on TERM or USR1, and a TERM to their data workers in the same breath would break that.
-Signals of job control go to the job's whole group, as a terminal sends them.
+signal is passed on to the job's first process only: training scripts save a checkpoint on TERM or
+USR1, and a TERM to their data workers at the same time would break that. Signals of job control go
+to the job's whole group, as a terminal sends them.
 
 Where the policy asks for a checkpoint before the end, TERM, USR1 and USR2 may wait for it if the
 job does not handle them itself: see `core.model.preemption`. No other signal ever waits.
 
 A second INT or TERM is passed on again, the third kills the whole tree. A signal that was ignored
-when we were started (`nohup`, a background job of a script) stays ignored, for the job as well.
-USR1 and USR2 are never used for ourselves.
+at the start (`nohup`, a background job of a script) stays ignored, for the job as well. The
+supervisor uses neither USR1 nor USR2 itself.
 
-A sleep that ends early: for a call from another thread, a signal, or the end of the job.
-
-Nothing is polled meanwhile.
+`Wakeup` ends a sleep early for a call from another thread, a signal, or the end of the job, without
+polling.
 """
 
 from __future__ import annotations

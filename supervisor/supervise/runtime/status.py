@@ -1,18 +1,10 @@
-"""Status of a run, as `state.json` holds it, and the verdict on it.
+"""Status of a run, as `state.json` holds it: remedies, progress of the training, and the verdict.
 
-Remedies that are available in this job, and for the others the reason and the change needed.
-
-Console, `supervise status` and its JSON take it from here, so that they say the same.
-
-Summary of a run in one line: matters that need a person come first.
-
-`supervise status`, `watch` and their JSON take it from here, so that they agree.
-
-Progress of the training: loss, speed, planned length, and a curve of the whole run.
-
-A frame costs a microsecond here, and the curve has a fixed size.
-
-The supervisor never reads the status back: the journal is authoritative.
+Console, `supervise status`, `watch` and their JSON read it here, so that they agree. A remedy that
+is not available has the reason and the change needed. The verdict is one line: matters that need a
+person come first. The progress has loss, speed, planned length and a curve of fixed size over the
+whole run; a frame costs a microsecond. The supervisor never reads the status back: the journal is
+authoritative.
 """
 
 from __future__ import annotations

@@ -1,27 +1,20 @@
 """Watches of files: commands of operators, checkpoints, and edits of the policy.
 
-Detection of new names in a directory: one `stat` where a listing would cost a hundred times.
+Commands are files `control/<time>-<pid>.json` with `{"command", "operator", "args"}` in the run
+directory. They are written aside and renamed, taken in the order of their names, and removed once
+taken. The run directory's permissions say who may send them.
 
-Words of operators, left as files in the run directory by other processes.
+inotify, through `watchdog`, wakes the loop for files that were closed after writing or moved in,
+and for new directories, which are watched too where asked, one level down; at most `MAX_WATCHES`.
+It only makes things faster. The reader looks for itself (one `stat` where a listing would cost a
+hundred times), also from time to time, since a network file system reports nothing. The import and
+every call that may wait for a disk happen on a thread of its own.
 
-A file `control/<time>-<pid>.json` holds `{"command", "operator", "args"}`. It is written aside and
-renamed, taken in the order of its name, and removed once taken. The run directory's permissions
-say who may speak.
-
-Wakes whoever waits for files: control commands, checkpoints, a policy that is edited.
-
-Directories are watched by inotify, through `watchdog`: files that were closed after writing or
-moved in, and new directories, which are watched too where asked, one level down. Not recursive,
-and at most `MAX_WATCHES`. This only makes things faster: whoever is woken looks for itself, and
-looks from time to time anyway, since a network file system tells nothing. The import and every call
-that may wait for a disk happen on a thread of its own.
-
-`--watch-policy`: a policy file that is edited is reloaded, once it passes `policy check`.
-
-Editors write in several steps, so an edit counts when nothing was written for a moment. A policy
-that does not load is reported, and the one in force stays. A reload never raises the mode: whoever
-may edit the file may not thereby let the supervisor act. The reload itself is posted as a command,
-as by `supervise reload`, and takes effect between two steps.
+`--watch-policy` reloads an edited policy once it passes `policy check`. Editors write in several
+steps, so an edit counts when nothing was written for a moment. A policy that does not load is
+reported, and the one in force stays. A reload never raises the mode: the right to edit the file is
+no right to let the supervisor act. It is posted as a command, as by `supervise reload`, and takes
+effect between two steps.
 """
 
 from __future__ import annotations
