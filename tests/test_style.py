@@ -90,6 +90,11 @@ def test_a_readme_fits_a_terminal(name):
     assert wide == []
 
 
+def test_the_architecture_is_read_in_ten_minutes():
+    """Behaviour belongs into docs/behaviour.md, reasons into DECISIONS.md."""
+    assert (ROOT / "supervisor/README.md").stat().st_size <= 8192
+
+
 DECISIONS = "supervisor/DECISIONS.md"
 RECORD = re.compile(r"^### (D\d+)\. .* \(\d{4}-\d\d-\d\d\)$")
 

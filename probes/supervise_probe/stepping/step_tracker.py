@@ -1,8 +1,8 @@
 """The step: when the optimizer calls that belong together are over, and what happens then.
 
-One training step is a round of optimizers, see `stepping/step_tracker.py`. Only a round that
-closes on time is a boundary: there the job stands right behind its optimizer step, and commands may
-touch it. A late one just publishes.
+One training step is a round of optimizers. Only a round that closes on time is a boundary: there
+the job stands right behind its optimizer step, and commands may touch it. A late one just
+publishes.
 
 Knows no metric: it calls the collectors.
 """

@@ -403,7 +403,7 @@ class FrameEnricher:
 
     Args:
         machine: `(pid, leads)` -> newest values of the machine, by metric id.
-        now: for the metrics of the run, see `run_metrics`; None: without them.
+        now: for the metrics of the run, see `RunMetrics`; None: without them.
     """
 
     def __init__(self, machine: Machine, now: Now | None = None) -> None:

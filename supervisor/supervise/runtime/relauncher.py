@@ -8,7 +8,7 @@ that is asked for the same order again, after it or its predecessor died, goes o
 end. Between the start and its mark there is the process itself, which carries the number of its
 launch (see `launcher`).
 
-Before the job is stopped, and again before it is started, the host is looked at (see `health`): on
+Before the job is stopped, and again before it is started, the host is examined (see `host`): on
 one that is not fit nothing is started.
 
 Before a checkpoint is put in its place, the engine chooses once more, among what is verified by
