@@ -125,7 +125,7 @@ def outcome(notices, code, folder):
         directory=folder,
         failures=lambda: state.job.failures_by_cause,
     )
-    bundle = evidence.collect(job, "inc-1", "k", 5.0)["path"]
+    bundle = evidence.collect(job, "inc-1", "k", 5.0).path
     head = {"seq": 0, "actor": "engine", "mono_ns": 0}
     records = [Record.decode(record(decision) | head) for decision in decisions]
     return SimpleNamespace(

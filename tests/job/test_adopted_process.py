@@ -112,5 +112,5 @@ def test_orphans_of_the_job_belong_to_it(job):
 
     stopped = process.stop(term_s=5.0)
 
-    assert (stopped["how"], stopped["survivors"]) == ("term", [])
+    assert (stopped.how, [*stopped.survivors]) == ("term", [])
     assert process.tree.members() == []
