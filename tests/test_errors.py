@@ -26,11 +26,11 @@ def drawn() -> dict[str, str | None]:
 
 
 def written() -> dict[str, str | None]:
-    """Return each class of the module with the name of its base."""
+    """Return each error of the module with the name of its base."""
     classes = [
         item
         for _, item in inspect.getmembers(errors, inspect.isclass)
-        if item.__module__ == errors.__name__
+        if item.__module__ == errors.__name__ and issubclass(item, Exception)
     ]
     return {c.__name__: None if c.__base__ is Exception else c.__base__.__name__ for c in classes}
 

@@ -11,19 +11,25 @@
     └── ActionError         an action did not do its job; `retryable` says whether to try again
 
 Anything else that escapes is a bug, and is allowed to crash loudly before the job is started. Once
-it runs, the supervisor fails open: the bug is reported and the job goes on.
+it runs, the supervisor fails open: the bug is reported and the job goes on. In what is made for
+people and decides nothing, a bug costs no more than that, see `Views`.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ParamSpec, TypeVar
 
 # What code raises that meets a record of a shape that no writer gives it.
 MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room for more
+Args = ParamSpec("Args")
+Made = TypeVar("Made")
+_log = logging.getLogger(__name__)
 
 
 class SuperviseError(Exception):
@@ -131,6 +137,38 @@ class ActionError(SuperviseError):
         self.inconsistent = inconsistent
         self.unfenceable = unfenceable
         self.no_space = no_space
+
+
+class Views:
+    """Makes what people read of a run and nothing follows from; an error costs that view alone.
+
+    Attributes:
+        failed: name of each view that could not be made -> its first error.
+        report: called with both, once for each.
+    """
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+        self.report: Callable[[str, str], None] = lambda view, error: None
+
+    def make(
+        self, view: str, call: Callable[Args, Made], *args: Args.args, **named: Args.kwargs
+    ) -> Made | None:
+        """Return what the call returns, None if it failed."""
+        try:
+            return call(*args, **named)
+        except Exception as error:
+            if view not in self.failed:
+                self.failed[view] = named_error(error)
+                _log.exception("the %s cannot be made", view)
+                with suppress(Exception):  # what shows it is for people, too
+                    self.report(view, self.failed[view])
+            return None
+
+
+def named_error(error: Exception) -> str:
+    """Return an error in one line: of ours with its class, one that was foreseen as it is."""
+    return str(error) if isinstance(error, SuperviseError) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from supervise.core.model import Redactor
 from supervise.runtime import SupervisorLog, logs
+from supervise.store import read_audit
 
 pytest.importorskip("structlog")
 
@@ -85,8 +86,8 @@ def test_an_old_log_makes_room_for_a_new_one(log, tmp_path, monkeypatch):
     assert all((tmp_path / name).stat().st_size <= 1000 for name in kept)
 
 
-def test_an_error_before_the_watching_begins_is_logged_even_when_quiet(tmp_path):
-    """The job runs on, and its exit code is passed on."""
+def test_an_error_before_the_watching_begins_is_logged_and_told_even_when_quiet(tmp_path):
+    """The job runs on, and its exit code is passed on. Who counts on us is told."""
     broken = "import sys; sys.modules['supervise.cli._watching'] = None\n"
     start = broken + "from supervise.cli import main; main()"
     run = tmp_path / "run"
@@ -99,7 +100,10 @@ def test_an_error_before_the_watching_begins_is_logged_even_when_quiet(tmp_path)
     )
 
     (line,) = map(json.loads, (run / "supervisor.log").read_text().splitlines())
-    assert (done.returncode, done.stderr) == (5, "")
+    notes = [r["data"].get("what") for r in read_audit(run / "audit.log") if r["kind"] == "note"]
+    assert done.returncode == 5 and "unprotected" in notes
+    assert done.stderr.startswith("supervise: SEV1 this run is not watched any more")
+    assert json.loads((run / "state.json").read_text())["protection_off"].endswith("sys.modules")
     assert line["event"] == "internal error; the job continues without supervision"
     assert "in watch" in line["exception"]
     assert "ModuleNotFoundError" in line["exception"]

@@ -1,4 +1,4 @@
-"""The machine takes something away in the middle of a run: threads, or the records themselves."""
+"""Something fails in the middle of a run: threads, the records themselves, or our own code."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ pytestmark = pytest.mark.slow
 
 CODE = 7
 LIMITED = "import threading; threading.stack_size(1 << 50); from supervise.cli import main; main()"
+# Nothing that a job or a user can write is known to break the engine, so this does.
+BROKEN = """
+from supervise.cli import main
+from supervise.core import engine
+
+def step(policy, state, event, judge=engine.step):
+    return {}["an error of ours"] if state.step > 5 else judge(policy, state, event)
+
+engine.step = step
+main()
+"""
 
 
 def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
@@ -103,3 +114,55 @@ def test_records_that_are_removed_end_the_acting(supervise, halves, what, answer
     assert "is missing: it was removed, moved or replaced; watching only" not in rest
     assert "exit code 143" in rest
     assert (run / "audit.log").exists() is (what == "journal")
+
+
+def test_a_view_that_cannot_be_made_leaves_the_run_protected(supervise, halves):
+    """The time left of more steps than a float holds, and a directory where the status was."""
+    job = tiny("--steps", "1" + 400 * "0", "--sleep", 0.01)
+    running = supervise.start("--policy", halves, "--run-dir", "run", "--", *job)
+    run, state = supervise.run_of(), supervise.home / "run" / "state.json"
+    wait_until(lambda: run.state.get("step", -1) > 5, "step 5")
+    before = supervise("status", "run")
+    state.unlink()
+    state.mkdir()
+    wait_until(lambda: len(run.kinds("note", "view-failed")) > 1, "both views have failed")
+    state.rmdir()
+    wait_until(lambda: run.state.get("step", -1) > 5, "another status")
+    accepted = supervise("lr", "run", "0.5")
+    running.send_signal(signal.SIGTERM)
+    said = running.communicate(timeout=120)[1]
+    log = (supervise.home / "run" / "supervisor.log").read_text()
+
+    assert accepted.returncode == 0, said
+    assert "progress of the training: OverflowError: " in before.stdout
+    assert running.returncode == 128 + signal.SIGTERM
+    assert said.count("the run stays protected") == 2 == log.count('"exception"'), said
+    supervise.prove("run")
+
+
+def test_an_error_of_ours_that_ends_the_protection_is_told_everywhere(supervise, halves, receiver):
+    """With the next command; the record and the status say so, and the job's code stays."""
+    (url, received), run = receiver(200), supervise.run_of()
+    supervise.env["HOOK"] = url
+    options = ["-p", halves, "--notify", "webhook:HOOK", "--run-dir", "run"]
+    job = tiny("--steps", 100000, "--sleep", 0.01)
+    argv = [sys.executable, "-c", BROKEN, "run", *map(str, options), "--", *job]
+    running = subprocess.Popen(
+        argv, cwd=supervise.home, env=supervise.env, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: received and run.state.get("protection_off"), "the message and the status")
+    status, refused = supervise("status", "run"), supervise("lr", "run", "0.5")
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=120)
+    ((_, message),) = received
+    notes = run.kinds("note", "unprotected")
+
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "SEV1" in str(message) and "this run is not protected any more" in str(message)
+    home = supervise.home / "run"
+    assert f"supervise checkpoints {home}" in str(message)
+    assert f"its traceback is in {home}/supervisor.log" in str(message)
+    assert "KeyError" in str(message) and "Traceback" in notes[0]["data"]["traceback"]
+    assert "protection is off: an error of supervise: KeyError" in status.stdout
+    assert refused.returncode and "the protection of run is off" in refused.stderr
+    assert "Traceback" in (home / "supervisor.log").read_text()

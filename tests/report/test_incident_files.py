@@ -134,7 +134,7 @@ def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):
     run, files, _ = watched(*SPIKE[:42], ended=False)
     monkeypatch.setattr(incident_files, "write", full)
     files.close()
-    assert "cannot be written" in caplog.text
+    assert "No space left" in caplog.text
 
     monkeypatch.setattr(incident_files, "build", lambda *args: 1 / 0)
     again = IncidentFiles(run, lambda: load_policy(run.policy_path), tuple)

@@ -189,12 +189,10 @@ def test_a_client_that_is_slow_or_one_of_many_holds_nothing_up(serve, monkeypatc
         urllib.request.urlopen(f"http://127.0.0.1:{served.port}/other", timeout=10)
 
 
-def test_a_port_that_is_taken_is_a_warning_and_a_fault_is_switched_off(serve, monkeypatch):
+def test_a_port_that_is_taken_is_a_warning(serve):
     first, _ = serve()
-    second, printed = serve(first.port)
+    _, printed = serve(first.port)
     assert printed[0].startswith(f"supervise: warning: no metrics on 127.0.0.1:{first.port}: ")
 
-    monkeypatch.setattr(second, "_families", None)
-    run_a_little(second)  # raises nothing
     threads = [t.name for t in threading.enumerate() if t.name == "metrics"]
     assert len(threads) == 1

@@ -6,6 +6,7 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from .. import system
 from ..errors import StoreError, UsageError
 from ..runtime import watches
+from ..runtime.status import Status
 from ..store import audit
 from ..store.files import locked
 from ..store.quarantine_list import Quarantine
@@ -137,6 +139,12 @@ def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tu
     directory = RunDir.open(run)
     if not locked(directory.audit_path):
         raise StoreError(f"{run} has no supervisor", hint=f"supervise status {run}")
+    status = None
+    with suppress(StoreError):  # only a view
+        status = Status.read(directory)
+    if status is not None and status.protection_off:
+        text = f"the protection of {run} is off: {status.protection_off}"
+        raise StoreError(text, hint=f"supervise checkpoints {run}")
     at_ns = system.monotonic_ns()
     key = f"{at_ns}-{os.getpid()}"
     operator = by or getpass.getuser()

@@ -33,15 +33,23 @@ from ..core.model.decisions import MODES
 from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import JobSettings, Policy, Safeguards, Sampling, Savepoints
 from ..core.model.redaction import Redactor
-from ..errors import InputError, SuperviseError, UsageError
+from ..errors import InputError, SuperviseError, UsageError, named_error
 from ..runtime import environment
 from ..runtime.launcher import Launch, Launcher, redactor
 from ..runtime.process import Process, exit_code, replace_process
 from ..runtime.process_tree import Terminal
 from ..runtime.signals import Forwarder
 from ..store import files
+from ..store.recorder import Recorder
 from ..store.run_directory import Endpoint, RunDescription, RunDir
-from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
+from ._output import (
+    OpenRecords,
+    PrintLine,
+    channels_of,
+    keep_output,
+    line_printer,
+    open_records,
+)
 from ._params import JobCommand, Options
 from ._streams import share_terminal
 
@@ -452,10 +460,11 @@ def supervise(
 
     share_terminal()
 
-    def report(trace: str) -> None:
+    def report(error: Exception, trace: str) -> None:
         print_line(f"supervise: {CRASHED}")
         print_line(trace)
         _log_crash(run, clean)
+        _end_protection(run, policy, clean, recorder, error, quiet=options.quiet)
 
     return _fail_open(watch, process, forwarder, report)
 
@@ -464,22 +473,22 @@ def _fail_open(
     watch: Callable[[], int],
     process: Process,
     forwarder: Forwarder,
-    report: Callable[[str], None],
+    report: Callable[[Exception, str], None],
 ) -> int:
     """Return the exit code: from here on the job's result counts, whatever happens to us.
 
     Args:
-        report: called with the traceback of an error of ours.
+        report: called with an error of ours and its traceback.
     """
     try:
         process.tree  # noqa: B018 - signal handlers use it, and must not import
         forwarder.attach(process)
         return watch()
-    except Exception:
+    except Exception as error:
         with contextlib.suppress(Exception):  # memory may be short, of which the job has enough
             import traceback
 
-            report(traceback.format_exc())
+            report(error, traceback.format_exc())
         return _wait(process, forwarder)
 
 
@@ -492,6 +501,38 @@ def _log_crash(run: RunDir, clean: Redactor) -> None:
         log.start()
         _log.exception(CRASHED)
         log.stop()
+
+
+def _end_protection(
+    run: RunDir,
+    policy: Policy,
+    clean: Redactor,
+    recorder: Recorder,
+    error: Exception,
+    *,
+    quiet: bool,
+) -> None:
+    """Tell every channel that the watching has ended before it began, and put it on record."""
+    lost_to = f"an error of supervise: {clean.text(named_error(error))}"
+    recorder.note("note", -1, f"not watched any more: {lost_to}", {"what": "unprotected"})
+    with contextlib.suppress(Exception):
+        from ..runtime.status import end_protection
+
+        end_protection(run, lost_to)
+    with contextlib.suppress(Exception):
+        from ..core.job_lifecycle import unwatched
+        from ..core.model.decisions import ACTING_MODES
+        from ..notifiers import build
+        from ..notifiers.outbox import Outbox, message_of
+
+        outbox = Outbox(
+            build(channels_of(policy.notify, quiet=quiet), os.environ)[0], lambda result: None
+        )
+        draft = unwatched(lost_to, acts=policy.mode in ACTING_MODES)
+        decision, where = draft.decision(draft.kind, -1, 0), str(run.path.absolute())
+        message = clean.message(message_of(decision, run.id, recorder.head, where))
+        outbox.post(message, key=f"{run.id}:unprotected", to_all=True)
+        outbox.close()
 
 
 def _wait(process: Process, forwarder: Forwarder) -> int:

@@ -160,6 +160,8 @@ def _lines(state: RunStatus) -> list[tuple[str, str]]:
         lines.append(("trouble", newest.trouble))
     if newest.waits_for:
         lines.append(("waiting", f"relaunch waits for {newest.waits_for}"))
+    failed = (newest.failed_views or {}).items()
+    lines += [("not shown", f"{view}: {error}") for view, error in failed]
     lines += progress(newest, state.life, with_curve=True)
     lines += _protection(state, newest)
     if newest.rules:

@@ -157,6 +157,10 @@ def _lost(state: State) -> str:
 
 
 SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unprotected"
+NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
+COMES_BACK = (
+    "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
+)
 
 
 def on_short(ctx: StepContext, event: Notice) -> None:
@@ -179,16 +183,21 @@ def on_enough(ctx: StepContext, event: Notice) -> None:
 def on_unprotected(ctx: StepContext, event: Notice) -> None:
     """The record has ended before the run."""
     space = event.data.read(RecordSpace)
-    then = (
-        "protection comes back with the next start of the job; to go on from: "
-        "supervise checkpoints RUN"
-    )
+    then = COMES_BACK
     if space.need_bytes is not None:
         then = f"{_to_free(event)}; {then}"
     title = "the record of this run has ended, and nothing more of it is kept"
     if space.acts:
-        title = "this run is not protected any more: nothing is acted on"
+        title = NOT_PROTECTED
     _notify(ctx, event, "SEV1", title, "the job goes on, and what its rules find is reported", then)
+
+
+def unwatched(error: str, *, acts: bool) -> MessageDraft:
+    """Return what every channel is told where an error of ours has ended the supervision."""
+    title = NOT_PROTECTED if acts else "this run is not watched any more"
+    verdict = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
+    why = f"{error}; its traceback is in RUN/supervisor.log"
+    return MessageDraft(None, WATCHER, "SEV1", title, verdict, why, COMES_BACK, to_all=True)
 
 
 def _notify(

@@ -26,7 +26,7 @@ CONSOLE = "console"
 DRAIN_S = 5.0
 CONSOLE_SHARE = 0.1  # of the draining time: it reports the failures of the others
 BACKOFF_S = 1.0
-RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/incidents/)")
+RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/(?:incidents/|supervisor\.log))")
 
 
 def message_of(decision: Notified, run: str, audit_head: str, directory: str = "RUN") -> Message:

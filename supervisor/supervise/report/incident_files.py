@@ -2,12 +2,11 @@
 
 The audit log is the truth: these files can be made again from it (`supervise why --write`). Written
 when an incident opens, at most once a second after that, when it closes, and once more when its
-last messages were delivered. A fault here ends only the files.
+last messages were delivered. An error here costs only the files.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from ..core.model.decisions import IncidentOpened
 from ..core.model.events import Frame
 from ..core.model.policy import Policy
-from ..errors import StoreError
+from ..errors import StoreError, Views
 from ..store import files, run_records
 from ..store.run_directory import RunDescription, RunDir
 from .incident_builder import build
@@ -25,12 +24,11 @@ from .incident_series import Tapes
 from .incident_views import files_of
 from .records import Record, incident_ids, is_closing, read_records
 
-_log = logging.getLogger(__name__)
-
 EVERY_NS = 1_000_000_000
 SETTLED_NS = 15_000_000_000  # after its end: messages were delivered, or wait for a channel
 CONTEXT, MOST = 500, 5000  # records kept before an incident, and with it; project defaults
 PHASE = "the run is in progress"
+VIEW = "files of an incident"
 NEAR = 100_000  # events before an incident that hold the frames it shows, also of many ranks
 
 Window = Iterable[tuple[Sequence[str], Frame]]
@@ -44,9 +42,14 @@ class IncidentFiles:
     """
 
     def __init__(
-        self, run: RunDir, policy: Callable[[], Policy], window: Callable[[], Window]
+        self,
+        run: RunDir,
+        policy: Callable[[], Policy],
+        window: Callable[[], Window],
+        views: Views | None = None,
     ) -> None:
         self._run = run
+        self._views = views or Views()
         self._policy = policy
         self._window = window
         self._policies: dict[str, Policy] = {}
@@ -54,17 +57,15 @@ class IncidentFiles:
         self._records: list[Record] = []
         self._incident = ""
         self._tapes = Tapes()
-        self._dirty = self._ended = self._broken = False
+        self._dirty = self._ended = False
         self._written_ns = self._ended_ns = 0
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         """Take a record that was written to the audit log."""
-        try:
-            self._take(Record.decode(record))
-        except Exception:
-            self._log_broken()
+        self._views.make(VIEW, self._take, record)
 
-    def _take(self, record: Record) -> None:
+    def _take(self, data: Mapping[str, Any]) -> None:
+        record = Record.decode(data)
         if is_policy(record):
             self._in_force.append(record)
         else:
@@ -87,7 +88,7 @@ class IncidentFiles:
     def on_frame(self, frame: Frame, names: Sequence[str]) -> None:
         """Take a frame before it is judged."""
         if self._incident and not self._ended:
-            self._tapes.add(frame, names, opened=True)
+            self._views.make(VIEW, self._tapes.add, frame, names, opened=True)
 
     def flush(self, now_ns: int) -> None:
         """Write what has changed; called after each event and each round."""
@@ -112,8 +113,11 @@ class IncidentFiles:
 
     def report(self, incident: str) -> IncidentReport | None:
         """Return the report of the incident, None if it is not the newest one."""
-        if incident != self._incident or self._broken:
+        if incident != self._incident:
             return None
+        return self._views.make(VIEW, self._report, incident)
+
+    def _report(self, incident: str) -> IncidentReport:
         policy = self._policy()
         self._policies[policy.digest] = policy
         directory = str(self._run.path)
@@ -123,11 +127,10 @@ class IncidentFiles:
 
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""
-        try:
-            records = read_records(self._run)
-        except StoreError:
-            self._log_broken()
-            return
+        self._views.make(VIEW, self._resume)
+
+    def _resume(self) -> None:
+        records = read_records(self._run)
         incidents = incident_ids(records)
         self._in_force = [record for record in records if is_policy(record)]
         self._records = [record for record in records if not is_policy(record)]
@@ -147,20 +150,8 @@ class IncidentFiles:
 
     def _write(self, now_ns: int) -> None:
         self._dirty, self._written_ns = False, now_ns
-        if self._broken:
-            return
-        try:
-            report = self.report(self._incident)
-            if report is not None:
-                write(self._run.incidents_path, report)
-        except OSError as error:  # the audit log has it all
-            _log.warning("the files of %s cannot be written: %s", self._incident, error)
-        except Exception:
-            self._log_broken()
-
-    def _log_broken(self) -> None:
-        _log.exception("the files of %s cannot be made", self._incident or "incidents")
-        self._broken = True
+        if (report := self.report(self._incident)) is not None:
+            self._views.make(VIEW, write, self._run.incidents_path, report)
 
 
 def write(incidents: Path, report: IncidentReport) -> None:

@@ -12,12 +12,11 @@ Sources: the OpenMetrics specification 1.0; Prometheus, "Metric and label naming
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..core import frames, rule_scope
@@ -43,7 +42,6 @@ from ..system import Thread
 if TYPE_CHECKING:
     from .metrics_endpoint import Endpoint
 
-_log = logging.getLogger(__name__)
 POLL_S = 0.25  # between two looks for connections that are open for too long
 RULE_STATES = (*CODE_NAMES, "firing", "flapping", "inactive", "blind")
 Ended = ActionFinished | ActionFailed | ActionInDoubt | RunbookWithdrawn
@@ -83,7 +81,7 @@ def name_of(metric: str, unit: str) -> tuple[str, float]:
 
 
 class RunMetrics:
-    """Counts what happens in a run, and serves it. A fault of its own switches it off.
+    """Counts what happens in a run, and serves it.
 
     Args:
         info: labels of `supervise_info`.
@@ -113,7 +111,6 @@ class RunMetrics:
         self._troubles: set[str] = set()
         self._frame_ns = 0
         self._snapshot: Sequence[Any] = ()
-        self._is_broken = False
         self._server: Endpoint | None = None
         self._thread: threading.Thread | None = None
 
@@ -121,16 +118,15 @@ class RunMetrics:
 
     def observe(self, event: Event, names: Sequence[str], decisions: Sequence[Decision]) -> None:
         """Count an event and what was decided about it; `names` are those of a frame's values."""
-        with self._harmless():
-            if isinstance(event, Frame):
-                self._frame(event, names)
-            elif isinstance(event, Gap):
-                self._counts["supervise_frames_lost", ()] += event.count
-            elif isinstance(event, Notice) and event.kind == "safeguard":
-                order = event.data.read(Safeguard).order[:40]
-                self._counts["supervise_safeguards", (order,)] += 1
-            for decision in decisions:
-                self._decision(decision)
+        if isinstance(event, Frame):
+            self._frame(event, names)
+        elif isinstance(event, Gap):
+            self._counts["supervise_frames_lost", ()] += event.count
+        elif isinstance(event, Notice) and event.kind == "safeguard":
+            order = event.data.read(Safeguard).order[:40]
+            self._counts["supervise_safeguards", (order,)] += 1
+        for decision in decisions:
+            self._decision(decision)
 
     def delivered(self, channel: str, *, ok: bool) -> None:
         """Count a message that was delivered or given up."""
@@ -139,18 +135,7 @@ class RunMetrics:
 
     def publish(self, policy: Policy, state: State, now_ns: int, trouble: str | None) -> None:
         """Let scrapes see the run as it is now."""
-        with self._harmless():
-            self._snapshot = list(self._families(policy, state, now_ns, trouble))
-
-    @contextmanager
-    def _harmless(self) -> Iterator[None]:
-        """Log an error once in place of raising it: a fault here must not reach the run."""
-        try:
-            yield
-        except Exception:
-            if not self._is_broken:
-                self._is_broken = True
-                _log.exception("the metrics are not updated any more")
+        self._snapshot = list(self._families(policy, state, now_ns, trouble))
 
     def _frame(self, event: Frame, names: Sequence[str]) -> None:
         rank = event.rank

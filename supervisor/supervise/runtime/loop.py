@@ -308,13 +308,14 @@ class App:
         self._courier.start()
         try:
             self._watch(process, outbox)
-        except Exception:
+        except Exception as error:
             # The first law: our own fault must not cost the job anything.
             _log.exception("internal error; the job continues without supervision")
             self.settings.print_line(
                 "supervise: internal error; the job continues without supervision"
             )
             self.settings.print_line(traceback.format_exc())
+            self.processor.end_protection(outbox, error, traceback.format_exc())
         process = self.process(process)
         while process.wait(0.5) is None:
             self.processor.mark_progress()

@@ -36,7 +36,7 @@ from ..core.model.events import Announced, Event, Finished, Frame, Notice, Opera
 from ..core.model.interfaces import Message
 from ..core.model.payload import Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
-from ..errors import ActionError
+from ..errors import ActionError, StoreError, Views, named_error
 from ..notifiers.channel_queue import Backlog
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..report.incident_files import IncidentFiles
@@ -45,10 +45,10 @@ from ..store.recorder import Recorder
 from ..system import Thread
 from .late_messages import LateMessage, Summary
 from .settings import WINDOW_FRAMES, RecoveredRun, Settings
-from .status import TrainingProgress
+from .status import TrainingProgress, end_protection
 
 _log = logging.getLogger(__name__)
-
+METRICS, PROGRESS = "metrics for Prometheus", "progress of the training"  # two views
 SLACK_S = 2.0  # time beyond the deadline for an action to report its own failure
 
 
@@ -156,7 +156,9 @@ class EventProcessor:
         window: the newest frames, each with its names.
         training: what these and all frames before them show of the progress of the training.
         performing: verb of the action that is under way, "" when there is none.
+        views: makes what people read and nothing follows from.
         incident_files: what people read of the newest incident.
+        lost_to: the error of ours that ended the protection of the run, "" while there is none.
         progress_ns: when something was last begun or done here; older while the disk hangs.
     """
 
@@ -171,17 +173,19 @@ class EventProcessor:
         self.last: Decision | None = None
         self.names: dict[int, tuple[str, ...]] = {}
         self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
+        self.views = Views()
+        self.views.report = self._report_view
         self.training = TrainingProgress(settings.argv)
-        self.performing = ""
+        self.performing = self.lost_to = ""
         self.progress_ns = system.monotonic_ns()
         self._unwritten = (0, 0)
         self._is_short = self._is_unprotected = False  # of space, without a record; as was told
         self._watching: tuple[Policy, Policy] | None = None  # the policy, and that with no action
-        self._run = settings.run
+        self._settings, self._run = settings, settings.run
         self._job = shlex.join(settings.argv)
         self._redactor = settings.redactor
         self.incident_files = IncidentFiles(
-            settings.run, lambda: self.policy, lambda: tuple(self.window)
+            settings.run, lambda: self.policy, lambda: tuple(self.window), self.views
         )
         recorder.on_record = self.incident_files.on_record
         self._metrics = settings.metrics
@@ -224,7 +228,7 @@ class EventProcessor:
             names = self.names.get(event.rank, ())
             self.incident_files.on_frame(event, names)
             self.window.append((names, event))
-            self.training.take(names, event)
+            self.views.make(PROGRESS, self.training.take, names, event)
         self.state, decisions = engine.step(self._judging_policy(), self.state, event)
         numbers: list[int | None] = []
         for new_decision in decisions:
@@ -233,7 +237,7 @@ class EventProcessor:
         self._unwritten = (0, 0)
         if self._metrics is not None:
             names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
-            self._metrics.observe(event, names, decisions)
+            self.views.make(METRICS, self._metrics.observe, event, names, decisions)
         for decision, seq in zip(decisions, numbers, strict=True):
             self.last = decision
             if isinstance(decision, ActionPlanned):
@@ -283,6 +287,29 @@ class EventProcessor:
         data = data.extended(acts=self.policy.mode in ACTING_MODES)
         self.process(Notice(system.monotonic_ns(), kind, text, data=data))
 
+    def end_protection(self, outbox: Outbox, error: Exception, trace: str) -> None:
+        """An error of ours has ended the supervision: tell every channel, and put it on record.
+
+        Not by way of the engine, which may be what failed.
+        """
+        self.lost_to = f"an error of supervise: {self._redactor.text(named_error(error))}"
+        self.views.make("message of the end", self._post_unwatched, outbox)
+        about = {"what": job_lifecycle.UNPROTECTED, "traceback": trace}
+        self.recorder.note("note", self.state.step, f"not watched any more: {self.lost_to}", about)
+        self.recorder.failed(StoreError(self.lost_to), "nothing is watched any more")
+        self.views.make("status", end_protection, self._run, self.lost_to)
+
+    def _post_unwatched(self, outbox: Outbox) -> None:
+        draft = job_lifecycle.unwatched(self.lost_to, acts=self.policy.mode in ACTING_MODES)
+        message = self.message(draft.decision(draft.kind, self.state.step, self.state.attempt))
+        outbox.post(message, key=f"{self._run.id}:{job_lifecycle.UNPROTECTED}", to_all=True)
+
+    def _report_view(self, view: str, error: str) -> None:
+        text = f"the {view} cannot be made: {error}; the run stays protected"
+        self._settings.print_line(f"supervise: {text}; see supervisor.log in {self._run.path}")
+        about = {"what": "view-failed", "view": view}
+        self.recorder.note("note", self.state.step, text, about)
+
     def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""
         self.progress_ns = system.monotonic_ns()
@@ -322,7 +349,7 @@ class EventProcessor:
                 "tries": result.tries,
             }
             if self._metrics is not None:
-                self._metrics.delivered(result.channel, ok=result.ok)
+                self.views.make(METRICS, self._metrics.delivered, result.channel, ok=result.ok)
             reason = f"{result.channel}: {result.detail}"
             self.recorder.note("notify_result", self.state.step, reason, data)
         while not self._late.empty():
@@ -416,13 +443,9 @@ class EventProcessor:
             facts=self._deadline(decision),
             at=system.wall(),
         )
-        if message.incident is not None:
-            try:
-                report = self.incident_files.report(message.incident)
-            except Exception:  # what the engine says is enough
-                _log.exception("a message without the facts of %s", message.incident)
-            else:
-                message = message if report is None else with_report(message, report)
+        report = self.incident_files.report(message.incident or "")
+        if report is not None:  # without it, what the engine says is enough
+            message = self.views.make("card in messages", with_report, message, report) or message
         return self._redactor.message(message)
 
     def _deadline(self, decision: Notified) -> tuple[tuple[str, str], ...]:

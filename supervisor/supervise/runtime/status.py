@@ -163,6 +163,8 @@ class Status(Struct, frozen=True, kw_only=True):
         cpu_wait: percentage of the time that others had the job's CPUs.
         waits_for: what a relaunch waits for. trouble: why decisions cannot be recorded.
         channels: those that do not deliver. space: what must become free on a full disk.
+        failed_views: what could not be made for people -> why. protection_off: the error of ours
+            that ended the supervision.
     """
 
     state: str
@@ -193,6 +195,8 @@ class Status(Struct, frozen=True, kw_only=True):
     messages_to: Sequence[str] = ()
     messages_waiting: Mapping[str, Backlog] = {}
     heartbeat: Health | None = None
+    failed_views: Mapping[str, str] | None = None
+    protection_off: str | None = None
 
     @classmethod
     def read(cls, run: RunDir) -> Status | None:
@@ -215,6 +219,13 @@ class Status(Struct, frozen=True, kw_only=True):
     def rank_states(self) -> dict[str, RankStatus]:
         """Return what can be understood of each rank."""
         return {rank: fields.read(RankStatus) for rank, fields in self.ranks.items()}
+
+
+def end_protection(run: RunDir, lost_to: str) -> None:
+    """Say in the newest status that nothing comes after it. Raises StoreError."""
+    newest = Status.read(run) or Status(state=state_machine.LAUNCHING)
+    ended = msgspec.structs.replace(newest, protection_off=lost_to, can={})
+    run.write_json(FILE, ended.document())
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -376,6 +387,8 @@ def verdict(life: Life, status: Status | None, age_s: float | None = None) -> st
 
 def _reasons(life: Life, status: Status | None, age_s: float | None) -> Iterator[str]:
     yield from _job(life, None if status is None else status.ended_by)
+    if status is not None and status.protection_off:
+        yield f"protection is off: {status.protection_off}; to go on: supervise checkpoints RUN"
     if status is None:
         yield "unknown: no status was written yet"
         return

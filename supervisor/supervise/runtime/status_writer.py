@@ -35,7 +35,7 @@ from .identity import (
     differences,
 )
 from .logs import LogFiles
-from .processor import EventProcessor
+from .processor import METRICS, PROGRESS, EventProcessor
 from .segment_reader import ProbeStatus, RankView
 from .settings import Settings
 from .status import capabilities, is_known, line
@@ -77,6 +77,7 @@ class StatusWriter:
         self._is_reported = False
         self._first_frame_ns = 0
         past = settings.past
+        self._can: Mapping[str, str] = {}
         self._failures = FailureRecords(
             settings.run.marks_path,
             self._failure_classes,
@@ -161,15 +162,23 @@ class StatusWriter:
             ranks = {}
         leader = ranks[min(ranks)] if ranks else None
         probe = None if leader is None or not leader.document else leader.status
-        self._identity.poll(ranks, now_ns)
-        can = capabilities(
-            self._processor.policy,
-            self._processor.state,
-            probe or ProbeStatus(),
-            self._channels,
-        )
-        self._report_once(can, probe, now_ns)
+        make = self._processor.views.make
+        for notice in (
+            make("comparison of the launches", self._identity.poll, ranks, now_ns),
+            make("line of what can be done", self._report_once, probe, now_ns),
+        ):
+            if notice is not None:
+                self._processor.process(notice)
+        make("status", self._write, ranks, probe, now_ns)
+        if self._settings.metrics is not None:
+            policy, state = self._processor.policy, self._processor.state
+            trouble = self._recorder.trouble
+            make(METRICS, self._settings.metrics.publish, policy, state, now_ns, trouble)
+
+    def _write(self, ranks: Mapping[int, RankView], probe: ProbeStatus | None, now_ns: int) -> None:
         settings, policy = self._settings, self._processor.policy
+        views, progress = self._processor.views, self._processor.training.status
+        training = views.make(PROGRESS, progress, policy.job.steps, now_ns, probe)
         newest = msgspec.structs.replace(
             status.snapshot(
                 policy,
@@ -182,35 +191,37 @@ class StatusWriter:
                 trouble=self._recorder.trouble,
             ),
             channels=_broken(self._processor.broken_channels(), now_ns),
-            can={} if probe is None else can,
+            can={} if probe is None else self._can,
             space=self._recorder.shortage(settings.run.path),
-            training=self._processor.training.status(policy.job.steps, now_ns, probe),
+            training=training or status.Training(),
             messages_to=self._channels,
             messages_waiting=self._processor.waiting_messages(),
             heartbeat=None if settings.heartbeat is None else settings.heartbeat.health(),
+            failed_views=dict(views.failed) or None,
         )
-        if settings.metrics is not None:
-            state = self._processor.state
-            settings.metrics.publish(policy, state, now_ns, self._recorder.trouble)
         try:
             settings.run.write_json(status.FILE, settings.redactor.tree(newest.document()))
         except StoreError as error:
             if (shortage := no_space(error)) is None:
-                self._recorder.failed(error)
-            else:  # the record has a reserve
-                self._recorder.on_full(shortage)
+                raise
+            self._recorder.on_full(shortage)  # the record has a reserve
 
-    def _report_once(self, can: Mapping[str, str], probe: ProbeStatus | None, now_ns: int) -> None:
-        """Say what can be done: once the savepoints have shown it, after a minute in any case."""
+    def _report_once(self, probe: ProbeStatus | None, now_ns: int) -> Notice | None:
+        """Find out what can be done, and return it once.
+
+        That is when the savepoints have shown it, after a minute in any case.
+        """
         policy, state = self._processor.policy, self._processor.state
+        self._can = capabilities(policy, state, probe or ProbeStatus(), self._channels)
         if state.job.lost is not None or state.step < 0 or probe is None:
-            return
+            return None
         self._first_frame_ns = self._first_frame_ns or now_ns
         elapsed_s = (now_ns - self._first_frame_ns) / 1e9
         if elapsed_s < SETTLED_S and not is_known(policy, state, probe):
-            return
-        self._processor.process(Notice(now_ns, "capabilities", line(can)))
-        self._settings.print_line(self._settings.redactor.text(f"supervise: {line(can)}"))
+            return None
+        text = line(self._can)
+        self._settings.print_line(self._settings.redactor.text(f"supervise: {text}"))
+        return Notice(now_ns, "capabilities", text)
 
 
 class _LaunchIdentity:
@@ -236,16 +247,17 @@ class _LaunchIdentity:
         else:
             self._settings.identity.start()
 
-    def poll(self, ranks: Mapping[int, RankView], now_ns: int) -> None:
-        """Record the identity once it is known."""
+    def poll(self, ranks: Mapping[int, RankView], now_ns: int) -> Notice | None:
+        """Record the identity once it is known; return what is to be told of it."""
         if ranks and self._processor.state.step >= 0:
             self._settings.identity.loaded(ranks[min(ranks)].pid)
         identity = self._settings.identity.poll()
-        if identity is not None:
-            plain = self._settings.redactor.tree(msgspec.to_builtins(identity))
-            self._record(msgspec.convert(plain, Identity), now_ns)
+        if identity is None:
+            return None
+        plain = self._settings.redactor.tree(msgspec.to_builtins(identity))
+        return self._record(msgspec.convert(plain, Identity), now_ns)
 
-    def _record(self, identity: Identity, now_ns: int) -> None:
+    def _record(self, identity: Identity, now_ns: int) -> Notice | None:
         run, state, previous = self._settings.run, self._processor.state, self._previous
         self._previous = RecordedIdentity(run.id, state.job.launched, identity)
         document = msgspec.to_builtins(self._previous)
@@ -264,9 +276,10 @@ class _LaunchIdentity:
         self._recorder.note("identity", state.step, text, document | comparison)
         with suppress(StoreError):  # a cache: the audit log has it
             run.write_json(IDENTITY, document)
-        if changes:
-            about: dict[str, Json] = {"differs": comparison["differs"], "number": len(changes)}
-            self._processor.process(Notice(now_ns, "identity-changed", text, data=Payload(about)))
+        if not changes:
+            return None
+        about: dict[str, Json] = {"differs": comparison["differs"], "number": len(changes)}
+        return Notice(now_ns, "identity-changed", text, data=Payload(about))
 
 
 def _pattern(path: Path) -> str:
@@ -276,7 +289,7 @@ def _pattern(path: Path) -> str:
 def vitals(processor: EventProcessor, run_id: str) -> Vitals:
     """Return how the run is, for its heartbeat. Any thread."""
     state = processor.state
-    incident, trouble = state.incident, ""
+    incident, trouble = state.incident, processor.lost_to
     if incident is not None and incident.severity == "SEV0" and incident.phase != PROBATION:
         trouble = f"{incident.id} SEV0 {incident.headline}".rstrip()
     return Vitals(f"{run_id}: step {state.step}, {state.machine}", processor.progress_ns, trouble)
@@ -298,7 +311,7 @@ def _broken(
 def closed(run: RunDir, troubles: Iterable[Trouble]) -> None:
     """Put the channels into the newest status: it was written before the last messages went out."""
     broken = _broken(troubles, system.monotonic_ns())
-    with suppress(StoreError):  # a cache; the audit log has what became of each message
+    with suppress(StoreError):  # a view; the audit log has what became of each message
         newest = status.Status.read(run)
         if newest is not None and (newest.channels or broken):
             newest = msgspec.structs.replace(newest, channels=broken)

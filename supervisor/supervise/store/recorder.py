@@ -28,6 +28,7 @@ from .journal import MAX_RESERVE, Journal
 # On disk before the next step, with the events that caused them.
 SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})
 INCOMPLETE = "journal-incomplete"  # `what` of the note in the audit log
+WATCHING = "watching only, no action will be taken"
 THINNED = "journal-thinned"  # the same, where a limit made it shorter
 AUDIT_RESERVE = 2 << 20  # bytes: a hundred incidents of twenty records; project default
 LEAST = 64 << 10  # bytes of it: how the run ended must have room, whatever comes; project default
@@ -267,12 +268,12 @@ class Recorder:
             self.failed(StoreError(f"the journal cannot be closed: {error.strerror}"))
         self._audit.close()
 
-    def failed(self, error: StoreError) -> None:
-        """Record once that the run directory cannot be written."""
+    def failed(self, error: StoreError, then: str = WATCHING) -> None:
+        """Record once why nothing more is recorded; `then`: what that means for the run."""
         if self._trouble is None:
             self._trouble = str(error)
             self._no_space = no_space(error) or self._no_space
-            self._show(f"supervise: {error}; watching only, no action will be taken")
+            self._show(f"supervise: {error}; {then}")
             first = len(self._journal)
             text = f"the journal is incomplete from event {first} on: {error}; no action is taken"
             self.note("note", self._step, text, {"what": INCOMPLETE, "event": first})
