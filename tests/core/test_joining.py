@@ -152,6 +152,18 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     }
 
 
+@pytest.mark.parametrize(("severity", "end"), [("SEV2", "INFO"), ("SEV1", "SEV1")])
+def test_the_end_of_a_notice_that_cleared_by_itself_is_no_alarm(tell, severity, end):
+    """Whoever heard of the incident hears of its end all the same."""
+    story = watched(tell, ("high", "loss_spike.extreme", severity))
+    story.rows(*[row(8.0)] * 3, *[row()] * 400)
+
+    assert [(m["kind"], m["severity"]) for m in messages(story)][:: len(messages(story)) - 1] == [
+        ("opened", severity),
+        ("closed", end),
+    ]
+
+
 def test_what_is_slow_still_is_an_incident_again_behind_that_of_the_training(slow):
     story = slow()
     story.rows(skipped(NAN), *[row(step_time=2.0)] * 30)

@@ -279,6 +279,11 @@ SERIES = "3 excursions within 900 steps"
         # The loss came back, the cause did not leave.
         (replace(SPIKE, recurring=SERIES), spike_classifier.SUSPECT, f"{SERIES}; "),
         (replace(SPIKE, norms=WILD), spike_classifier.SUSPECT, "the norms stayed up; "),
+        # Of a loss that never descended neither is said: its level moves with the policy.
+        (replace(PLATEAU, norms=WILD, objective=False), spike_classifier.UNDECIDED, ""),
+        (replace(SPIKE, exhausted=True, objective=False), spike_classifier.UNDECIDED, ""),
+        (replace(SPIKE, recurring=SERIES, objective=False), spike_classifier.RECOVERABLE, ""),
+        (replace(SPIKE, norms=WILD, objective=False), spike_classifier.RECOVERABLE, ""),
         # A hang or a slow step is no excursion of the loss.
         (QUIET, spike_classifier.NO_EXCURSION, ""),
         (replace(QUIET, peak=5.0), spike_classifier.RECOVERABLE, ""),

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from supervise.core.model import NOTE_MESSAGE
-from supervise.detectors import Harm
+from supervise.core.model import BREACH, NOTE_MESSAGE
+from supervise.detectors import Descent, Harm
 
 LEVEL, SPREAD = 2.4, 0.02
 
@@ -123,3 +123,44 @@ def test_going_back_forgets_an_excursion_and_keeps_the_past(read, calm):
     assert read(watch, [3.0] * 3, 391) == "oBB"
     watch.rewind(2)
     assert watch.lacks(1)
+
+
+def _bursts(rows, seed=1):
+    """Return noise of one level whose rollouts, 16 rows each, are at times half as high again."""
+    drawn = random.Random(seed)
+    high = [drawn.random() < 0.2 for _ in range(rows // 16 + 1)]
+    return [drawn.gauss(LEVEL, 0.3) * (1.5 if high[i // 16] else 1.0) for i in range(rows)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_objective"),
+    [
+        ([x - i / 400 for i, x in enumerate(_noise(200))], True),
+        ([x + 9 * 0.97**i for i, x in enumerate(_noise(200))], True),
+        ([3.0 - i / 200 for i in range(200)], True),  # without noise, steeper than its past
+        ([*_noise(200), *[x + 0.5 for x in _noise(40)]], False),
+        ([x + i / 400 for i, x in enumerate(_noise(200))], False),
+        ([*[x + 0.5 for x in _noise(30)], *_noise(60), *[x + 0.4 for x in _noise(200)]], False),
+        (_bursts(600), False),
+        (_bursts(600, seed=2), False),
+    ],
+)
+def test_an_objective_is_what_has_fallen_beyond_its_own_noise(read, rows, is_objective):
+    codes = read(Descent("loss").start(), rows)
+
+    assert codes[:63] == "?" * 63
+    assert codes[-1] in ("B" if is_objective else "?o")  # what climbs is no quiet row
+    presumed = read(Descent("loss", presumed=True).start(), rows)
+    assert set(presumed[:63]) == {"B"}
+    assert presumed[-1] == codes[-1]
+
+
+def test_what_was_harmed_stays_an_objective(read):
+    """Half as high for good, and far back before it: the fall of before is known."""
+    falling = [x + 9 * 0.97**i for i, x in enumerate(_noise(300))]
+    watch = Descent("loss").start()
+    read(watch, [*falling, *[x + 1.0 for x in _noise(600)]])
+    assert watch.raw == BREACH
+    watch.rewind(2)
+
+    assert read(watch, _noise(60), 3)[-1] == "B"

@@ -192,7 +192,10 @@ def close(
             then = then or diagnosis.advice(ctx.policy, ctx.state, incident, verdict)
     if rate_text := notices.of_rate(ctx.state, incident):
         then = rate_text if then == NOTHING else f"{rate_text}; {then}"
-    severity = "INFO" if incident.is_order or superseded_by else incident.severity
+    # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
+    is_notice = incident.severity == "SEV2" and not acted
+    is_quiet = incident.is_order or superseded_by or is_notice
+    severity = "INFO" if is_quiet else incident.severity
     title = f"{incident.id}: closed"
     ctx.notify(severity, title, verdict=reason, then=then, kind=interfaces.CLOSED)
     if acted:

@@ -267,6 +267,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         exhausted=case.exhausted,
         recurring=recurring([*onsets, case.opened_at_frame]) if _is_series_excursion(case) else "",
         about_loss=about_loss(policy, incident),
+        objective=monitor.is_objective,
         rolled_back=case.rolled_back,
     )
 

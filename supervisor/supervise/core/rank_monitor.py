@@ -368,6 +368,14 @@ class RankMonitor:
             readings[name] = reading
         return readings
 
+    @property
+    def is_objective(self) -> bool:
+        """Whether the loss may be one that descends: not seen to be none, by any detector."""
+        return not any(
+            detector.tells_descent and LOSS in detector.metrics and code == OK
+            for (_, detector), code in zip(self.detectors, self.codes, strict=True)
+        )
+
     def value(self, metric: str) -> float | None:
         """Return the newest value of a metric, None when absent."""
         column = self._column.get(metric, len(self.latest))

@@ -131,6 +131,7 @@ class Evidence:
         exhausted: it came back after the last level of the ladder.
         recurring: why it counts as recurring, "" when it does not.
         about_loss: a rule of the incident judges how large the loss is.
+        objective: the loss has descended in this run, or nobody knows.
         rolled_back: `after` is a new attempt.
     """
 
@@ -149,6 +150,7 @@ class Evidence:
     exhausted: bool = False
     recurring: str = ""
     about_loss: bool = True
+    objective: bool = True
     rolled_back: bool = False
 
 
@@ -205,15 +207,17 @@ def _class(case: Evidence, questions: Questions) -> str:
     if case.nonfinite is not None or again:
         return NUMERIC
     cause = _known_cause(case)
+    # Of a loss that is no objective, as in reinforcement learning, neither height nor norms tell.
+    unstable, suspect = (STRUCTURAL, SUSPECT) if case.objective else (UNDECIDED, RECOVERABLE)
     if case.exhausted:
-        return cause or (DATA if _happened(case, "data") else STRUCTURAL)
+        return cause or (DATA if _happened(case, "data") else unstable)
     if not rejoined_answer.excursion and back != NO:
         return CONTAINED if case.skipped else NO_EXCURSION
     if case.planned:
         return EXPECTED
     if back == YES:
         learned = normal != NO or _happened(case, "data")  # other data have other norms
-        return (cause or SUSPECT) if case.recurring or not learned else RECOVERABLE
+        return (cause or suspect) if case.recurring or not learned else RECOVERABLE
     if back == UNKNOWN or rejoined_answer.in_time:
         return UNDECIDED
     if cause == SCHEDULE:
@@ -221,7 +225,7 @@ def _class(case: Evidence, questions: Questions) -> str:
     if _happened(case, "data"):
         return DATA
     if normal == NO:  # whatever an evaluation says
-        return cause or STRUCTURAL
+        return cause or unstable
     if shifted == NO:
         return ARTEFACT
     return cause or (PLATEAU if shifted == YES else UNDECIDED)

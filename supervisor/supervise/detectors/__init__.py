@@ -26,6 +26,7 @@ __getattr__ = lazy_exports(
         "band": "Band",
         "collapse": "Collapse",
         "cusum": "Cusum",
+        "descent": "Descent",
         "equal": "Equal",
         "harm": "Harm",
         "join": "Join",

@@ -17,7 +17,10 @@ from bisect import bisect_left, insort
 from itertools import islice
 from operator import mul
 
+from ..core.model.decisions import UNKNOWN
 from ._baseline import NORMAL, median
+from ._lines import HUGE
+from ._watch import Memory, needs
 
 QUIET, SUSPECTED, ESTABLISHED, LASTED, LEARNING = range(5)
 NEWEST = 32  # rows of the second median
@@ -36,6 +39,7 @@ FELL, ONE_WAY = 4.0, 2.0  # errors; times the largest rise: a loss that is an ob
 SLOW, BEFORE = 12, 64  # rows: a climb takes as many at least; compared with as many quiet ones
 BETTER = 3.0  # twice the logarithm of how much likelier a step must be than a climb; our choice
 CLIPPED = 16.0  # spreads; what a row teaches at most
+KEPT = 3  # states that a rewind can restore, a window of rows apart
 
 
 class Blocks:
@@ -103,6 +107,7 @@ class Excess:
         self.low: list[float] = []
         self.blocks = (Blocks(16, 1.5), Blocks(64, 1.0))
         self.seen = self.fit_in = 0  # rows learned from; until the next fit
+        self.quiet = 0  # rows in no excursion, those that were low included
         self.mean = self.upper = self.square = self.product = self.usual = 0.0
         self.sums, self.rises = [0.0] * AGES, [0.0] * AGES  # the greatest of each age
         self.level = self.spread = self.limit = math.nan
@@ -128,13 +133,20 @@ class Excess:
         return twin
 
     @property
+    def knows_descent(self) -> bool:
+        """Whether enough rows were in no excursion to tell a fall from two levels by turns."""
+        return self.quiet >= self.window // 2
+
+    @property
     def has_descended(self) -> bool:
         """Whether it fell by more than noise, and by far more than it ever rose by itself."""
-        return self.drop > FELL * self.error and self.drop > ONE_WAY * self.rise
+        return (
+            self.knows_descent and self.drop > FELL * self.error and self.drop > ONE_WAY * self.rise
+        )
 
     def keep_descent(self, before: Excess) -> None:
         """Take over what was seen of the same series before."""
-        self.highest, self.lowest = before.highest, before.lowest
+        self.highest, self.lowest, self.quiet = before.highest, before.lowest, before.quiet
         self.drop, self.rise, self.error = before.drop, before.rise, before.error
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +156,7 @@ class Excess:
         if len(self.ref) < self.least:
             self._accept(x)
             if len(self.ref) == self.least:
-                self.seen = self.least
+                self.seen, self.quiet = self.least, max(self.quiet, self.least)
                 self.highest = median(sorted(self.ref[:FIRST]))  # most of a fall is at the start
                 self._fit()
             return LEARNING
@@ -153,6 +165,7 @@ class Excess:
             return self._follow(x, u)
         if u < LOW:
             self.low.append(x)
+            self.quiet += 1
             if len(self.low) >= BATCH:
                 self._take_in(self.low)
                 self.low = []
@@ -269,6 +282,7 @@ class Excess:
         if u > self.rises[age]:
             self.rises[age] = u
         n = self.seen = self.seen + 1
+        self.quiet += 1
         limit = min(max(4.0, self.most), CLIPPED)
         u = -limit if u < -limit else limit if u > limit else u
         rate = 1.0 / min(n, n / 3 + NEWEST, MEMORY)
@@ -343,3 +357,56 @@ class Excess:
         unit, self.spread = spread * spread * (n - 3), spread
         self.square += rate * (sum(map(mul, off, off)) / unit - self.square)
         self.product += rate * (sum(map(mul, off, islice(off, 1, None))) / unit - self.product)
+
+
+class ExcessWatch(Memory):
+    """A watch with the statistic now, states of before, and the rows since the oldest of these."""
+
+    def __init__(self, arl: float, margin: float, window: int) -> None:
+        self.limits = arl, margin, window
+        super().__init__()
+
+    def reset(self) -> None:
+        self.excess = Excess(*self.limits)
+        self.states: list[Excess] = []
+        self.rows: list[tuple[int, float]] = []
+        super().reset()
+
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.excess.forget_excursion()
+
+    def take(self, sample: float | None, step: int) -> int | None:
+        """Feed a sample to the statistic; None: it is absent, no number, or of a known step."""
+        self.value, self.raw = sample, UNKNOWN
+        if step <= self.last:
+            return None
+        self.last = step
+        if sample is None or not abs(sample) < HUGE:
+            return None
+        window = self.excess.window
+        if len(self.rows) % window == 0:
+            self.states.append(self.excess.copy())
+            if len(self.states) > KEPT:
+                del self.states[0], self.rows[:window]
+        self.rows.append((step, sample))
+        return self.excess.feed(sample)
+
+    def drop_after(self, step: int) -> None:
+        """Go back to the last state of before, and take the rows between again."""
+        window = self.excess.window
+        while self.rows and self.rows[-1][0] > step:
+            del self.rows[-1]
+        if not self.rows:  # further back than what is kept
+            before = self.excess
+            self.reset()
+            self.excess.keep_descent(before)
+            return
+        index = (len(self.rows) - 1) // window
+        del self.states[index + 1 :]
+        self.excess = self.states[index].copy()
+        for _, value in self.rows[index * window :]:
+            self.excess.feed(value)
+
+    def needs_rows(self, metric: str) -> str:
+        return needs(len(self.rows), self.excess.least + 1, f"samples of {metric}")

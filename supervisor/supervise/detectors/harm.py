@@ -13,11 +13,8 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
-from ._excess import ESTABLISHED, LASTED, LASTING, LEARNING, SUSPECTED, Excess
-from ._lines import HUGE
-from ._watch import NEVER, Memory, MetricDetector, needs
-
-KEPT = 3  # states that `rewind` can restore, a window of rows apart
+from ._excess import ESTABLISHED, LASTED, LASTING, LEARNING, SUSPECTED, ExcessWatch
+from ._watch import NEVER, MetricDetector
 
 
 @dataclass(frozen=True)
@@ -35,9 +32,8 @@ class Harm(MetricDetector):
     After 512 rows it is the new level, with a `rebaseline` note that says what was lost. An excess
     below `margin`, or a sum that takes more than half of `window`, becomes the level unsaid.
 
-    With `descended` it is BREACH only of an objective that the run has made progress in: its level
-    fell by more than its error, and by twice what it ever climbed before. With `step` only of an
-    excess that came within few rows. The loss of a generator, or one that wanders, is no such.
+    With `step` it is BREACH only of an excess that came within few rows. Whether the metric is an
+    objective at all, which a generator's loss is not, is asked of the kind `descent`.
 
     UNKNOWN for the first three eighths of `window` rows, and for absent and NaN samples. `rewind`
     keeps what was before, and forgets an excursion.
@@ -58,7 +54,6 @@ class Harm(MetricDetector):
     arl: float = 1e6  # rows between two false alarms, as the noise promises; project default
     margin: float = 0.02  # share of the prediction that matters; project default
     window: int = 128  # rows
-    descended: bool = False  # only of a metric that has fallen in this run
     step: bool = False  # only of an excess that came at once
 
     def start(self) -> HarmWatch:
@@ -75,59 +70,34 @@ class Harm(MetricDetector):
         return wrong
 
 
-class HarmWatch(Memory):
-    """The statistic now, states of before, and the rows since the oldest of these.
-
-    `since` is the first step of the excursion under way, NEVER when there is none.
-    """
+class HarmWatch(ExcessWatch):
+    """`since` is the first step of the excursion under way, NEVER when there is none."""
 
     def __init__(self, spec: Harm) -> None:
         self.spec = spec
         self.least = SUSPECTED if spec.level == "suspected" else ESTABLISHED
-        super().__init__()
-
-    def reset(self) -> None:
-        spec = self.spec
-        self.excess = Excess(spec.arl, spec.margin, spec.window)
-        self.states: list[Excess] = []
-        self.rows: list[tuple[int, float]] = []
-        super().reset()
+        super().__init__(spec.arl, spec.margin, spec.window)
 
     def forget_last(self) -> None:
         super().forget_last()
-        self.excess.forget_excursion()
         self.since = NEVER
 
     def feed(self, sample: Any, step: int) -> int:
-        self.value, self.raw = sample, UNKNOWN
-        if step <= self.last:
-            return UNKNOWN
-        self.last = step
-        if sample is None or not abs(sample) < HUGE:
+        lost, level = self.excess.lost, self.excess.level
+        verdict = self.take(sample, step)
+        if verdict is None:
             return UNKNOWN
         excess = self.excess
-        if len(self.rows) % self.spec.window == 0:
-            self._keep()
-        self.rows.append((step, sample))
-        lost, level = excess.lost, excess.level
-        verdict = excess.feed(sample)
         if excess.rows <= 1:
             self.since = step if excess.rows else NEVER
         if verdict == LEARNING:
             return UNKNOWN
-        spec = self.spec
-        counts = (excess.has_descended or not spec.descended) and (excess.is_step or not spec.step)
+        counts = excess.is_step or not self.spec.step
         self.raw = BREACH if self.least <= verdict <= ESTABLISHED and counts else OK
         if verdict == LASTED:
             self.pending_note = self._lasted(lost + sample - level, level)
             return self.raw | NOTE
         return self.raw
-
-    def _keep(self) -> None:
-        """Keep the state before the next row, and drop what is too old."""
-        self.states.append(self.excess.copy())
-        if len(self.states) > KEPT:
-            del self.states[0], self.rows[: self.spec.window]
 
     def _lasted(self, lost: float, level: float) -> Note:
         metric, now = self.spec.metric, self.excess.level
@@ -136,24 +106,8 @@ class HarmWatch(Memory):
         details: dict[str, Json] = {"metric": metric, "median": now, "lost": lost}
         return Note(REBASELINE, text, Payload({**details, "before": {"median": level}}))
 
-    def drop_after(self, step: int) -> None:
-        """Go back to the last state of before, and take the rows between again."""
-        window = self.spec.window
-        while self.rows and self.rows[-1][0] > step:
-            del self.rows[-1]
-        if not self.rows:  # further back than what is kept
-            before = self.excess
-            self.reset()
-            self.excess.keep_descent(before)
-            return
-        index = (len(self.rows) - 1) // window
-        del self.states[index + 1 :]
-        self.excess = self.states[index].copy()
-        for _, value in self.rows[index * window :]:
-            self.excess.feed(value)
-
     def lacks(self, spacing: int) -> str:
-        return needs(len(self.rows), self.excess.least + 1, f"samples of {self.spec.metric}")
+        return self.needs_rows(self.spec.metric)
 
     def numbers(self) -> Reading:
         excess = self.excess
@@ -169,6 +123,4 @@ class HarmWatch(Memory):
             "median": excess.level,
             "scale": excess.spread,
             "samples": len(excess.ref),
-            "fallen": excess.drop,
-            "risen": excess.rise,
         }
