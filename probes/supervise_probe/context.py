@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict
 
 if TYPE_CHECKING:
     from .config import Config
-    from .runtime.gate import Gate
-    from .runtime.guard import Guard
+    from .runtime.guard import Gate, Guard
     from .runtime.scalars import Scalars
     from .torch_state.records import Position
     from .torch_state.registry import Registry

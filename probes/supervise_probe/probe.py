@@ -18,8 +18,7 @@ from .context import ProbeContext, Reporter
 from .hooks import forward, install
 from .hooks.listeners import Listeners
 from .runtime import evidence, failure, files
-from .runtime.gate import Gate
-from .runtime.guard import Guard, Part
+from .runtime.guard import Gate, Guard, Part
 from .runtime.scalars import Scalars
 from .torch_state.records import Position, Times
 from .torch_state.registry import Registry

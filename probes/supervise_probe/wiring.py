@@ -16,7 +16,6 @@ from .collectors import (
     Plan,
 )
 from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector
-from .collectors.flops import FlopsCollector
 from .collectors.gradient import GradientCollector, GroupsCollector
 from .collectors.limits import ClippingCollector, LimitsCollector
 from .collectors.loss import DiscardsCollector, LossCollector, LossScaleCollector
@@ -24,7 +23,7 @@ from .collectors.noise import NoiseCollector, SketchCollector
 from .collectors.phase import PhaseCollector, RatesCollector
 from .collectors.progress import CountersCollector, FrameworkCollector, TokensCollector
 from .collectors.quarantine import QuarantineCollector
-from .collectors.timing import TimingCollector
+from .collectors.speed import FlopsCollector, TimingCollector
 from .collectors.training_state import OptimizerStateCollector
 from .collectors.updates import UpdatesCollector
 from .faults.injector import FaultInjector

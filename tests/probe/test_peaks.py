@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise_probe.collectors.flops import peak_of
+from supervise_probe.collectors.speed import peak_of
 
 
 @pytest.mark.parametrize(

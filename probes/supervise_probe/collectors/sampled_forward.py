@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Dict, Set
 
-from ..sampling.attention import HEAD, HEADS, NO_ENTROPY, PLACE, WIDE
+from ..sampling.activations import HEAD, HEADS, NO_ENTROPY, PLACE, WIDE
 from ..sampling.sample_sets import DEFAULTS
 from . import Collector, MetricSpec
 
@@ -130,7 +130,7 @@ COLUMNS = 6  # of single heads
 
 
 class AttentionCollector(Collector):
-    """Attention logits and entropy, in one step of many; see sampled/attention.py for how.
+    """Attention logits and entropy, in one step of many; see sampling/activations.py for how.
 
     The work is done in the forward; here heads get their names, and what is none is dropped.
     """

@@ -13,10 +13,10 @@ import weakref
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ..runtime.gate import hidden, uncounted
+from ..runtime.guard import hidden, uncounted
 
 if TYPE_CHECKING:
-    from ..runtime.gate import Gate
+    from ..runtime.guard import Gate
     from ..torch_state.records import Times
     from ..torch_state.registry import Registry
     from .listeners import Listeners

@@ -15,14 +15,13 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping
 
-from ..runtime.gate import Hidden, as_it_is, uncounted
-from ..runtime.gate import hidden as hide
+from ..runtime.guard import Hidden, as_it_is, uncounted
+from ..runtime.guard import hidden as hide
 from . import forward, saves, waits
 from .optimizer import patch_optimizer
 
 if TYPE_CHECKING:
-    from ..runtime.gate import Gate
-    from ..runtime.guard import Guard
+    from ..runtime.guard import Gate, Guard
     from ..torch_state.records import Times
     from .listeners import Listeners
 

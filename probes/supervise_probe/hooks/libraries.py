@@ -8,13 +8,11 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
-from ..runtime.gate import uncounted
-from ..runtime.guard import describe
+from ..runtime.guard import describe, uncounted
 from . import saves
 
 if TYPE_CHECKING:
-    from ..runtime.gate import Gate
-    from ..runtime.guard import Guard
+    from ..runtime.guard import Gate, Guard
     from ..torch_state.records import Times
     from .listeners import Listeners
 

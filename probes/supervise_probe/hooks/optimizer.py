@@ -11,12 +11,12 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from ..runtime.gate import Hidden, as_it_is, uncounted
-from ..runtime.gate import hidden as hide
+from ..runtime.guard import Hidden, as_it_is, uncounted
+from ..runtime.guard import hidden as hide
 from ..torch_state.records import SkipUpdate, Update
 
 if TYPE_CHECKING:
-    from ..runtime.gate import Gate
+    from ..runtime.guard import Gate
     from ..torch_state.records import Times
     from .listeners import Listeners
 

@@ -9,11 +9,10 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
-from ..runtime.gate import uncounted
+from ..runtime.guard import uncounted
 
 if TYPE_CHECKING:
-    from ..runtime.gate import Gate
-    from ..runtime.guard import Guard, Part
+    from ..runtime.guard import Gate, Guard, Part
     from .listeners import Listeners
 
 PART = "saves"

@@ -19,11 +19,11 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, List
 
-from ..runtime.gate import Hidden, uncounted
+from ..runtime.guard import Hidden, uncounted
 from ..wire import COLLECTIVES
 
 if TYPE_CHECKING:
-    from ..runtime.gate import Gate
+    from ..runtime.guard import Gate
     from ..torch_state.records import Times
     from .listeners import Listeners
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from ..context import Refused
 from ..runtime import files
-from ..runtime.gate import uncounted
+from ..runtime.guard import uncounted
 from .nonfinite import ARMED, NonfiniteGuards
 from .skip_outliers import NAME, Skip, SkipOutliers
 from .update_clip import GradientClip, UpdateClip

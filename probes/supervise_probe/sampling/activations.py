@@ -1,4 +1,13 @@
-"""Outputs of a model's blocks and of its routers, and its output logits, of one forward.
+"""Attention, outputs of a model's blocks and of its routers, and its output logits, of one forward.
+
+Attention logits come from what goes into SDPA and softmax. They are those after the mask:
+q . k * scale, and of a hand-written attention the input of its softmax. Looked at are at most
+SEQUENCES sequences, QUERY_ROWS query rows of each, evenly spread, and all heads: so the largest
+logit and the count of heads over 100 are lower bounds, where a batch or a sequence is longer. Mean
+and entropy are those of the rows that were looked at. In three dimensions a softmax is attention if
+its input is a product of activations: a router's is as square where there are as many experts as
+tokens. Without a graph of gradients, it is attention if heads are folded into the batch. What a
+fused kernel of another library computes is not seen, nor a softmax that is spelt otherwise.
 
 Of each block at most ROWS rows of its output are looked at, evenly spread; a row is the last
 dimension, in a language model one token. A block that is called again is looked at once.
@@ -15,10 +24,326 @@ add up to 1, so that the balance is 1 when the load is even, however many a toke
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Set, Tuple
+import re
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
+from ..runtime.guard import uncounted
 from ..torch_state.structure import Router, leaves
-from .attention import spread
+
+NODES = 32  # of the graph, between scores and the product that they come from
+VIEWS = 12  # in a row, in front of a parameter
+_PRODUCT = re.compile(r"[Mm]mBackward|Linear")
+_VIEW = re.compile(
+    r"^(T|Transpose|Permute|View|UnsafeView|Reshape\w*|Alias|Expand|Unsqueeze|Squeeze|Slice|Select"
+    r"|Split\w*|AsStrided|ToCopy|Clone)Backward"
+)
+_LEAF = "AccumulateGrad"
+
+
+def of_activations(scores: Any) -> Optional[bool]:
+    """Return whether no factor of the nearest matrix products behind `scores` is a parameter.
+
+    None where the graph does not show it: without gradients, or behind a custom function.
+    """
+    if scores.grad_fn is None:
+        return None
+    verdict: Optional[bool] = None
+    visited: Set[Any] = set()
+    waiting: List[Any] = [scores.grad_fn]
+    while waiting and len(visited) < NODES:
+        node = waiting.pop(0)
+        if node in visited:
+            continue
+        visited.add(node)
+        following = [function for function, _ in node.next_functions]
+        name = node.name()
+        if not _PRODUCT.search(name):
+            waiting += [function for function in following if function is not None]
+            continue
+        factors = following[1:3] if "add" in name.lower() else following[:2]
+        if not any(map(_is_parameter, factors)):
+            return None if None in factors else True  # a frozen parameter leaves no trace
+        verdict = False
+    return verdict
+
+
+def _is_parameter(node: Any) -> bool:
+    for _ in range(VIEWS):
+        if node is None:
+            return False
+        name: str = node.name()
+        if not _VIEW.match(name):
+            return name.endswith(_LEAF)
+        node = node.next_functions[0][0]
+    return False
+
+
+SEQUENCES, QUERY_ROWS = 4, 64
+KEYS = 1 << 24  # numbers of the keys that are widened for it
+CALLS = 256  # of one forward
+LAYERS = 8  # with a column of their own
+MASKED = -5000.0  # older models mask by -10000
+FEWEST_KEYS = 9  # a query that sees fewer has no entropy worth a mean
+MUCH = 100.0
+HEADS = 3  # with the largest logits
+HEAD, PLACE = "attn_head.", "attn_head_place."  # on their way to the host; never published
+WIDE = 4096  # heads of a layer, at most
+NO_ENTROPY = -1.0  # on its way to the host, where no query sees enough keys; never published
+
+# largest per head, mean of |logit|, and per head: the sum of entropies, and of how many queries
+Layer = Tuple[Any, Any, Optional[Tuple[Any, Any]]]
+
+
+class Attention:
+    """What the attention calls of one forward showed; a call is a layer.
+
+    Args:
+        batch: sizes that the batch dimension may have, from the model's input.
+    """
+
+    def __init__(self, torch: Any, batch: Sequence[int]) -> None:
+        self._torch = torch
+        self._batch = batch
+        self.layers: List[Layer] = []
+
+    def sdpa(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """`scaled_dot_product_attention(*args, **kwargs)` was called."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+        arguments = {**dict(zip(names, args)), **kwargs}
+        query, key = arguments["query"].detach(), arguments["key"].detach()
+        if len(self.layers) >= CALLS or query.dim() < 3:
+            return
+        mask, causal, scale = (arguments.get(name) for name in ("attn_mask", "is_causal", "scale"))
+        length, keys = query.shape[-2], key.shape[-2]
+        if mask is not None:
+            mask = mask.detach().expand(*query.shape[:-1], keys)
+            mask = self._four(mask)
+        query, key = self._four(query), self._four(key)
+        sequences, rows = self._sizes(query.shape[0], query.shape[1], length, keys)
+        while sequences > 1 and sequences * key[0].numel() > KEYS:
+            sequences //= 2
+        rows_at = self._rows(length, rows, query.device)
+        query = query[:sequences].index_select(2, rows_at).float()
+        key = key[:sequences].float()
+        heads, shared = query.shape[1], key.shape[1]
+        grouped = query.reshape(sequences, shared, heads // shared, rows, -1)
+        logits = grouped @ key.unsqueeze(2).transpose(-1, -2)
+        logits = logits.reshape(sequences, heads, rows, keys)
+        logits = logits * (query.shape[-1] ** -0.5 if scale is None else scale)
+        visible = None
+        if causal:
+            visible = self._torch.arange(keys, device=rows_at.device) <= rows_at[:, None]
+        elif mask is not None:
+            mask = mask[:sequences].index_select(2, rows_at)
+            if mask.dtype == self._torch.bool:
+                visible = mask
+            else:
+                logits = logits + mask.float()
+                visible = mask > MASKED
+        self._add(logits, visible)
+
+    def softmax(self, logits: Any, dim: Any) -> None:
+        """A softmax was taken of `logits` over dimension `dim`; if it is attention, look at it."""
+        if logits.dim() < 3 or dim not in (-1, logits.dim() - 1) or len(self.layers) >= CALLS:
+            return
+        length = logits.shape[-1]
+        if length < 2 or logits.shape[-2] != length or not logits.is_floating_point():
+            return
+        if logits.dim() == 3 and not self._is_attention(logits):
+            return
+        logits = self._four(logits.detach())
+        sequences, rows = self._sizes(logits.shape[0], logits.shape[1], length, length)
+        rows_at = self._rows(length, rows, logits.device)
+        logits = logits[:sequences].index_select(2, rows_at).float()
+        self._add(logits, ~(logits <= MASKED))  # what is no number is not masked
+
+    def values(self) -> Dict[str, Any]:
+        """Return the metrics as tensors of one element, in one stack; empty without attention."""
+        torch, layers = self._torch, self.layers
+        if not layers:
+            return {}
+        pad = torch.nn.utils.rnn.pad_sequence  # layers may differ in their number of heads
+        heads = pad([top for top, _, _ in layers], batch_first=True, padding_value=-torch.inf)
+        largest = heads.amax(1)
+        over = (heads > MUCH).sum()
+        names = ["max_attn_logit", "attn_logit_heads_over_100", "attn_logit_absmean"]
+        mean = torch.stack([mean for _, mean, _ in layers]).mean()
+        values = [largest.amax(), over.to(mean.dtype), mean]
+        for index in spread(len(layers)):
+            names.append(f"max_attn_logit.{index}")
+            values.append(largest[index])
+        for rank, (logit, position) in enumerate(zip(*_highest(heads))):
+            names += [f"{HEAD}{rank}", f"{PLACE}{rank}"]
+            values += [logit, position]
+        entropies = [entropy for _, _, entropy in layers if entropy is not None]
+        if entropies:
+            names += ["attn_entropy", "attn_entropy_min"]
+            values += self._entropies(entropies)
+        return dict(zip(names, values))
+
+    def _entropies(self, layers: List[Tuple[Any, Any]]) -> List[Any]:
+        """Return mean and minimum over the heads of which a query sees enough keys.
+
+        Which these are is only known on the device, as the masks are.
+        """
+        torch = self._torch
+        sums, queries = (torch.cat(layer) for layer in zip(*layers))
+        has_queries = queries > 0
+        share = sums / queries.clamp(min=1)
+        heads = has_queries.sum()
+        mean = share.masked_fill(~has_queries, 0.0).sum() / heads.clamp(min=1)
+        least = share.masked_fill(~has_queries, torch.inf).amin()
+        return [entropy.masked_fill(heads == 0, NO_ENTROPY) for entropy in (mean, least)]
+
+    def _is_attention(self, logits: Any) -> bool:
+        """Whether logits of three dimensions are of queries and keys, not of a router."""
+        verdict = of_activations(logits)
+        return int(logits.shape[0]) not in (1, *self._batch) if verdict is None else verdict
+
+    def _four(self, tensor: Any) -> Any:
+        """Give it the dimensions (sequences, heads, rows, columns)."""
+        if tensor.dim() == 4:
+            return tensor
+        if tensor.dim() > 4:
+            return tensor.reshape(-1, *tensor.shape[-3:])
+        batch = tensor.shape[0]
+        for size in self._batch:
+            if size and batch % size == 0 and size != tensor.shape[-2]:
+                return tensor.reshape(size, batch // size, *tensor.shape[-2:])
+        return tensor.unsqueeze(0)
+
+    def _sizes(self, batch: int, heads: int, length: int, keys: int) -> Tuple[int, int]:
+        sequences, rows = min(SEQUENCES, batch), min(QUERY_ROWS, length)
+        while sequences > 1 and sequences * heads * rows * keys > ELEMENTS:
+            sequences //= 2
+        while rows > 8 and sequences * heads * rows * keys > ELEMENTS:
+            rows //= 2
+        return sequences, rows
+
+    def _rows(self, length: int, rows: int, device: Any) -> Any:
+        """Return `rows` query rows, evenly spread, the first and the last among them."""
+        row_index = self._torch.arange(rows, device=device)
+        return row_index if rows == length else row_index * (length - 1) // max(1, rows - 1)
+
+    def _add(self, logits: Any, visible: Any) -> None:
+        torch = self._torch
+        if visible is None:
+            visible = torch.ones((), dtype=torch.bool, device=logits.device)
+        visible = visible.expand(logits.shape)
+        masked = logits.masked_fill(~visible, -torch.inf)
+        absolute = logits.masked_fill(~visible, 0.0).abs()
+        count = visible.sum(-1)
+        top = masked.amax((0, 2, 3))
+        mean = absolute.sum() / count.sum()
+        self.layers.append((top, mean, self._entropy(masked, visible, count)))
+
+    def _entropy(self, masked: Any, visible: Any, count: Any) -> Optional[Tuple[Any, Any]]:
+        torch = self._torch
+        if masked.shape[-1] < FEWEST_KEYS:
+            return None
+        logs = torch.log_softmax(masked, -1)
+        terms = (logs.exp() * logs).masked_fill(~visible, 0.0)
+        share = -terms.sum(-1) / count.clamp(min=2).log()
+        enough = count >= FEWEST_KEYS
+        share = share.masked_fill(~enough, 0.0)
+        return share.sum((0, 2)), enough.sum((0, 2))
+
+
+def _highest(heads: Any) -> Tuple[Any, Any]:
+    """Return the largest logits of single heads, and where: layer * WIDE + head.
+
+    Where is only known on the device.
+    """
+    logits, head_index = heads.flatten().topk(min(HEADS, heads.numel()))
+    width = heads.shape[1]
+    places = head_index.div(width, rounding_mode="floor") * WIDE + head_index % width
+    return logits.unbind(), places.to(logits.dtype).unbind()
+
+
+def spread(count: int, limit: int = LAYERS) -> List[int]:
+    """Return at most `most` numbers below `count`, evenly spread, first and last among them."""
+    if count <= limit:
+        return list(range(count))
+    return [i * (count - 1) // (limit - 1) for i in range(limit)]
+
+
+Look = Callable[..., None]
+
+
+class StandIns:
+    """The four functions.
+
+    Args:
+        sdpa: called with `(args, kwargs)` after a call of scaled_dot_product_attention.
+        softmax: called with `(input, dim)` after a softmax; once, however it was spelt.
+        quiet: whether a look must not be taken now.
+    """
+
+    def __init__(self, torch: Any, sdpa: Look, softmax: Look, quiet: Callable[[], bool]) -> None:
+        self._torch = torch
+        self._quiet = quiet
+        self._compiling = torch.compiler.is_compiling
+        self._foreign = torch.overrides.has_torch_function
+        self._inside = False
+        functional = torch.nn.functional
+
+        def saw(args: Tuple[Any, ...], kwargs: Any) -> None:
+            names = ("input", "dim")
+            arguments = {**dict(zip(names, args)), **kwargs}
+            softmax(args[0] if args else arguments["input"], arguments.get("dim"))
+
+        self._places: List[Tuple[Any, str, Any, Any]] = []
+        for home, name, look in (
+            (functional, "scaled_dot_product_attention", sdpa),
+            (functional, "softmax", saw),
+            (torch, "softmax", saw),
+            (torch.Tensor, "softmax", saw),
+        ):
+            original = getattr(home, name)
+            self._places.append((home, name, original, self._stand_in(original, look)))
+        self._inherited = "softmax" not in vars(torch.Tensor)
+
+    def up(self) -> None:
+        """Put them in place."""
+        for home, name, _, stand_in in self._places:
+            setattr(home, name, stand_in)
+
+    def down(self) -> None:
+        """Take them away; what somebody else put there since stays."""
+        for home, name, original, stand_in in self._places:
+            if vars(home).get(name) is not stand_in:
+                continue
+            if home is self._torch.Tensor and self._inherited:
+                delattr(home, name)
+            else:
+                setattr(home, name, original)
+
+    def close(self) -> None:
+        """Take them away for good; they refer to each other."""
+        self.down()
+        self._places.clear()
+
+    def _stand_in(self, original: Callable[..., Any], look: Look) -> Callable[..., Any]:
+        @uncounted
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or self._compiling() or self._quiet():
+                return original(*args, **kwargs)
+            if self._foreign((*args, *kwargs.values())):
+                self.down()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self.up()
+            self._inside = True  # one spelling calls another
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside = False
+            look(args, kwargs)
+            return result
+
+        return stand_in
+
 
 ROWS = 256
 LOGITS = 1 << 20  # numbers of the output that are looked at

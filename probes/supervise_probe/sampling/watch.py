@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTup
 
 from ..torch_state.structure import Structure, Structures, leaves
 from . import side_forward
-from .activations import Activations, Routing
-from .attention import Attention, StandIns
+from .activations import Activations, Attention, Routing, StandIns
 from .side_forward import Trials
 
 if TYPE_CHECKING:

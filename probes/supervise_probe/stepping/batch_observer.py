@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector
     from ..collectors.batch import BatchSanityCollector as SanityCollector
-    from ..collectors.flops import FlopsCollector
     from ..collectors.loss import DiscardsCollector
     from ..collectors.progress import TokensCollector
+    from ..collectors.speed import FlopsCollector
     from ..runtime.guard import Guard
     from ..runtime.scalars import Number
 

@@ -21,7 +21,7 @@ import weakref
 from types import ModuleType
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Tuple
 
-from ..runtime.gate import uncounted
+from ..runtime.guard import uncounted
 from ..runtime.scalars import Number, Scalars
 
 _HOOKS = (

@@ -123,7 +123,7 @@ def watch_started(
 def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Payload]:
     """Yield what the record cites of the trials that a policy names; a job never waits for one."""
     if policy.cites:
-        from ..trials.trial_log import citation
+        from ..trials.trial_runs import citation
 
         for path in policy.cites:
             try:

@@ -27,9 +27,8 @@ from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, w
 if TYPE_CHECKING:
     from ..trials.arms import Arm
     from ..trials.gate_report import GateReport
-    from ..trials.guards import Plan
-    from ..trials.judgement import Judgement, Pair
-    from ..trials.trial_log import TrialLog, TrialPolicy
+    from ..trials.judgement import Judgement, Pair, Plan
+    from ..trials.trial_runs import TrialLog, TrialPolicy
 
 Option = Callable[[Any], Any]
 
@@ -117,7 +116,7 @@ REPORTING = _together(
 
 def plan_of(options: Mapping[str, Any]) -> Plan:
     """Return the plan that options ask for. Raises UsageError."""
-    from ..trials.guards import IGNORABLE, Plan
+    from ..trials.judgement import IGNORABLE, Plan
 
     unknown = [name for name in options["ignore"] if name not in IGNORABLE]
     if unknown:
@@ -152,7 +151,7 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
 def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
     from ..trials.arms import cite
-    from ..trials.trial_log import VERDICT
+    from ..trials.trial_runs import VERDICT
 
     fields = plain(report)
     del fields["schema"]
@@ -305,7 +304,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         text = f"runs are compared in pairs, and {len(runs)} are given"
         raise UsageError(text, hint="supervise canary compare BASELINE CANDIDATE")
     with own_errors(EXIT.values()):
-        from ..trials import trial_log
+        from ..trials import trial_runs
         from ..trials.gate_report import gate_report
         from ..trials.judgement import judge
 
@@ -315,7 +314,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         judgement = judge(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
         report = gate_report(judgement, pairs)
         if options["audit"] is not None:
-            with trial_log.opened(options["audit"]) as log:
+            with trial_runs.opened(options["audit"]) as log:
                 write_verdict(report, opened, log)
         ctx.exit(print_report(report, options))
 
@@ -462,11 +461,11 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
     with own_errors(EXIT.values()):
-        from ..trials import trial_log
+        from ..trials import trial_runs
         from ..trials.gate_report import gate_report
 
         trial = _trial(list(argv), options)
-        with trial_log.opened(trial.directory / trial_log.LOG) as log:
+        with trial_runs.opened(trial.directory / trial_runs.LOG) as log:
             judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
             report = gate_report(judgement, pairs, trial.notes(len(pairs)))
             write_verdict(report, runs, log)
@@ -510,7 +509,7 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
     from ..catalog.loader import isolated
     from ..trials.judgement import BASELINE, CANDIDATE, missing
-    from ..trials.trial_log import TrialPolicy
+    from ..trials.trial_runs import TrialPolicy
 
     recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
     texts = [text for text in options["baseline"] if exactly(text) is None]
@@ -559,7 +558,7 @@ def _run_pairs(
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
     from ..trials.arms import read_arm
     from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge, plan_of
-    from ..trials.trial_log import CanaryLook, CanaryPlan
+    from ..trials.trial_runs import CanaryLook, CanaryPlan
 
     plan = replace(trial.plan, steps=trial.steps)
     noise = read_pairs(calibration, plan)
@@ -593,8 +592,7 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     """Make one arm, and report how it ended."""
     from ..trials.arms import cite, read_arm
     from ..trials.judgement import filled
-    from ..trials.trial_log import CanaryArm
-    from ..trials.trial_runs import ArmSpec, last_lines, run_arm
+    from ..trials.trial_runs import ArmSpec, CanaryArm, last_lines, run_arm
 
     arm_name = f"{name}-{number}"
     out = trial.directory / SCRATCH / arm_name

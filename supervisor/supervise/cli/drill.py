@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ..trials.arms import FaultArm
     from ..trials.drill_findings import Drill
     from ..trials.suite_report import FaultPlot, SuiteReport
-    from ..trials.trial_log import MonitorResult, SuitePlan, TrialLog
-    from ..trials.trial_runs import PlannedRun, SuiteSettings
+    from ..trials.trial_runs import MonitorResult, PlannedRun, SuitePlan, SuiteSettings, TrialLog
 
 LEAST = 200  # steps: rules know no usual value before some tens, and a fault needs time to show
 EXAMPLE = "supervise drill suite --steps 400 -- python train.py --out {out} --seed {seed}"
@@ -113,12 +112,12 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
         raise UsageError("no command given", hint=EXAMPLE)
     with own_errors(VERDICTS):
         from ..catalog.loader import isolated
-        from ..trials import trial_log
+        from ..trials import trial_runs
 
         policy = isolated(options["policy"])
         suite = _suite(list(argv), options, policy)
         directory = suite.settings.directory
-        with trial_log.opened(directory / trial_log.LOG, trial_log.SUITE) as log:
+        with trial_runs.opened(directory / trial_runs.LOG, trial_runs.SUITE) as log:
             log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
             report = _run(suite, policy, log)
             _save(directory, report, log)
@@ -149,8 +148,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     from ..core.model.decisions import ACTING_MODES
     from ..trials.drill_findings import Drill
     from ..trials.judgement import missing
-    from ..trials.trial_log import SuitePlan
-    from ..trials.trial_runs import SuiteSettings, by_default, clashes
+    from ..trials.trial_runs import SuitePlan, SuiteSettings, by_default, clashes
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
@@ -217,8 +215,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     """Make the runs, and return the report."""
     from ..trials import trial_runs
     from ..trials.arms import cite
-    from ..trials.trial_log import SuiteRun
-    from ..trials.trial_runs import waves, without_refused
+    from ..trials.trial_runs import SuiteRun, waves, without_refused
 
     settings = suite.settings
     planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
@@ -292,8 +289,7 @@ def _report(
 ) -> SuiteReport:
     from ..trials import drill_findings
     from ..trials.suite_report import SuiteReport, fault_plot, fault_result
-    from ..trials.trial_log import TrialPolicy
-    from ..trials.trial_runs import PlannedRun
+    from ..trials.trial_runs import PlannedRun, TrialPolicy
 
     document, metric, settings = policy.policy, suite.metric, suite.settings
     healthy = {
@@ -358,7 +354,7 @@ def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
 def _by_digest(report: SuiteReport) -> dict[str, MonitorResult]:
     """Return what each rule has shown, with its digest; of a rule without an alarm, nothing."""
     from ..trials.drill_findings import Monitor
-    from ..trials.trial_log import MonitorResult
+    from ..trials.trial_runs import MonitorResult
 
     monitors = {monitor.rule: monitor for monitor in report.monitors}
     silent = Monitor("", "", {}, {}, 0, ())
@@ -376,7 +372,7 @@ def _by_digest(report: SuiteReport) -> dict[str, MonitorResult]:
 def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
     """Write the reports, and the result to the log. Raises StoreError."""
     from ..trials.suite_report import markdown, suite_page, summary
-    from ..trials.trial_log import RESULT, SuiteResult
+    from ..trials.trial_runs import RESULT, SuiteResult
 
     data = report.encode().encode()
     try:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..catalog.loader import Draft
     from ..catalog.scenario_subject import Subject
     from ..core.model.policy import Policy
-    from ..lab.suite import Coverage, Outcome
+    from ..lab.scenario_runner import Coverage, Outcome
 
 COMMANDS = ("check", "show", "schema", "test", "diff")
 
@@ -147,7 +147,7 @@ def _notes(file: str) -> Iterator[str]:
 def _cited(policy: Policy, path: str) -> Iterator[str]:
     """Yield why a trial that a policy cites does not show what it does today."""
     from ..report.stability_monitors import CitedSuite
-    from ..trials.trial_log import citation
+    from ..trials.trial_runs import citation
 
     try:
         monitors = citation(Path(path)).parse(CitedSuite).monitors
@@ -396,8 +396,8 @@ def policy_test_command(
     Exit codes: 0 good; 1 a scenario failed, coverage below --min, or --strict warnings; 65 invalid
     file or no scenarios.
     """
-    from ..lab import suite
-    from ..lab.suite import Coverage
+    from ..lab import scenario_runner
+    from ..lab.scenario_runner import Coverage
 
     if least is not None and not coverage:
         raise UsageError("--min needs a coverage report", hint="add --coverage")
@@ -405,7 +405,7 @@ def policy_test_command(
     paths = _paths(files, shown)
     outcomes: dict[str, list[Outcome]] = {}
     for subject in counted(_loaded(paths, warnings), "files of scenarios"):
-        outcomes[subject.label] = suite.run(subject)
+        outcomes[subject.label] = scenario_runner.run_suite(subject)
         shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
     failed = any(outcome.failures for outcome_list in outcomes.values() for outcome in outcome_list)
     low = coverage and least is not None and shown.percent() < least
@@ -462,9 +462,9 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
     Raises:
         InputError, PolicyErrors: a file is invalid, or there is no scenario in any.
     """
-    from ..lab.suite import load
+    from ..lab.scenario_runner import load_suite
 
-    subjects = [load(path, warnings) for path in paths]
+    subjects = [load_suite(path, warnings) for path in paths]
     if not any(subject.scenarios for subject in subjects):
         labels = ", ".join(subject.label for subject in subjects)
         raise InputError(f"{labels}: no scenarios", hint="see policies/README.md")

@@ -179,7 +179,7 @@ def _citations(
 ) -> tuple[Payload, ...]:
     if not paths:
         return ()
-    from ..trials.trial_log import citation
+    from ..trials.trial_runs import citation
 
     return tuple(citation(path) for path in paths)
 

@@ -17,12 +17,11 @@ import msgspec
 from . import action_planning, withdrawal
 from .incident import HELD, Incident, brief
 from .model import formats, state_machine
-from .model.budgets import ALL
 from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
 from .model.events import Notice
 from .model.interfaces import APPROVAL
 from .model.payload import Delivery
-from .model.policy import Approval, Policy, Runbook
+from .model.policy import ALL, Approval, Policy, Runbook
 from .run_state import ApprovalLog, ApprovalRequest, State, StepContext
 
 DENY, ALLOW = "deny", "allow"

@@ -32,9 +32,8 @@ from msgspec import structs
 
 from . import repeated_steps, runbook_runner
 from .attempt_overlap import CLOSE
-from .compensation import GOES_BACK
 from .diagnosis import UPDATE
-from .incident import Incident, RunbookExecution
+from .incident import WAY_BACK_VERBS, Incident, RunbookExecution
 from .model.action import EffectCheck
 from .model.decisions import ACTING_MODES, BREACH, UNKNOWN, VerificationFailed, WeightsRestored
 from .model.events import Frame, Notice
@@ -280,7 +279,7 @@ def _is_measured(policy: Policy, monitor: RankMonitor, rule: Rule) -> bool:
 
 
 def _went_back(run: RunbookExecution) -> bool:
-    return any(run.runbook.verbs[index] in GOES_BACK for index in run.committed)
+    return any(run.runbook.verbs[index] in WAY_BACK_VERBS for index in run.committed)
 
 
 def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:

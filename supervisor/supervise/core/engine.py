@@ -35,7 +35,7 @@ from . import (
 )
 from .frames import JobFrames
 from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
-from .model import escalation, state_machine
+from .model import state_machine
 from .model.decisions import (
     ACTING_MODES,
     BREACH,
@@ -70,7 +70,7 @@ from .model.events import (
 )
 from .model.interfaces import REBASELINE, WATCHER
 from .model.payload import Json
-from .model.policy import HOLD, Policy, Rule
+from .model.policy import HOLD, Policy, Rule, next_level
 from .model.verdicts import Verdict
 from .rank_monitor import RankMonitor
 from .run_phase import LR_PHASE
@@ -430,7 +430,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
             then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, verdict),
         )
     level = incident.escalation.level
-    name, _ = escalation.next_level(ctx.policy.ladder, level)
+    name, _ = next_level(ctx.policy.ladder, level)
     idle = incident.run is None and incident.phase != HELD
     awaited = incident.deferred.awaiting_checkpoint
     if awaited is not None and awaited.candidates:

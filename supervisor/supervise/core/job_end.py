@@ -19,7 +19,6 @@ from __future__ import annotations
 from . import (
     approvals,
     closing,
-    compensation,
     diagnosis,
     job_lifecycle,
     opening,
@@ -27,9 +26,16 @@ from . import (
     rule_scope,
     runbook_runner,
 )
-from .incident import ACTING, HELD, Incident, RunbookExecution, RunbookFailure
+from .incident import (
+    ACTING,
+    HELD,
+    Incident,
+    RunbookExecution,
+    RunbookFailure,
+    remove_undo,
+    session_undos,
+)
 from .job_lifecycle import ASKED, has_crashed, start_failed
-from .model import escalation
 from .model.action import Action
 from .model.decisions import (
     ACTING_MODES,
@@ -43,7 +49,7 @@ from .model.decisions import (
 from .model.events import Announced
 from .model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
 from .model.interfaces import ACTION, FINISHED
-from .model.policy import Runbook
+from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
 from .run_state import JobLife, Restarts, StepContext
@@ -128,7 +134,7 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
         if job.cause is not None:
             job.restarts.classes.add(job.cause.cls)
         incident = _crash_incident(ctx, text)
-        _, level = escalation.entry_level(policy.ladder, name, -1)
+        _, level = entry_level(policy.ladder, name, -1)
         runbook_runner.start(ctx, incident, name, level, text)
 
 
@@ -323,7 +329,7 @@ def close_ended_session(ctx: StepContext) -> None:
         return
     if run is not None and run.failure.reason is not None:
         _report_unfinished(ctx, incident, run, run.failure.reason)
-    standing = compensation.session_undos(incident.recovery)
+    standing = session_undos(incident.recovery)
     if standing and ctx.state.job.returncode is None:
         _undo(ctx, incident, standing[0])
         return
@@ -335,7 +341,7 @@ def close_ended_session(ctx: StepContext) -> None:
 
 def _undo(ctx: StepContext, incident: Incident, action: Action) -> None:
     """Ask for it once."""
-    compensation.remove(incident.recovery, action)
+    remove_undo(incident.recovery, action)
     number, book = incident.escalation.runs, Runbook("undo", (), ())
     failure = RunbookFailure(incident.deferred.session_end, pending_undos=[action])
     run = incident.run = RunbookExecution(number, book, incident.severity, failure=failure)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from . import action_planning, opening, run_phase
 from .diagnosis import RATE
 from .incident import Incident
-from .model import escalation
 from .model.decisions import Lead, RateBlamed
-from .model.policy import HOLD, Policy, Runbook
+from .model.policy import HOLD, Policy, Runbook, next_level
 from .rank_monitor import LOSS, RankMonitor
 from .run_state import State, StepContext
 
@@ -59,7 +58,7 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> str:
     """Say what follows if the trouble comes back."""
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
-    name, _ = escalation.next_level(policy.ladder, level)
+    name, _ = next_level(policy.ladder, level)
     then = "automatic actions stop, and a person is needed" if name == HOLD else f"{name} runs"
     if book and incident.case.rate and _is_affordable(policy, state, incident, book):
         then = (

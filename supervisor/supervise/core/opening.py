@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from . import compensation, data_suspicion, diagnosis, notices, rule_scope, withdrawal
-from .incident import HELD, OPEN, Incident, RunbookExecution, first_breach, headline, symptom
+from . import data_suspicion, diagnosis, notices, rule_scope, withdrawal
+from .incident import (
+    HELD,
+    OPEN,
+    STANDING_VERBS,
+    WAY_BACK_VERBS,
+    Incident,
+    RunbookExecution,
+    first_breach,
+    headline,
+    symptom,
+)
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, Lead, RuleJoined
 from .model.interfaces import WATCHER, Reading
@@ -20,7 +30,7 @@ from .model.verdicts import BandRange, SlowStep
 from .rank_monitor import RankMonitor
 from .run_state import Reported, State, StepContext
 
-LIMITS = (*compensation.STANDS, "lr_scale", "clip", "update_clip")  # verbs that mend no harm
+LIMITS = (*STANDING_VERBS, "lr_scale", "clip", "update_clip")  # verbs that mend no harm
 
 
 def group(
@@ -193,7 +203,7 @@ def limits(policy: Policy, rule: Rule) -> bool:
 def only_limits(book: Runbook) -> bool:
     """Return whether a runbook limits what comes next, and mends nothing."""
     verbs = set(book.verbs)
-    return bool(verbs & {*LIMITS}) and not verbs & {*compensation.GOES_BACK}
+    return bool(verbs & {*LIMITS}) and not verbs & {*WAY_BACK_VERBS}
 
 
 def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:

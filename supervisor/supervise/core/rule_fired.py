@@ -23,7 +23,7 @@ from . import (
     withdrawal,
 )
 from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution, first_breach, headline
-from .model import escalation, state_machine
+from .model import state_machine
 from .model.action import Refused
 from .model.decisions import (
     ACTING_MODES,
@@ -36,7 +36,7 @@ from .model.decisions import (
     Suppressed,
 )
 from .model.interfaces import Reading
-from .model.policy import HOLD, Policy, Rule
+from .model.policy import HOLD, Policy, Rule, entry_level, minimum_level, next_level
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
@@ -245,8 +245,8 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     assert incident is not None
     assert rule.runbook is not None
     incident.trigger.asks |= policy.mode_of(rule) == "approve"
-    minimum = escalation.minimum_level(policy.ladder, state.history.last_level, state.frame_count)
-    name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
+    minimum = minimum_level(policy.ladder, state.history.last_level, state.frame_count)
+    name, level = entry_level(policy.ladder, rule.runbook, minimum)
     aside = level < 0  # on no level: the ladder is not about it
     book = policy.runbooks.get(name)
     changes = book is not None and any(step.changes_training for step in book.steps)
@@ -283,7 +283,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         reason += f", and {name} was tried"
         _suppress(ctx, rule, reason, "cooldown" if cooling else "probation", runbook=name)
         incident.escalation.level = tried_level
-        _, level = escalation.next_level(policy.ladder, tried_level)
+        _, level = next_level(policy.ladder, tried_level)
     if incident.phase == PROBATION:
         _begin_trouble(ctx, monitor, incident, rule)
     watch.answered = True
@@ -345,7 +345,7 @@ def _meanwhile(
     assert incident is not None
     if opening.outranks(policy, monitor, rule, run):
         if 0 <= level <= (current_level := incident.escalation.level):
-            name, level = escalation.next_level(policy.ladder, current_level)
+            name, level = next_level(policy.ladder, current_level)
         monitor.rules[policy.rules.index(rule)].answered = True
         _preempt(ctx, monitor, rule, name, level)
         return

@@ -16,7 +16,6 @@ from .attempt_overlap import RepeatedSteps
 from .frames import JobFrames
 from .incident import Incident, RunbookExecution
 from .model import state_machine
-from .model.budgets import Ledger
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
     SEVERITIES,
@@ -35,7 +34,7 @@ from .model.decisions import (
 from .model.events import Event
 from .model.failure import Failure, by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
-from .model.policy import Policy
+from .model.policy import Ledger, Policy
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution

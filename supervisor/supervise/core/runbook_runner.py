@@ -14,7 +14,6 @@ from . import (
     approvals,
     checkpoint_choice,
     closing,
-    compensation,
     job_recipes,
     lower_rate,
     opening,
@@ -35,9 +34,14 @@ from .incident import (
     RunbookFailure,
     StartTerms,
     brief,
+    escalation_undos,
+    record_committed,
+    record_uncertain,
+    remove_undo,
+    runbook_undos,
     verb_of,
 )
-from .model import escalation, state_machine
+from .model import state_machine
 from .model.action import Action, Refused
 from .model.decisions import (
     ActionFailed,
@@ -59,7 +63,7 @@ from .model.decisions import (
 from .model.events import Finished
 from .model.interfaces import ACTION
 from .model.payload import NOTHING, Outcome, Payload
-from .model.policy import HOLD, Runbook
+from .model.policy import HOLD, Runbook, level_of, next_level, relaunching
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
 
 
@@ -337,7 +341,7 @@ def _start_substitute(
         ctx,
         incident,
         name,
-        escalation.level_of(ctx.policy.ladder, name, level),
+        level_of(ctx.policy.ladder, name, level),
         reason,
         substitute=f"{book.name}: {refusal}; ",
     )
@@ -483,11 +487,11 @@ def _record_committed(
         # Another process runs that nobody has told of; one that was may have ended since.
         job.returncode, job.ended = None, False
     if run.failure.reason is not None:
-        compensation.remove(incident.recovery, run.failure.pending_undos.pop(0))
+        remove_undo(incident.recovery, run.failure.pending_undos.pop(0))
     elif run.runbook.verbs[run.index] == "undo":
-        compensation.remove(incident.recovery, intent.action)
+        remove_undo(incident.recovery, intent.action)
     else:
-        compensation.record_committed(incident, run, intent.action, intent.verb, outcome)
+        record_committed(incident, run, intent.action, intent.verb, outcome)
         run.committed.append(run.index)
         run.standstill = outcome.standstill or run.standstill
         # The attempt tells a frame after a rollback from one before the action.
@@ -535,20 +539,18 @@ def fail(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = T
     assert run is not None
     failure, run.intent.action_id = run.failure, None
     if incident.deferred.session_end:
-        compensation.record_uncertain(recovery, run)
+        record_uncertain(recovery, run)
         failure.reason = reason
     elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
         failure.reason = reason
         if not failure.ranks_differ:
-            failure.pending_undos = compensation.runbook_undos(
-                recovery, run, run.index if is_sent else None
-            )
+            failure.pending_undos = runbook_undos(recovery, run, run.index if is_sent else None)
     else:  # an undo: it is not tried again, a person must know
         assert run.intent.action is not None
-        compensation.remove(recovery, run.intent.action)
+        remove_undo(recovery, run.intent.action)
         remaining_undos = failure.pending_undos[1:]
         if not failure.reason:
-            remaining_undos = compensation.runbook_undos(recovery, run, None)
+            remaining_undos = runbook_undos(recovery, run, None)
         failure.reason, failure.pending_undos, failure.exhausted = (
             failure.reason or reason,
             remaining_undos,
@@ -571,7 +573,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif failure.withdrawn and not failure.exhausted:
         _stop_acting(ctx, incident, run, reason)
     elif failure.ranks_differ:
-        start(ctx, incident, *escalation.relaunching(ctx.policy), reason, escalated=True)
+        start(ctx, incident, *relaunching(ctx.policy), reason, escalated=True)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
@@ -585,7 +587,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif fallback == HOLD:
         closing.hold(ctx, incident, reason, remedies=closing.is_remedy(run.runbook))
     else:
-        start(ctx, incident, fallback, escalation.level_of(ctx.policy.ladder, fallback, -1), reason)
+        start(ctx, incident, fallback, level_of(ctx.policy.ladder, fallback, -1), reason)
 
 
 def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
@@ -617,7 +619,7 @@ def escalate(ctx: StepContext, incident: Incident, reason: str, fallback: str = 
         start(ctx, incident, book.name, incident.escalation.level, reason)
         return
     stands = not lower_rate.is_disproved(incident)
-    standing = compensation.escalation_undos(incident.recovery, rate_stands=stands)
+    standing = escalation_undos(incident.recovery, rate_stands=stands)
     if standing:
         incident.phase = ACTING
         number = incident.escalation.runs
@@ -627,9 +629,9 @@ def escalate(ctx: StepContext, incident: Incident, reason: str, fallback: str = 
         proceed(ctx, incident)
         return
     level_tried = incident.escalation.level
-    name, level = escalation.next_level(ctx.policy.ladder, level_tried)
+    name, level = next_level(ctx.policy.ladder, level_tried)
     if level_tried < 0 and fallback != HOLD:
-        name, level = fallback, escalation.level_of(ctx.policy.ladder, fallback, -1)
+        name, level = fallback, level_of(ctx.policy.ladder, fallback, -1)
     start(ctx, incident, name, level, reason, escalated=level_tried >= 0)
 
 

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from . import compensation
-from .incident import Incident, Reason, RunbookExecution, Trigger
+from .incident import Incident, Reason, RunbookExecution, Trigger, forget_undo
 from .model.action import Action
 from .model.decisions import ACTING_MODES
 from .model.events import Notice
@@ -198,7 +197,7 @@ def on_pause_ended(ctx: StepContext, event: Notice) -> None:
         return
     state.job.paused = False
     if incident is not None:
-        compensation.forget(incident.recovery, "resume")  # what goes on by itself needs none
+        forget_undo(incident.recovery, "resume")  # what goes on by itself needs none
     if run is not None and _relies_on_pause(run):
         run.failure.pause_ended = event.message
     if not state.job.end_requested:

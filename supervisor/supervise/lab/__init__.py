@@ -14,8 +14,8 @@ __getattr__ = lazy_exports(
         "fake_job": "FakeJob",
         "policy_diff": "Change, ORDER as DIFFERENCE_ORDER, compare as compare_policies",
         "scenario_runner": (
-            "MetricSeries, ScenarioRunner, engine as scenario_engine, run as run_scenario, "
-            "samples as series_samples"
+            "Coverage, MetricSeries, Outcome, ScenarioRunner, engine as scenario_engine, "
+            "load_suite, run as run_scenario, run_suite, samples as series_samples"
         ),
         "score": (
             "Act as ScoredAction, Alarm, CAVEAT as SCORE_CAVEAT, Delay, LEAD as LEAD_STEPS, "
@@ -23,7 +23,6 @@ __getattr__ = lazy_exports(
             "lines as score_lines, outcome_line, poisson_interval, read_labels, "
             "score as score_alarms, scores as scores_of, table as score_table"
         ),
-        "suite": "Coverage, Outcome, load as load_suite, run as run_suite",
         "why_not": (
             "blocking as blocking_conditions, if_fired as answer_if_fired, "
             "missing as missing_metrics"

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from ..catalog import load_policy
 from ..core import engine, rank_monitor
-from ..core.model.budgets import Ledger
 from ..core.model.decisions import (
     SEVERITIES,
     Decision,
@@ -42,7 +41,7 @@ from ..core.model.events import (
     Tick,
 )
 from ..core.model.interfaces import Clockwork
-from ..core.model.policy import HOLD, Policy
+from ..core.model.policy import HOLD, Ledger, Policy
 from ..core.rank_monitor import RankMonitor
 from ..core.run_state import State
 from ..errors import InputError, StoreError

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.interfaces import CLOSED, FINISHED, Message, Severity
-from ._http import TIMEOUT_S, Poster
-from ._settings import ChannelSettings, Sender, clip, fit, sentences, variable
+from ._settings import TIMEOUT_S, ChannelSettings, Poster, Sender, clip, fit, sentences, variable
 
 MAX_BYTES = 100_000  # PagerDuty takes 512 kB
 MAX_KEY = 255  # characters

@@ -20,9 +20,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..core.model.interfaces import LossCurve, Message, NotifyError, Severity
-from ._http import TIMEOUT_S, Poster
 from ._settings import (
+    TIMEOUT_S,
     ChannelSettings,
+    Poster,
     Sender,
     address,
     clip,

@@ -21,9 +21,10 @@ from msgspec import Meta, Struct, field, to_builtins
 
 from ..core.model.interfaces import KINDS, Kind, Message, Severity
 from ..json_schemas import published_schema
-from ._http import TIMEOUT_S, Poster
 from ._settings import (
+    TIMEOUT_S,
     ChannelSettings,
+    Poster,
     Sender,
     UnsetError,
     address,

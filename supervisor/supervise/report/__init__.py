@@ -8,7 +8,10 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "incident_builder": "build as build_incident_report, summarize as summarize_incident",
-        "incident_facts": "actions as incident_actions",
+        "incident_facts": (
+            "AFTER as STEPS_AFTER, BEFORE as STEPS_BEFORE, Tape, Tapes, "
+            "actions as incident_actions, spark as sparkline"
+        ),
         "incident_files": "IncidentFiles, describe as describe_incident_files, read_tapes",
         "incident_report": (
             "Action, Condition, FiredRule, IncidentReport, RunOrigin, Status, "
@@ -17,9 +20,6 @@ __getattr__ = lazy_exports(
         "incident_sentences": (
             "action_texts, cause as cause_sentence, cost as cost_sentence, "
             "inputs as input_sentences, observation as observation_sentence"
-        ),
-        "incident_series": (
-            "AFTER as STEPS_AFTER, BEFORE as STEPS_BEFORE, Tape, Tapes, spark as sparkline"
         ),
         "incident_views": (
             "card as incident_card, files_of as files_of_incident, full as full_incident, "

@@ -21,6 +21,7 @@ from ..core.model.verdicts import Verdict
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
+from .incident_facts import LOSSES, Tapes, loss_of, moves, spark
 from .incident_report import (
     MEANINGS,
     VERSION,
@@ -41,7 +42,6 @@ from .incident_report import (
     Series,
     Status,
 )
-from .incident_series import LOSSES, Tapes, loss_of, moves, spark
 from .records import (
     DONE,
     DOUBT,

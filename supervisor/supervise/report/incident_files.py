@@ -19,8 +19,8 @@ from ..errors import StoreError, Views
 from ..store import files, run_records
 from ..store.run_directory import RunDescription, RunDir
 from .incident_builder import build
+from .incident_facts import Tapes
 from .incident_report import IncidentReport, RunOrigin
-from .incident_series import Tapes
 from .incident_views import files_of
 from .records import Record, incident_ids, is_closing, read_records
 

@@ -18,6 +18,7 @@ from ..core.model.interfaces import FINISHED
 from ..core.model.payload import Rewarm
 from ..core.model.verdicts import NO, YES, Verdict
 from ..core.rule_scope import INPUTS
+from .incident_facts import LOSSES, SIGNALS
 from .incident_report import (
     Action,
     Approval,
@@ -31,7 +32,6 @@ from .incident_report import (
     Status,
     Suppression,
 )
-from .incident_series import LOSSES, SIGNALS
 
 TIMINGS = ("step_time", "tokens_per_sec", "mfu", "dataloader_stall_frac", "comm_time_frac")
 CAUSES = {  # class of the spike classifier -> what comes into a title behind "after"

@@ -13,6 +13,7 @@ from ..core.model.formats import printable
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
+from .incident_facts import LOSSES, restarts
 from .incident_report import (
     Action,
     Condition,
@@ -26,7 +27,6 @@ from .incident_report import (
     TimelineEntry,
 )
 from .incident_sentences import metric_name, number, watched
-from .incident_series import LOSSES, restarts
 from .pages import LOG, Figure, Line, Mark, Scale, render
 from .records import clock
 

@@ -4,7 +4,7 @@ An arm is a run of a trial. `trial_runs` makes it: nothing that it does may reac
 is tried for; `arms` reads it. The gate compares a candidate with a baseline (`judgement`): the
 difference of their losses (`gate_statistics`), `guards` that must not get worse, invariants;
 `gate_report` has the outcome. A suite injects faults; `drill_findings` has the result of each drill
-and each monitor, `suite_report` the outcome. `trial_log` keeps plans and results, and cites them.
+and each monitor, `suite_report` the outcome. `trial_runs` keeps plans and results, and cites them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __getattr__ = lazy_exports(
             "estimate as estimate_difference, look_levels, spent_alpha, student_cdf, "
             "student_quantile, successive_variance"
         ),
-        "guards": "IGNORABLE as IGNORABLE_GUARDS, NAMES as GUARD_NAMES, Plan",
         "judgement": (
-            "arm_order, filled as filled_gate, is_decided, judge as judge_gate, "
+            "IGNORABLE as IGNORABLE_GUARDS, NAMES as GUARD_NAMES, Plan, arm_order, "
+            "filled as filled_gate, is_decided, judge as judge_gate, "
             "missing as missing_metrics, plan_of"
         ),
         "suite_report": (
@@ -35,13 +35,10 @@ __getattr__ = lazy_exports(
             "fault_rows, limits as suite_limits, markdown as suite_markdown, monitor_rows, "
             "suite_page, summary as suite_summary, undetected as undetected_faults"
         ),
-        "trial_log": (
-            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, citation as log_citation, "
-            "opened as opened_log"
-        ),
         "trial_runs": (
-            "arm_environment, by_default, clashes as clashing_options, waves as run_waves, "
-            "without_refused"
+            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, arm_environment, by_default, "
+            "citation as log_citation, clashes as clashing_options, opened as opened_log, "
+            "waves as run_waves, without_refused"
         ),
     },
 )

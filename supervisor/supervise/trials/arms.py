@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from ..core.model.decisions import (
     ActionFinished,
     ActionPlanned,
@@ -18,7 +20,6 @@ from ..errors import understood
 from ..report.records import read_records
 from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
-from .trial_log import RunCitation
 
 LOSS, GRADIENT, UPDATE = "train_loss_raw", "grad_global_norm", "update_norm"
 FINGERPRINT, TOKENS, SKIPPED, LR_SCALE = (
@@ -227,6 +228,14 @@ def read_arm(
         inputs=inputs,
         cpu_s=cpu_s,
     )
+
+
+class RunCitation(Struct, frozen=True):
+    """What names a run in a result: its id, and the head of its audit log."""
+
+    run: str
+    records: int
+    head: str
 
 
 def cite(run: RunDir) -> RunCitation:

@@ -12,8 +12,7 @@ from msgspec import Struct, field
 from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .gate_statistics import Effect
-from .guards import Check, Status
-from .judgement import Judgement, Look, Pair, Verdict
+from .judgement import Check, Judgement, Look, Pair, Status, Verdict
 
 POINTS = 200  # of a plotted series; each is the mean of the steps around it
 Row = tuple[str, str, str, str, str]  # name, status, baseline, candidate, text

@@ -15,7 +15,7 @@ from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
 from .gate_report import thinned
-from .trial_log import TrialPolicy
+from .trial_runs import TrialPolicy
 
 FAULTS = (
     *("fault", "best monitor", "alarm", "page", "loss leaves", "lead"),

@@ -8,7 +8,6 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "action": "Action, EffectCheck, PlanContext, Refused",
-        "budgets": "Ledger",
         "checkpoint_registry": "Checkpoint, WEIGHTS_ONLY",
         "decisions": (
             "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
@@ -16,7 +15,6 @@ __getattr__ = lazy_exports(
             "OK, RuleFired, RuleJoined, SEVERITIES, UNKNOWN, decision_from_record, "
             "plain as plain_decision, record as decision_record"
         ),
-        "escalation": "entry_level, next_level",
         "events": (
             "Adopted, Announced, Beat, Event, Exited, Finished, Frame, Gap, Launched, Notice, "
             "OperatorCommand, PartChanges, PolicyChanges, Reloaded, Tick"
@@ -34,8 +32,9 @@ __getattr__ = lazy_exports(
         "payload": "CheckpointState, NOTHING, Payload, Rewarm",
         "policy": (
             "Approval, Budget, Checkpoints, HOLD as HOLD_MODE, HostHealth, Inhibit, "
-            "JobSettings, Ladder, PLACEHOLDERS, Planned, Policy, Preempt, RelaunchSettings, "
-            "Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite"
+            "JobSettings, Ladder, Ledger, PLACEHOLDERS, Planned, Policy, Preempt, "
+            "RelaunchSettings, Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite, "
+            "entry_level, next_level"
         ),
         "preemption": "Preemption, Settled",
         "redaction": "REDACTED, Redactor, named as names_secret",

@@ -1,11 +1,14 @@
 """A policy, resolved: packs merged, names bound, durations in steps or seconds. Nothing to look up.
 
-The catalog builds it from YAML; tests build small ones by hand. Everything is frozen.
+The catalog builds it from YAML; tests build small ones by hand. Everything is frozen, except the
+ledger: how often a class of action was started, counted when it is intended. A crash cannot refund
+an intent and a reload cannot reset one, since the ledger is rebuilt by folding the journal.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,7 +34,7 @@ from .values import (
     named,
 )
 
-if TYPE_CHECKING:  # the launch of a job needs neither
+if TYPE_CHECKING:
     from .action import Action
     from .interfaces import Detector
 
@@ -516,3 +519,111 @@ def detectors_behind(detectors: Mapping[str, Detector], uses: Iterable[str]) -> 
             reached[name] = None
             todo += detectors[name].detectors
     return tuple(reached)
+
+
+ALL = "all"
+KEPT = 1000  # newest intents of a class; no sane budget allows more
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was spent, per class: `(frame count, at_ns)` of every intent still inside its window."""
+
+    spent: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
+
+    def exhausted(
+        self, budgets: Mapping[str, Budget], kind: str, frame_count: int, at_ns: int
+    ) -> tuple[str, Budget, int] | None:
+        """Return `(class, budget, spent)` of the first class that has no intent left, or None."""
+        for name in (kind, ALL):
+            budget = budgets.get(name)
+            if budget is None:
+                continue
+            used = self._used(name, budget, frame_count, at_ns)
+            if used >= budget.max:
+                return name, budget, used
+        return None
+
+    def spend(self, kind: str, frame_count: int, at_ns: int) -> None:
+        """Count one intent in its class and in `all`."""
+        for name in (kind, ALL):
+            self.spent.setdefault(name, deque(maxlen=KEPT)).append((frame_count, at_ns))
+
+    def usage(self, budgets: Mapping[str, Budget], frame_count: int, at_ns: int) -> dict[str, str]:
+        """Return `{"rollback": "1/2", ...}` for people."""
+        return {
+            name: f"{count}/{budgets[name].max}"
+            for name, count in self.used(budgets, frame_count, at_ns).items()
+        }
+
+    def used(self, budgets: Mapping[str, Budget], frame_count: int, at_ns: int) -> dict[str, int]:
+        """Return how many intents each budget counts now."""
+        return {
+            name: self._used(name, budget, frame_count, at_ns) for name, budget in budgets.items()
+        }
+
+    def _used(self, name: str, budget: Budget, frame_count: int, at_ns: int) -> int:
+        entries = self.spent.get(name, ())
+        return sum(not _expired(budget, entry, frame_count, at_ns) for entry in entries)
+
+
+def _expired(budget: Budget, entry: tuple[int, int], frame_count: int, at_ns: int) -> bool:
+    if budget.per_steps is not None:
+        return frame_count - entry[0] >= budget.per_steps
+    if budget.per_s is not None:
+        return at_ns - entry[1] >= budget.per_s * 1e9
+    return False
+
+
+def entry_level(ladder: Ladder, runbook: str, minimum: int) -> tuple[str, int]:
+    """Return `(runbook, level)` for a rule that wants `runbook`, never below level `minimum`.
+
+    A runbook outside the ladder (level -1) is returned as it is: what was tried before is no reason
+    to answer a hang with a rollback.
+    """
+    if runbook not in ladder.levels:
+        return runbook, -1
+    level = ladder.levels.index(runbook)
+    return (runbook, level) if level >= minimum else level_at(ladder, minimum)
+
+
+def minimum_level(ladder: Ladder, last_level: tuple[int, int] | None, frame_count: int) -> int:
+    """Return the level that the last incident came to, unless that was long enough ago.
+
+    Args:
+        last_level: (level, frame_count) of it, None when none acted.
+    """
+    return (
+        last_level[0]
+        if last_level is not None and frame_count - last_level[1] < ladder.reset_after_steps
+        else -1
+    )
+
+
+def next_level(ladder: Ladder, level: int) -> tuple[str, int]:
+    """Return the level above `level`; past the last one there is only `hold`.
+
+    A runbook from outside the ladder (level -1) failed: there is no next level for it, hold.
+    """
+    return (HOLD, len(ladder.levels)) if level < 0 else level_at(ladder, level + 1)
+
+
+def level_at(ladder: Ladder, level: int) -> tuple[str, int]:
+    """Return `(runbook, level)`, `hold` past the end."""
+    return (
+        (ladder.levels[level], level) if level < len(ladder.levels) else (HOLD, len(ladder.levels))
+    )
+
+
+def level_of(ladder: Ladder, name: str, otherwise: int) -> int:
+    """Return the level of a runbook, `otherwise` when it is on none."""
+    return ladder.levels.index(name) if name in ladder.levels else otherwise
+
+
+def relaunching(policy: Policy) -> tuple[str, int]:
+    """Return `(runbook, level)` of the first one that relaunches the job, `hold` without one."""
+    relaunching_names = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
+    names = [
+        name for name in (*policy.ladder.levels, *relaunching_names) if name in relaunching_names
+    ]
+    return (names[0], level_of(policy.ladder, names[0], -1)) if names else (HOLD, -1)
