@@ -11,14 +11,14 @@ __getattr__ = lazy_exports(
             "Audit, Chain, decode as decode_audit, genesis as genesis_hash, "
             "leaf as audit_leaf, read as read_audit, verify as verify_audit"
         ),
-        "event_codec": "KINDS as EVENT_KINDS, pack as pack_event, unpack as unpack_event",
         "files": (
             "create as create_file, foreign as foreign_reason, locked as locked_file, "
             "make_directory"
         ),
         "journal": (
-            "Journal, MAGIC as JOURNAL_MAGIC, encode_record, heads as journal_heads, "
-            "read as read_journal, thinned as thinned_events, until as events_until"
+            "Journal, KINDS as EVENT_KINDS, MAGIC as JOURNAL_MAGIC, encode_record, "
+            "heads as journal_heads, pack as pack_event, read as read_journal, "
+            "thinned as thinned_events, unpack as unpack_event, until as events_until"
         ),
         "policies": "Reloader, finder as policy_finder, path_of",
         "quarantine_list": "CHANGES as QUARANTINE_CHANGES, Quarantine",

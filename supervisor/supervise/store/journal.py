@@ -16,6 +16,10 @@ A journal over its limit is *thinned*, piece by piece (a piece is a segment that
 ticks and gaps are removed from it, all else keeps its number. Such a piece begins with `SUPVJRNT`.
 What is left can be read, and not folded: the state of the engine behind it is unknown.
 
+A payload is one event, exactly: what is unpacked equals what was packed. A Frame is binary: only
+present values are stored, 8 bytes each, so that floats are exact and NaN stays NaN. Other events
+are JSON objects of their fields with bare NaN and Infinity.
+
 Reading needs memory for one record and time proportional to the bytes on disk, whatever the files
 contain: holes are skipped, and the search for a valid record after a bad one is bounded.
 """
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import struct
@@ -35,10 +40,120 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..core.model.events import Event, Frame, Gap, Tick
+import msgspec
+
+from ..core.model.events import (
+    Adopted,
+    Announced,
+    Beat,
+    Event,
+    Exited,
+    Finished,
+    Frame,
+    Gap,
+    Launched,
+    Notice,
+    OperatorCommand,
+    PolicyChanges,
+    Reloaded,
+    Tick,
+)
+from ..core.model.payload import Payload
 from ..errors import FULL, StoreError
 from . import files
-from .event_codec import KINDS, TYPES, pack, unpack
+from .files import shallow
+
+FRAME = 1
+KINDS: dict[type[Any], int] = {  # on disk: never renumber
+    Frame: FRAME,
+    Launched: 2,
+    Announced: 3,
+    Gap: 4,
+    Tick: 5,
+    Notice: 6,
+    Finished: 7,
+    OperatorCommand: 8,
+    Exited: 9,
+    Reloaded: 10,
+    Adopted: 11,
+}
+TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
+
+_FRAME_HEAD = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
+_MAX = 1 << 63
+
+
+def pack(event: Event) -> tuple[int, bytes]:
+    """Return the kind number and the payload of `event`."""
+    if isinstance(event, Frame):
+        return FRAME, _pack_frame(event)
+    fields: dict[str, object] = {name: getattr(event, name) for name in event.__slots__}
+    if isinstance(event, Tick):
+        fields["beats"] = [(beat.rank, beat.seen_ns, beat.phase) for beat in event.beats]
+    text = json.dumps(fields, separators=(",", ":"), default=_builtins)
+    return KINDS[type(event)], text.encode()
+
+
+def _builtins(value: Payload | PolicyChanges) -> object:
+    return dict(value) if isinstance(value, Payload) else msgspec.to_builtins(value)
+
+
+def unpack(kind: int, payload: bytes) -> Event:
+    """Return the event.
+
+    Raises:
+        ValueError, KeyError, TypeError, struct.error, RecursionError: it is invalid.
+    """
+    if kind == FRAME:
+        return _unpack_frame(payload)
+    cls, fields = TYPES[kind], json.loads(payload)
+    if not isinstance(fields, dict) or not shallow(fields):
+        raise ValueError("it is not an object, or nested too deep")
+    if not fields.keys() <= set(cls.__slots__):
+        raise ValueError(f"{sorted(fields.keys() - set(cls.__slots__))} are no fields of it")
+    if cls is Tick:
+        names = Beat.__slots__
+        fields["beats"] = [dict(zip(names, row, strict=True)) for row in fields["beats"]]
+    event: Event = msgspec.convert(fields, cls, dec_hook=lambda form, value: form(value))
+    rows = fields["beats"] if isinstance(event, Tick) else [fields]
+    for number in (value for row in (fields, *rows) for value in row.values()):
+        if type(number) is int and not -_MAX <= number < _MAX:
+            raise ValueError(f"{number} has more than 64 bits")
+    if isinstance(event, Announced):
+        for name in event.names:
+            name.encode()  # JSON may contain half of a surrogate pair, a table may not
+    return event
+
+
+def _pack_frame(frame: Frame) -> bytes:
+    values = frame.values
+    count = len(values)
+    size = (count + 7) // 8
+    if None in values:
+        bits = 0
+        for index, value in enumerate(values):
+            if value is not None:
+                bits |= 1 << index
+        values = tuple([value for value in values if value is not None])
+    else:
+        bits = (1 << count) - 1
+    head = _FRAME_HEAD.pack(frame.at_ns, frame.step, frame.rank, frame.attempt, count)
+    return head + bits.to_bytes(size, "little") + struct.pack(f"<{len(values)}d", *values)
+
+
+def _unpack_frame(payload: bytes) -> Frame:
+    at_ns, step, rank, attempt, count = _FRAME_HEAD.unpack_from(payload)
+    start = _FRAME_HEAD.size + (count + 7) // 8
+    bits = int.from_bytes(payload[_FRAME_HEAD.size : start], "little")
+    present = struct.unpack(f"<{(len(payload) - start) // 8}d", payload[start:])
+    if bits == (1 << count) - 1 and len(present) == count:
+        return Frame(at_ns, rank, attempt, step, present)
+    if bits >> count or bits.bit_count() != len(present):
+        raise ValueError(f"{len(present)} of {count} values are present, unlike its bitmap")
+    rest = iter(present)
+    values = tuple([next(rest) if bits >> index & 1 else None for index in range(count)])
+    return Frame(at_ns, rank, attempt, step, values)
+
 
 SEGMENT_BYTES = 64 << 20
 MAX_RESERVE = 16 << 20  # bytes that a segment has beyond its end; project default
@@ -46,11 +161,11 @@ MAX_PAYLOAD = 4 << 20  # bytes; the largest event is a reload: a policy has at m
 MAGIC, THINNED = b"SUPVJRN1", b"SUPVJRNT"
 START = struct.Struct("<8sQ")
 
-_HEAD = struct.Struct("<IIIB")
+_RECORD_HEAD = struct.Struct("<IIIB")
 _SUMMED = struct.Struct("<IB")  # the part of the head under the crc
 _PREFIX = struct.Struct("<II")
 _MAX_NUMBER = 1 << 53
-_SEARCHED = SEGMENT_BYTES + MAX_RESERVE + _HEAD.size + MAX_PAYLOAD  # bytes; never longer
+_SEARCHED = SEGMENT_BYTES + MAX_RESERVE + _RECORD_HEAD.size + MAX_PAYLOAD  # bytes; never longer
 _TRIED_BYTES = 256 << 20  # limit of checksummed bytes in the search for a valid record
 _TRIAL_BYTES = 1 << 10  # overhead of one trial, in bytes
 # A head may be wherever the length is small enough and the kind is known.
@@ -137,11 +252,11 @@ class Segment:
         return self._block[begin : begin + size]
 
     def _record_at(self, offset: int) -> tuple[int, int, bytes, int] | None:
-        head = self._bytes(offset, _HEAD.size)
-        if len(head) < _HEAD.size:
+        head = self._bytes(offset, _RECORD_HEAD.size)
+        if len(head) < _RECORD_HEAD.size:
             return None
-        length, crc, number, kind = _HEAD.unpack(head)
-        end = offset + _HEAD.size + length
+        length, crc, number, kind = _RECORD_HEAD.unpack(head)
+        end = offset + _RECORD_HEAD.size + length
         if length > MAX_PAYLOAD or end > self.size or kind not in TYPES:
             return None
         body = self._bytes(offset + 8, _SUMMED.size + length)
@@ -154,12 +269,17 @@ class Segment:
         end = min(self.size, _SEARCHED)
         budget, position = _TRIED_BYTES, offset
         while (position := self._data_at(position)) < end:
-            block = os.pread(self._fd, min(self.BLOCK, end - position) + _HEAD.size, position)
+            block = os.pread(
+                self._fd, min(self.BLOCK, end - position) + _RECORD_HEAD.size, position
+            )
             for match in _MAYBE.finditer(block) if block.strip(b"\0") else ():
-                length, crc, record_number, _ = _HEAD.unpack_from(block, match.start())
+                length, crc, record_number, _ = _RECORD_HEAD.unpack_from(block, match.start())
                 begin = position + match.start()
                 later = (record_number - number) & 0xFFFFFFFF
-                if later > begin // _HEAD.size or begin + _HEAD.size + length > self.size:
+                if (
+                    later > begin // _RECORD_HEAD.size
+                    or begin + _RECORD_HEAD.size + length > self.size
+                ):
                     continue  # more records than fit before it, or half a record
                 budget -= length + _TRIAL_BYTES
                 if budget < 0:
