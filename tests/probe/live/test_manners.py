@@ -67,9 +67,10 @@ emit(grown=len(gc.get_objects()) - base, known=len(probe.parts.optimizers.living
 """
 
 
-def test_nothing_is_kept_alive(probed):
+@pytest.mark.parametrize("savepoints", [None, {"every": 2, "keep": 4, "max_bytes": 1 << 24}])
+def test_nothing_is_kept_alive(probed, savepoints):
     """Models go when the job lets them go, without the garbage collector; nothing grows."""
-    job = probed.run(FREED)
+    job = probed.run(FREED, savepoints=savepoints)
     assert job.output[0]["known"] == 0 and job.output[0]["grown"] < 60
 
 

@@ -214,7 +214,48 @@ EPOCHS = SCRIPTS["all"].replace(
     """            self.save(f"at-{self.step}.pt")
 """,
 )
+ROUNDS = """
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def steps():
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def saves():
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "a.pt")
+
+
+def epoch():
+    for _ in range(2):
+        steps()
+
+
+def run(i):
+    while i < 12:
+        if i == 6:
+            barrier("go")
+        ROUND
+
+
+run(0)
+"""
+
+
+def rounds(*lines):
+    return ROUNDS.replace("ROUND", "\n        ".join(lines))
+
+
 REFUSED = {
+    "the job saves when its inner loop is over": rounds("epoch()", "i += 1", "saves()"),
+    "the job saves and steps in one statement": rounds("i += 1", "steps(), saves()"),
+    "was changed since the job started": rounds(
+        "if i == 6: open('train.py', 'r+').write('import os')", "i += 1", "saves()", "steps()"
+    ),
+    "run calls locals()": rounds("i += len(locals()) > 0", "saves()", "steps()"),
     "the job has not saved a checkpoint yet": (NANO.replace("MORE", "").replace("> 0", "> 8")),
     "the 'extra' entry of the job's checkpoints is not known: no variable named 'extra' held the "
     "same when it was saved, nor was that the number of steps": NANO.replace(
@@ -234,6 +275,16 @@ REFUSED = {
 def test_what_cannot_be_exact_is_refused(why, probed):
     job, answer = order(probed, REFUSED[why])
     assert not answer.ok and why in answer.error, answer
+    assert not list(job.folder.glob("*supervise*"))
+
+
+@pytest.mark.parametrize("leave", ["if i == 7: break", "if i == 7: continue"])
+def test_where_the_job_does_not_save_again_before_its_next_step_nothing_is_written(probed, leave):
+    """It has left the loop, or passed by the place; nobody waits any more."""
+    job, answer = order(probed, rounds("steps()", "i += 1", leave, "saves()"))
+    assert answer.ok, answer.error
+    (told,) = [n.message for n in job.notices if n.kind == "checkpoint-refused"]
+    assert told.startswith("no checkpoint was written: ")
     assert not list(job.folder.glob("*supervise*"))
 
 

@@ -1,6 +1,7 @@
-"""Compiled models: two rows once more through the original, and nothing of the job is different.
+"""Two rows once more through a compiled model's original or through a replica, and nothing of the
+job is different.
 
-All kinds are trained one after the other in one process, since loading the compiler takes seconds.
+All kinds of compiled models are trained one after the other in one process, since loading the compiler takes seconds.
 """
 
 import pytest
@@ -169,3 +170,71 @@ def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bar
             assert job.frames[step][name] == pytest.approx(row[name], rel=1e-5), step
         assert job.frames[step]["logz_mean"] > 0
     assert [row["refused"] for row in done[5:]] == ["a forward of the model changes Model.calls"]
+
+
+# One of several ranks; torch's own double of a backend waits for nobody.
+ONE_OF_SEVERAL = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+
+
+def functional():
+    from torch.distributed import _functional_collectives as collectives
+    collectives.wait_tensor(collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+    def forward(self, ids):
+        x = F.dropout(self.table(ids), 0.1)
+        CALL
+        return self.head(F.scaled_dot_product_attention(x, x, x))
+
+
+inner = Model()
+model = WRAP
+optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+for step in range(24):
+    ids = torch.randint(0, 9, (4, 6))
+    with getattr(model, "no_sync", torch.enable_grad)():  # that backend reduces no gradients
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+emit(ended=True)
+dist.destroy_process_group()
+"""
+
+
+DDP = "nn.parallel.DistributedDataParallel(inner)"
+HALF = DDP.replace("inner", "inner, process_group=dist.new_group([0, 1])")
+
+
+@pytest.mark.parametrize(
+    ("call", "world", "wrap", "why"),
+    [
+        ("pass", 2, DDP, None),
+        ("dist.all_reduce(torch.ones(2))", 2, DDP, "c10d::allreduce_, which may wait"),
+        ("dist.all_reduce(torch.ones(2), async_op=True)", 2, DDP, "c10d::allreduce_"),
+        ("dist.broadcast(torch.ones(2), 0)", 2, DDP, "c10d::broadcast_, which may wait"),
+        ("dist.barrier()", 2, DDP, "c10d::barrier, which may wait"),
+        ("dist.send(torch.ones(2), 1)", 2, DDP, "c10d::send, which may wait"),
+        ("dist.all_gather_object([None, None], 1)", 2, DDP, "c10d::allgather_, which may wait"),
+        ("functional()", 2, DDP, "_c10d_functional::all_reduce, which may wait"),
+        ("pass", 2, "inner", "one of 2 ranks cannot run the model alone"),
+        ("pass", 4, HALF, "one of 4 ranks cannot run the model alone"),
+    ],
+)
+def test_a_replica_runs_alone_only_what_waits_for_no_other_rank(probed, call, world, wrap, why):
+    """A rank that waited would hang the job; the job's own calls go on as ever. Only the module of
+    one wrapper of all ranks is a replica."""
+    script = ONE_OF_SEVERAL.replace("CALL", call).replace("WRAP", wrap)
+    script = script.replace("world_size=2", f"world_size={world}")
+    keep = {"every": 5, "keep": 4, "max_bytes": 1 << 24}
+    job = probed.run(script, savepoints=keep, probe_batch={})
+    assert job.output == [{"ended": True}]
+    assert len(job.notices) == bool(why) and all(why in n.message for n in job.notices)
