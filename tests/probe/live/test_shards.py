@@ -1,11 +1,6 @@
 """Every step knows where its data came from, whoever says it and however the loader is read."""
 
-from types import SimpleNamespace
-
 import pytest
-
-from supervise_probe.collectors.batch import ShardsCollector
-from supervise_probe.shards import name_of
 
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """
@@ -194,25 +189,37 @@ def test_what_does_not_come_out_is_not_claimed(probed):
     assert set(job.column("batch_shard")) == {None}
 
 
-def test_a_job_with_endless_names_does_not_fill_the_record():
-    """A new shard in each of 5000 steps: letters of bounded number and size."""
-    letters = []
-    reporter = SimpleNamespace(notice=lambda *letter: letters.append(letter))
-    context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
-    made = ShardsCollector(context)
-    for step in range(5000):
-        made.shards.report("x" * 500 + f"{step}.tar", step)
-        values = {}
-        made.after_update(None)
-        made.collect(SimpleNamespace(number=step, attempt=0), values)
-        assert values == {"batch_shard": step, "batch_offset": step}
-    assert 200 < len(letters) <= 300
-    assert all(len(text) <= 400 and len(data["shards"]) <= 6 for _, text, data in letters)
+ENDLESS = """
+for step in range(1100):
+    supervise_probe.shard("x" * 500 + f"{step}.tar", step)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
 
 
-def test_names_are_plain_short_and_free_of_secrets():
+def test_a_job_with_endless_names_does_not_fill_the_record(probed):
+    """A new shard in each step: letters of bounded number and size."""
+    job = probed.run(SETUP + ENDLESS, slots=2048)
+    job.poll()  # not all are read at once
+    assert job.column("batch_shard") == job.column("batch_offset") == [*range(1100)]
+    letters = [notice for notice in job.notices if notice.kind == "shard"]
+    assert 32 < letters[-1].letter < 32 + 1100 / 16
+    assert all(len(n.message) <= 400 and len(n.data["shards"]) <= 6 for n in letters)
+
+
+NAMES = """
+for step, name in enumerate(["a/b.tar", 7, "https://me:pw@host/x.tar?token=abc", "y" * 300 + ".tar",
+                             None, "", True, 1.5, object()]):
+    supervise_probe.shard(name)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+finish_tape()
+"""
+
+
+def test_names_are_plain_short_and_free_of_secrets(probed):
     """The end of a long one is kept; what is no name is none."""
-    assert name_of("a/b.tar") == "a/b.tar" and name_of(7) == "shard 7"
-    assert name_of("https://me:pw@host/x.tar?token=abc") == "https://host/x.tar"
-    assert name_of("y" * 300 + ".tar") == "…" + "y" * 195 + ".tar"
-    assert [name_of(odd) for odd in (None, "", True, 1.5, object())] == [None] * 5
+    job = probed.run(SETUP + NAMES)
+    names = [each["shard"] for batch in job.output[0]["tape"] for each in batch.get("shards", ())]
+    assert names == ["a/b.tar", "shard 7", "https://host/x.tar", "…" + "y" * 195 + ".tar"]
+    assert job.column("batch_shard") == [0.0, 1.0, 2.0, 3.0] + [None] * 5

@@ -1,7 +1,8 @@
 """Two rows once more through a compiled model's original or through a replica, and nothing of the
 job is different.
 
-All kinds of compiled models are trained one after the other in one process, since loading the compiler takes seconds.
+All kinds of compiled models are trained one after the other in one process, since loading the
+compiler takes seconds.
 """
 
 import pytest

@@ -1,44 +1,23 @@
-"""The phase of a schedule from its rates alone, and averages that a rollback puts back."""
+"""The phase of a schedule from its rates alone, and averages over what is not finite."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from supervise_probe.collectors.phase import PhaseCollector
-from supervise_probe.collectors.progress import DerivedCollector
-from supervise_probe.torch_state.learning_rate import Warmup
-from supervise_probe.torch_state.records import Average, Optimizers, Window
-
-
-def collector(kind=PhaseCollector):
-    """A collector of a probe whose job tells nothing but its rate."""
-    context = SimpleNamespace(
-        torch=None,
-        scalars=None,
-        registry=SimpleNamespace(schedulers=SimpleNamespace(changes=-1)),
-    )
-    if kind is not PhaseCollector:
-        return kind(context)
-    library, rate = SimpleNamespace(total_steps=None), SimpleNamespace(warming=Warmup())
-    return kind(context, Optimizers(), rate, library)
+RATES = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+for rate in {rates}:
+    optimizer.param_groups[0]["lr"] = rate
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
 
 
-def phases(rates):
-    follower, found = collector(), []
-    for rate in rates:
-        values = {"learning_rate_scheduled": rate}
-        follower.finish(values)
-        found.append(values.get("lr_phase"))
-    return found
-
-
-def changes(rates):
+def changes(job):
     """The phases in their order, each with the step in which it began."""
     found, last = [], None
-    for step, now in enumerate(phases(rates)):
+    for step, now in enumerate(job.column("lr_phase")):
         if now is not None and now != last:
             found.append((step, now))
             last = now
@@ -47,7 +26,7 @@ def changes(rates):
 
 RISE = [1e-3 * (i + 1) / 20 for i in range(20)]
 FLAT = [1e-3] * 100
-COSINE = [5e-4 * (1 + math.cos(math.pi * i / 5000)) for i in range(5001)]
+COSINE = [5e-4 * (1 + math.cos(math.pi * i / 5000)) for i in range(300)]  # of 5000 steps
 FALL = [1e-3 * (1 - i / 100) for i in range(1, 100)]
 STAIRS = [1e-3 * (i // 8 + 1) / 10 for i in range(80)]
 
@@ -65,58 +44,66 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_phase_follows_the_rate(name):
+def test_the_phase_follows_the_rate(probed, name):
     rates, expected = SCHEDULES[name]
-    assert changes(rates) == expected
+    assert changes(probed.run(RATES.format(rates=rates), slots=512)) == expected
 
 
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 20))
-def test_a_window_counts_its_last_steps(happened, size):
-    """Against a count of the list, and through a state at any place."""
-    window = Window("w", size)
-    for step, now in enumerate(happened, 1):
-        window.add(now)
-        last = happened[:step][-size:]
-        assert window.percent == pytest.approx(100 * sum(last) / len(last))
-        state, window = {}, saved(window, Window("w", size))
-        window.save(state)
-        assert all(isinstance(value, int) for value in state.values())
+NOT_FINITE = """
+nan, inf = math.nan, math.inf
+model = nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+for loss, norm in zip([2.0, nan, 2.0, inf, 2.0], [1.0, nan, 3.0, inf, 1.0]):
+    model.weight.data.fill_(1.0)
+    out = model(torch.ones(1, 1)).sum()
+    logits = torch.tensor([[0.0, math.log(math.expm1(loss))]], requires_grad=True)
+    loss = F.cross_entropy(logits, torch.zeros(1).long())
+    (loss + out * norm - (out * min(norm, 9.0)).detach()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=50), st.floats(0.5, 0.999))
-def test_an_average_has_no_bias_at_its_start(values, decay):
-    average = Average("a", decay)
-    assert average.value is None
-    for value in values:
-        average.add(value)
-        average = saved(average, Average("a", decay))
-    n = len(values)
-    total = sum((1 - decay) * decay ** (n - 1 - i) * value for i, value in enumerate(values))
-    assert average.value == pytest.approx(total / (1 - decay**n), rel=1e-9, abs=1e-9)
-
-
-def saved(part, fresh):
-    """A new one with the state of the old."""
-    state = {}
-    part.save(state)
-    fresh.load(state)
-    return fresh
-
-
-def test_what_is_not_finite_enters_no_average():
+def test_what_is_not_finite_enters_no_average(probed):
     """NaN in one step leaves no trace in the next; an overflow is no spike."""
-    follower = collector(DerivedCollector)
-    losses = [2.0, math.nan, 2.0, math.inf, 2.0]
-    norms = [1.0, math.nan, 3.0, math.inf, 1.0]
-    found = []
-    for loss, norm in zip(losses, norms, strict=True):
-        values = {"train_loss_raw": loss, "train_loss": loss}
-        values |= {"grad_global_norm": norm, "update_skipped": 0.0}
-        follower.finish(values)
-        found.append(values)
-    assert [values["train_loss_ema"] for values in found] == pytest.approx([2.0] * 5)
-    assert [values["train_ppl"] for values in found] == pytest.approx([math.exp(2)] * 5)
-    assert [values.get("grad_spike_score") for values in found[:4]] == [None, None, 3.0, None]
+    job = probed.run(NOT_FINITE)
     after = (0.97 * 0.03 * 1.0 + 0.03 * 3.0) / (1 - 0.97**2)
-    assert found[4]["grad_spike_score"] == pytest.approx(1.0 / after)
-    assert all("overflow_rate" not in values for values in found)
+    expected = [None, None, 3.0, None, pytest.approx(1.0 / after)]
+    assert [math.isfinite(loss) for loss in job.column("train_loss")] == [True, False] * 2 + [True]
+    assert job.column("train_loss_ema") == pytest.approx([2.0] * 5)
+    assert job.column("train_ppl") == pytest.approx([math.exp(2)] * 5)
+    assert job.column("grad_spike_score") == expected
+    assert job.column("overflow_rate") == [None] * 5
+
+
+LONG = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for step in range(340):
+    if step == 317:
+        barrier("go")
+    loss = (model(torch.randn(2, 4)) - 1).square().mean()
+    loss.backward()
+    total = nn.utils.clip_grad_norm_(model.parameters(), 2.0).item()
+    emit(loss=loss.item(), clipped=total > 2.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_rate_is_of_its_last_300_steps_and_goes_back_with_the_weights(probed):
+    """As does an average, which has no bias at its start."""
+    job = probed.start(LONG, savepoints={"every": 12, "keep": 2, "max_bytes": 1 << 20}, slots=512)
+    ack = job.order("rollback", before_step=310)
+    probed.wait(job)
+    behind = []
+    for step, (frame, row) in enumerate(zip(job.frames, job.output, strict=True)):
+        behind.append(row)
+        clipped = [each["clipped"] for each in behind[-300:]]
+        assert frame["grad_clip_rate"] == pytest.approx(100 * sum(clipped) / len(clipped)), step
+        weights = [0.99**age for age in reversed(range(len(behind)))]
+        mean = sum(w * each["loss"] for w, each in zip(weights, behind, strict=True)) / sum(weights)
+        assert frame["train_loss_ema"] == pytest.approx(mean, rel=1e-5), step
+        if step == ack.result["from_step"]:
+            del behind[ack.result["step"] + 1 :]
+    assert 0 < sum(row["clipped"] for row in job.output) < 340 and len(behind) < 340
