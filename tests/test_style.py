@@ -139,6 +139,12 @@ NAMED = re.compile(
 )
 
 
+IN_TREE = re.compile(
+    r"(?<![\w./<-])((?:benchmarks|docs|examples|probes|supervisor)"
+    r"/[\w./-]+\.(?:py|md|yaml|json|svg|service|yml|sh))\b"
+)
+
+
 def anchors(document: Path) -> set[str]:
     """Return the anchors of the headings of a Markdown file, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
@@ -159,6 +165,10 @@ def test_a_document_names_files_that_exist(name):
     missing += [
         path for path in NAMED.findall(text) if not any((root / path).exists() for root in roots)
     ]
+    missing += [path for path in IN_TREE.findall(text) if not (ROOT / path).exists()]
+    targets = re.findall(r"^([a-z][\w -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shown = re.findall(r"(?:^|`)make ([a-z][a-z-]*)", text, re.MULTILINE)
+    missing += [f"make {name}" for name in shown if name not in " ".join(targets).split()]
     assert missing == []
 
 
