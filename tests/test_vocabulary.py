@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_architecture import Module, read_modules, within
 
-GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[1]
 
 # A part of a name -> what to write instead.
 REFUSED = {
@@ -78,6 +78,10 @@ PHRASES = {
     r"as good as none": "say what the reader loses",
 }
 PHRASES_ALLOWED = 1
+DOCUMENTS = (
+    *("README.md", "CHANGELOG.md", "docs/behaviour.md", "supervisor/README.md"),
+    *("supervisor/DECISIONS.md", "policies/README.md", "runbooks/README.md", "probes/README.md"),
+)
 
 
 def names(tree: ast.AST) -> Iterator[str]:
@@ -121,10 +125,10 @@ def in_texts() -> list[str]:
     """Return a sentence per refused phrase in what people read."""
     return [
         f"{file}:{number}: {match.group()!r}; use {advice}"
-        for file in ("messages.txt", "help.txt")
-        for number, line in enumerate((GOLDEN / file).read_text().splitlines(), 1)
+        for file in ("tests/golden/messages.txt", "tests/golden/help.txt", *DOCUMENTS)
+        for number, line in enumerate((ROOT / file).read_text("utf-8").splitlines(), 1)
         for pattern, advice in PHRASES.items()
-        for match in re.finditer(pattern, line)
+        for match in re.finditer(rf"\b(?:{pattern})\b", line)
     ]
 
 

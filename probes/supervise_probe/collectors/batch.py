@@ -451,15 +451,15 @@ SHARDS_METRICS = (
     MetricSpec(
         "batch_shard",
         "1",
-        "Number of the shard that the step's data came from, in the order heard of; -1 for several,"
-        " absent where nobody says.",
-        "supervise_probe.shard, or what batch and dataset tell of it",
+        "Number of the shard that the step's data came from, by first report; -1 for several,"
+        " absent without a report.",
+        "supervise_probe.shard, or attributes of batch and dataset",
     ),
     MetricSpec(
         "batch_offset",
         "1",
-        "Where in its one shard the step's data began, as told; absent without a number.",
-        "supervise_probe.shard, or what batch and dataset tell of it",
+        "Where in its one shard the step's data began, as reported; absent without a number.",
+        "supervise_probe.shard, or attributes of batch and dataset",
     ),
 )
 

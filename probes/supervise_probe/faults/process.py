@@ -22,7 +22,7 @@ class Crash(Fault):
 class Hang(Fault):
     """Sleeps, once."""
 
-    MEANING = "stand still inside the step"
+    MEANING = "block inside the step"
     PARAMS: ClassVar[Params] = {"seconds": (0.0, "how long; 0 means for ever")}
 
     def block(self) -> None:

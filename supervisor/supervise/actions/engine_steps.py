@@ -50,7 +50,7 @@ class Hold(Action):
 
 @dataclass(frozen=True)
 class Undo(Action):
-    """Take back, newest first, what earlier runbooks of this incident did and nobody took back.
+    """Take back, newest first, what earlier runbooks of this incident did and is in force.
 
     What a runbook did that was not verified is taken back by itself, before the next rung. So this
     is for one that begins while an earlier one is still being verified, or on its probation. The

@@ -481,7 +481,7 @@ class PolicyFile(Section, frozen=True):
     hold_reminder: Annotated[Seconds, doc("time between two reminders of a hold")] = 14400.0
     repeat: Annotated[
         Seconds,
-        doc("time after which an open SEV0 or SEV1 that nobody acknowledged is told again"),
+        doc("time after which an open SEV0 or SEV1 without an acknowledgement is repeated"),
     ] = 14400.0
 
 
