@@ -79,7 +79,7 @@ PHRASES = {
 }
 PHRASES_ALLOWED = 1
 DOCUMENTS = (
-    *("README.md", "CHANGELOG.md", "docs/behaviour.md", "supervisor/README.md"),
+    *("README.md", "docs/behaviour.md", "supervisor/README.md"),
     *("supervisor/DECISIONS.md", "policies/README.md", "runbooks/README.md", "probes/README.md"),
 )
 
