@@ -1,18 +1,18 @@
 """A dead supervisor's work is taken up: one effect, one outcome, no message lost or doubled."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
+import shutil
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import compare_decisions
-from supervise.core.model import Announced, Exited, Frame, Launched, Notice
+from supervise.core import compare_decisions, record_run
+from supervise.core.model import Announced, Exited, Frame, Launched, Notice, OperatorCommand
+from supervise.errors import StoreError
 from supervise.notifiers import Outbox
 from supervise.runtime import (
     Adoption,
@@ -24,6 +24,9 @@ from supervise.runtime import (
     ends_with,
 )
 from supervise.store import Audit, Journal, Recorder, Reloader, read_audit, read_journal
+
+SECOND = 10**9
+SPIKE = (*[2.0] * 20, 8.0)
 
 
 class FakeJob:
@@ -118,12 +121,10 @@ def assert_replayed(run):
 @pytest.fixture
 def open_intent(keep_run, make_frames):
     """A run whose supervisor died with an order on disk and no outcome."""
-    events = make_frames(0, *[2.0] * 20, 8.0)
-    return keep_run(events, ended=False, answer=lambda action: None)
+    return keep_run(make_frames(0, *SPIKE), ended=False, answer=lambda action: None)
 
 
 def test_an_order_without_an_outcome_is_given_again_under_its_key(open_intent, take_over):
-    """It is committed once, and both supervisors' records make one story."""
     job = FakeJob()
     (intent,) = kinds(open_intent, "intent")
     name = intent["data"]["action"]["id"]
@@ -141,7 +142,7 @@ def test_an_order_without_an_outcome_is_given_again_under_its_key(open_intent, t
 
 def test_an_order_whose_training_is_over_is_not_given_again(keep_run, make_frames, take_over):
     """The job may have met it under the supervisor that died, so it is taken back."""
-    events = make_frames(0, *[2.0] * 20, 8.0)
+    events = make_frames(0, *SPIKE)
     events.append(Announced(events[-1].at_ns, 0, 1, 7, ("train_loss_raw", "grad_global_norm"), 9))
     run = keep_run(events, ended=False, answer=lambda action: None)
     job = FakeJob()
@@ -188,10 +189,9 @@ warmup: 5
 def test_a_pause_that_ended_unwatched_is_known_before_anything_follows(
     keep_run, make_frames, tmp_path, take_over, died_at
 ):
-    """Nothing but evidence is asked for; where it has not ended, it is renewed on."""
     (tmp_path / "pausing.yaml").write_text(PAUSING)
     run = keep_run(
-        make_frames(0, *[2.0] * 20, 8.0),
+        make_frames(0, *SPIKE),
         policy=tmp_path / "pausing.yaml",
         ended=False,
         answer=lambda action: None if action["verb"] == died_at else {"paused_step": 20},
@@ -229,18 +229,29 @@ def test_decisions_are_written_late_and_messages_sent_under_their_keys(open_inte
     assert_replayed(open_intent)
 
 
-def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
-    keep_run, make_frames, small, take_over
-):
+ANSWER = "{lr_scale: {set: 0.5, rewarm: 10}}"
+
+
+@pytest.fixture
+def stopping(keep_run, make_frames, small):
+    """A function that keeps a run which was to be stopped, with this answer to the stop."""
+
+    def keep(answer, *events):
+        text = small.read_text().replace(ANSWER, "snapshot, {stop: {}}")
+        text = text.replace("    verify: {within: 30, clear_for: 5}\n", "")
+        small.write_text(text.replace("  lr_scale: {max: 2, per: 1000}\n", ""))
+        return keep_run(
+            [*make_frames(0, *SPIKE), *events],
+            ended=False,
+            answer=lambda action: answer if action["verb"] == "stop" else {},
+        )
+
+    return keep
+
+
+def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(stopping, take_over):
     """With which code to exit was decided before anybody died."""
-    text = small.read_text().replace("{lr_scale: {set: 0.5, rewarm: 10}}", "snapshot, {stop: {}}")
-    text = text.replace("    verify: {within: 30, clear_for: 5}\n", "")
-    small.write_text(text.replace("  lr_scale: {max: 2, per: 1000}\n", ""))
-    run = keep_run(
-        make_frames(0, *[2.0] * 20, 8.0),
-        ended=False,
-        answer=lambda action: None if action["verb"] == "stop" else {},
-    )
+    run = stopping(None)
     job = FakeJob(returncode=0)
 
     taken = take_over(run, job)
@@ -252,14 +263,19 @@ def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
     assert commit["data"]["result"]["exit_code"] == 78
 
 
+def test_a_stop_that_was_carried_out_decides_with_which_code_to_exit(stopping):
+    stopped = {"how": "term", "returncode": -15, "survivors": [], "exit_code": 78}
+    past = RecoveredRun.read(stopping(stopped, Exited(99 * SECOND, -15)), load_policy)
+
+    assert (past.exit_code, past.exited) == (78, True)
+
+
 @pytest.fixture
 def relaunching(keep_run, make_frames, small):
     """Return a function: the supervisor died while it started the job again."""
 
     def keep(then):
-        text = small.read_text().replace(
-            "{lr_scale: {set: 0.5, rewarm: 10}}", "snapshot, {relaunch: {}}"
-        )
+        text = small.read_text().replace(ANSWER, "snapshot, {relaunch: {}}")
         text = text.replace("  lr_scale: {max: 2, per: 1000}\n", "  restart: {max: 2, per: 1000}\n")
         small.write_text(text + "job: {relaunch: {args: [--resume]}}\n")
         good = {"id": "a", "step": 4, "attempt": 0, "path": "/a.pt", "ok": True, "bytes": 1}
@@ -293,7 +309,6 @@ PID = {"pid": 9, "attempt": 1}
 def test_whether_a_relaunch_left_the_job_dead_is_known(
     relaunching, take_over, marks, launched, dead, code
 ):
-    """One that was started again ends with a code of its own."""
     run = relaunching(lambda at_ns: [Exited(at_ns, -15), Launched(at_ns, 9, 1)] if launched else [])
     key = f"{run.id}:inc-1/1/1-relaunch"
     path = run.path / f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -310,7 +325,6 @@ def test_whether_a_relaunch_left_the_job_dead_is_known(
 
 @pytest.mark.parametrize(("code", "passed_on"), [(2, 78), (0, None), (75, None)])
 def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, code, passed_on):
-    """Its end was the last that the dead supervisor heard of."""
     run = relaunching(
         lambda at_ns: [Exited(at_ns, -15), Launched(at_ns, 9, 1), Exited(at_ns, code)]
     )
@@ -324,3 +338,73 @@ def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, c
     reason = kinds(run, "incident")[-1]["reason"]
     assert ("job.relaunch.args --resume" in reason) is (code != 0)
     assert_replayed(run)
+
+
+# ── what a run has come to, by its records alone ──────────────────────────────────────────────────
+
+
+@pytest.fixture
+def troubled(keep_run, make_frames):
+    """A run with one incident, whose learning rate was halved."""
+    return keep_run(make_frames(0, *SPIKE, *[2.0] * 20), ended=False)
+
+
+def engine_records(run):
+    return [r for r in read_audit(run.audit_path) if r["actor"] == "engine"]
+
+
+def test_nothing_is_missing_where_nobody_died(troubled):
+    past = RecoveredRun.read(troubled, load_policy)
+
+    assert past.unwritten == []
+    assert (past.state.step, past.state.machine) == (40, "probation")
+    assert past.names == {0: ("train_loss_raw", "grad_global_norm")}
+    assert [frame.step for _, frame in past.window] == list(range(41))
+    assert (past.exited, past.launched.pid) == (False, 2**22 + 7)
+    assert past.last is not None
+
+
+def test_decisions_that_were_not_written_any_more_are_known(troubled):
+    """Wherever a kill cut the log after the last judged event: what is left is what replay says."""
+    whole, lines = engine_records(troubled), troubled.audit_path.read_bytes().splitlines(True)
+    for length in range(len(lines), 1, -1):
+        troubled.audit_path.write_bytes(b"".join(lines[:length]))
+        left = engine_records(troubled)
+        late = [
+            (event, record_run(decision)["reason"])
+            for event, _, decision in RecoveredRun.read(troubled, load_policy).unwritten
+        ]
+        assert late == [(r["event"], r["reason"]) for r in whole[len(left) :]]
+        assert left == whole[: len(left)]
+
+
+def test_a_log_that_says_something_else_is_not_gone_on_with(troubled, keep_run, make_frames):
+    """Its journal belongs to another run: decisions would not follow from it."""
+    other = keep_run(make_frames(0, *[2.0] * 9, 8.0, *[2.0] * 40), ended=False, name="other")
+    shutil.rmtree(troubled.journal_path)
+    shutil.copytree(other.journal_path, troubled.journal_path)
+
+    with pytest.raises(StoreError, match="does not follow from its journal from record"):
+        RecoveredRun.read(troubled, load_policy)
+
+
+def test_a_run_whose_journal_lost_its_end_is_not_gone_on_with(troubled):
+    [segment] = troubled.journal_path.iterdir()
+    segment.write_bytes(segment.read_bytes()[:-900])
+
+    with pytest.raises(StoreError, match="is incomplete, so nobody can take the run over"):
+        RecoveredRun.read(troubled, load_policy)
+
+
+def test_the_policy_of_a_reload_is_in_force(keep_run, make_frames, small):
+    second = small.with_name("second.yaml")
+    second.write_text(small.read_text().replace("gt: 5.0", "gt: 6.0"))
+    reload = OperatorCommand(12 * SECOND, "anna", "reload", {"policy": str(second), "key": "9-9"})
+    run = keep_run([*make_frames(0, 2.0, 2.0), reload, *make_frames(2, 5.5)], ended=False)
+
+    past = RecoveredRun.read(run, load_policy)
+
+    assert past.started.digest != past.policy.digest == load_policy(second).digest
+    assert past.reload == (str(second), None)
+    assert (past.asked, past.received) == (None, {"9-9"})
+    assert past.state.incident is None  # 5.5 is none of its breaches

@@ -1,7 +1,5 @@
 """What the guard is told of the run."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from types import SimpleNamespace
 
@@ -32,7 +30,6 @@ from supervise.runtime import forward_save, may_come_back
 def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
     code, mode, on_crash, change, comes_back
 ):
-    """Only one that crashed, by a policy that starts it again, is worth a hurry."""
     policy = Policy("p", "sha256:0", mode, {}, (), job=JobSettings(on_crash=on_crash))
     state = start_engine(policy)
     state.job.unavailable.clear()

@@ -1,7 +1,5 @@
 """What the processor knows of a relaunch that is under way."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -43,16 +41,12 @@ def test_what_may_be_better_lies_between_the_order_and_the_trouble(processor):
     assert processor.candidate_steps() == (19, 30)
 
 
-def test_what_people_approved_is_settled(processor):
-    """Looking for another one would only keep the job dead for longer."""
-    processor.state.incident.run.terms.approved = [{"verb": "relaunch", "args": {}}]
-
-    assert processor.candidate_steps() is None
-
-
-def test_a_relaunch_that_nobody_waits_for_is_told_so(processor):
+def test_a_relaunch_that_people_approved_or_nobody_waits_for_looks_for_no_other(processor):
     """Its deadline is over, or the end of the run was asked for."""
-    processor.state.incident.run.intent.action_id = None
+    execution = processor.state.incident.run
+    execution.terms.approved = [{"verb": "relaunch", "args": {}}]
+    assert processor.candidate_steps() is None
+    execution.intent.action_id = None
 
     for question in (processor.candidate_steps, processor.choose_checkpoint):
         with pytest.raises(ActionError, match="nobody waits"):

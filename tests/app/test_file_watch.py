@@ -1,13 +1,10 @@
 """Files wake who waits for them."""
 
-from __future__ import annotations
-
 import threading
-from pathlib import Path
 
 import pytest
 
-from supervise.runtime import FileWatch, Target, checkpoint_targets, watches
+from supervise.runtime import FileWatch, checkpoint_targets
 
 pytest.importorskip("watchdog")
 WITHIN_S = 20.0
@@ -19,12 +16,12 @@ def woken():
 
 
 @pytest.fixture
-def watch(monkeypatch):
-    monkeypatch.setattr(watches, "RETRY_S", 0.05)
+def watch(tmp_path, woken):
+    """A function that watches for the files of a pattern."""
     started = []
 
-    def start(*targets):
-        started.append(FileWatch(targets))
+    def start(pattern):
+        started.append(FileWatch(checkpoint_targets([pattern], tmp_path, woken.set), retry_s=0.05))
         started[-1].start()
 
     yield start
@@ -40,19 +37,29 @@ def settle(woken):
         woken.wait(0.1)
 
 
-@pytest.mark.parametrize("how", ["written", "moved in"])
-def test_a_file_that_comes_wakes(tmp_path, watch, woken, how):
+@pytest.mark.parametrize(
+    ("pattern", "folder", "how"),
+    [
+        ("out/*.pt", "out", "written"),
+        ("out/step-*/model.pt", "out", "moved in"),
+        ("**/*.pt", ".", "written"),
+        ("{}/out/last.pt", "out", "moved in"),
+    ],
+)
+def test_a_file_where_the_literal_beginning_of_a_pattern_leads_wakes(
+    tmp_path, watch, woken, pattern, folder, how
+):
     """Written in place, or aside and then moved, as a command or a checkpoint is."""
-    watched, aside = tmp_path / "watched", tmp_path / "aside"
-    watched.mkdir()
+    aside = tmp_path.with_name(f"{tmp_path.name}-aside")
     aside.write_text("x")
-    watch(Target(watched, woken.set))
+    (tmp_path / "out").mkdir()
+    watch(pattern.format(tmp_path))
     settle(woken)
 
     if how == "written":
-        (watched / "new").write_text("x")
+        (tmp_path / folder / "new").write_text("x")
     else:
-        aside.rename(watched / "new")
+        aside.rename(tmp_path / folder / "new")
 
     assert woken.wait(WITHIN_S)
 
@@ -60,7 +67,7 @@ def test_a_file_that_comes_wakes(tmp_path, watch, woken, how):
 def test_a_directory_that_comes_later_and_one_below_are_watched(tmp_path, watch, woken):
     """The output directory is made by the job, and each checkpoint in one of its own."""
     out = tmp_path / "out"
-    watch(*checkpoint_targets(["out/checkpoint-*/model.pt"], tmp_path, woken.set))
+    watch("out/checkpoint-*/model.pt")
     out.mkdir()
     settle(woken)
     (out / "checkpoint-10").mkdir()
@@ -68,18 +75,3 @@ def test_a_directory_that_comes_later_and_one_below_are_watched(tmp_path, watch,
 
     (out / "checkpoint-10" / "model.pt").write_text("x")
     assert woken.wait(WITHIN_S)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "directory"),
-    [
-        ("out/*.pt", "/job/out"),
-        ("out/step-*/model.pt", "/job/out"),
-        ("**/*.pt", "/job"),
-        ("/data/run/last.pt", "/data/run"),
-    ],
-)
-def test_the_literal_beginning_of_a_pattern_is_watched(pattern, directory, woken):
-    (target,) = checkpoint_targets([pattern], Path("/job"), woken.set)
-
-    assert (target.directory, target.below) == (Path(directory), True)

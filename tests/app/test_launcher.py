@@ -1,29 +1,30 @@
 """What a launch gives to the job: the command, the environment, the probe's orders."""
 
-from __future__ import annotations
-
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 
-from supervise.core.model import JobSettings, Policy, RelaunchSettings, Rewarm
+from supervise.core.model import JobSettings, Policy, RelaunchSettings, Rewarm, Savepoints
 from supervise.errors import ActionError
-from supervise.runtime import LAUNCH_FILE, Launch, Launcher, first_environment, inner_restarts
+from supervise.runtime import Launch, Launcher, first_environment, inner_restarts
 from supervise.store import RunDir
 
 TELL = """
 import json, os, pathlib, sys
 pathlib.Path(sys.argv[1]).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
 """
-POLICY = Policy("p", "sha256:0", "enforce", {}, ())
 HOW = RelaunchSettings(
     args=["--init_from=resume", "--ckpt={checkpoint}", "--dir={directory}", "x={y}"],
     env={"START_STEP": "{step}"},
 )
+POLICY = Policy("p", "sha256:0", "enforce", {}, (), job=JobSettings(relaunch=HOW))
 AGAIN = Launch(3, 99, "/ckpt/at-99.pt", Rewarm(0.1, 50), [[120, 139]])
+NAME = "SUPERVISE_LAUNCH"
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def launcher(run, tmp_path):
 def told(tmp_path, run, launcher):
     """Start a launch; return its further arguments, its environment, and what the probe reads."""
 
-    def start(policy, launch):
+    def start(policy, launch=Launch()):  # noqa: B008
         assert launcher.start(policy, launch).wait(60.0) == 0
         (_, *words), environ = json.loads((tmp_path / "told").read_text())
         return words, environ, run.read_json("probe.json")
@@ -49,60 +50,75 @@ def told(tmp_path, run, launcher):
     return start
 
 
-def test_the_first_launch_is_the_command_as_it_was_given(told, run):
-    """No argument and no order more; its name is attempt 0 of the run."""
-    words, environ, config = told(replace(POLICY, job=JobSettings(relaunch=HOW)), Launch())
-
-    assert words == []
-    assert (environ["START_STEP"], environ[LAUNCH_FILE]) == ("0", f"{run.id}:0")
-    assert config["drills"] == ["drill"]
-    assert "first_step" not in config
-
-
-def test_a_supervisor_that_comes_later_knows_the_environment(told, run):
-    """As it was first given; nobody else can read it, and later launches do not change it."""
-    policy = replace(POLICY, job=JobSettings(relaunch=HOW))
-    told(policy, Launch())
-    kept = first_environment(run)
-    told(policy, AGAIN)
-
-    assert kept == first_environment(run)
-    assert (kept["PATH"], kept["START_STEP"]) == (os.environ["PATH"], "0")
-    assert LAUNCH_FILE not in kept
-    assert (run.secrets_path / "environ.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_later_launch_gets_what_the_policy_says(told, run):
+def test_the_first_launch_is_the_command_as_it_was_given_and_later_ones_follow_the_policy(
+    told, run
+):
     """Templates are filled in, other braces are the job's own; the probe counts on."""
-    words, environ, config = told(replace(POLICY, job=JobSettings(relaunch=HOW)), AGAIN)
+    words, environ, config = told(POLICY)
+    assert words == []
+    assert (environ["START_STEP"], environ[NAME]) == ("0", f"{run.id}:0")
+    assert config["drills"] == ["drill"] and "first_step" not in config
+    first = first_environment(run)  # for a supervisor that comes later
 
+    words, environ, config = told(POLICY, AGAIN)
     assert words == ["--init_from=resume", "--ckpt=/ckpt/at-99.pt", "--dir=/ckpt", "x={y}"]
-    assert (environ["START_STEP"], environ[LAUNCH_FILE]) == ("100", f"{run.id}:3")
+    assert (environ["START_STEP"], environ[NAME]) == ("100", f"{run.id}:3")
     assert (config["attempt"], config["first_step"]) == (3, 100)
     assert (config["rewarm"], config["skip"]) == ({"start": 0.1, "steps": 50}, [[120, 139]])
     assert config["resume"] is None
+    assert first == first_environment(run)
+    assert (first["PATH"], first["START_STEP"]) == (os.environ["PATH"], "0")
+    assert NAME not in first
+    assert (run.secrets_path / "environ.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_library_is_told_by_the_probe(told):
-    """Where no argument can say it."""
-    how = RelaunchSettings(resume="library")
-
-    words, _, config = told(replace(POLICY, job=JobSettings(relaunch=how)), AGAIN)
+def test_a_library_is_told_by_the_probe_where_no_argument_can_say_it(told):
+    how = JobSettings(relaunch=RelaunchSettings(resume="library"))
+    words, _, config = told(replace(POLICY, job=how), AGAIN)
 
     assert words == []
     assert config["resume"] == {"how": "library", "path": "/ckpt/at-99.pt"}
 
 
+@pytest.mark.parametrize(
+    ("job", "mode", "name", "value"),
+    [
+        ({}, "enforce", "peak_flops", None),  # the probe goes by the device's name
+        ({"peak_flops": 1.2e14}, "enforce", "peak_flops", 1.2e14),
+        ({"probe_batch": True}, "enforce", "probe_batch", {}),
+        ({"probe_batch": True}, "shadow", "probe_batch", None),
+        ({}, "enforce", "probe_batch", None),
+    ],
+)
+def test_settings_of_the_policy_reach_the_probe(told, job, mode, name, value):
+    policy = replace(POLICY, mode=mode, job=JobSettings(**job))
+    assert told(policy)[2][name] == value
+
+
+def test_savepoints_have_a_budget_of_memory_and_one_of_disk(told, tmp_path):
+    """Shares of what the machine has, unless the policy says how much; or none go to disk."""
+
+    def savepoints(**keys):
+        return told(replace(POLICY, savepoints=Savepoints(25, **keys)))[2]["savepoints"]
+
+    shares = savepoints(spill="disk")
+    assert 0 < shares["max_bytes"] < psutil.virtual_memory().total
+    assert 0 < shares["max_disk_bytes"] < shutil.disk_usage(tmp_path).total
+    assert "spill" not in shares  # beside the marks
+    assert savepoints(spill="none")["spill"] is None
+    written = savepoints(spill="disk", max_bytes=5, max_disk_bytes=7)
+    assert (written["max_bytes"], written["max_disk_bytes"]) == (5, 7)
+
+
 def test_a_launch_that_was_made_is_not_made_again(launcher, run, tmp_path, sleeper):
     """A supervisor that died behind the start left a process that carries its name."""
-    policy = replace(POLICY, job=JobSettings(relaunch=HOW))
-    pid = sleeper({LAUNCH_FILE: f"{run.id}:3"})
+    pid = sleeper({NAME: f"{run.id}:3"})
     with pytest.raises(ActionError, match=f"started already, as process {pid}"):
-        launcher.start(policy, AGAIN)
+        launcher.start(POLICY, AGAIN)
 
     later = Launcher(["false"], {}, run, tmp_path, adopt=lambda found, _: found)
 
-    assert later.start(policy, AGAIN) == pid
+    assert later.start(POLICY, AGAIN) == pid
 
 
 @pytest.mark.parametrize(
@@ -117,5 +133,4 @@ def test_a_launch_that_was_made_is_not_made_again(launcher, run, tmp_path, sleep
     ],
 )
 def test_restarts_that_multiply_with_ours_are_found(command, times):
-    """Both spellings, with and without an equals sign; the script's own option is none of ours."""
     assert inner_restarts(command.split()) == times

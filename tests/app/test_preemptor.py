@@ -1,13 +1,9 @@
 """Orders of checkpoints, and their outcomes: a probe in memory, no process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,43 +13,40 @@ from supervise.runtime import Forwarder, PendingCommand, Preemptor, RankView
 PATH = "out/ckpt.supervise-8.pt"
 
 
-@dataclass
 class FakeJob:
     """Answers the order by hand."""
 
-    paused: bool = False
-    status: dict[str, Any] = field(default_factory=lambda: {"checkpoint": "ready"})
-    asked: list[PendingCommand] = field(default_factory=list)
+    def __init__(self):
+        self.paused, self.status, self.asked = False, {"checkpoint": "ready"}, []
 
-    def ranks(self) -> dict[int, RankView]:
+    def ranks(self):
         return {0: RankView(1, document=Payload(self.status))}
 
-    def ask(self, verb: str, args: Any, *, key: str, partly: bool = False) -> PendingCommand:
+    def ask(self, verb, args, *, key, partly=False):
         assert verb == "checkpoint" and args["until_ns"] > 0
         self.asked.append(PendingCommand(verb, key, threading.Condition()))
         return self.asked[-1]
 
-    def forget(self, asked: PendingCommand) -> None:
+    def forget(self, asked):
         assert asked in self.asked
 
-    def answer(self, result: Any = None, error: str | None = None) -> None:
+    def answer(self, result=None, error=None):
         ack = SimpleNamespace(ok=error is None, result=result or {}, error=error)
         self.asked[-1].answers[0] = ack
 
 
-@dataclass
 class FakeProcessor:
     """Keeps what it is given to process."""
 
-    policy: Any
-    state: Any
-    performing: str = ""
-    events: list[Any] = field(default_factory=list)
+    def __init__(self):
+        self.policy = SimpleNamespace(mode="enforce", job=JobSettings(preempt="checkpoint"))
+        self.state = SimpleNamespace(job=SimpleNamespace(world_size=1, held_signals=()))
+        self.performing, self.events = "", []
 
-    def process(self, event: Any) -> None:
+    def process(self, event):
         self.events.append(event)
 
-    def phases(self) -> list[str]:
+    def phases(self):
         return [event.data["phase"] for event in self.events if isinstance(event, Notice)]
 
 
@@ -61,19 +54,14 @@ class FakeProcessor:
 def run(tmp_path):
     """A preemptor with its fakes, in the last seconds of an allocation if `end` says so."""
 
-    def make(end: str = "", now_s: float = 1000.0, **policy: Any) -> SimpleNamespace:
-        policy = {"mode": "enforce", "job": JobSettings(preempt="checkpoint")} | policy
-        state = SimpleNamespace(job=SimpleNamespace(world_size=1, held_signals=()))
-        processor = FakeProcessor(SimpleNamespace(**policy), state)
-        forwarder = Forwarder()
+    def make(end=""):
+        processor, forwarder, job = FakeProcessor(), Forwarder(), FakeJob()
         forwarder.allow_holding()
-        clock = SimpleNamespace(now_s=now_s)
-        made = Preemptor(
-            forwarder, processor, tmp_path, {"SLURM_JOB_END_TIME": end}, lambda: clock.now_s
-        )
-        job = FakeJob()
+        clock = SimpleNamespace(now_s=1000.0)
+        allocation = {"SLURM_JOB_END_TIME": end}
+        made = Preemptor(forwarder, processor, tmp_path, allocation, lambda: clock.now_s)
 
-        def go() -> None:
+        def go():
             made.run_second(job)
             made.run_round(job, ended=False)
 
@@ -84,22 +72,21 @@ def run(tmp_path):
     return make
 
 
-def report(made: Preemptor, kind: str, message: str = "", **data: Any) -> None:
-    made.observe(Notice(0, kind, message, data=data))
+def report_saved(it, **data):
+    it.made.observe(Notice(0, "checkpoint-saved", "", data=data))
 
 
 def test_walltime_orders_a_checkpoint_and_then_stops_the_job(run):
-    """In its margin, and not before; only the checkpoint that was ordered counts."""
     it = run(end="2000")
     it.go()
     assert it.job.asked == []
     it.clock.now_s = 1881.0
     it.go()
     it.job.answer({"path": PATH, "step": 8})
-    report(it.made, "checkpoint-saved", path="out/other.pt", step=7)
+    report_saved(it, path="out/other.pt", step=7)
     it.go()
     assert it.processor.phases() == ["requested"]
-    report(it.made, "checkpoint-saved", path=PATH, step=8, how="on-demand")
+    report_saved(it, path=PATH, step=8, how="on-demand")
     it.go()
 
     assert it.processor.phases() == ["requested", "saved"]
@@ -133,10 +120,7 @@ def test_a_drain_file_from_before_the_start_means_nothing(run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (
-            lambda it: setattr(it.processor.policy, "mode", "observe"),
-            "mode observe changes",
-        ),
+        (lambda it: setattr(it.processor.policy, "mode", "observe"), "mode observe changes"),
         (lambda it: setattr(it.processor.state.job, "world_size", 2), "2 ranks would have to save"),
         (lambda it: setattr(it.processor, "performing", "relaunch"), "a relaunch is in progress"),
         (lambda it: setattr(it.job, "paused", True), "the job is paused"),
@@ -158,7 +142,6 @@ def test_where_no_checkpoint_can_be_made_the_signal_is_not_held_and_people_know(
 
 
 def test_what_lasts_is_reported_once_at_the_start(run):
-    """Several ranks: their framework gets the signals."""
     it = run()
     it.processor.state.job.world_size = 2
     it.go()

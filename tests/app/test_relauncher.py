@@ -1,7 +1,5 @@
 """Stopped, put back, started: in this order, each once, wherever a supervisor died between them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -13,7 +11,7 @@ from supervise.checkpoints import RestoredCheckpoint
 from supervise.core import Finding
 from supervise.core.model import Payload, Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
-from supervise.runtime import RELAUNCH_MARGIN_S, RELAUNCH_STOP_S, HostMemo, Relauncher, stopped_for
+from supervise.runtime import HostMemo, Relauncher, stopped_for
 from supervise.store import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
@@ -125,11 +123,20 @@ def edges(start):
 
 
 @pytest.fixture
-def control(run, edges, start, looping):
+def control(run, edges, controlled):
     """A control over a running job, with a fresh supervisor's relauncher."""
     relaunch = Relauncher(run, edges, edges, edges, edges.notices.append)
-    edges.control = looping(start("sleep", "60"), relaunch)
+    edges.control = controlled(relaunch=relaunch)
     return edges.control
+
+
+def relaunch(control, order=ARGS, *, deadline_s=60):
+    return control.relaunch(order, key="r:1", deadline_s=deadline_s)
+
+
+def steps(edges):
+    """Return what was asked for, without the arguments."""
+    return [each if isinstance(each, str) else each[0] for each in edges.asked]
 
 
 def written(run):
@@ -137,11 +144,16 @@ def written(run):
     return path, json.loads(path.read_text())
 
 
+def kill(control):
+    control.process.signal(9)
+    control.process.wait(60.0)
+
+
 def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
     """What takes long comes before the stop, what moves files after it; then the new one runs."""
     old = control.process
 
-    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+    seen = relaunch(control)
 
     assert edges.asked == [
         ("prepare", "ckpt-2", None),
@@ -151,19 +163,10 @@ def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
         ("restore", "ckpt-2", -15),
         ("launch", "/ckpt.pt", 99),
     ]
-    assert control.exit_code is None
-    assert old.returncode == -15
-    assert control.process.returncode is None
-    assert seen == {
-        "how": "term",
-        "returncode": -15,
-        **STAGES[1],
-        "pid": control.process.pid,
-        "attempt": 3,
-        "checkpoint": "ckpt-2",
-        "step": 99,
-    }
+    assert (control.exit_code, old.returncode, control.process.returncode) == (None, -15, None)
+    stop = {"how": "term", "returncode": -15}
     ids = {"pid": control.process.pid, "attempt": 3}
+    assert seen == {**stop, **STAGES[1], **ids, "checkpoint": "ckpt-2", "step": 99}
     assert written(run)[1] == {"key": "r:1", **STAGES[0], **STAGES[1], **ids}
 
 
@@ -177,22 +180,26 @@ def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
 )
 def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, done, left):
     """It died after a stage; what was done is not done again, above all not to the new job."""
-    control.relaunch(ARGS, key="r:1", deadline_s=60)
+    relaunch(control)
     path, marks = written(run)
     kept = {"key"} | {key for stage in STAGES[:done] for key in stage}
     path.write_text(json.dumps({k: v for k, v in marks.items() if k in kept}))
     edges.asked.clear()
+    if left == ["launch"]:  # the action would be reported as failed, with a job that runs
+        with pytest.raises(ActionError, match="too late"):
+            relaunch(control, deadline_s=4.0)
+        assert edges.asked == []
 
-    control.relaunch(ARGS, key="r:1", deadline_s=60)
+    relaunch(control)
 
-    assert [each if each == "verified" else each[0] for each in edges.asked] == left
+    assert steps(edges) == left
 
 
 def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run):
     """Everything that follows is about the newer one, which is prepared as the first one was."""
     edges.chosen = [NEWER]
 
-    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+    seen = relaunch(control)
 
     assert (seen["checkpoint"], seen["step"]) == ("ckpt-3", 149)
     assert written(run)[1]["args"] == NEWER and "failed" not in seen
@@ -203,26 +210,16 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run):
     ]
 
 
-@pytest.fixture
-def heir(control, edges, run):
-    """Return a function: a supervisor came as far as the stop, the next one gets the order."""
-
-    def take_over(order):
-        edges.error = StoreError("killed")
-        with pytest.raises(ActionError, match="killed"):
-            control.relaunch(ARGS, key="r:1", deadline_s=60)
-        assert written(run)[1] == {"key": "r:1", **STAGES[0]}
-        edges.error, edges.chosen = None, [order]
-        edges.asked.clear()
-        return control.relaunch(order, key="r:1", deadline_s=60)
-
-    return take_over
-
-
-def test_what_an_heir_is_ordered_is_prepared(heir, edges):
+def test_what_an_heir_is_ordered_is_prepared(control, edges, run):
     """The choice was on record, and its supervisor died before it followed it."""
-    assert heir(NEWER)["step"] == 149
-    assert [what[:2] for what in edges.asked[-3:]] == [
+    edges.error = StoreError("killed")
+    with pytest.raises(ActionError, match="killed"):
+        relaunch(control)
+    assert written(run)[1] == {"key": "r:1", **STAGES[0]}
+    edges.error, edges.chosen = None, [NEWER]
+
+    assert relaunch(control, NEWER)["step"] == 149
+    assert [each[:2] for each in edges.asked[-3:]] == [
         ("prepare", "ckpt-3"),
         ("restore", "ckpt-3"),
         ("launch", "/ckpt.pt"),
@@ -235,7 +232,7 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
     edges.chosen = [NEWER]
     setattr(edges, damage, ("ckpt-3",))
 
-    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+    seen = relaunch(control)
 
     assert (seen["checkpoint"], seen["step"]) == ("ckpt-2", 99)
     assert list(seen["failed"]) == ["ckpt-3"] and written(run)[1]["args"] == ARGS
@@ -246,204 +243,148 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
     ]
 
 
-def test_when_nothing_can_be_put_back_the_relaunch_fails(control, edges):
-    """Nothing is started from a checkpoint that is not there."""
+def test_when_nothing_can_be_put_back_nothing_is_started(control, edges):
     edges.chosen, edges.lost = [NEWER], ("ckpt-2", "ckpt-3")
 
     with pytest.raises(ActionError, match="gone"):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
+        relaunch(control)
 
     assert control.exit_code == 78
     assert [each[1] for each in edges.asked if each[0] == "restore"] == ["ckpt-3", "ckpt-2"]
+    assert "launch" not in steps(edges)
 
 
-def test_when_choosing_fails_the_order_is_carried_out(control, edges):
-    """Whatever it was; the result tells."""
-    edges.error = ValueError("a bug")
+@pytest.mark.parametrize(
+    ("attributes", "failed"),
+    [
+        ({"error": ValueError("a bug")}, {"failed": {"checkpoint-choice": "a bug"}}),
+        ({"settled": True}, {}),  # people approved it
+    ],
+)
+def test_where_nothing_is_chosen_the_order_is_carried_out(control, edges, attributes, failed):
+    vars(edges).update(attributes)
 
-    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+    seen = relaunch(control)
 
-    assert seen["step"] == 99 and seen["failed"] == {"checkpoint-choice": "a bug"}
-    assert [what for what, *_ in edges.asked] == [
-        "prepare",
-        "verify_candidates",
-        "restore",
-        "launch",
-    ]
+    assert seen["step"] == 99 and {k: v for k, v in seen.items() if k == "failed"} == failed
+    assert steps(edges) == ["prepare", "verify_candidates", "restore", "launch"]
 
 
-def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):
-    """The first one is prepared, and the job is dead."""
+def test_a_newer_one_for_which_there_is_no_time_is_not_prepared(control, edges):
     edges.chosen = [NEWER.extended(bytes=60 * SLOWEST_RELAUNCH)]
 
-    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
-
-    assert seen["step"] == 99
-    assert [what[1] for what in edges.asked if what[0] == "prepare"] == ["ckpt-2"]
+    assert relaunch(control)["step"] == 99
+    assert [each[1] for each in edges.asked if each[0] == "prepare"] == ["ckpt-2"]
 
 
-def test_the_look_takes_no_longer_than_there_is_time(control, edges):
-    """Else it would come too late to be started again."""
+def test_the_verification_takes_no_longer_than_there_is_time(control, edges):
     edges.end_verification = lambda: None  # it never comes to its end
-    large = ARGS.extended(bytes=int((60.0 - RELAUNCH_MARGIN_S - 1.0) * SLOWEST_RELAUNCH))
+    large = ARGS.extended(bytes=54 * SLOWEST_RELAUNCH)
 
-    assert control.relaunch(large, key="r:1", deadline_s=60)["step"] == 99
+    assert relaunch(control, large)["step"] == 99
     assert edges.is_verifying_now
 
 
-def test_what_people_approved_is_not_looked_beyond(control, edges):
-    """Nobody waits for anything."""
-    edges.settled = True
-
-    assert "failed" not in control.relaunch(ARGS, key="r:1", deadline_s=60)
-    assert [what for what, *_ in edges.asked] == [
-        "prepare",
-        "verify_candidates",
-        "restore",
-        "launch",
-    ]
+UNFIT = [Finding("disk", "bad", "1.0 GB free in /out, and a checkpoint has 2.0 GB")]
+IDLE = ARGS.extended(if_idle_s=0.2)
 
 
-def test_a_job_that_is_dead_already_is_not_stopped(control, edges):
-    """It crashed: the checkpoint is put back and it starts again."""
-    control.process.signal(9)
-    control.process.wait(60.0)
+@pytest.mark.parametrize(
+    ("attributes", "order", "deadline_s", "error"),
+    [
+        ({"health": {True: UNFIT}}, ARGS, 120, "not fit to start the job on: disk"),
+        ({}, ARGS, 20.0, "not stopped"),  # preparing took as long as there was
+        ({}, IDLE, 60, r"main threads are cannot be read\): not restarted"),
+        ({"error": UsageError("the pin is damaged")}, ARGS, 60, "damaged"),
+    ],
+    ids=["an unfit host", "no time", "it may work", "a damaged checkpoint"],
+)
+def test_a_job_that_could_not_be_started_again_is_not_stopped(
+    control, edges, attributes, order, deadline_s, error
+):
+    vars(edges).update(attributes)
+    with pytest.raises(ActionError, match=error):
+        relaunch(control, order, deadline_s=deadline_s)
 
-    seen = control.relaunch(ARGS, key="r:1", deadline_s=60)
+    assert control.process.poll() is None and control.exit_code is None
+    assert steps(edges) == ["prepare"]
+
+
+@pytest.mark.parametrize("order", [ARGS, IDLE], ids=["by order", "for a standstill"])
+def test_a_job_that_is_dead_already_is_started_and_not_stopped(control, order):
+    kill(control)
+
+    seen = relaunch(control, order)
 
     assert (seen["how"], seen["returncode"]) == ("ended", -9)
     assert control.process.returncode is None
-
-
-UNFIT = [Finding("disk", "bad", "1.0 GB free in /out, and a checkpoint has 2.0 GB")]
-
-
-def test_on_a_host_that_is_not_fit_the_job_is_not_stopped(control, edges):
-    """It goes on, as far as it can."""
-    edges.health[True] = UNFIT
-    with pytest.raises(ActionError, match="not fit to start the job on: disk"):
-        control.relaunch(ARGS, key="r:1", deadline_s=120)
-
-    assert control.process.returncode is None and control.exit_code is None
-    assert [what for what, *_ in edges.asked] == ["prepare"]
 
 
 def test_on_a_host_that_is_not_fit_nothing_is_started(control, edges, run):
     """What it found is on record, a person is needed; a later try of the order looks again."""
     edges.health[False] = UNFIT
     with pytest.raises(ActionError, match="not fit"):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
+        relaunch(control)
 
     assert control.exit_code == 78 and edges.asked[-1][0] == "restore"
     assert edges.notices[-1].data["unfit"].startswith("disk: 1.0 GB free")
     start, within_s = edges.looked_at
     assert (str(start.folder), start.size, start.python) == ("/out", 7, "/bin/python3")
-    assert 0 < within_s < 60 - RELAUNCH_MARGIN_S
+    assert 0 < within_s < 55
     assert run.read_json("unfit.json")["host"] == "here"
     edges.health[False] = []
-    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
+    assert relaunch(control)["attempt"] == 3
 
 
 @pytest.mark.parametrize(
     "health", [[Finding("matmul", "undecided", "no answer within 95 s")], OSError("a bug")]
 )
 def test_a_gate_that_cannot_decide_lets_the_job_start(control, edges, health):
-    """People are notified of it; see the engine."""
     edges.health[False] = health
 
-    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
+    assert relaunch(control)["attempt"] == 3
 
 
 @pytest.mark.parametrize(
     "error", [StoreError("no ckpt-2"), LaunchError("no such command", exit_code=127)]
 )
-def test_what_fails_is_the_actions_error(control, edges, error):
-    """A later try of the same order finds the stages that were reached."""
+def test_after_what_fails_a_later_try_of_the_order_goes_on_there(control, edges, error):
     edges.error = error
     with pytest.raises(ActionError, match=str(error)):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
+        relaunch(control)
     edges.error, failed = None, edges.asked[-1][0]
     edges.asked.clear()
 
-    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
-    assert failed in [each[0] for each in edges.asked]
-
-
-def test_nothing_starts_when_nobody_waits_for_it_any_more(control, edges, run):
-    """The action would be reported as failed, with a job that runs."""
-    control.relaunch(ARGS, key="r:1", deadline_s=60)
-    path, marks = written(run)
-    path.write_text(json.dumps({k: v for k, v in marks.items() if k not in STAGES[2]}))
-    edges.asked.clear()
-
-    with pytest.raises(ActionError, match="too late"):
-        control.relaunch(ARGS, key="r:1", deadline_s=RELAUNCH_MARGIN_S - 1.0)
-
-    assert edges.asked == []
-
-
-def test_nothing_is_stopped_that_could_not_be_started_in_time(control, edges):
-    """Preparing took as long as there was."""
-    with pytest.raises(ActionError, match="not stopped"):
-        control.relaunch(ARGS, key="r:1", deadline_s=RELAUNCH_STOP_S)
-
-    assert [what for what, *_ in edges.asked] == ["prepare"]
-    assert control.process.poll() is None
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_job_that_may_work_is_not_restarted_for_a_standstill(control, edges, ended):
-    """Here no rank says where it is; one that has ended works no more."""
-    if ended:
-        control.process.signal(9)
-        control.process.wait(60.0)
-        assert control.relaunch(ARGS.extended(if_idle_s=0.2), key="r:1", deadline_s=60)["pid"]
-        return
-    with pytest.raises(ActionError, match=r"main threads are cannot be read\): not restarted"):
-        control.relaunch(ARGS.extended(if_idle_s=0.2), key="r:1", deadline_s=60)
-
-    assert [what for what, *_ in edges.asked] == ["prepare"]
-    assert control.process.poll() is None and control.exit_code is None
-
-
-def test_a_checkpoint_that_cannot_be_put_back_costs_the_job_nothing(control, edges):
-    """It is found out while the job lives."""
-    edges.error = UsageError("the pin is damaged")
-
-    with pytest.raises(ActionError, match="damaged"):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
-
-    assert [what for what, *_ in edges.asked] == ["prepare"]
-    assert control.process.poll() is None and control.exit_code is None
+    assert relaunch(control)["attempt"] == 3
+    assert failed in steps(edges)
 
 
 def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control, edges, run):
     """That it ended by chance cannot be shown; so a relaunch that fails now needs a person too."""
     edges.error = StoreError("the disk is full")
     with pytest.raises(ActionError):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
+        relaunch(control)
     path, _ = written(run)
     path.write_text(json.dumps({"key": "r:1", "stopping": True}))
     assert not stopped_for(run, "r:1")  # nobody knows yet
     control.exit_code = None
 
     with pytest.raises(ActionError):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
+        relaunch(control)
 
     assert written(run)[1]["how"] == "stopped" and control.exit_code == 78
     assert stopped_for(run, "r:1") and not stopped_for(run, "r:2")
     edges.error = None
-    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["how"] == "stopped"
+    assert relaunch(control)["how"] == "stopped"
     assert not stopped_for(run, "r:1") and control.exit_code is None
 
 
 def test_a_job_that_crashed_and_cannot_be_started_keeps_its_code(control, edges):
     """The engine says whether it was to go on, and so whether a person is needed."""
-    control.process.signal(9)
-    control.process.wait(60.0)
+    kill(control)
     edges.error = StoreError("the disk is full")
 
     with pytest.raises(ActionError, match="the disk is full"):
-        control.relaunch(ARGS, key="r:1", deadline_s=60)
+        relaunch(control)
 
     assert control.exit_code is None

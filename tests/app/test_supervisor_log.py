@@ -1,7 +1,5 @@
 """The log of what goes wrong in the supervisor itself."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -10,32 +8,35 @@ import sys
 import pytest
 
 from supervise.core.model import Redactor
-from supervise.runtime import SupervisorLog, logs
+from supervise.runtime import SupervisorLog
 from supervise.store import read_audit
 
 pytest.importorskip("structlog")
 
 
 @pytest.fixture
-def log(tmp_path):
-    made = SupervisorLog(
-        tmp_path / logs.NAME,
-        "run-1",
-        lambda: "inc-1",
-        Redactor({"API_TOKEN": "opensesame-1234"}),
-    )
-    yield made
-    made.stop()
+def make(tmp_path):
+    """A function that makes a log of a run."""
+    made = []
+
+    def make(path=tmp_path / "supervisor.log", **options):
+        redactor = Redactor({"API_TOKEN": "opensesame-1234"})
+        made.append(SupervisorLog(path, "run-1", lambda: "inc-1", redactor, **options))
+        return made[-1]
+
+    yield make
+    for log in made:
+        log.stop()
 
 
 def lines(log, tmp_path):
     log.stop()
-    text = (tmp_path / logs.NAME).read_text("utf-8")
+    text = (tmp_path / "supervisor.log").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_an_exception_is_logged_with_its_traceback_and_without_secrets(log, tmp_path):
-    """Whatever is shown at the terminal, a bug of ours can be found afterwards."""
+def test_an_exception_is_logged_with_its_traceback_and_without_secrets(make, tmp_path):
+    log = make()
     log.start()
     try:
         raise RuntimeError("with opensesame-1234")
@@ -50,21 +51,19 @@ def test_an_exception_is_logged_with_its_traceback_and_without_secrets(log, tmp_
     assert "RuntimeError: with <redacted>" in line["exception"]
 
 
-def test_a_full_queue_drops_counts_and_never_waits(log, tmp_path):
-    """The disk may hang for hours; the loop that logs may not."""
+def test_a_full_queue_drops_counts_and_never_waits(make, tmp_path):
+    log = make()
     record = logging.makeLogRecord({"msg": "x", "levelname": "INFO", "name": "supervise.x"})
-    for _ in range(logs.MAX_WAITING + 7):
+    for _ in range(263):
         log.handle(record)
     log.start()
 
     found = lines(log, tmp_path)
-    assert found[-1]["dropped"] == 7
-    assert len(found) == logs.MAX_WAITING + 1
+    assert (len(found), found[-1]["dropped"]) == (257, 7)
 
 
-def test_a_log_that_cannot_be_written_costs_nothing(tmp_path):
-    """The run goes on without it."""
-    log = SupervisorLog(tmp_path / "gone" / "x.log", "run-1", lambda: None, Redactor())
+def test_a_log_that_cannot_be_written_costs_nothing(make, tmp_path):
+    log = make(tmp_path / "gone" / "x.log")
     log.start()
     logging.getLogger("supervise.x").error("lost")
     log.stop()
@@ -73,9 +72,8 @@ def test_a_log_that_cannot_be_written_costs_nothing(tmp_path):
     assert log not in logging.getLogger("supervise").handlers
 
 
-def test_an_old_log_makes_room_for_a_new_one(log, tmp_path, monkeypatch):
-    """A run of months leaves megabytes, not gigabytes."""
-    monkeypatch.setattr(logs, "MAX_BYTES", 1000)
+def test_an_old_log_makes_room_for_a_new_one(make, tmp_path):
+    log = make(max_bytes=1000)
     log.start()
     for number in range(100):
         logging.getLogger("supervise.x").info("%d", number)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import ABSENCE_REASONS, METRICS, measured_metrics
-from supervise.checkpoints import CHECKPOINT_METRICS
 from supervise.cli._job_check import SUPERVISOR_METRICS
-from supervise.runtime import CROSS_RANK_METRICS, HARDWARE_METRICS, RUN_METRICS, Ranks
+from tests.inputs.conftest import Company
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -48,22 +47,15 @@ def test_each_id_is_measured_judged_and_tested_or_says_why_not(supervise):
 
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
-    """Every producer of columns is asked; what they produce is what they list."""
+    """Replicas, one of which skips alone."""
     assert set(SUPERVISOR_METRICS) <= {spec.id for spec in METRICS}
-    assert {
-        *CROSS_RANK_METRICS,
-        *HARDWARE_METRICS,
-        *CHECKPOINT_METRICS,
-        *RUN_METRICS,
-    } == set(SUPERVISOR_METRICS)
     one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5, "grad_sketch.0": 1.0}
     one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0, "grad_global_norm": 2.0**0.5}
-    one["batch_token_entropy"] = 3.0
-    ranks = Ranks()
-    for step, rank in ((6, 0), (6, 1), (7, 0), (7, 1)):  # replicas, one of which skips alone
-        skipped = float(rank * (step - 6))
-        ranks.add(0, step, rank, 2, {**one, "param_digest.0": rank, "update_skipped": skipped})
-    assert set(ranks.newest()) == set(CROSS_RANK_METRICS)
+    one |= {"batch_token_entropy": 3.0, "param_digest.0": 1.0, "update_skipped": 0.0}
+    company = Company(one, 2)
+    company.step(one, one)
+    found = company.step(one, {**one, "param_digest.0": 2.0, "update_skipped": 1.0})
+    assert len(found) == 14 and set(found) <= set(SUPERVISOR_METRICS)
 
 
 def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):

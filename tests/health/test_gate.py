@@ -2,8 +2,6 @@
 
 # ruff: noqa: N802 - the driver's own names
 
-from __future__ import annotations
-
 import json
 import time
 from types import SimpleNamespace
@@ -121,7 +119,6 @@ ROW |= {"free": 0, "total": 0}
 
 
 def test_a_host_that_is_fit(tmp_path, python):
-    """Each check says what it found; torch may print whatever it likes before the answer."""
     answer = python("a warning", json.dumps({"torch": "2", "devices": [ROW]}))
     machine = SimpleNamespace(peak_bytes=10**6, device_count=None)
     found = look(Start(tmp_path, 10, answer), HostHealth(matmul=5.0), machine)
@@ -166,7 +163,6 @@ def test_nothing_is_multiplied(tmp_path, start, wanted, matmul):
 
 
 def test_time_that_is_over_decides_nothing(tmp_path):
-    """Nothing is waited for, and the job is started."""
     began = time.monotonic()
     machine = SimpleNamespace(peak_bytes=None, device_count=8)
     wanted = HostHealth(matmul=5.0, memory_gb=1e6)
@@ -178,7 +174,6 @@ def test_time_that_is_over_decides_nothing(tmp_path):
 
 
 def test_memory_may_come_back(tmp_path, monkeypatch):
-    """The kernel takes a moment to free what dead processes had."""
     sizes = [GB, GB, 5 * GB]
     monkeypatch.setattr(host, "available_bytes", lambda: sizes.pop(0))
     monkeypatch.setattr(host, "LOOK_S", 0.01)
@@ -188,7 +183,6 @@ def test_memory_may_come_back(tmp_path, monkeypatch):
 
 
 def test_while_the_job_runs_it_is_not_disturbed(tmp_path):
-    """Its own memory says nothing, and its devices are busy."""
     assert set(look(Start(tmp_path), HostHealth(matmul=5.0), alive=True)) == {"disk", "devices"}
 
 

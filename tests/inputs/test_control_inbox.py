@@ -1,7 +1,5 @@
 """Files in which operators leave their words."""
 
-from __future__ import annotations
-
 import pytest
 
 from supervise.runtime import CONTROL_DIRECTORY, ControlInbox, post_command
@@ -24,7 +22,6 @@ from supervise.runtime import CONTROL_DIRECTORY, ControlInbox, post_command
     ],
 )
 def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text):
-    """Whoever wrote it."""
     (tmp_path / CONTROL_DIRECTORY).mkdir()
     (tmp_path / CONTROL_DIRECTORY / "0.json").write_text(text)
     args = {"key": "k", "shards": ["a", "b"], "value": 0.5, "requeue": True}

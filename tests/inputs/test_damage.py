@@ -1,7 +1,5 @@
 """Damaged, cut, foreign and odd files: one clear error or nothing, and never a lie."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -110,7 +108,6 @@ def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample,
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, wire.layout(4, 3)[-1] - 1), st.booleans())
 def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sample, size, already):
-    """Cut before it was opened or under us: an error with the file's name, and no SIGBUS."""
     path = tmp_path_factory.getbasetemp() / "short.seg"
     path.write_bytes(sample)
     segment = Segment.open(path, ticker)
@@ -128,7 +125,6 @@ def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sam
 
 
 def test_a_file_that_was_cut_and_grew_again_is_noticed(tmp_path, sample):
-    """Zeros where the header was are an error, not an idle probe."""
     path = tmp_path / "regrown.seg"
     path.write_bytes(sample)
     segment = Segment.open(path, ticker)
@@ -164,7 +160,6 @@ def test_a_half_written_document_leaves_the_one_before_in_force(writer, segment)
 
 
 def test_a_damaged_table_of_names_is_an_error_once_a_frame_needs_it(writer, segment):
-    """Values without names are worth nothing, and waiting for ever would hide it."""
     writer.announce(["a", "b", "c"])
     publish(writer, range(2))
     fd = os.open(writer.path, os.O_RDWR)
@@ -189,7 +184,6 @@ def test_a_damaged_table_of_names_is_an_error_once_a_frame_needs_it(writer, segm
     ],
 )
 def test_what_is_no_segment_of_ours_is_named(tmp_path, content, message):
-    """One sentence: the file, and what is wrong with it."""
     path = tmp_path / "rank-0.1.seg"
     path.write_bytes(content)
 
@@ -198,7 +192,6 @@ def test_what_is_no_segment_of_ours_is_named(tmp_path, content, message):
 
 
 def test_another_version_comes_with_a_hint(tmp_path):
-    """What to do about it is said, too."""
     path = tmp_path / "rank-0.1.seg"
     path.write_bytes(wire.MAGIC + b"\2\0\0\0" + bytes(4096))
 
@@ -208,7 +201,6 @@ def test_another_version_comes_with_a_hint(tmp_path):
 
 
 def test_odd_files_neither_block_nor_mislead(tmp_path, writer):
-    """A pipe, a directory, a link and a name without a file."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(writer.path)

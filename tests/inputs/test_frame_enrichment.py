@@ -1,134 +1,194 @@
 """Frames are completed by what their rank cannot know, and nothing else of them changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from supervise.core.model import Announced, Frame
+from supervise.core.model import THREAD_FAILURE, Announced, Beat, Failure, Frame
 from supervise.runtime import FrameEnricher
 
+from .conftest import Company
 
-class Machine:
-    """A machine whose values a test sets."""
-
-    def __init__(self, **values: float) -> None:
-        self.values = values
-
-    def __call__(self, pid: int, leads: bool) -> dict[str, float]:
-        return dict(self.values) if leads else {}
+S = 1_000_000_000
 
 
-def announced(rank: int = 0, world: int = 1, names: tuple[str, ...] = ("train_loss_raw",)):
+def announced(rank=0, world=1, names=("train_loss_raw",)):
     return Announced(5, rank, world, 100 + rank, names)
 
 
-def test_a_new_column_is_announced_in_front_of_the_frame_that_has_it():
-    company = FrameEnricher(machine := Machine())
-    company.complete(announced())
-    machine.values["disk_free"] = 40.0
-
-    news, frame = company.complete(Frame(6, 0, 0, 1, (2.0,)))
-
-    assert news == Announced(6, 0, 1, 100, ("train_loss_raw", "disk_free"))
-    assert frame == Frame(6, 0, 0, 1, (2.0, 40.0))
+def enriched(first=None, **machine):
+    """Return an enricher behind an announcement, and the values of its machine, to be changed."""
+    enricher = FrameEnricher(lambda pid, leads: dict(machine) if leads else {})
+    enricher.complete(first or announced())
+    return enricher, machine
 
 
-def test_what_is_not_known_any_more_is_absent():
-    company = FrameEnricher(machine := Machine(disk_free=40.0))
-    company.complete(announced())
-    company.complete(Frame(6, 0, 0, 1, (2.0,)))
-    machine.values.clear()
+def test_a_new_column_is_announced_in_front_of_its_frame_and_absent_once_it_is_unknown():
+    enricher, machine = enriched()
+    machine["disk_free"] = 40.0
+    assert enricher.complete(Frame(6, 0, 0, 1, (2.0,))) == [
+        Announced(6, 0, 1, 100, ("train_loss_raw", "disk_free")),
+        Frame(6, 0, 0, 1, (2.0, 40.0)),
+    ]
 
-    assert company.complete(Frame(7, 0, 0, 2, (2.0,))) == [Frame(7, 0, 0, 2, (2.0, None))]
+    machine.clear()
+    assert enricher.complete(Frame(7, 0, 0, 2, (2.0,))) == [Frame(7, 0, 0, 2, (2.0, None))]
+
+    other = Announced(9, 0, 1, 777, ("train_loss_raw",))  # another process starts from nothing
+    assert enricher.complete(other) == [other]
+    assert enricher.complete(Frame(10, 0, 0, 0, (2.0,))) == [Frame(10, 0, 0, 0, (2.0,))]
 
 
 def test_names_that_the_probe_announces_late_move_no_column():
-    company = FrameEnricher(Machine(disk_free=40.0))
-    company.complete(announced())
-    company.complete(Frame(6, 0, 0, 1, (2.0,)))
+    enricher, _ = enriched(disk_free=40.0)
+    enricher.complete(Frame(6, 0, 0, 1, (2.0,)))
 
-    (news,) = company.complete(announced(names=("train_loss_raw", "my_score")))
-    (short,) = company.complete(Frame(8, 0, 0, 3, (2.0,)))
-    (whole,) = company.complete(Frame(9, 0, 0, 4, (2.0, 7.0)))
+    (news,) = enricher.complete(announced(names=("train_loss_raw", "my_score")))
+    (short,) = enricher.complete(Frame(8, 0, 0, 3, (2.0,)))
+    (whole,) = enricher.complete(Frame(9, 0, 0, 4, (2.0, 7.0)))
 
     assert news.names == ("train_loss_raw", "disk_free", "my_score")
     assert short.values == (2.0, 40.0, None)
     assert whole.values == (2.0, 40.0, 7.0)
 
 
-def test_another_process_of_the_rank_starts_from_nothing():
-    company = FrameEnricher(machine := Machine(disk_free=40.0))
-    company.complete(announced())
-    company.complete(Frame(6, 0, 0, 1, (2.0,)))
-    machine.values.clear()
-    other = Announced(9, 0, 1, 777, ("train_loss_raw",))
-
-    assert company.complete(other) == [other]
-    assert company.complete(Frame(10, 0, 0, 0, (2.0,))) == [Frame(10, 0, 0, 0, (2.0,))]
-
-
 def test_a_program_that_replaced_itself_starts_from_nothing():
     """After an exec the process is the same, and may announce less than before."""
-    company = FrameEnricher(Machine(disk_free=40.0))
-    company.complete(Announced(5, 0, 1, 7, ("train_loss_raw", "probe_self_time"), segment=1))
-    company.complete(Frame(6, 0, 0, 9, (2.0, 0.1)))
+    before = Announced(5, 0, 1, 7, ("train_loss_raw", "probe_self_time"), segment=1)
+    enricher, _ = enriched(before, disk_free=40.0)
+    enricher.complete(Frame(6, 0, 0, 9, (2.0, 0.1)))
 
     after = Announced(8, 0, 1, 7, ("train_loss_raw",), segment=2)
-    assert company.complete(after) == [after]
-    news, frame = company.complete(Frame(9, 0, 0, 0, (3.0,)))
+    assert enricher.complete(after) == [after]
+    news, frame = enricher.complete(Frame(9, 0, 0, 0, (3.0,)))
     assert news.names == ("train_loss_raw", "disk_free") and news.segment == 2
     assert frame.values == (3.0, 40.0)
 
 
 def test_steps_of_a_program_that_is_over_complete_none_of_the_next():
     """Two ranks replaced themselves: a step counts when both have said it since."""
-    company = FrameEnricher(Machine())
+    company = Company(("train_loss_raw",), 2)
+    company.number = 3
+    company.frame(1, {"train_loss_raw": 100.0})  # rank 0 never came so far
     for rank in (0, 1):
-        company.complete(Announced(5, rank, 2, 7 + rank, ("train_loss_raw",), segment=1))
-    company.complete(Frame(6, 1, 0, 3, (100.0,)))  # rank 0 never came so far
-    for rank in (0, 1):
-        company.complete(Announced(7, rank, 2, 7 + rank, ("train_loss_raw",), segment=2))
+        company.announce(rank)
 
-    company.complete(Frame(8, 0, 0, 3, (2.0,)))
-    assert company.complete(Frame(9, 0, 0, 4, (2.0,))) == [Frame(9, 0, 0, 4, (2.0,))]
-    company.complete(Frame(10, 1, 0, 3, (2.0,)))
-    *_, frame = company.complete(Frame(11, 0, 0, 5, (2.0,)))
-    assert frame.values[1:3] == (2.0, 0.0)  # job_loss and loss_dispersion
+    company.number = 3
+    assert company.frame(0, {"train_loss_raw": 2.0}) == {}
+    assert company.frame(1, {"train_loss_raw": 2.0}) == {}
+    found = company.frame(0, {"train_loss_raw": 2.0})  # the next one of the leader
+    assert (found["job_loss"], found["loss_dispersion"]) == (2.0, 0.0)
+    assert company.frame(0, {"train_loss_raw": 2.0}) == {}
 
 
 def test_a_job_that_reports_a_metric_itself_is_believed():
-    company = FrameEnricher(Machine(disk_free=40.0))
-    company.complete(announced(names=("disk_free",)))
+    enricher, _ = enriched(announced(names=("disk_free",)), disk_free=40.0)
 
-    assert company.complete(Frame(6, 0, 0, 1, (7.0,))) == [Frame(6, 0, 0, 1, (7.0,))]
-
-
-def test_what_ranks_tell_together_stands_in_the_next_frame_of_the_leader():
-    company = FrameEnricher(Machine())
-    for rank in (0, 1):
-        company.complete(announced(rank, 2))
-    company.complete(Frame(6, 0, 0, 0, (2.0,)))
-    assert company.complete(Frame(7, 1, 0, 0, (4.0,))) == [Frame(7, 1, 0, 0, (4.0,))]
-
-    news, frame = company.complete(Frame(8, 0, 0, 1, (2.0,)))
-
-    values = dict(zip(news.names, frame.values, strict=True))
-    assert values["loss_dispersion"] == 2.0**0.5
+    assert enricher.complete(Frame(6, 0, 0, 1, (7.0,))) == [Frame(6, 0, 0, 1, (7.0,))]
 
 
 def test_columns_stay_where_a_supervisor_before_this_one_put_them():
     """Of the same segment only: another process starts from nothing."""
     before = announced(names=("train_loss_raw", "disk_free", "loss_scale"))
-    company = FrameEnricher(Machine(cpu_share=0.5))
-    company.recall(before)
+    enricher = FrameEnricher(lambda pid, leads: {"cpu_share": 0.5})
+    enricher.recall(before)
 
-    (again,) = company.complete(announced(names=("train_loss_raw", "loss_scale")))
-    news, frame = company.complete(Frame(6, 0, 0, 1, (2.0, 8.0)))
+    (again,) = enricher.complete(announced(names=("train_loss_raw", "loss_scale")))
+    news, frame = enricher.complete(Frame(6, 0, 0, 1, (2.0, 8.0)))
 
     assert again == before
     assert news.names == (*before.names, "cpu_share")
     assert frame.values == (2.0, None, 8.0, 0.5)
 
-    other = FrameEnricher(Machine())
+    other = FrameEnricher(lambda pid, leads: {})
     other.recall(before)
     assert other.complete(replace(announced(), segment=9)) == [replace(announced(), segment=9)]
+
+
+class Run(Company):
+    """A run at a time of its own, in seconds."""
+
+    def __init__(self, world=1):
+        self.at_s, self.suspended_s = 1000.0, 0.0
+        super().__init__((), world, lambda: (int(self.at_s * S), int(self.suspended_s * S)))
+
+    def read(self, rank=0, *, ago_s=0.0):
+        """Read a frame that was published a while ago."""
+        self.number += 1
+        return self.frame(rank, {}, at_ns=int((self.at_s - ago_s) * S))
+
+    def hear(self, *beats, failures=()):
+        """Take, rank by rank, for how long it ran no hook and its phase, and the failures known."""
+        now_ns = int(self.at_s * S)
+        seen = [Beat(rank, now_ns - int(s * S), phase) for rank, (s, phase) in enumerate(beats)]
+        self.enricher.on_beats(seen, failures, now_ns)
+
+    def missing(self, *beats):
+        """Return how many ranks are missed with these signs of life."""
+        self.hear(*beats)
+        return self.read()["heartbeat_missing"]
+
+
+def test_a_frame_is_as_old_as_it_is_when_it_is_read():
+    """One from before a takeover or a suspension is not late: nobody was to read it then."""
+    run = Run()
+    assert run.read(ago_s=600.0) == {}
+    run.at_s += 200
+    assert run.read() == {"metrics_ingest_lag": 0.0}
+    assert run.read(ago_s=130.0) == {"metrics_ingest_lag": 130.0}
+    run.at_s, run.suspended_s = run.at_s + 500.0, 400.0
+    assert run.read(ago_s=450.0) == {}
+    run.at_s += 10.0
+    assert run.read(ago_s=5.0) == {"metrics_ingest_lag": 5.0}
+
+
+def test_restarts_of_the_last_hour_are_counted_whoever_starts_the_job():
+    """A launcher that replaces all ranks restarts the job once; the policy may do so, too."""
+    run = Run(2)
+    assert "restart_rate" not in run.read()
+    for rank in (0, 1, 0, 1):
+        run.announce(rank, at_ns=int(run.at_s * S), again=True)
+    run.announce(0)  # the next program of a sweep
+    run.at_s += 1800.0
+    run.enricher.on_relaunch([])
+
+    rates = []
+    for later_s in (0.0, 1801.0, 1801.0):
+        run.at_s += later_s
+        rates.append(run.read()["restart_rate"])
+    assert rates == [3 * 24.0, 24.0, 0.0]
+
+
+def test_errors_are_counted_by_class_one_a_minute():
+    """Of ranks and threads: not what follows from another end, or that of an expected program."""
+    run = Run()
+    at_ns = int(run.at_s * S)
+    oom = Failure(cls="cuda-oom", leading=True, pid=1, at_ns=at_ns)
+    peers = [replace(oom, pid=2, at_ns=at_ns + S), replace(oom, pid=3, secondary=True)]
+    helper = Failure(cls="import", pid=4, at_ns=at_ns)
+    thread = Failure(kind=THREAD_FAILURE, pid=5, at_ns=at_ns)
+    run.hear(failures=[oom, *peers, helper])
+    run.hear(failures=[oom, *peers, helper, thread])
+
+    counts = {"error_event_rate.cuda-oom": 1.0, "error_event_rate.other": 1.0}
+    assert run.read() == {"metrics_ingest_lag": 0.0, "error_event_rate": 2.0, **counts}
+    run.at_s += 3601.0
+    assert run.read()["error_event_rate"] == 0.0
+
+
+def test_a_rank_that_runs_no_hook_for_half_a_minute_is_missed_in_the_frames_of_all():
+    run = Run(2)
+    assert run.read()["heartbeat_missing"] == 0.0
+    assert run.missing((0.0, "step"), (30.0, "step")) == 0.0
+    assert run.missing((31.0, "step"), (0.0, "step")) == 1.0
+    assert run.read(1) == {"heartbeat_missing": 1.0}
+    assert "heartbeat_missing" not in Run().read()
+
+
+def test_long_steps_and_other_phases_have_their_time():
+    """Eight of its longest steps; what evaluates, saves, is stopped or dead is judged elsewhere."""
+    run = Run(2)
+    for _ in range(3):
+        run.read(1)
+        run.at_s += 10.0
+    assert run.missing((0.0, "step"), (79.0, "step")) == 0.0
+    assert run.missing((90.0, "eval"), (81.0, "step")) == 1.0
+    assert run.missing((900.0, "dead"), (900.0, "suspended")) == 0.0

@@ -2,8 +2,6 @@
 
 # ruff: noqa: N802, N815 - the driver's own names
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,7 +12,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.runtime import FIRST_SAMPLE, SOON_S, Hardware
+from supervise.runtime import Hardware
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # waits for looks and processes
 
@@ -90,85 +89,45 @@ def test_the_host_tells_real_numbers(tmp_path):
     assert looked.newest(os.getpid(), leads=False) == {}
 
 
-def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path):
-    child = _leaks()
-    try:
-        looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
-        time.sleep(0.3)
-        _look(looked, FIRST_SAMPLE)
-        found = looked.newest(0, leads=True)  # no step until now: it may load a model
-        assert "host_mem_growth" not in found and found["host_mem_used"] > 0
-        assert max(_growths(looked, 2 * FIRST_SAMPLE)) > 2**30  # an hour of that is a lot
-        looked.reset()  # as when the job is started again: a smaller one is no growth
-        assert _growths(looked, 1) == []
-    finally:
+@pytest.fixture
+def started():
+    """A function that starts a Python program; all are killed at the end."""
+    children = []
+
+    def start(program, *argv):
+        children.append(subprocess.Popen([sys.executable, "-c", program, *argv]))
+        return children[-1]
+
+    yield start
+    for child in children:
         child.kill()
         child.wait()
 
 
-def _leaks():
-    """Start a process that fills what this machine has left, 10 times as fast as is dangerous."""
-    piece = max(1 << 20, int(10 * psutil.virtual_memory().available / SOON_S / 100))
-    script = (
-        "import time\nkept = []\nwhile True:\n"
-        f"    kept.append(b'x' * {piece})\n    time.sleep(0.01)"
-    )
-    return subprocess.Popen([sys.executable, "-c", script])
-
-
-def _look(looked, times):
-    for _ in range(times):
-        looked.look()
-        time.sleep(0.03)
-
-
-def _growths(looked, times):
+def growths(looked, times):
     """Return what each of so many looks tells of the growth, as far as it does."""
     found = []
     for _ in range(times):
-        _look(looked, 1)
+        looked.look()
+        time.sleep(0.03)
         found.append(looked.newest(0, leads=True).get("host_mem_growth"))
     return [told for told in found if told is not None]
 
 
-def _resident(child):
-    return psutil.Process(child.pid).memory_info().rss
-
-
-def test_pages_of_a_mapped_file_are_no_memory_of_the_job(tmp_path):
-    data = tmp_path / "tokens.bin"
-    data.write_bytes(bytes(1 << 28))
-    child = subprocess.Popen([sys.executable, "-c", READS, str(data)])
-    try:
-        looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
-        looked.newest(0, leads=True)
-        found, before, end = [], _resident(child), time.monotonic() + 60
-        while _resident(child) < before + (1 << 27) and time.monotonic() < end:
-            found += _growths(looked, 1)
-        assert _resident(child) >= before + (1 << 27)
-        assert found and max(found) < 1e9
-    finally:
-        child.kill()
-        child.wait()
-
-
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
-def test_a_job_that_shares_its_cpu_with_others_waits_for_it(tmp_path):
-    spin = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
-    job, *others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
-    try:
-        looked = Hardware(lambda: [psutil.Process(job.pid)], tmp_path)
-        found, end = [0.0], time.monotonic() + 60
-        while max(found) < 25.0 and time.monotonic() < end:
-            looked.look()
-            found.append(looked.newest(0, leads=True).get("host_cpu_wait", 0.0))
-            time.sleep(0.5)
-        assert 25.0 <= max(found) <= 100.0
-        assert looked.troubles() == []
-    finally:
-        for child in (job, *others):
-            child.kill()
-            child.wait()
+def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path, started):
+    piece = max(1 << 20, int(10 * psutil.virtual_memory().available / 7200 / 100))
+    fills = f"kept.append(b'x' * {piece})"
+    child = started(f"import time\nkept = []\nwhile True:\n    {fills}\n    time.sleep(0.01)")
+    looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
+    time.sleep(0.3)
+    for _ in range(24):
+        looked.look()
+        time.sleep(0.03)
+    found = looked.newest(0, leads=True)  # no step until now: it may load a model
+    assert "host_mem_growth" not in found and found["host_mem_used"] > 0
+    assert max(growths(looked, 48)) > 2**30  # an hour of that is a lot
+    looked.reset()  # as when the job is started again: a smaller one is no growth
+    assert growths(looked, 1) == []
 
 
 READS = """import mmap, sys, time
@@ -181,58 +140,64 @@ time.sleep(60)
 """
 
 
-def test_a_rank_gets_the_worst_of_its_devices(tmp_path):
-    looked = hardware(tmp_path, Driver())
-    looked.look()
+def test_pages_of_a_mapped_file_are_no_memory_of_the_job(tmp_path, started):
+    data = tmp_path / "tokens.bin"
+    data.write_bytes(bytes(1 << 28))
+    child = psutil.Process(started(READS, str(data)).pid)
+    looked = Hardware(lambda: [child], tmp_path)
+    looked.newest(0, leads=True)
+    found, before = [], child.memory_info().rss
 
-    found = looked.newest(os.getpid(), leads=False)
+    def has_read():
+        found.extend(growths(looked, 1))
+        return child.memory_info().rss >= before + (1 << 27)
 
-    assert found == {
-        "gpu_util": 30.0,
-        "gpu_mem_used": 40.0,
-        "gpu_temperature": 61.0,
-        "gpu_power": 350.0,
-        "gpu_xid_errors": 0.0,
-    }
+    wait_until(has_read, "128 MB of the file")
+    assert found and max(found) < 1e9
 
 
-def test_devices_of_other_jobs_are_none_of_ours(tmp_path):
-    looked = hardware(tmp_path, Driver({0: [os.getppid()], 1: [os.getpid()]}))
-    looked.look()
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
+def test_a_job_that_shares_its_cpu_with_others_waits_for_it(tmp_path, started):
+    spin = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    job, *_ = [started(spin) for _ in range(3)]
+    looked = Hardware(lambda: [psutil.Process(job.pid)], tmp_path)
 
-    assert looked.newest(os.getpid(), leads=True)["gpu_temperature"] == 61.0
+    def share():
+        looked.look()
+        found = looked.newest(0, leads=True).get("host_cpu_wait", 0.0)
+        return found if found >= 25.0 else None
+
+    assert wait_until(share, "a wait for the CPU", every_s=0.5) <= 100.0
+    assert looked.troubles() == []
 
 
 @pytest.mark.parametrize(
-    ("users", "share"),
+    ("users", "share", "temperatures"),
     [
-        ({0: ["own"], 1: ["own"]}, 0.9),
-        ({0: [os.getppid()], 1: ["own"]}, 0.3),
-        ({0: [2**22 + 9]}, 0.9),
-        ({0: [os.getppid()]}, 0.0),
+        ({0: ["own"], 1: ["own"]}, 0.9, (61.0, 61.0)),
+        ({0: [os.getppid()], 1: ["own"]}, 0.3, (61.0, 61.0)),
+        ({0: [2**22 + 9]}, 0.9, (60.0, None)),
+        ({0: [2**22 + 9], 1: [2**22 + 10]}, 0.9, (61.0, None)),
+        ({0: [os.getppid()]}, 0.0, (None, None)),
     ],
 )
-def test_the_share_of_the_job_is_that_of_its_most_used_device(tmp_path, users, share):
-    """Those of other jobs are none; in a container all may be."""
+def test_the_devices_of_a_job_are_those_it_uses_and_in_a_container_all(
+    tmp_path, users, share, temperatures
+):
     own = {n: [os.getpid() if pid == "own" else pid for pid in pids] for n, pids in users.items()}
     looked = hardware(tmp_path, Driver(own))
     looked.look()
 
     assert looked.device_share == share
+    of_ranks = [looked.newest(os.getpid(), leads=leads) for leads in (True, False)]
+    assert tuple(values.get("gpu_temperature") for values in of_ranks) == temperatures
 
 
-def test_in_a_container_the_leader_answers_for_all_devices(tmp_path):
-    looked = hardware(tmp_path, Driver({0: [2**22 + 9], 1: [2**22 + 10]}))
+def test_a_rank_gets_the_worst_of_its_devices_and_their_critical_errors(tmp_path):
+    looked = hardware(tmp_path, driver := Driver())
     looked.look()
-
-    assert looked.newest(os.getpid(), leads=True)["gpu_util"] == 30.0
-    assert "gpu_util" not in looked.newest(os.getpid(), leads=False)
-
-
-def test_critical_errors_are_counted(tmp_path):
-    driver = Driver()
-    looked = hardware(tmp_path, driver)
-    looked.look()
+    worst = {"gpu_util": 30.0, "gpu_mem_used": 40.0, "gpu_temperature": 61.0, "gpu_power": 350.0}
+    assert looked.newest(os.getpid(), leads=False) == {**worst, "gpu_xid_errors": 0.0}
     driver.xids = 2
     looked.look()
 
@@ -263,10 +228,7 @@ def test_a_subject_that_keeps_failing_is_given_up_and_said(tmp_path):
 def test_the_thread_looks_by_itself_and_ends(tmp_path):
     looked = hardware(tmp_path, every_s=0.01)
     looked.start()
-    end = time.monotonic() + 60
-    while not looked.newest(0, leads=True) and time.monotonic() < end:
-        time.sleep(0.01)
-    found = looked.newest(0, leads=True)
+    found = wait_until(lambda: looked.newest(0, leads=True), "a look")
     looked.close()
 
     assert found["host_mem_used"] > 0

@@ -1,7 +1,5 @@
 """What no probe writes is refused before it becomes an event: under good checksums too."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -57,7 +55,6 @@ def forge(path: str, slot: int, **changed: int) -> None:
     ],
 )
 def test_a_frame_out_of_range_is_a_fault_of_the_segment(writer, late, field, value):
-    """What came before it is told first, and the journal could not even hold some of these."""
     writer.announce(["a", "b", "c"])
     for step in range(3):
         writer.publish(step, 0, [1.0, 2.0, 3.0], step + 1)
@@ -197,7 +194,6 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
 
 
 def test_a_status_that_nobody_could_write_down_is_not_taken(writer, segment):
-    """The one before it stays."""
     writer.status({"n": 1})
     assert segment.status() == {"n": 1}
     deep = b'{"a":' * 300 + b"1" + b"}" * 300

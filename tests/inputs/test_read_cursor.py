@@ -1,7 +1,5 @@
 """A second reader goes on exactly where the journal of the first one ends."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -65,7 +63,6 @@ def notices(events) -> list[str]:
 
 @pytest.mark.parametrize("known", range(6))
 def test_the_first_reader_may_die_after_any_event(rank, reader, known):
-    """Frames and notices that are in the journal do not come again; all others come."""
     writer = rank()
     mailbox = Mailbox(writer)
     publish(writer, 0, 1)
@@ -90,7 +87,6 @@ def test_the_first_reader_may_die_after_any_event(rank, reader, known):
 
 
 def test_what_was_overwritten_meanwhile_is_a_gap(rank, reader):
-    """It counts for whoever comes next, as frames do."""
     writer = rank()
     publish(writer, 0, 1)
     _, seen = reader()
@@ -121,7 +117,6 @@ def test_an_answer_is_read_again_and_notices_around_it_are_not(rank, reader):
 
 
 def test_letters_lost_meanwhile_are_told_once(rank, reader):
-    """A reader that comes third has nothing to add."""
     writer = rank()
     mailbox = Mailbox(writer)
     mailbox.notice("note", "heard", 0)
@@ -155,7 +150,6 @@ def test_a_segment_that_was_replaced_is_not_read_again(rank, reader):
 
 
 def test_a_probe_that_is_off_is_told_once(reader, tmp_path):
-    """Its mark stays in the run directory."""
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "off.4711").write_text("no torch")
     _, seen = reader()

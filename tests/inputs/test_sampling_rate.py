@@ -1,7 +1,5 @@
 """The wish for denser samples: a word per rank, renewed each second, that expires by itself."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from supervise.runtime import Segments

@@ -1,7 +1,5 @@
 """Which savepoint is to stay: two words per rank, renewed each second, which expire."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from supervise.errors import SegmentError
@@ -12,7 +10,6 @@ FIVE_MINUTES = 300 * SECOND
 
 
 def test_the_step_reaches_the_probe_until_it_expires(segment, writer):
-    """And no other word changes."""
     segment.stamp(5)
     segment.lease(6)
     segment.tighten(7)

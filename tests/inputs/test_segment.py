@@ -1,7 +1,5 @@
 """Real writers and readers over one file: what is read is true, what is lost is counted."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -99,7 +97,6 @@ class Account:
 
 
 def test_a_frame_arrives_as_it_was_published(writer, segment):
-    """Names first, then frames: absent is None, NaN and infinities are values; nothing twice."""
     writer.announce(["loss", "norm", "lr"])
     writer.publish(7, 1, [1.5, None, math.inf], 10)
     writer.publish(8, 1, [math.nan, -0.0, None], 20)
@@ -114,7 +111,6 @@ def test_a_frame_arrives_as_it_was_published(writer, segment):
 
 
 def test_late_names_are_announced_before_the_frame_that_needs_them(writer, segment):
-    """Earlier frames lack them; the newest table is in force from its announcement on."""
     writer.announce(["loss"])
     writer.publish(0, 0, [1.0], 10)
     first = segment.poll()
@@ -130,7 +126,6 @@ def test_late_names_are_announced_before_the_frame_that_needs_them(writer, segme
 
 
 def test_overwritten_frames_are_counted_exactly(writer, segment):
-    """A ring of four, eleven frames: seven are one gap, four are there."""
     writer.announce(["a", "b", "c"])
     publish(writer, range(11))
 
@@ -141,7 +136,6 @@ def test_overwritten_frames_are_counted_exactly(writer, segment):
 
 
 def test_heartbeat_lease_and_stamp_cross(writer, segment):
-    """The probe's beat and phase one way, the supervisor's stamp and lease the other."""
     started = segment.beat()
     writer.beat(8_000_000, wire.PHASES.index("checkpoint"))
     segment.stamp(123)
@@ -166,7 +160,6 @@ def test_a_torn_lease_is_the_one_before(writer, segment):
 
 
 def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
-    """A second reader sees the same events, and reading leaves the file as it was."""
     writer.announce(["a", "b", "c"])
     publish(writer, range(9))
     writer.status({"tier": "T1"})
@@ -186,7 +179,6 @@ def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
 
 
 def test_after_close_there_is_one_clear_error(segment):
-    """Never another file's bytes, though the descriptor's number is free again."""
     segment.close()
     segment.close()
 
@@ -198,7 +190,6 @@ def test_after_close_there_is_one_clear_error(segment):
 
 
 def test_a_live_overrun_is_counted_exactly(trainer):
-    """A ring of four, a writer at full speed in another process: no torn frame, no lost count."""
     process, path = trainer(slots=4, steps=150_000)
     segment = Segment.open(path, ticker)
     account = Account()
@@ -215,7 +206,6 @@ def test_a_live_overrun_is_counted_exactly(trainer):
 
 
 def test_a_thousand_steps_a_second_lose_nothing(trainer):
-    """The default ring, a frame each millisecond, polled every 20 ms at the slowest: no gap."""
     process, path = trainer(slots=8192, steps=1200, sleep_s=0.001)
     segment = Segment.open(path, ticker)
     account = Account()
@@ -231,7 +221,6 @@ def test_a_thousand_steps_a_second_lose_nothing(trainer):
 
 @pytest.mark.parametrize(("slots", "chatty"), [(4, False), (4096, True)])
 def test_what_a_killed_writer_leaves_is_true(trainer, slots, chatty):
-    """SIGKILL at any moment: whatever is read afterwards was published, and nothing raises."""
     pick = random.Random(slots)
     seen = 0
     for _ in range(4):

@@ -1,7 +1,5 @@
 """The directory of segments: found, replaced and given up without a word too many."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -64,7 +62,6 @@ def steps(events: list[object]) -> list[tuple[int, float | None]]:
 
 
 def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
-    """A rank that starts late is read from its first frame."""
     rank(1, 1.5)
     first = segments.poll()
     rank(0, 0.5, 0.75)
@@ -77,7 +74,6 @@ def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
 
 
 def test_nothing_there_yet_is_nothing_new(tmp_path):
-    """Before the job's first step there is no segment, perhaps not even a directory."""
     segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", system.monotonic_ns)
 
     assert segments.poll() == []
@@ -85,7 +81,6 @@ def test_nothing_there_yet_is_nothing_new(tmp_path):
 
 
 def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank):
-    """Foreign, damaged, of another version, a pipe: one event each, then they are left alone."""
     (shm / "rank-3.31.seg").write_bytes(b"%PDF-1.7" + bytes(4096))
     (shm / "rank-4.41.seg").write_bytes(wire.MAGIC + b"\7\0\0\0" + bytes(4096))
     os.mkfifo(shm / "rank-5.51.seg")
@@ -108,7 +103,6 @@ def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank
 
 
 def test_a_segment_that_breaks_later_is_reported_once(segments, rank):
-    """Cut short under us: an event, no crash; the other rank is still read."""
     broken, sound = rank(0, 0.5), rank(1, 1.5)
     segments.poll()
     os.truncate(broken.path, 5000)
@@ -124,7 +118,6 @@ def test_a_segment_that_breaks_later_is_reported_once(segments, rank):
 
 
 def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank):
-    """A copied or renamed file must not speak for another rank."""
     shutil.copy(rank(0, 0.5).path, shm / "rank-1.77.seg")
 
     events = segments.poll()
@@ -137,7 +130,6 @@ def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank)
 
 @pytest.mark.parametrize(("code", "again"), [(0, False), (1, True), (None, True)])
 def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, again):
-    """The old process's last frames are read first, then only the new process is read."""
     old = rank(0, 0.5)
     segments.poll()
     old.publish(1, 0, [0.75], 20)
@@ -159,7 +151,6 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, ag
 
 
 def test_what_the_dead_left_is_removed_before_the_job_starts_again(segments, shm, rank):
-    """Its memory is given back, and a file of the same name is read again; the living stay."""
     dead = rank(0, 0.5)
     rank(1, 1.5)
     segments.poll()
@@ -174,7 +165,6 @@ def test_what_the_dead_left_is_removed_before_the_job_starts_again(segments, shm
 
 
 def test_a_program_that_replaced_itself_is_read_on(segments, rank):
-    """After an exec the pid is the same: the newer segment is the rank's."""
     old = rank(0, 0.5)
     segments.poll()
     new = rank(0, 9.5)
@@ -218,7 +208,6 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
 
 
 def test_a_probe_that_gave_up_is_heard_once(segments, marks):
-    """Its sentence becomes the event; the other marks are not events."""
     (marks / "boot.7").touch()
     (marks / "armed.7").touch()
     (marks / "off.7").write_text("no space left on /dev/shm:\n 4.7 MB are needed\n")
@@ -231,7 +220,6 @@ def test_a_probe_that_gave_up_is_heard_once(segments, marks):
 
 
 def test_an_empty_mark_is_given_time(segments, marks):
-    """It may be in the writing; one that stays empty is an event all the same."""
     (marks / "off.7").touch()
     (marks / "off.8").touch()
     assert segments.poll() == []

@@ -139,7 +139,6 @@ def outcome(notices, code, folder):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_ended_it_is_named_wherever_people_read_of_it(died, way):
-    """Console, webhook, bundle and `why`, with its class; a secret of the job nowhere."""
     script, code, text, cls = WAYS[way]
     environ = {"MY_TOKEN": "t0psecret"}
     environ |= {"RANK": "1", "WORLD_SIZE": "2"} if way == "rank" else {}
@@ -172,7 +171,6 @@ def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
 
 
 def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
-    """Where the disk of the run is full; the segment has it."""
     ends = {4242: (1, 1, "OSError: [Errno 28] No space left on device (train.py:41)")}
     records = FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
     (notice,) = records.ended(4242, 1, 1, ends)
@@ -260,13 +258,11 @@ def test_a_rank_that_crashed_is_shown_with_its_place(records, tmp_path):
 
 
 def test_an_end_without_a_record_is_what_it_was(died):
-    """`os._exit` leaves no trace of its own; the code is all there is."""
     with pytest.raises(FileNotFoundError):
         died("import os\nos._exit(3)", 3)
 
 
 def test_the_job_is_left_as_it_is(launch, make_folder):
-    """Its own faulthandler, its hooks, its streams and its code, with a traceback of its own."""
     script = (
         "import faulthandler, sys, threading\n"
         "faulthandler.enable()\n"

@@ -1,8 +1,7 @@
-"""Real processes, a real terminal, and a complete fake of the segments."""
-
-from __future__ import annotations
+"""Real processes, a real terminal, real ranks, and a complete fake of the segments."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -14,70 +13,59 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
 from supervise.core.model import Beat, Payload
-from supervise.runtime import Process
+from supervise.runtime import Control, Process, ReadCursor, Segments
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0
+RANK = str(Path(__file__).parents[1] / "support" / "fenced_rank.py")
 
 
 @pytest.fixture
-def wrapper() -> list[str]:
+def wrapper():
     """The command line of a supervisor reduced to its job package."""
     return [sys.executable, str(Path(__file__).with_name("wrapper.py"))]
 
 
 @pytest.fixture
-def wrapped(wrapper: list[str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a command under the wrapper with pipes on stdio; `job_pid` is the job's pid."""
-    started: list[subprocess.Popen[str]] = []
+def wrapped(wrapper):
+    """A function that starts a command under the wrapper, with pipes on stdio."""
+    started = []
 
-    def start(*argv: str, **options: Any) -> subprocess.Popen[str]:
+    def start(*argv, **options):
         pipe = subprocess.PIPE
         options = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True} | options
-        popen = subprocess.Popen([*wrapper, *argv], **options)
-        started.append(popen)
-        return popen
+        started.append(subprocess.Popen([*wrapper, *argv], **options))
+        return started[-1]
 
     yield start
     for popen in started:
-        for process in psutil.Process(popen.pid).children(recursive=True) if _runs(popen) else []:
+        runs = popen.poll() is None
+        for process in psutil.Process(popen.pid).children(recursive=True) if runs else []:
             process.kill()
         popen.kill()
         popen.communicate()
 
 
-def _runs(popen: subprocess.Popen[str]) -> bool:
-    return popen.poll() is None
+@pytest.fixture
+def job_pid():
+    """A function that reads the job's pid from the wrapper's stderr."""
+    return lambda popen: int(re.match(r"pid (\d+)", popen.stderr.readline())[1])
 
 
 @pytest.fixture
-def job_pid() -> Callable[[subprocess.Popen[str]], int]:
-    """Read the job's pid from the wrapper's stderr."""
+def start():
+    """A function that starts a command; every process of it is killed at the end."""
+    started = []
 
-    def read(popen: subprocess.Popen[str]) -> int:
-        assert popen.stderr is not None
-        found = re.match(r"pid (\d+)", popen.stderr.readline())
-        assert found is not None
-        return int(found[1])
-
-    return read
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
-    """Start a command in this process; every process of it is killed at the end."""
-    started: list[Process] = []
-
-    def begin(*argv: str) -> Process:
+    def begin(*argv):
         started.append(Process.start(argv, os.environ))
         return started[-1]
 
@@ -90,28 +78,23 @@ def start() -> Iterator[Callable[..., Process]]:
 class Shell:
     """An interactive bash in a terminal of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._fd, slave = pty.openpty()
         own_the_terminal = (
             "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
             "os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"
         )
         environ = {**os.environ, "PS1": "ready> ", "TERM": "dumb", "HISTFILE": "/dev/null"}
-        self.bash = subprocess.Popen(
-            [sys.executable, "-c", own_the_terminal],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environ,
-        )
+        stdio = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+        self.bash = subprocess.Popen([sys.executable, "-c", own_the_terminal], env=environ, **stdio)
         os.close(slave)
         self._seen = ""
         self.expect("ready> ")
 
-    def type(self, text: str) -> None:
+    def type(self, text):
         os.write(self._fd, text.encode())
 
-    def expect(self, pattern: str) -> re.Match[str]:
+    def expect(self, pattern):
         """Read until `pattern` appears; what comes after it is kept for the next call."""
         deadline = time.monotonic() + PATIENCE_S
         while not (found := re.search(pattern, self._seen)):
@@ -122,15 +105,14 @@ class Shell:
         self._seen = self._seen[found.end() :]
         return found
 
-    def resize(self, rows: int, columns: int) -> None:
+    def resize(self, rows, columns):
         """Change the size of the terminal, as its window does."""
-        size = struct.pack("4H", rows, columns, 0, 0)
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, size)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
-    def foreground(self) -> int:
+    def foreground(self):
         return os.tcgetpgrp(self._fd)
 
-    def close(self) -> None:
+    def close(self):
         for process in psutil.Process(self.bash.pid).children(recursive=True):
             process.kill()
         self.bash.kill()
@@ -139,7 +121,7 @@ class Shell:
 
 
 @pytest.fixture
-def shell() -> Iterator[Shell]:
+def shell():
     session = Shell()
     yield session
     session.close()
@@ -157,17 +139,15 @@ class FakeRank:
     world_size: int = 1
     pid: int = 4242
     step: int = 7
-    answer: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | str | None]] = field(
-        default_factory=dict
-    )
+    answer: dict = field(default_factory=dict)
     phase: str = "step"
     silent_s: float = 0.0
-    letters: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
-    done: dict[str, Any] = field(default_factory=dict)
-    leases: list[int] = field(default_factory=list)
-    outgoing: list[Any] = field(default_factory=list)
+    letters: list = field(default_factory=list)
+    done: dict = field(default_factory=dict)
+    leases: list = field(default_factory=list)
+    outgoing: list = field(default_factory=list)
 
-    def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None:
+    def send(self, key, verb, args):
         self.letters.append((key, verb, dict(args)))
         if key not in self.done:
             said = self.answer.get(verb, lambda _: {})(args)
@@ -180,65 +160,133 @@ class FakeRank:
             )
         self.outgoing.append(self.done[key])
 
-    def acks(self) -> list[Any]:
+    def acks(self):
         taken, self.outgoing = self.outgoing, []
         return taken
 
-    def lease(self, until_ns: int) -> None:
+    def lease(self, until_ns):
         self.leases.append(until_ns)
 
-    def beat(self) -> Beat:
+    def beat(self):
         return Beat(self.rank, time.monotonic_ns() - int(self.silent_s * 1e9), self.phase)
 
-    def status(self) -> Payload:
+    def status(self):
         return Payload({"tier": "T1"})
 
-    def step_ns(self) -> int:
+    def step_ns(self):
         return 10**8
 
-    def collective(self) -> None:
+    def collective(self):
         return None
 
 
-@dataclass
-class FakeSegments:
-    ranks: dict[int, FakeRank] = field(default_factory=dict)
-    directory: Path = Path("nowhere")
-    kept_until: list[int] = field(default_factory=list)
-
-    def keep_signals(self, until_ns: int) -> None:
-        self.kept_until.append(until_ns)
-
-
 @pytest.fixture
-def fake_rank() -> type[FakeRank]:
-    return FakeRank
-
-
-@pytest.fixture
-def fake_segments() -> type[FakeSegments]:
-    return FakeSegments
-
-
-@pytest.fixture
-def looping() -> Iterator[Callable[..., None]]:
-    """Run a main loop on a thread: poll the process, pump the control, every 2 ms."""
+def looping():
+    """A function that runs a main loop on a thread: poll all, pump the control, every 2 ms."""
     ended = threading.Event()
-    threads: list[threading.Thread] = []
+    threads = []
 
-    def run(control: Any, process: Process, withdrawn: str, standstill: bool) -> None:
+    def run(control, poll, **observed):
         while not ended.is_set():
-            process.poll()
-            control.pump(time.monotonic_ns(), withdrawn=withdrawn, standstill=standstill)
+            control.process.poll()
+            poll()
+            control.pump(time.monotonic_ns(), **observed)
             time.sleep(0.002)
 
-    def begin(
-        control: Any, process: Process, *, withdrawn: str = "", standstill: bool = False
-    ) -> None:
-        threads.append(threading.Thread(target=run, args=(control, process, withdrawn, standstill)))
+    def begin(control, poll=lambda: None, **observed):
+        threads.append(threading.Thread(target=run, args=(control, poll), kwargs=observed))
         threads[-1].start()
+        return control
 
     yield begin
     ended.set()
     for thread in threads:
         thread.join()
+
+
+def edges():
+    """What collects evidence and what starts the job again: both return what they were given."""
+    return [lambda *args: {"args": args[1:]}] * 2
+
+
+@pytest.fixture
+def control_of(start):
+    """A function that makes the control over a command and fake ranks, and keeps these."""
+
+    def make(*ranks, argv=("sleep", "60"), relaunch=None, held=None, **options):
+        make.ranks = {rank.rank: rank for rank in ranks}
+        segments = SimpleNamespace(
+            ranks=make.ranks,
+            directory=Path("nowhere"),
+            keep_signals=lambda until_ns: None,
+        )
+        collect, restart = edges()
+        return Control(start(*argv), segments, collect, relaunch or restart, held, **options)
+
+    return make
+
+
+@pytest.fixture
+def controlled(control_of, looping):
+    """A function that makes a control with its main loop, which observes what `loop` says."""
+    return lambda *ranks, loop=(), **options: looping(control_of(*ranks, **options), **dict(loop))
+
+
+class Gang:
+    """A job of several ranks and a control over it; `done` is what a rank has carried out."""
+
+    def __init__(self, start, looping, folder, faults, world, held):
+        self.shm, self._marks = folder / "shm", folder / "probe"
+        for directory in (self.shm, self._marks):
+            directory.mkdir()
+        self._logs = [folder / f"log.{rank}" for rank in range(world)]
+        self._looping, self._held = looping, held
+        argv = (RANK, str(folder), str(world), "0.002", json.dumps(faults))
+        self._process = start(sys.executable, *argv)
+        self.control, self._segments = self._supervise()
+        wait_until(lambda: len(self._segments.ranks) == world)
+        wait_until(lambda: min(self.steps().values()) > 5)
+
+    def _supervise(self, taken=None):
+        """Begin to supervise, behind what another supervisor has taken."""
+        segments = Segments(self.shm, self._marks, time.monotonic_ns, taken)
+        control = Control(self._process, segments, *edges(), self._held)
+        if taken is not None:
+            segments.poll()
+            control.resume(None, None)
+        self._taken = cursor = ReadCursor()
+
+        def poll():
+            for event in segments.poll():
+                cursor.take(event)
+
+        return self._looping(control, poll), segments
+
+    def taken_over(self):
+        """Return what goes on behind all that was read so far."""
+        time.sleep(0.1)  # the newest frames
+        return self._supervise(self._taken)[0]
+
+    def scale(self, value=0.5, key="k", deadline_s=20.0):
+        args = {"value": value, "rewarm_steps": 0}
+        return self.control.command("lr_scale", args, key=key, deadline_s=deadline_s)
+
+    def steps(self):
+        return {number: rank.step for number, rank in self._segments.ranks.items()}
+
+    def pids(self):
+        return {number: rank.pid for number, rank in self._segments.ranks.items()}
+
+    def done(self):
+        return [log.read_text().splitlines() for log in self._logs]
+
+
+@pytest.fixture
+def gang(start, looping, tmp_path):
+    """A function that starts a gang with the faults of its ranks, `rank1=("dies", 60)`."""
+
+    def make(world=2, held=None, **faults):
+        named = {int(name.removeprefix("rank")): fault for name, fault in faults.items()}
+        return Gang(start, looping, tmp_path, named, world, held)
+
+    return make

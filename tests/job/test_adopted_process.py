@@ -1,7 +1,5 @@
 """A job that is not our child: whether it lives, who belongs to it, how it ended."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -12,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.runtime import LAUNCH_FILE, AdoptedProcess, start_ticks
+from supervise.runtime import AdoptedProcess, start_ticks
 from tests.support.waiting import wait_until
 
 RUN = "20310504-030201-abcdef"
@@ -32,7 +30,7 @@ sys.exit(5)
 @pytest.fixture
 def job():
     """A job of the run, with a child; both are killed at the end."""
-    environ = {**os.environ, LAUNCH_FILE: f"{RUN}:0"}
+    environ = {**os.environ, "SUPERVISE_LAUNCH": f"{RUN}:0"}
     pipe = subprocess.PIPE
     popen = subprocess.Popen([PYTHON, "-c", PARENT], env=environ, stdin=pipe, stdout=pipe)
     popen.child = psutil.Process(int(popen.stdout.readline()))
@@ -55,7 +53,6 @@ def end(job: subprocess.Popen) -> None:
 
 
 def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job):
-    """As long as nobody has collected it, a zombie still tells how it ended."""
     process = adopt(job.pid)
     assert process.poll() is None
     assert process.signal(0)
@@ -68,34 +65,26 @@ def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job):
 
 
 @pytest.mark.parametrize(("recorded", "seen"), [(3, (3, False)), (None, (255, True))])
-def test_a_job_collected_before_ended_as_it_recorded_itself(job, recorded, seen):
-    """Without a record nobody can tell, which is said."""
+@pytest.mark.parametrize("killed", [False, True, None], ids=["ended", "killed", "before us"])
+def test_a_job_that_was_collected_is_known_to_newer_kernels_or_by_its_record(
+    job, recorded, seen, killed
+):
+    """A `raise SystemExit(5)` looks like an end in peace to its record, so kernels outrank it."""
     ticks = start_ticks(job.pid)
-    end(job)
-    job.wait()
-    process = adopt(job.pid, recorded, ticks)
-
-    assert process.poll() == seen[0]
-    assert (process.returncode, process.unknown) == seen
-
-
-@pytest.mark.parametrize(("recorded", "seen"), [(3, (3, False)), (None, (255, True))])
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_job_collected_since_is_known_to_newer_kernels(job, recorded, seen, killed):
-    """Which outranks what it recorded: a `raise SystemExit(5)` looks like an end in peace to it."""
-    process = adopt(job.pid, recorded)
+    process = adopt(job.pid, recorded) if killed is not None else None
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     job.kill() if killed else end(job)
     job.wait()
-    remembered = (-9 if killed else 5, False)
+    remembered = REMEMBERS and process is not None
+    process = process or adopt(job.pid, recorded, ticks)
 
     assert process.poll() is not None
-    assert (process.returncode, process.unknown) == (remembered if REMEMBERS else seen)
-    assert len(list(Path("/proc/self/fd").iterdir())) < open_files
+    known = (-9 if killed else 5, False) if remembered else seen
+    assert (process.returncode, process.unknown) == known
+    assert killed is None or len(list(Path("/proc/self/fd").iterdir())) < open_files
 
 
 def test_another_process_with_its_pid_is_not_the_job():
-    """Pids are given away again; the start time is not."""
     process = adopt(os.getpid(), recorded=4, ticks=start_ticks(os.getpid()) - 1)
 
     assert process.returncode == 4
@@ -103,7 +92,6 @@ def test_another_process_with_its_pid_is_not_the_job():
 
 
 def test_orphans_of_the_job_belong_to_it(job):
-    """What its first process left behind carries the run's mark, and is stopped with it."""
     process = adopt(job.pid, recorded=0)
     assert [member.pid for member in process.tree.members()] == [job.pid, job.child.pid]
     end(job)

@@ -1,7 +1,5 @@
 """Control over real segments, with a real mailbox at the other end in the job's process."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -11,7 +9,7 @@ import pytest
 from supervise.actions import LrScale, Pause, Resume, Snapshot, Stop
 from supervise.core.model import PlanContext
 from supervise.errors import ActionError
-from supervise.runtime import Control, Evidence, Lease, Process, Segments
+from supervise.runtime import Control, Evidence, Lease, Segments
 from tests.support.waiting import wait_until
 
 # A job whose "training" only serves the mailbox, once per step of 5 ms.
@@ -62,18 +60,11 @@ def live(start, looping, tmp_path):
     shm, marks = tmp_path / "shm", tmp_path / "probe"
     for directory in (shm, marks):
         directory.mkdir()
-    process: Process = start(sys.executable, "-c", JOB, str(shm))
     segments = Segments(shm, marks, time.monotonic_ns)
     evidence = Evidence(tmp_path / "incidents", marks, list, directory=tmp_path)
+    process = start(sys.executable, "-c", JOB, str(shm))
     control = Control(process, segments, evidence.collect, lambda *_: {}, lease=Lease(0.4))
-    pump = control.pump
-
-    def poll_and_pump(now_ns: int, **how: bool) -> None:
-        segments.poll()
-        pump(now_ns, **how)
-
-    control.pump = poll_and_pump
-    looping(control, process)
+    looping(control, segments.poll)
     wait_until(lambda: segments.ranks)
     return control
 
@@ -86,7 +77,6 @@ def perform(action, control, key="k"):
 
 
 def test_commands_arrive_and_their_effects_come_back(live):
-    """The multiplier that the probe has is the one that was asked for."""
     seen = perform(LrScale(set=0.5), live)
     assert seen == {"lr_scale": 0.5, "ranks": 1, "ack_step": seen["ack_step"]}
     with pytest.raises(ActionError, match="rank 0 refused dance: no such verb"):
@@ -94,7 +84,6 @@ def test_commands_arrive_and_their_effects_come_back(live):
 
 
 def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live):
-    """Renewed while we live; afterwards steps go on."""
     perform(Pause(), live, key="p")
 
     time.sleep(1.0)
@@ -105,18 +94,15 @@ def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live):
 
 
 def test_a_snapshot_holds_what_the_probe_wrote(live, tmp_path):
-    """Its own stacks are enough: nothing is said missing."""
     seen = perform(Snapshot(), live)
 
     bundle = tmp_path / seen["path"]
     assert (bundle / "rank-0-stacks.txt").read_text() == "here\n"
     assert seen["missing"] == []
-    ranks = json.loads((bundle / "ranks.json").read_text())
-    assert ranks["0"]["phase"] == "step"
+    assert json.loads((bundle / "ranks.json").read_text())["0"]["phase"] == "step"
 
 
-def test_a_stop_ends_at_a_step_boundary(live):
-    """The job's own handler runs and decides its exit; ours is the policy's."""
+def test_a_stop_ends_at_a_step_boundary_by_the_jobs_own_handler(live):
     seen = perform(Stop(grace=20.0), live)
 
     assert (seen["how"], seen["returncode"], seen["exit_code"]) == ("interrupt", 3, 78)

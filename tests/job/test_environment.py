@@ -1,87 +1,70 @@
 """The way in for the probe, and what keeps it out."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from supervise.runtime import child_environment, directory_tier, inject_dir
+import supervise_probe
+from supervise.runtime import child_environment, directory_tier
 
 PYTHON = sys.executable
 
 
+OURS = str(Path(supervise_probe.__file__).parent / "inject")
+
+
 def test_only_two_variables_change(tmp_path):
-    """The job's own PYTHONPATH stays behind ours; everything else is as it was."""
+    """The job's own PYTHONPATH stays behind ours, which is listed once; the inner one wins."""
     environ = {"PATH": "/bin", "PYTHONPATH": "/a:/b", "LANG": "C"}
 
     child = child_environment(environ, tmp_path / "probe.json")
 
-    assert child == {
-        "PATH": "/bin",
-        "PYTHONPATH": f"{inject_dir()}:/a:/b",
-        "LANG": "C",
-        "SUPERVISE_PROBE": str(tmp_path / "probe.json"),
-    }
+    ours = {"PYTHONPATH": f"{OURS}:/a:/b", "SUPERVISE_PROBE": str(tmp_path / "probe.json")}
+    assert child == environ | ours
     assert environ == {"PATH": "/bin", "PYTHONPATH": "/a:/b", "LANG": "C"}
+    inner = child_environment(child, tmp_path / "inner.json")
+    assert inner == child | {"SUPERVISE_PROBE": str(tmp_path / "inner.json")}
 
 
 @pytest.mark.parametrize("before", [{}, {"PYTHONPATH": ""}])
 def test_without_a_pythonpath_none_is_made_up(before, tmp_path):
     """An empty entry would put the working directory on the path."""
-    assert child_environment(before, tmp_path)["PYTHONPATH"] == str(inject_dir())
-
-
-def test_a_supervised_supervisor_puts_itself_in_front_once(tmp_path):
-    """The inner one wins, and the directory is not listed twice."""
-    once = child_environment({"PYTHONPATH": "/a"}, tmp_path / "outer.json")
-
-    twice = child_environment(once, tmp_path / "inner.json")
-
-    assert twice["PYTHONPATH"] == f"{inject_dir()}:/a"
-    assert twice["SUPERVISE_PROBE"].endswith("inner.json")
+    assert child_environment(before, tmp_path)["PYTHONPATH"] == OURS
 
 
 def test_the_kill_switch_changes_nothing(tmp_path):
-    """SUPERVISE_DISABLE=1: not even a path; "0" and empty do not count."""
-    assert child_environment({"SUPERVISE_DISABLE": "1"}, tmp_path) == {"SUPERVISE_DISABLE": "1"}
+    off = {"SUPERVISE_DISABLE": "1"}
+    assert child_environment(off, tmp_path) == off
     assert "SUPERVISE_PROBE" in child_environment({"SUPERVISE_DISABLE": "0"}, tmp_path)
-    assert directory_tier([PYTHON, "x.py"], {"SUPERVISE_DISABLE": "1"}) == (
-        "T0",
-        "SUPERVISE_DISABLE is set",
-    )
+    assert directory_tier(["python", "x.py"], off) == ("T0", "SUPERVISE_DISABLE is set")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python train.py",
-        "python3.11 -u -m pkg.train -I",
-        "python -c pass -E",
-        "python -Wignore -X dev train.py -S",
-        "python -W ignore -Xdev -OO -B -s -P train.py",
-        "python -uc pass",
-        "python - -I",
-        "python --check-hash-based-pycs always train.py",
-        "/opt/venv/bin/python train.py",
-        "env A=1 python train.py",
-        "timeout 5 nice -n 3 python train.py",
-        "bash run.sh",
-        "srun train.sh",
-        "uv run train.py",
-        "make train",
-    ],
-)
-def test_an_ordinary_command_gets_the_probe(command):
-    """Options of the script are not options of Python."""
-    assert directory_tier(command.split()) == ("T1", None)
+ORDINARY = """
+python train.py
+python3.11 -u -m pkg.train -I
+python -c pass -E
+python -Wignore -X dev train.py -S
+python -W ignore -Xdev -OO -B -s -P train.py
+python -uc pass
+python - -I
+python --check-hash-based-pycs always train.py
+/opt/venv/bin/python train.py
+env A=1 python train.py
+timeout 5 nice -n 3 python train.py
+bash run.sh
+srun train.sh
+uv run train.py
+make train
+"""
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
+        *((command, None) for command in ORDINARY.split("\n")[1:-1]),
         ("python -I train.py", "python -I ignores PYTHONPATH"),
         ("python3 -uE train.py", "python -E ignores PYTHONPATH"),
         ("python -Im pkg.train", "python -I ignores PYTHONPATH"),
@@ -91,14 +74,13 @@ def test_an_ordinary_command_gets_the_probe(command):
         ("sleep 5", "sleep is not Python"),
     ],
 )
-def test_what_keeps_the_probe_out_is_said_beforehand(command, reason):
+def test_a_command_gets_the_probe_unless_something_keeps_it_out(command, reason):
     """The tier goes down to T0, with the sentence that `doctor` and the run manifest show."""
-    assert directory_tier(command.split()) == ("T0", reason)
+    assert directory_tier(command.split()) == ("T0" if reason else "T1", reason)
 
 
 @pytest.mark.parametrize("flags", ["-I", "-E", "-S", "-u", "-P", "-s", "-Im"])
 def test_the_forecast_is_what_python_does(flags, tmp_path):
-    """A real interpreter loads a sitecustomize from PYTHONPATH exactly when T1 is forecast."""
     (tmp_path / "sitecustomize.py").write_text("print('in')")
     argv = [PYTHON, flags, *(["platform"] if flags.endswith("m") else ["-c", "pass"])]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -123,7 +105,6 @@ def test_the_forecast_is_what_python_does(flags, tmp_path):
     ],
 )
 def test_a_script_is_judged_by_its_first_line(head, expected, tmp_path):
-    """`torchrun` and other installed commands are Python scripts; a compiled program is not."""
     tool = tmp_path / "tool"
     tool.write_text(head)
     tool.chmod(0o755)

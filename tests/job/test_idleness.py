@@ -1,7 +1,5 @@
 """A job that makes no steps is not idle while it computes, uses a device, wakes, or moves."""
 
-from __future__ import annotations
-
 import sys
 from itertools import chain, repeat
 
@@ -57,5 +55,4 @@ def test_one_that_works_is_not(start, script, moves, tmp_path):
     ],
 )
 def test_what_is_read_from_outside_counts_too(start, seen, moves):
-    """The second window as the first; what cannot be read may move."""
     assert moves in process_movement(Job(start("sleep", "60"), **seen), WITHIN_S)

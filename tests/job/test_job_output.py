@@ -1,7 +1,5 @@
 """The job's output arrives as without us and is kept, whoever dies: reader, relay, or we."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -80,7 +78,6 @@ def kill(relay):
 
 
 def test_what_is_written_arrives_and_is_kept(echo, kept):
-    """Both streams, each where it would have gone, with the job's exit code."""
     assert say(echo, "one") == "got one\n"
     out, err = echo.communicate(timeout=20)
 
@@ -108,7 +105,6 @@ def test_a_relay_that_dies_is_replaced(echo, kept):
 
 
 def test_the_relay_outlives_us(echo, kept):
-    """The job goes on, its output arrives and is kept; the relay ends with the job."""
     relay = relay_of(echo)
     echo.send_signal(signal.SIGKILL)
     echo.wait(20)
@@ -123,7 +119,6 @@ def test_the_relay_outlives_us(echo, kept):
 
 
 def test_a_reader_that_has_gone_does_not_end_the_job(echo, kept):
-    """As after `| head`: it trains on, and what it writes is kept."""
     close(echo, "stdout")
     for number in range(3):
         echo.stdin.write(f"{number}\n")
@@ -144,7 +139,6 @@ for line in sys.stdin:
 
 
 def test_a_terminal_stays_a_terminal(shell, wrapper, tmp_path, kept):
-    """With its size, which follows; Ctrl-Z, fg, typed lines and the end of input work as ever."""
     (tmp_path / "job.py").write_text(RESIZED)
     shell.type("stty cols 91 rows 21\n")
     command = [f"KEEP={kept}", *wrapper, sys.executable, str(tmp_path / "job.py")]
@@ -167,7 +161,6 @@ def test_a_terminal_stays_a_terminal(shell, wrapper, tmp_path, kept):
 
 
 def test_a_disk_that_is_full_or_slow_costs_the_log_only(tmp_path):
-    """What waits is limited; how much is missing is noted where it is."""
     log = OutputLog("/dev/full")
     log.put(b"x" * 100)
     log.close(5.0)

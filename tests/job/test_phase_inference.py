@@ -1,7 +1,5 @@
 """What the probe cannot tell of a silent job: real processes that sleep, work, and are stopped."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time
@@ -50,7 +48,6 @@ def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
 
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_job_that_only_its_device_works_for_is_at_work(start, monkeypatch, share):
-    """Before its first step there is no rank yet, and so no beat to ask for."""
     monkeypatch.setattr(idleness, "LOOK_S", 0.05)
     process = start(sys.executable, "-c", SLEEPS)
     seen = Phases(lambda: [psutil.Process(process.pid)], lambda: share)
@@ -63,7 +60,6 @@ def test_a_job_that_only_its_device_works_for_is_at_work(start, monkeypatch, sha
 
 
 def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
-    """It stands still like any other job."""
     _, look = starting(SLEEPS)
     time.sleep(0.3)
     for _ in range(5):
@@ -74,7 +70,6 @@ def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
 
 
 def test_a_rank_that_a_signal_stops_suspends_all_and_is_named(starting):
-    """Told once, with what lets it go on; after that every rank is as before."""
     process, look = starting(SLEEPS)
     process.signal(signal.SIGSTOP)
     seen = []
@@ -101,7 +96,6 @@ def test_a_dead_rank_is_told_where_nothing_of_the_job_works(starting, code):
 
 
 def test_a_dead_rank_is_told_whatever_the_others_do(starting):
-    """They wait for it in a collective, and spin."""
     process, _ = starting(READS)
     ranks = [(process.pid, Beat(rank, 0, "step")) for rank in (0, 1)]
     seen = Phases(lambda: [psutil.Process(process.pid)])

@@ -1,7 +1,5 @@
 """The job as a process: its end, its tree, being stopped."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from supervise.runtime import JobEnd, Process
+from supervise.runtime import Process
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
@@ -24,7 +22,6 @@ time.sleep(60)
 
 
 def test_the_end_is_seen_by_every_thread(start):
-    """A thread that waits and the loop that polls learn the same returncode."""
     process = start("sh", "-c", "sleep 0.2; exit 9")
     seen = []
     waiter = threading.Thread(target=lambda: seen.append(process.wait(60.0)))
@@ -36,61 +33,53 @@ def test_the_end_is_seen_by_every_thread(start):
 
     assert process.returncode == 9
     assert seen == [9]
-
-
-def test_a_signal_to_an_ended_job_goes_nowhere(start):
-    """Its pid may belong to somebody else by now."""
-    process = start("true")
-
-    process.wait(60.0)
-
-    assert not process.signal(signal.SIGTERM)
-    assert not process.signal(signal.SIGTERM, group=True)
+    for group in (False, True):  # its pid may belong to somebody else by now
+        assert not process.signal(signal.SIGTERM, group=group)
 
 
 def test_workers_in_sessions_of_their_own_belong_to_the_tree(start):
-    """Grandchildren that left group and session are found, and end with the job."""
     process = start(PYTHON, "-c", WORKERS)
     members = wait_until(lambda: len(found := process.tree.members()) == 5 and found)
 
     seen = process.stop(term_s=5.0)
 
-    assert seen == JobEnd("term", -signal.SIGTERM, [])
+    assert (seen.how, seen.returncode, seen.survivors) == ("term", -signal.SIGTERM, [])
     assert psutil.wait_procs(members, timeout=60)[1] == []
 
 
+ORPHANS = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+
+
+def orphan_of(process):
+    """Return what came to us, the subreaper of the job, when it had lost its parent."""
+
+    def orphans():
+        members = [p for p in process.tree.members() if p.pid != process.pid]
+        return [p for p in members if p.ppid() == psutil.Process().pid]
+
+    return wait_until(orphans)[0]
+
+
 def test_a_worker_that_lost_its_parent_still_belongs_to_the_tree(start):
-    """The orphan comes to us as its subreaper, so stopping reaches it after the job has ended."""
-    code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    process = start(PYTHON, "-c", code)
+    process = start(PYTHON, "-c", ORPHANS)
 
     assert process.wait(60.0) == 0
-    orphan = wait_until(lambda: [p for p in process.tree.members() if p.name() == "sleep"])[0]
-    assert orphan.ppid() == psutil.Process().pid
-    seen = process.stop(term_s=5.0)
+    orphan = orphan_of(process)
 
-    assert seen.returncode == 0
+    assert process.stop(term_s=5.0).returncode == 0
     assert not psutil.pid_exists(orphan.pid)
 
 
 def test_orphans_that_ended_are_collected(start):
-    """A daemonised helper of the job that ends leaves no zombie with us."""
-    code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    process = start("sh", "-c", f'{PYTHON} -c "{code}"; sleep 60')
-    ours = psutil.Process().pid
+    process = start("sh", "-c", f'{PYTHON} -c "{ORPHANS}"; sleep 60')
 
-    def orphans():
-        members = process.tree.members()
-        return [p for p in members if p.ppid() == ours and p.pid != process.pid]
-
-    orphan = wait_until(orphans)[0]
+    orphan = orphan_of(process)
     orphan.kill()
 
     assert wait_until(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
 
 
 def test_children_that_are_not_the_jobs_are_left_alone(start):
-    """A helper we started before or start now is not in the tree and survives the stop."""
     before = psutil.Popen(["sleep", "60"], start_new_session=True)
     process = start("sleep", "60")
     helper = psutil.Popen(["sleep", "60"])
@@ -106,7 +95,6 @@ def test_children_that_are_not_the_jobs_are_left_alone(start):
 
 
 def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
-    """So that a Ctrl-C that is typed meanwhile reaches us, who know that it ends the run."""
     process, asked = start("sleep", "60"), []
     terminal = SimpleNamespace(take_back=asked.append)
 
@@ -126,7 +114,6 @@ def test_a_stopped_job_can_be_ended(start):
 
 
 def test_a_job_that_forks_while_it_dies_is_still_killed(start):
-    """KILL goes on until nobody is left."""
     process = start("sh", "-c", "trap '' TERM; while true; do sleep 0.01 & sleep 0.01; done")
     wait_until(lambda: len(process.tree.members()) > 1)
 

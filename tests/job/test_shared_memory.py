@@ -1,7 +1,5 @@
 """The directory in shared memory: ours while we live, swept when everybody in it is dead."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -27,43 +25,41 @@ def aged(path):
     return path
 
 
+def named(root, name):
+    path = root / f"supervise-{os.getuid()}-{name}"
+    path.mkdir()
+    return path
+
+
 def test_only_dead_and_old_directories_are_swept(tmp_path):
     """Locked, young, with a living job, or no directory at all: left alone."""
     mine = aged(make_environment(tmp_path, "mine"))
-    prefix = f"supervise-{os.getuid()}-"
-    young = tmp_path / f"{prefix}young"
-    young.mkdir()
-    living = tmp_path / f"{prefix}living"
-    living.mkdir()
-    (living / f"rank-0.{os.getpid()}.seg").write_bytes(b"")
-    aged(living)
-    (tmp_path / f"{prefix}file").write_text("")
-    dead = tmp_path / f"{prefix}dead"
-    dead.mkdir()
+    named(tmp_path, "young")
+    (tmp_path / f"supervise-{os.getuid()}-file").write_text("")
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    (dead / f"rank-0.{done.pid}.seg").write_bytes(b"")
-    aged(dead)
+    living, dead = (named(tmp_path, name) for name in ("living", "dead"))
+    for path, pid in ((living, os.getpid()), (dead, done.pid)):
+        (path / f"rank-0.{pid}.seg").write_bytes(b"")
+        aged(path)
 
     assert sweep_environments(tmp_path) == [dead]
     assert mine.is_dir()
     assert not dead.exists()
 
 
+MAKES = """
+import pathlib, sys
+from supervise.runtime import make_environment, sweep_environments
+root = pathlib.Path(sys.argv[1])
+print(sweep_environments(root), make_environment(root, "mine").name, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_killed_supervisor_lets_go(tmp_path):
-    """The lock goes with the process, whatever became of it."""
-    made = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, pathlib, time; from supervise.runtime import environment as shared_memory;"
-            f"print(shared_memory.make(pathlib.Path({str(tmp_path)!r}), 'theirs'), flush=True);"
-            "time.sleep(60)",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert made.stdout is not None
+    pipe = subprocess.PIPE
+    made = subprocess.Popen([sys.executable, "-c", MAKES, tmp_path], stdin=pipe, stdout=pipe)
     made.stdout.readline()
     (path,) = tmp_path.iterdir()
     aged(path)
@@ -105,8 +101,7 @@ def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
 
 def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     """Importing may take longer than its supervisor lives."""
-    path = tmp_path / f"supervise-{os.getuid()}-starting"
-    path.mkdir()
+    path = named(tmp_path, "starting")
     lend_directory(path, os.getpid())
 
     assert sweep_environments(tmp_path) == []
@@ -135,33 +130,26 @@ for name in ("fifo", "directory", "link"):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
 def test_what_another_user_plants_holds_up_no_start(tmp_path):
-    """A FIFO, a link, a directory with a FIFO in it: passed over, and left alone."""
     tmp_path.chmod(0o777)  # without the sticky bit: no kernel setting helps
     for parent in list(tmp_path.parents)[:3]:
         parent.chmod(parent.stat().st_mode | 0o011)
     subprocess.run([sys.executable, "-c", AS_NOBODY, str(tmp_path)], check=True)
-    planted = sorted(path.name for path in tmp_path.iterdir())
-    start = (
-        "import pathlib, sys; from supervise.runtime import environment as shared_memory;"
-        "root = pathlib.Path(sys.argv[1]);"
-        "print(shared_memory.sweep(root), shared_memory.make(root, 'mine').name)"
-    )
+    planted = {path.name for path in tmp_path.iterdir()}
 
     done = subprocess.run(
-        [sys.executable, "-c", start, str(tmp_path)],
+        [sys.executable, "-c", MAKES, tmp_path],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
 
     assert done.stdout.strip() == "[] supervise-0-mine", done.stderr
-    assert sorted({p.name for p in tmp_path.iterdir()} - {"supervise-0-mine"}) == planted
+    assert {path.name for path in tmp_path.iterdir()} == {*planted, "supervise-0-mine"}
 
 
 @pytest.mark.parametrize("lacks", ["name", "mark", "owner"])
 def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
-    """The path may have been written down by somebody else."""
     if lacks == "owner" and os.geteuid() != 0:
         pytest.skip("only root can act as a second user")
     name = f"supervise-{0 if lacks == 'name' else ''}{os.getuid()}-run"

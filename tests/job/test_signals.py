@@ -1,16 +1,16 @@
 """Signals sent to us are meant for the job."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from supervise.runtime import FORWARDED_SIGNALS, Forwarder, is_handled
+from supervise.runtime import Forwarder, is_handled
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
@@ -50,7 +50,6 @@ def listener(wrapped):
 
 
 def test_each_signal_is_passed_on_once(listener):
-    """The job gets it, once, and we stay with it to its end."""
     for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"):
         listener.send_signal(getattr(signal, f"SIG{name}"))
         assert listener.stdout.readline() == f"SIG{name}\n"
@@ -62,7 +61,6 @@ def test_each_signal_is_passed_on_once(listener):
 
 
 def test_the_third_kills_the_whole_tree(wrapped, job_pid):
-    """Somebody who asks three times means it: workers in their own sessions die as well."""
     code = (
         f"import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)\n{LISTENER}"
     )
@@ -98,20 +96,27 @@ def test_term_reaches_the_job_but_not_its_workers(wrapped):
     assert popen.wait() == 7
 
 
-def test_the_third_is_known_as_what_it_was(start):
-    """It was not passed on: every process was killed."""
-    forwarder = Forwarder()
-    forwarder.install()
-    try:
-        process = start("sh", "-c", "trap '' TERM INT; echo; while :; do sleep 0.1; done")
-        forwarder.attach(process)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-            os.kill(os.getpid(), signum)
+@pytest.fixture
+def forwarder():
+    """One that is installed; afterwards nothing of it is left."""
+    names = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT", "TSTP", "CHLD")
+    numbers = [getattr(signal, f"SIG{name}") for name in names]
+    before = list(map(signal.getsignal, numbers))
+    made = Forwarder()
+    made.install()
+    yield made
+    made.restore()
+    assert list(map(signal.getsignal, numbers)) == before
 
-        assert process.wait(60.0) is not None
-        told = forwarder.notices()
-    finally:
-        forwarder.restore()
+
+def test_the_third_is_known_as_what_it_was(forwarder, start):
+    process = start("sh", "-c", "trap '' TERM INT; echo; while :; do sleep 0.1; done")
+    forwarder.attach(process)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), signum)
+
+    assert process.wait(60.0) is not None
+    told = forwarder.notices()
     assert [(one.data["signal"], one.data["killed"]) for one in told] == [
         ("SIGTERM", False),
         ("SIGINT", False),
@@ -121,77 +126,62 @@ def test_the_third_is_known_as_what_it_was(start):
     assert told[2].message == "SIGTERM came as number 3 of INT and TERM: all of the job was killed"
 
 
-def test_signals_that_come_faster_than_they_are_passed_on_do_not_nest():
+def test_signals_that_come_faster_than_they_are_passed_on_do_not_nest(forwarder):
     """None is lost, and there are more than Python's calls may nest."""
     passed, count = [], sys.getrecursionlimit() + 100
 
-    class Slow:
-        returncode = None
+    def pass_on(signum, *, group):
+        passed.append(signum)
+        if len(passed) < count:
+            signal.raise_signal(signum)
 
-        def signal(self, signum: int, *, group: bool) -> None:
-            passed.append(signum)
-            if len(passed) < count:
-                signal.raise_signal(signum)
-
-    forwarder = Forwarder()
-    forwarder.install()
-    try:
-        forwarder.attach(Slow())
-        signal.raise_signal(signal.SIGUSR1)
-    finally:
-        forwarder.restore()
+    forwarder.attach(SimpleNamespace(returncode=None, signal=pass_on))
+    signal.raise_signal(signal.SIGUSR1)
 
     assert passed == [signal.SIGUSR1] * count
     assert forwarder.waiting == count
 
 
-def test_a_burst_kills_once():
+def test_a_burst_kills_once(forwarder):
     """A kill looks at every process of the host: one for each signal would never come to an end."""
     kills = []
 
-    class Tree:
-        def end(self, signum: int, within_s: float) -> None:
-            kills.append(signum)
-            if len(kills) == 1:  # the burst goes on meanwhile
-                for _ in range(200):
-                    signal.raise_signal(signal.SIGTERM)
+    def end(signum, within_s):
+        kills.append(signum)
+        if len(kills) == 1:  # the burst goes on meanwhile
+            for _ in range(200):
+                signal.raise_signal(signal.SIGTERM)
 
-    class Job:
-        returncode, tree = None, Tree()
-
-        def signal(self, signum: int, *, group: bool) -> None:
-            """Take the first two."""
-
-    forwarder = Forwarder()
-    forwarder.install()
-    try:
-        forwarder.attach(Job())
-        for _ in range(3):
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        forwarder.restore()
+    job = {"returncode": None, "tree": SimpleNamespace(end=end)}
+    forwarder.attach(SimpleNamespace(**job, signal=lambda signum, *, group: None))
+    for _ in range(3):
+        signal.raise_signal(signal.SIGTERM)
 
     assert kills == [signal.SIGKILL]
     assert forwarder.waiting == 203  # none is lost
 
 
-def test_what_comes_between_two_processes_is_kept_for_the_second(start):
-    """The job is being started again; whoever asked for its end is also known by name."""
-    forwarder = Forwarder()
-    forwarder.install()
-    try:
-        forwarder.attach(start("true"))
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert forwarder.final is None
-        forwarder.detach()
-        os.kill(os.getpid(), signal.SIGTERM)
-        second = start("sleep", "60")
-        forwarder.attach(second)
+def test_what_comes_between_two_processes_is_kept_for_the_second(forwarder, start):
+    forwarder.attach(start("true"))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert forwarder.final is None
+    forwarder.detach()
+    os.kill(os.getpid(), signal.SIGTERM)
+    second = start("sleep", "60")
+    forwarder.attach(second)
 
-        assert second.wait(60.0) == -signal.SIGTERM
-        assert forwarder.final == "SIGTERM"
-    finally:
-        forwarder.restore()
+    assert second.wait(60.0) == -signal.SIGTERM
+    assert forwarder.final == "SIGTERM"
+
+
+@pytest.fixture
+def holding(forwarder, start):
+    """A process that handles no TERM, behind its exec, and a forwarder that may hold signals."""
+    forwarder.allow_holding()
+    process = start("sleep", "60")
+    forwarder.attach(process)
+    wait_until(lambda: not is_handled(process.pid, signal.SIGTERM))
+    return process
 
 
 @pytest.mark.parametrize(
@@ -203,93 +193,58 @@ def test_what_comes_between_two_processes_is_kept_for_the_second(start):
     ],
     ids=["after-its-grace", "after-the-checkpoint", "with-a-second"],
 )
-def test_a_held_signal_reaches_the_job(start, monkeypatch, grace_s, release):
+def test_a_held_signal_reaches_the_job(forwarder, holding, monkeypatch, grace_s, release):
     monkeypatch.setattr("supervise.core.model.preemption.ECHO_S", 0.0)
-    forwarder = Forwarder()
-    forwarder.install()
-    forwarder.allow_holding()
-    try:
-        process = start("sleep", "60")
-        forwarder.attach(process)
-        wait_until(lambda: not is_handled(process.pid, signal.SIGTERM))  # behind its exec
-        forwarder.offer(grace_s, 5.0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert forwarder.notices()[-1].data["held"]
-        assert process.wait(0.0) is None
-        release(forwarder)
+    forwarder.offer(grace_s, 5.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert forwarder.notices()[-1].data["held"]
+    assert holding.wait(0.0) is None
+    release(forwarder)
 
-        assert process.wait(60.0) == -signal.SIGTERM
-    finally:
-        forwarder.restore()
+    assert holding.wait(60.0) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("first", ["the supervisor", "the job"])
-def test_a_signal_to_all_processes_counts_once(start, first):
+def test_a_signal_to_all_processes_counts_once(forwarder, holding, first):
     """It waits, whoever gets it first; the probe keeps none from the moment it is passed on."""
-    forwarder, kept = Forwarder(), []
+    kept = []
     forwarder.keep = kept.append
-    forwarder.install()
+    forwarder.offer(60.0, 5.0)
+    assert kept == [0]  # of a process below the first
+    forwarder.offer(60.0, 5.0, ["SIGTERM"])
+    assert time.monotonic_ns() < kept[-1] < time.monotonic_ns() + 5_000_000_000
+    ways = [
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+        lambda: forwarder.on_retained("SIGTERM"),
+    ]
+    for way in ways if first == "the supervisor" else ways[::-1]:
+        way()
+    os.kill(os.getpid(), signal.SIGTERM)
+    (notice,) = forwarder.notices()
+    assert notice.data["held"] and holding.wait(0.0) is None
+    forwarder.settle()
+
+    assert holding.wait(60.0) == -signal.SIGTERM and kept[-1] == 0
+    forwarder.offer(60.0, 5.0, ["SIGTERM"])
+    assert kept[-1] == 0
+
+
+def test_what_the_job_handles_does_not_wait_even_behind_one_that_does(forwarder, start):
     forwarder.allow_holding()
-    try:
-        process = start("sleep", "60")
-        forwarder.attach(process)
-        wait_until(lambda: not is_handled(process.pid, signal.SIGTERM))  # behind its exec
-        forwarder.offer(60.0, 5.0)
-        assert kept == [0]  # of a process below the first
-        forwarder.offer(60.0, 5.0, ["SIGTERM"])
-        assert time.monotonic_ns() < kept[-1] < time.monotonic_ns() + 5_000_000_000
-        ways = [
-            lambda: os.kill(os.getpid(), signal.SIGTERM),
-            lambda: forwarder.on_retained("SIGTERM"),
-        ]
-        for way in ways if first == "the supervisor" else ways[::-1]:
-            way()
-        os.kill(os.getpid(), signal.SIGTERM)
-        (notice,) = forwarder.notices()
-        assert notice.data["held"] and process.wait(0.0) is None
-        forwarder.settle()
+    process = start("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.05; done")
+    forwarder.attach(process)
+    wait_until(lambda: not is_handled(process.pid, signal.SIGUSR2))  # behind its exec
+    wait_until(lambda: is_handled(process.pid, signal.SIGUSR1))
+    forwarder.offer(60.0, 60.0)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert forwarder.notices()[-1].data["held"]
+    os.kill(os.getpid(), signal.SIGUSR1)
 
-        assert process.wait(60.0) == -signal.SIGTERM and kept[-1] == 0
-        forwarder.offer(60.0, 5.0, ["SIGTERM"])
-        assert kept[-1] == 0
-    finally:
-        forwarder.restore()
-
-
-def test_what_the_job_handles_does_not_wait(start):
-    """Not even behind one that does."""
-    forwarder = Forwarder()
-    forwarder.install()
-    forwarder.allow_holding()
-    try:
-        process = start("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.05; done")
-        forwarder.attach(process)
-        wait_until(lambda: not is_handled(process.pid, signal.SIGUSR2))  # behind its exec
-        wait_until(lambda: is_handled(process.pid, signal.SIGUSR1))
-        forwarder.offer(60.0, 60.0)
-        os.kill(os.getpid(), signal.SIGUSR2)
-        assert forwarder.notices()[-1].data["held"]
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-        assert process.wait(60.0) == 7
-        assert forwarder.notices()[-1].data["handled"]
-    finally:
-        forwarder.restore()
-
-
-def test_handlers_are_put_back():
-    """After `restore` nothing of ours is left."""
-    before = [signal.getsignal(number) for number in FORWARDED_SIGNALS]
-    forwarder = Forwarder()
-
-    forwarder.install()
-    forwarder.restore()
-
-    assert [signal.getsignal(number) for number in FORWARDED_SIGNALS] == before
+    assert process.wait(60.0) == 7
+    assert forwarder.notices()[-1].data["handled"]
 
 
 def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid):
-    """TSTP and CONT sent to us act on the job; without a terminal we stay awake to watch."""
     popen = wrapped("sleep", "60", start_new_session=True)
     job = psutil.Process(job_pid(popen))
 
@@ -299,3 +254,32 @@ def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid)
     popen.send_signal(signal.SIGCONT)
 
     wait_until(lambda: job.status() != psutil.STATUS_STOPPED)
+
+
+# ── the wake-up of a thread that waits for all this ──────────────────────────────────────────────
+
+
+def test_another_thread_and_the_end_of_the_job_wake_a_sleeper_once(forwarder, start):
+    wakeup = forwarder.wakeup
+    wakeup.set()  # one before the call is not lost
+    assert wakeup.wait(60.0)
+    threading.Timer(0.1, wakeup.set).start()
+    assert wakeup.wait(60.0)
+    assert not wakeup.wait(0.0)
+    process = start("sleep", "0.1")
+    while process.wait(0.0) is None:
+        assert wakeup.wait(60.0, process)
+    while wakeup.wait(0.0, process):  # what SIGCHLD left
+        pass
+    assert not wakeup.wait(0.01, process)
+
+
+@pytest.mark.parametrize("how", [signal.SIGUSR1, signal.SIGSTOP], ids=["to us", "to the job"])
+def test_signals_and_stopped_children_wake_the_main_thread(forwarder, start, how):
+    process = start("sleep", "60")
+    target = process.pid if how == signal.SIGSTOP else os.getpid()
+    began_s = time.monotonic()
+    threading.Timer(0.1, lambda: os.kill(target, how)).start()
+    while not (process.poll() or process.stopped or forwarder.waiting):
+        assert forwarder.wakeup.wait(60.0, process)
+    assert time.monotonic() - began_s < 30.0

@@ -1,7 +1,5 @@
 """An interactive shell, a real terminal, and us between the shell and the job."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -51,8 +49,6 @@ def run(shell, wrapper, tmp_path):
 
 
 def test_the_job_owns_the_terminal_and_gives_it_back(shell, run):
-    """stdio is a terminal, Ctrl-C arrives exactly once, typed lines and the end of input too, and
-    the shell goes on."""
     run(COUNTER)
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("tty True True True")
@@ -78,7 +74,6 @@ def _has_members(group):
 
 
 def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run):
-    """Once, directly or through us, as soon as we have seen that it left."""
     run(f"import os\nos.setsid()\n{WAITER}")
     shell.expect("up")
     wait_until(lambda: _has_members(shell.foreground()))
@@ -91,7 +86,6 @@ def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run):
 
 
 def test_a_typed_interrupt_is_told_from_one_that_was_sent(shell, run):
-    """The job that had the terminal and died of SIGINT was interrupted by who sat there."""
     run("import time\nprint('first one', flush=True)\ntime.sleep(60)")
     shell.expect(r"pid (\d+)")
     shell.expect("first one")
@@ -112,7 +106,6 @@ def test_a_typed_interrupt_is_told_from_one_that_was_sent(shell, run):
 
 
 def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
-    """The shell says Stopped and is usable; after fg typed lines arrive again, time and again."""
     run(COUNTER)
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("tty True")
@@ -134,7 +127,6 @@ def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
 
 
 def test_killing_us_leaves_the_job_running_and_the_shell_usable(shell, run):
-    """kill -9 in mid-run: the shell takes its terminal back, and the job still writes to it."""
     run("import time\nfor n in range(10**6): print('beat', n, flush=True); time.sleep(0.1)")
     job = psutil.Process(int(shell.expect(r"pid (\d+)")[1]))
     shell.expect("beat 1")
@@ -149,7 +141,6 @@ def test_killing_us_leaves_the_job_running_and_the_shell_usable(shell, run):
 
 
 def test_bg_lets_it_run_without_the_terminal(shell, run):
-    """After Ctrl-Z and bg the job works on, the shell keeps the terminal, fg brings it back."""
     run("import time\nfor n in range(10**6): print('beat', n, flush=True); time.sleep(0.1)")
     shell.expect("beat 3")
 

@@ -1,7 +1,5 @@
 """A witness over a real process, as `job.controller.Control` is one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

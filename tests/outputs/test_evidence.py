@@ -1,7 +1,5 @@
 """The evidence bundle."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -43,7 +41,6 @@ def manifest(run, seen):
 
 
 def test_the_manifest_accounts_for_every_file(run, witness, hung, view):
-    """Name, size and hash of each; its own hash is what the audit log keeps."""
     path, evidence = run
     job = witness([hung().pid], {0: view(1)}, answers)
 
@@ -63,7 +60,6 @@ def test_the_manifest_accounts_for_every_file(run, witness, hung, view):
 
 
 def test_the_metric_window_keeps_absent_and_nan_apart(run, witness, hung, view):
-    """Columns are the union of all names; absent is empty, NaN is nan."""
     path, evidence = run
 
     seen = evidence.collect(witness([hung().pid], {0: view(1)}, answers), "inc-1", "k", 30.0)
@@ -78,7 +74,6 @@ def test_the_metric_window_keeps_absent_and_nan_apart(run, witness, hung, view):
 
 
 def test_secrets_are_replaced_and_named(run, witness, hung, view, tmp_path):
-    """In the environment and in the tail of a log that repeats one."""
     path, _ = run
     log = tmp_path / "train.log"
     log.write_text("login with verysecretvalue ok\n")
@@ -113,7 +108,6 @@ def test_a_hung_job_still_gives_a_bundle_with_its_stacks(run, witness, hung, vie
 
 @pytest.mark.skipif(shutil.which("py-spy") is not None, reason="py-spy is installed here")
 def test_without_any_way_in_the_kernels_view_remains(run, witness, hung):
-    """No probe, no py-spy: a bundle all the same, and the manifest says what is missing."""
     path, evidence = run
     job = hung()
 
@@ -129,7 +123,6 @@ def test_without_any_way_in_the_kernels_view_remains(run, witness, hung):
 
 
 def test_a_half_written_answer_is_not_evidence(run, witness, hung, view):
-    """What a probe left behind before it failed is taken out; its reason is kept."""
     path, evidence = run
 
     def fails(directory, rank):
@@ -143,7 +136,6 @@ def test_a_half_written_answer_is_not_evidence(run, witness, hung, view):
 
 
 def test_the_same_key_gives_the_same_bundle(run, witness, hung, view):
-    """After a crash the action may run again; another key makes another bundle."""
     _, evidence = run
     job = witness([hung().pid], {0: view(1)}, answers)
 
@@ -166,7 +158,6 @@ def test_a_dead_job_and_a_stuck_loop_cost_only_what_they_would_have_given(run, w
 
 
 def test_an_incident_name_cannot_lead_out_of_the_run_directory(run, witness):
-    """Whatever an incident is called, its bundle is inside."""
     path, evidence = run
 
     seen = evidence.collect(witness([]), "../../x y", "k", 5.0)
@@ -175,7 +166,6 @@ def test_an_incident_name_cannot_lead_out_of_the_run_directory(run, witness):
 
 
 def test_a_full_disk_fails_the_bundle_and_leaves_nothing(witness, tmp_path):
-    """A real full file system: an error with a hint, no half bundle."""
     mount = tmp_path / "full"
     mount.mkdir()
     mounted = subprocess.run(

@@ -1,7 +1,5 @@
 """Facts about the surroundings of a run."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 
@@ -45,7 +43,6 @@ def test_outside_a_repository_the_reason_is_kept(tmp_path):
 
 
 def test_output_that_goes_to_a_file_is_found(tmp_path):
-    """`supervise -- … > train.log 2>&1`: the log is known without being told; pipes are not."""
     log = tmp_path / "train.log"
     with log.open("w") as out:
         popen = subprocess.Popen(["sleep", "60"], stdout=out, stderr=out)

@@ -1,7 +1,5 @@
 """Which shards the steps before an incident had their data from, in its bundle and its story."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -43,7 +41,6 @@ def window(rank=0):
 
 
 def test_the_five_steps_before_the_breach_and_it():
-    """No step later, however many are kept; a shard is told with the steps it was in."""
     found = trace_origins({0: batches()}, {}, (), 100)
     assert [row["step"] for row in found["steps"]] == [95, 96, 97, 98, 99, 100]
     assert found["breach_step"] == 100
@@ -57,7 +54,6 @@ def test_the_five_steps_before_the_breach_and_it():
 
 
 def test_a_rank_that_does_not_answer_is_known_from_its_frames():
-    """Its numbers, with names from its last status; a number without a name stays a number."""
     ranks = {1: RankView(1, document=Payload({"shards": {"25": "web-1-25.tar"}}))}
     found = trace_origins({0: batches()}, ranks, [*window(0), *window(1)], 100)
     assert [row["rank"] for row in found["steps"]] == [0, 1] * 6
@@ -74,7 +70,6 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
 
 @pytest.mark.parametrize("tape", [None, {}, "x", [], [1], [{"step": "a"}], [{"step": 1}]])
 def test_nothing_is_said_where_nobody_says(tape):
-    """No shards in a tape, or no tape at all."""
     assert trace_origins({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
 
 
@@ -98,7 +93,6 @@ def answers(directory, rank):
 
 
 def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view, tmp_path):
-    """In a file of its own, in what the audit log keeps, and in the line of `supervise why`."""
     job = witness([hung().pid], {0: view(1)}, answers)
     seen = collector.collect(job, "inc-1", "k1", 30.0)
     content = json.loads((tmp_path / "run" / seen.path / "shards.json").read_text())
@@ -121,6 +115,5 @@ def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view,
 
 
 def test_a_hung_job_is_told_by_its_frames(collector, witness, hung, view):
-    """The probe wrote nothing; the numbers of its frames remain."""
     seen = collector.collect(witness([hung().pid], {0: view(1, silent_s=99)}), "inc-1", "k1", 30.0)
     assert seen.shards["shard number 25"] == "step 100"

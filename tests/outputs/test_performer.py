@@ -1,7 +1,5 @@
 """Actions off the main loop."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -43,7 +41,6 @@ def finished(performer):
 
 
 def test_what_was_observed_comes_back_once():
-    """The action gets job, arguments and key; its result is in exactly one Finished."""
     performer = Performer(JOB)
     performer.start(
         "inc-1/1/x",
@@ -72,8 +69,6 @@ def test_the_loop_goes_on_while_an_action_runs():
 
 
 def test_an_actions_own_error_is_its_outcome():
-    """With its hint and whether a retry can help."""
-
     def fail(*_):
         raise ActionError("no space", retryable=True, hint="make some")
 
@@ -86,7 +81,6 @@ def test_an_actions_own_error_is_its_outcome():
 
 
 def test_a_bug_in_an_action_is_an_outcome_too():
-    """An incident never waits for ever because our own code broke."""
     performer = Performer(JOB)
     performer.start("a", Calls(lambda *_: 1 / 0), {}, key="k")
     found = finished(performer)
@@ -135,7 +129,6 @@ Performer(None).start("a", Hang(), {}, key="k")
 
 
 def test_without_a_thread_the_action_fails(no_threads):
-    """The loop goes on; the same call may succeed later."""
     performer = Performer(JOB)
     performer.start("a", Calls(lambda job, args, key: {}), {}, key="k")
 

@@ -1,7 +1,5 @@
 """Loss, speed and planned length of a training, and the verdict about it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -19,6 +17,7 @@ from supervise.runtime import (
     Status,
     Training,
     TrainingProgress,
+    first_step_deadline_s,
     planned_in,
     status_verdict,
 )
@@ -54,7 +53,6 @@ def test_speed_and_time_left_follow_from_the_newest_steps():
 
 
 def test_a_pause_is_not_counted_as_speed():
-    """Neither are lost frames as lost steps."""
     progress = TrainingProgress(["--steps", "300"])
     for step in (*range(40), *range(50, 100)):
         at_ns = step * SECOND // 4 + (step >= 60) * 100 * SECOND
@@ -125,7 +123,6 @@ def test_one_metric_makes_the_curve():
     ],
 )
 def test_the_planned_length_is_read_from_the_command(argv, total):
-    """From the options that mean a whole run, where they agree."""
     assert planned_in(argv.split())[0] == total
 
 
@@ -181,3 +178,18 @@ def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
 )
 def test_the_verdict_without_a_supervisor_is_about_the_job(life, cause, text):
     assert status_verdict(life, Status(state="nominal", ended_by=cause)) == text
+
+
+@pytest.mark.parametrize(
+    ("marks", "worked_s", "deadline_s"),
+    [
+        ({"boot", "armed"}, 0.0, 120.0),  # it waits for something from the start
+        ({"boot", "armed"}, 700.0, 820.0),  # it loads a model, or compiles
+        ({"boot", "armed"}, 9000.0, 3600.0),
+        ({"boot"}, 700.0, 820.0),  # it prepares its data
+        ({"boot"}, 9000.0, 900.0),  # another framework than torch trains
+        (set(), 700.0, 120.0),  # no Python of ours was started
+    ],
+)
+def test_a_first_step_is_waited_for_while_the_job_works(marks, worked_s, deadline_s):
+    assert first_step_deadline_s(marks, worked_s) == deadline_s

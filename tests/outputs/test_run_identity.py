@@ -1,7 +1,5 @@
 """What a launch consists of, and what differs from the one before."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess
@@ -49,7 +47,6 @@ def sha(text):
 
 
 def test_files_of_the_command_and_inputs_are_hashed(collect, tmp_path):
-    """Script and config as named; tokenizer and data where the policy or their names say so."""
     (tmp_path / "model").mkdir()
     for name in ("train.py", "a.yaml", "model/tokenizer.json", "shards.txt", "log.txt"):
         (tmp_path / name).write_text(name)
@@ -79,7 +76,6 @@ def test_hashing_has_a_limit(tmp_path):
 
 
 def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, tmp_path):
-    """Known by the libraries in the job's memory; else the supervisor's, and the record says so."""
     library = tmp_path / "site-packages" / "fast" / "core.so"
     library.parent.mkdir(parents=True)
     library.write_bytes(bytes(4096))

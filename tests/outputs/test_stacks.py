@@ -1,7 +1,5 @@
 """What a hung job is doing, seen from outside."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,6 @@ from tests.support.waiting import wait_until
 
 
 def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
-    """The function that hangs is named, twice, for it hangs in two threads; the job lives on."""
     job = hung(tmp_path)
 
     first = ask_for_stacks(job.pid, tmp_path, timeout_s=30.0)
@@ -65,7 +62,6 @@ time.sleep(600)
 
 
 def test_a_process_that_was_forked_listens_for_itself(tmp_path):
-    """It has its own file, and one more descriptor than the one that it came from."""
     with subprocess.Popen(
         [sys.executable, "-c", FORKED, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as job:
@@ -147,7 +143,6 @@ def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):
 
 
 def test_a_handler_that_is_not_the_probes_is_left_alone(hung, tmp_path):
-    """Without the probe's file the signal may mean something else to the job."""
     job = hung(tmp_path)
     (tmp_path / f"stacks.{job.pid}.txt").unlink()
 
@@ -164,7 +159,6 @@ def test_a_stopped_process_does_not_answer(hung, tmp_path):
 
 
 def test_the_kernels_view_is_always_there(hung):
-    """State and wait channel of every thread; a process that is gone says so."""
     job = hung()
 
     while (text := kernel_stack(job.pid)).count("sleeping") != 2:
@@ -175,7 +169,6 @@ def test_the_kernels_view_is_always_there(hung):
 
 
 def test_a_tool_that_hangs_is_cut_off(hung, tmp_path, monkeypatch):
-    """A tracer can hang on a hung process; it costs its time limit, no more."""
     tool = tmp_path / "py-spy"
     tool.write_text("#!/bin/sh\nexec sleep 600\n")
     tool.chmod(0o755)

@@ -354,10 +354,15 @@ class SupervisorLog(logging.Handler):
     """
 
     def __init__(
-        self, path: Path, run: str, incident: Callable[[], str | None], redactor: Redactor
+        self,
+        path: Path,
+        run: str,
+        incident: Callable[[], str | None],
+        redactor: Redactor,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         super().__init__(logging.INFO)
-        self._path = path
+        self._path, self._max_bytes = path, max_bytes
         self._run = run
         self._incident = incident
         self._redactor = redactor
@@ -414,7 +419,9 @@ class SupervisorLog(logging.Handler):
         if record is None:
             return
         try:
-            handler = _Rotating(self._path, maxBytes=MAX_BYTES, backupCount=BACKUPS, delay=True)
+            handler = _Rotating(
+                self._path, maxBytes=self._max_bytes, backupCount=BACKUPS, delay=True
+            )
             handler.setFormatter(self._formatter())
         except Exception:  # a broken installation costs the log, not the run
             return

@@ -181,8 +181,9 @@ def checkpoint_targets(
 class FileWatch:
     """Watches targets between `start` and `close`."""
 
-    def __init__(self, targets: Iterable[Target]) -> None:
+    def __init__(self, targets: Iterable[Target], *, retry_s: float = RETRY_S) -> None:
         self._missing = list(targets)
+        self._retry_s = retry_s
         self._closed = threading.Event()
         self._lock = threading.Lock()  # of the next two
         self._watches = 0
@@ -215,7 +216,7 @@ class FileWatch:
             self._missing = [target for target in self._missing if not self._add(target)]
             if not self._missing:
                 return
-            self._closed.wait(RETRY_S)
+            self._closed.wait(self._retry_s)
 
     def _add(self, target: Target, *, below: bool = False) -> bool:
         """Watch a directory; return whether that is settled, False: it is not there yet."""
@@ -285,6 +286,7 @@ class PolicyWatch:
         reloader: knows the file, and loads it.
         in_force: returns the policy in force. Called on any thread.
         print_line: shows a line to the person at the terminal.
+        quiet_s: without a write, until an edit counts.
     """
 
     def __init__(
@@ -293,8 +295,10 @@ class PolicyWatch:
         reloader: Reloader,
         in_force: Callable[[], Policy],
         print_line: Callable[[str], None],
+        quiet_s: float = QUIET_S,
     ) -> None:
         self._run = run
+        self._quiet_s = quiet_s
         self._reloader = reloader
         self._source = reloader.source
         self._in_force = in_force
@@ -366,7 +370,7 @@ class PolicyWatch:
         """Wait until nothing was written for a moment."""
         while self._changed.is_set() and not self._closed:
             self._changed.clear()
-            self._changed.wait(QUIET_S)
+            self._changed.wait(self._quiet_s)
 
     def _files(self) -> list[Path]:
         """Return the file and its bases, as far as they can be told."""

