@@ -1,6 +1,7 @@
 """One small segment and its reader, and frames as the supervisor completes them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,44 @@ def segment(writer):
     segment = Segment.open(writer.path, lambda: 77)
     yield segment
     segment.close()
+
+
+@pytest.fixture
+def shm(tmp_path):
+    """The directory that the supervisor makes for the segments of a run."""
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "shm"
+
+
+@pytest.fixture
+def rank(shm):
+    """A function that makes the writer of a rank, with a frame for each value given."""
+    writers = []
+
+    def make(number=0, *values):
+        writers.append(Writer.create(str(shm), "run", number, 2, slots=8, capacity=4))
+        writers[-1].announce(["loss"])
+        for step, value in enumerate(values):
+            writers[-1].publish(step, 0, [value], 10**6 * (step + 1))
+        return writers[-1]
+
+    yield make
+    for writer in writers:
+        writer.close()
+
+
+def publish(writer, *steps):
+    """Publish frames of three metrics, each of which is the step."""
+    for step in steps:
+        writer.publish(step, 0, [float(step)] * 3, step + 1)
+
+
+def poke(path, *changes):
+    """Overwrite parts of a file: where each begins, and its bytes or a word."""
+    with Path(path).open("r+b", buffering=0) as file:
+        for place, raw in changes:
+            file.seek(place)
+            file.write(raw if isinstance(raw, bytes) else raw.to_bytes(8, "little"))
 
 
 class Company:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise.runtime import CONTROL_DIRECTORY, ControlInbox, post_command
+from supervise.runtime import ControlInbox, post_command
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ from supervise.runtime import CONTROL_DIRECTORY, ControlInbox, post_command
     ],
 )
 def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text):
-    (tmp_path / CONTROL_DIRECTORY).mkdir()
-    (tmp_path / CONTROL_DIRECTORY / "0.json").write_text(text)
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "0.json").write_text(text)
     args = {"key": "k", "shards": ["a", "b"], "value": 0.5, "requeue": True}
     post_command(tmp_path, "stop", "anna", args, at_ns=7)
     heard = ControlInbox(tmp_path, lambda: 9)
@@ -31,4 +31,4 @@ def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text)
     (told,) = heard.poll()
     assert (told.at_ns, told.operator, told.command, told.args) == (9, "anna", "stop", args)
     assert heard.poll() == []
-    assert not list((tmp_path / CONTROL_DIRECTORY).iterdir())
+    assert not list((tmp_path / "control").iterdir())

@@ -16,7 +16,9 @@ from supervise.core.model import Announced, Beat, Event, Frame, Gap
 from supervise.errors import SegmentError
 from supervise.runtime import Segment
 from supervise_probe import wire
-from supervise_probe.ipc.segment import Mailbox, Writer
+from supervise_probe.ipc.segment import Mailbox
+
+from .conftest import poke, publish
 
 pytestmark = pytest.mark.slow
 
@@ -68,11 +70,6 @@ def trainer(tmp_path):
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def publish(writer: Writer, steps: range) -> None:
-    for step in steps:
-        writer.publish(step, 0, [float(step)] * 3, step + 1)
 
 
 class Account:
@@ -127,7 +124,7 @@ def test_late_names_are_announced_before_the_frame_that_needs_them(writer, segme
 
 def test_overwritten_frames_are_counted_exactly(writer, segment):
     writer.announce(["a", "b", "c"])
-    publish(writer, range(11))
+    publish(writer, *range(11))
 
     _, gap, *frames = segment.poll()
 
@@ -152,16 +149,14 @@ def test_a_torn_lease_is_the_one_before(writer, segment):
     """Half a word must not end a pause early."""
     segment.lease(1000)
     before = writer.lease_until_ns()
-    fd = os.open(writer.path, os.O_RDWR)
-    os.pwrite(fd, (7).to_bytes(8, "little"), wire.LEASE_AT)
-    os.close(fd)
+    poke(writer.path, (wire.LEASE_AT, 7))
 
     assert (before, writer.lease_until_ns()) == (1000, 1000)
 
 
 def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
     writer.announce(["a", "b", "c"])
-    publish(writer, range(9))
+    publish(writer, *range(9))
     writer.status({"tier": "T1"})
     Mailbox(writer).notice("note", "hello", 3)
     writer.last_words(0, "done")

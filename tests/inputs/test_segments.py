@@ -5,27 +5,22 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
-from supervise import system
-from supervise.core.model import Announced, Frame, Notice
-from supervise.runtime import Segments
+from supervise.core.model import Announced, Frame, Gap, Notice
+from supervise.errors import SegmentError
+from supervise.runtime import ReadCursor, Segments, recorded_end, start_ticks
 from supervise_probe import wire
-from supervise_probe.ipc.segment import Writer
+from supervise_probe.ipc.segment import Mailbox
+from tests.support.waiting import wait_until
 
-
-@pytest.fixture
-def shm(tmp_path):
-    """The directory that the supervisor makes for the run."""
-    (tmp_path / "shm").mkdir()
-    return tmp_path / "shm"
+SECOND = 10**9
 
 
 @pytest.fixture
 def marks(tmp_path):
-    """The directory of the probe's marks."""
     (tmp_path / "probe").mkdir()
     return tmp_path / "probe"
 
@@ -33,31 +28,13 @@ def marks(tmp_path):
 @pytest.fixture
 def segments(shm, marks):
     """The run's segments, with a clock that ticks once a second."""
-    times = itertools.count(10**9, 10**9)
+    times = itertools.count(SECOND, SECOND)
     segments = Segments(shm, marks, lambda: next(times))
     yield segments
     segments.close()
 
 
-@pytest.fixture
-def rank(shm):
-    """A function that makes the writer of a rank, with one frame per value given."""
-    writers = []
-
-    def make(number: int, *values: float) -> Writer:
-        writer = Writer.create(str(shm), "run", number, 2, slots=8, capacity=4)
-        writers.append(writer)
-        writer.announce(["loss"])
-        for step, value in enumerate(values):
-            writer.publish(step, 0, [value], 10**6 * (step + 1))
-        return writer
-
-    yield make
-    for writer in writers:
-        writer.close()
-
-
-def steps(events: list[object]) -> list[tuple[int, float | None]]:
+def steps(events):
     return [(event.rank, event.values[0]) for event in events if isinstance(event, Frame)]
 
 
@@ -74,7 +51,7 @@ def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
 
 
 def test_nothing_there_yet_is_nothing_new(tmp_path):
-    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", system.monotonic_ns)
+    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", lambda: 0)
 
     assert segments.poll() == []
     assert segments.interval_s() == 0.25
@@ -128,18 +105,19 @@ def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank)
     assert steps(events) == [(0, 0.5)]
 
 
+OTHER = """import sys; from supervise_probe.ipc.segment import Writer
+writer = Writer.create(sys.argv[1], "run", 0, 2, slots=8, capacity=4)
+writer.announce(["loss"]); writer.publish(0, 0, [9.5], 30)
+"""
+
+
 @pytest.mark.parametrize(("code", "again"), [(0, False), (1, True), (None, True)])
 def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, again):
     old = rank(0, 0.5)
     segments.poll()
     old.publish(1, 0, [0.75], 20)
     old.last_words(code, "")
-    source = (
-        "import sys; from supervise_probe.ipc.segment import Writer;"
-        "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
-        "w.announce(['loss']); w.publish(0, 0, [9.5], 30)"
-    )
-    subprocess.run([sys.executable, "-c", source, str(shm)], check=True)
+    subprocess.run([sys.executable, "-c", OTHER, str(shm)], check=True)
 
     events = segments.poll()
     old.publish(2, 0, [99.0], 40)
@@ -178,21 +156,9 @@ def test_a_program_that_replaced_itself_is_read_on(segments, rank):
 
 def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
     """A child that trains a model of its own must not push its parent out; it is said once."""
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from supervise_probe.ipc.segment import Writer;"
-            "w = Writer.create(sys.argv[1], 'run', 0, 2, slots=8, capacity=4);"
-            "w.announce(['loss']); w.publish(0, 0, [9.5], 30); input()",
-            str(shm),
-        ],
-        stdin=subprocess.PIPE,
-    )
-    first: list[object] = []
-    while not first:
-        first = segments.poll()
-        time.sleep(0.01)
+    argv = [sys.executable, "-c", f"{OTHER}input()", str(shm)]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    first = wait_until(segments.poll, "the segment of the child")
     mine = rank(0, 0.5)
     second = segments.poll() + segments.poll()
     child.communicate(b"\n")
@@ -207,28 +173,18 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
     assert steps(segments.poll()) == [(0, 0.75)]
 
 
-def test_a_probe_that_gave_up_is_heard_once(segments, marks):
-    (marks / "boot.7").touch()
-    (marks / "armed.7").touch()
+def test_a_probe_that_gave_up_is_heard_once_and_an_empty_mark_is_given_time(segments, marks):
+    """It may be in the writing; one that stays empty is an event all the same."""
+    for name in ("boot.7", "armed.7", "off.7", "off.8"):
+        (marks / name).touch()
+    assert segments.poll() == []
     (marks / "off.7").write_text("no space left on /dev/shm:\n 4.7 MB are needed\n")
-
-    (event,) = segments.poll()
-
-    assert (event.kind, event.data) == ("probe-off", {"pid": 7})
-    assert event.message == "no space left on /dev/shm: 4.7 MB are needed"
-    assert segments.poll() == []
-
-
-def test_an_empty_mark_is_given_time(segments, marks):
-    (marks / "off.7").touch()
-    (marks / "off.8").touch()
-    assert segments.poll() == []
-    (marks / "off.7").write_text("torch is too old")
 
     events = [event for _ in range(4) for event in segments.poll()]
 
+    assert {event.kind for event in events} == {"probe-off"}
     assert {event.data["pid"]: event.message for event in events} == {
-        7: "torch is too old",
+        7: "no space left on /dev/shm: 4.7 MB are needed",
         8: "the probe is off, and could not write down why",
     }
 
@@ -246,3 +202,188 @@ def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
         segments.poll()
 
     assert segments.interval_s() == pytest.approx(interval_s)
+
+
+def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
+    """The one for denser samples, and two for the savepoint that is to stay, which expire."""
+    segment.stamp(5)
+    segment.lease(6)
+    assert (writer.tight_until_ns(), writer.spare_before(0)) == (0, 0)
+    segment.tighten(7)
+    segment.retain_before(80, 1000)
+    assert (writer.spare_before(999), writer.spare_before(1000)) == (80, 0)
+    assert writer.commands_head() == 0
+    segment.send("key", "pause", {})
+    words = (writer.commands_head(), writer.lease_until_ns(), writer.tight_until_ns())
+    assert (*words, writer.spare_before(999)) == (1, 6, 7, 80)
+    segment.retain_before(0, 2000)
+    assert writer.spare_before(999) == 0
+
+
+def test_denser_samples_are_told_when_they_begin_and_end_and_renewed_meanwhile(tmp_path):
+    segments, wishes = Segments(tmp_path, tmp_path, lambda: 0), []
+    segments.ranks = {n: SimpleNamespace(tighten=wishes.append) for n in (0, 1)}
+    assert segments.tighten(False, 10) is None
+    assert wishes == []
+    assert segments.tighten(True, 20) == "samples are taken more densely while there is an incident"
+    assert segments.tighten(True, 30) is None
+    assert wishes == [20 + 30 * SECOND] * 2 + [30 + 30 * SECOND] * 2
+    ended = "samples are taken as usual again, 30 seconds from now"
+    assert segments.tighten(False, 40) == ended
+    assert segments.tighten(False, 50) is None
+    assert len(wishes) == 4
+
+
+def test_a_savepoint_to_be_retained_is_written_at_once_and_again_once_a_second(tmp_path):
+    """Every round asks; a rank whose segment is broken does not keep the others from it."""
+    segments, wishes = Segments(tmp_path, tmp_path, lambda: 0), []
+
+    def broken(*wish):
+        raise SegmentError("it is short")
+
+    ways = enumerate((broken, lambda *wish: wishes.append(wish)))
+    segments.ranks = {n: SimpleNamespace(retain_before=way) for n, way in ways}
+    rounds = ((0, 10), (80, 20), (80, 19 + SECOND), (70, 20 + SECOND), (70, 20 + 2 * SECOND))
+    for step, at_ns in (*rounds, (0, 21 + 2 * SECOND), (0, 21 + 9 * SECOND)):
+        segments.retain_before(step, at_ns)
+    written = ((80, 20), (70, 20 + SECOND), (70, 20 + 2 * SECOND), (0, 21 + 2 * SECOND))
+    assert wishes == [(step, at_ns + 300 * SECOND) for step, at_ns in written]
+
+
+# ── a second reader goes on where the journal of the first one ends ──────────────────────────────
+
+
+@pytest.fixture
+def reader(shm, tmp_path):
+    """A function that opens the segments behind the events given, and polls once."""
+    opened = []
+
+    def read(*journal):
+        taken = ReadCursor()
+        for event in journal:
+            taken.take(event)
+        opened.append(Segments(shm, tmp_path / "probe", lambda: 77, taken))
+        return opened[-1], opened[-1].poll()
+
+    yield read
+    for segments in opened:
+        segments.close()
+
+
+def publish(writer, *steps):
+    for step in steps:
+        writer.publish(step, 0, [1.0], 1000 + step)
+
+
+def numbers(events):
+    return [event.step for event in events if isinstance(event, Frame)]
+
+
+def notices(events):
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+@pytest.mark.parametrize("known", range(6))
+def test_the_first_reader_may_die_after_any_event(rank, reader, known):
+    writer = rank()
+    mailbox = Mailbox(writer)
+    publish(writer, 0, 1)
+    mailbox.notice("note", "first", 1)
+    mailbox.notice("note", "second", 1)
+    _, seen = reader()
+    assert [type(event) for event in seen] == [Announced, Frame, Frame, Notice, Notice]
+    publish(writer, 2)
+    mailbox.notice("note", "third", 2)
+
+    _, rest = reader(*seen[:known])
+
+    assert numbers(seen[:known]) + numbers(rest) == [0, 1, 2]
+    assert notices(seen[:known]) + notices(rest) == ["first", "second", "third"]
+    assert isinstance(rest[0], Announced)
+
+
+def test_what_was_overwritten_meanwhile_is_a_gap(rank, reader):
+    writer = rank()
+    publish(writer, 0, 1)
+    _, seen = reader()
+    publish(writer, *range(2, 20))
+
+    _, rest = reader(*seen)
+    assert [event for event in rest if isinstance(event, Gap)] == [Gap(77, 0, 2, 10)]
+    assert numbers(rest) == list(range(12, 20))
+    assert numbers(reader(*seen, *rest)[1]) == []
+
+
+def test_an_answer_is_read_again_and_notices_around_it_are_not(rank, reader):
+    """Whoever asked may have died before the answer was written down."""
+    writer = rank()
+    mailbox = Mailbox(writer)
+    first, _ = reader()
+    first.ranks[0].send("inc-1/0-pause", "pause", {})
+    (command,) = mailbox.poll()
+    mailbox.ack(command, 5, True, {"paused_step": 5})
+    mailbox.notice("note", "paused", 5)
+    seen = first.poll()
+    assert notices(seen) == ["paused"]
+
+    second, rest = reader(*seen)
+
+    assert notices(rest) == []
+    assert [ack.key for ack in second.ranks[0].acks()] == ["inc-1/0-pause"]
+
+
+def test_letters_lost_meanwhile_are_told_once(rank, reader):
+    writer = rank()
+    mailbox = Mailbox(writer)
+    mailbox.notice("note", "heard", 0)
+    _, seen = reader()
+    for number in range(wire.LETTER_SLOTS + 3):
+        mailbox.notice("note", f"later {number}", 0)
+
+    second, rest = reader(*seen)
+    assert "3 letters from the probe of rank 0 were lost or unreadable" in notices(rest)
+    while more := second.poll():
+        rest += more
+    assert len(notices(rest)) == wire.LETTER_SLOTS + 1
+    assert notices(reader(*seen, *rest)[1]) == []
+
+
+def test_a_segment_that_was_replaced_is_not_read_again(rank, reader):
+    """A program that replaced itself keeps its pid; the segment of the one before stays there."""
+    old = rank()
+    publish(old, 0, 1, 2)
+    first, seen = reader()
+    new = rank()
+    publish(new, 0)
+    seen += first.poll()
+    publish(new, 1)
+
+    second, rest = reader(*seen)
+
+    assert numbers(seen) == [0, 1, 2, 0]
+    assert numbers(rest) == [1]
+    assert second.ranks[0].path == first.ranks[0].path
+
+
+def test_a_probe_that_is_off_is_told_once(reader, marks):
+    (marks / "off.4711").write_text("no torch")
+    _, seen = reader()
+
+    assert notices(seen) == ["no torch"]
+    assert reader(*seen)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "leader", "told"),
+    [((3,), True, 3), ((None,), True, None), ((0, 0), False, 0), ((0, 1), False, None)],
+)
+def test_the_end_is_as_the_first_process_or_all_ranks_recorded_it(rank, shm, codes, leader, told):
+    """A launcher records nothing; its ranks speak for it while they agree."""
+    for number, code in enumerate(codes):
+        writer = rank(number)
+        if code is not None:
+            writer.last_words(code, "")
+    pid = os.getpid() if leader else 1
+
+    assert recorded_end(shm, pid, 0) == told
+    assert recorded_end(shm, pid, (start_ticks(os.getpid()) or 0) + 1) is None
