@@ -1,74 +1,77 @@
-"""A witness over a real process, as `job.controller.Control` is one."""
+"""A witness over a real process, as the control of a job is one, and what it has seen."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
 from supervise.core.model import Payload
-from supervise.runtime import RankView
+from supervise.errors import ActionError
+from supervise.runtime import Evidence, RankView
 from tests.support.waiting import wait_until
 
 
-@dataclass
 class FakeWitness:
     """The job as evidence sees it. `probe` writes a rank's files, or says why not, or is None."""
 
-    pids: list[int]
-    views: dict[int, dict[str, Any]] = field(default_factory=dict)
-    probe: Callable[[Path, int], str | None] | None = None
-    asked: list[Mapping[str, Any]] = field(default_factory=list)
-    loop: bool = True
+    def __init__(self, pids, views=None, probe=None, loop=True):
+        self.pids, self.views, self.probe, self.loop = pids, views or {}, probe, loop
+        self.asked = []
 
-    def ask(self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False) -> Any:
+    def ask(self, verb, args, *, key, partly=False):
         assert (verb, partly) == ("snapshot", True)
         self.asked.append(args)
-        answers = {}
+        errors = {}
         for rank in self.views if self.probe is not None else ():
-            error = self.probe(Path(args["directory"]), rank)
-            answers[rank] = SimpleNamespace(ok=error is None, error=error, result={})
+            errors[rank] = self.probe(Path(args["directory"]), rank)
+        answers = {
+            rank: SimpleNamespace(ok=error is None, error=error, result={})
+            for rank, error in errors.items()
+            if error != "silence"
+        }
         return SimpleNamespace(wait=lambda timeout_s: answers)
 
-    def forget(self, asked: Any) -> None:
+    def forget(self, asked):
         pass
 
-    def on_loop(self, call: Callable[[], Any], timeout_s: float) -> Any:
+    def on_loop(self, call, timeout_s):
         if not self.loop:
-            from supervise.errors import ActionError
-
             raise ActionError("the supervisor's main loop is busy")
         return call()
 
-    def ranks(self) -> Mapping[int, RankView]:
+    def ranks(self):
         return self.views
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self):
         return [psutil.Process(pid) for pid in self.pids]
 
 
-@pytest.fixture
-def witness() -> type[FakeWitness]:
-    return FakeWitness
+def view(pid, *, silent_s=0.0, **status):
+    """Return what the control says of one rank."""
+    seen_ns = time.monotonic_ns() - int(silent_s * 1e9)
+    return RankView(pid, "step", seen_ns, Payload({"tier": "T1", **status}))
 
 
 @pytest.fixture
-def view() -> Callable[..., RankView]:
-    """What `Control.ranks` says of one rank."""
+def bundle(tmp_path):
+    """A function that collects evidence of a job in `tmp_path`: its summary, and its directory."""
+    run = tmp_path / "run"
+    (run / "probe").mkdir(parents=True)
 
-    def make(pid: int, *, silent_s: float = 0.0) -> RankView:
-        seen_ns = time.monotonic_ns() - int(silent_s * 1e9)
-        return RankView(pid, "step", seen_ns, Payload({"tier": "T1"}))
+    def collect(job, *, incident="inc-1", key="k", window=list, **options):
+        evidence = Evidence(
+            run / "incidents", run / "probe", window, **({"directory": tmp_path} | options)
+        )
+        seen = evidence.collect(job, incident, key, 30.0)
+        return seen, run / seen.path
 
-    return make
+    return collect
 
 
 # A job that is silent, in two threads: waiting in Python or in C, or working in C or in Python
@@ -106,19 +109,15 @@ stuck_in_here(silent_in)
 
 
 @pytest.fixture
-def hung(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def hung():
     """Start a Python job that is silent in two threads; the probe listens in `marks`, if given."""
-    started: list[subprocess.Popen[str]] = []
+    started = []
 
-    def start(
-        marks: Path | None = None, silent_in: str = "sleep", **environ: str
-    ) -> subprocess.Popen[str]:
+    def start(marks=None, silent_in="sleep", **environ):
         command = [sys.executable, "-c", SILENT, silent_in, str(marks or "")]
-        popen = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
-        )
+        environ, pipe = {**os.environ, **environ}, subprocess.PIPE
+        popen = subprocess.Popen(command, stdout=pipe, text=True, env=environ)
         started.append(popen)
-        assert popen.stdout is not None
         assert popen.stdout.readline() == "up\n"
         if silent_in in ("sleep", "lock"):  # it says so a moment before
             wait_until(lambda: psutil.Process(popen.pid).status() == psutil.STATUS_SLEEPING)
