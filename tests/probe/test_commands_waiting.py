@@ -12,7 +12,6 @@ from supervise_probe.ipc import fences
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer
 from supervise_probe.runtime.guard import WINDOW, Guard
-from supervise_probe.torch_state.records import Position
 
 WAIT_S = 0.1
 
@@ -34,8 +33,7 @@ class Reporter:
 def rank(tmp_path):
     """The commands of one of two ranks, its guard, and the supervisor's end of its mailbox."""
     writer = Writer.create(str(tmp_path), "run-7", 0, 4, slots=8, capacity=4)
-    position = Position(step=0, attempt=0)
-    position.world_size = 2
+    position = SimpleNamespace(rank=0, world_size=2, step=0, attempt=0, held_ns=0)
     off = []
     context = SimpleNamespace(
         torch=SimpleNamespace(distributed=None),

@@ -13,7 +13,6 @@ from supervise_probe.safeguards.skip_outliers import (
     OutlierRule,
     SkipOutliers,
 )
-from supervise_probe.torch_state.records import InForce, Position
 
 BAD = "the weights are bad: the probe batch has a loss of 3.1, and had 2"
 
@@ -70,12 +69,12 @@ class Job:
     """A loop with the safeguard; `doubt` is what the probe batch says."""
 
     def __init__(self, order=None, ranks=1):
-        self.position, self.said, self.asked, self.doubt = Position(0, 0), [], [], ""
-        self.position.world_size = ranks
+        self.said, self.asked, self.doubt = [], [], ""
+        self.position = SimpleNamespace(step=0, world_size=ranks)
         reporter = SimpleNamespace(status_changed=lambda: None, notice=self._notice)
         config = SimpleNamespace(safeguards={"skip_outliers": order or {}})
         context = SimpleNamespace(position=self.position, reporter=reporter, config=config)
-        self.loss, self.in_force = SimpleNamespace(total=None), InForce()
+        self.loss, self.in_force = SimpleNamespace(total=None), SimpleNamespace(guards={})
         self.guard = SkipOutliers(context, self.in_force, self.loss)
         self.guard.connect(self._ask)
 

@@ -30,7 +30,6 @@ from supervise_probe.context import Reporter
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer
 from supervise_probe.runtime.guard import Guard
-from supervise_probe.torch_state.records import Position
 
 
 class Rate:
@@ -120,8 +119,7 @@ def main():
 def run_rank(folder, world, step_s, faults, rank):
     fault, at = faults.get(str(rank), ("", -1))
     shm, log = str(folder / "shm"), folder / f"log.{rank}"
-    position = Position(0, 0)
-    position.rank, position.world_size = rank, world
+    position = SimpleNamespace(rank=rank, world_size=world, step=0, attempt=0, held_ns=0)
     lockstep = Lockstep(folder / "lockstep", rank, world)
     group = SimpleNamespace(_get_sequence_number_for_group=lambda: lockstep.made)
     torch = SimpleNamespace(distributed=SimpleNamespace(GroupMember=SimpleNamespace(WORLD=group)))
