@@ -219,6 +219,18 @@ class JobServer:
         """Run a script to its end."""
         return self.wait(self.start(script, **config), code)
 
+    def ordered(self, script, *commands, barrier="go", code=0, **config):
+        """Run a script to its end; give commands, each (verb, arguments), at its barrier.
+
+        Returns (job, the answer of each).
+        """
+        job = self.start(script, **config)
+        job.reached(barrier)
+        keys = [job.send(verb, **args) for verb, args in commands]
+        job.go(barrier)
+        answers = [job.answer(key) for key in keys]
+        return self.wait(job, code), *answers
+
     def straight(self, script, *barriers, **config):
         """Run a script to its end without a stop at its barriers."""
         job = self.start(script, **config)

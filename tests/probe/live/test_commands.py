@@ -77,9 +77,7 @@ def test_the_scale_composes_with_any_schedule(probed, bare, name):
     report = 'emit(lr=float(optimizer.param_groups[0]["lr"])); '
     parts = {**SCHEDULES[name]}
     parts["after"] = report + parts.get("after", "pass")
-    job = probed.start(loop(**parts))
-    ack = job.order("lr_scale", value=0.5, rewarm_steps=10)
-    probed.wait(job)
+    job, ack = probed.ordered(loop(**parts), ("lr_scale", {"value": 0.5, "rewarm_steps": 10}))
     first = ack.step + 1
     assert ack.ok and ack.result["lr_scale"] == 0.5
     factors = [1.0] * first + [0.5 + 0.05 * k for k in range(10)] + [1.0] * 30
@@ -93,28 +91,24 @@ def test_the_scale_composes_with_any_schedule(probed, bare, name):
 
 
 @pytest.mark.parametrize(
-    ("orders", "first_step", "held"),
+    ("value", "rewarm_steps", "first_step", "held"),
     [
-        ([(0.25, 0)], 3, [0.25] * 3),  # also where it goes back to before the order
-        ([(0.5, 100)], 26, [0.6, 0.605, 0.61]),  # as it would have been at that step
-        ([(0.5, 10)], 3, [1.0] * 3),  # it had ended
+        (0.25, 0, 3, [0.25] * 3),  # also where it goes back to before the order
+        (0.5, 100, 26, [0.6, 0.605, 0.61]),  # as it would have been at that step
+        (0.5, 10, 3, [1.0] * 3),  # it had ended
     ],
 )
-def test_a_scale_outlives_the_process(probed, orders, first_step, held):
-    job = probed.start(loop())
-    job.reached()
-    keys = [job.send("lr_scale", value=value, rewarm_steps=steps) for value, steps in orders]
-    job.go()
-    assert {job.answer(key).step for key in keys} == {5}
-    probed.wait(job)
+def test_a_scale_outlives_the_process(probed, value, rewarm_steps, first_step, held):
+    order = ("lr_scale", {"value": value, "rewarm_steps": rewarm_steps})
+    job, ack = probed.ordered(loop(), order)
+    assert ack.step == 5
     config = {"attempt": 1, "first_step": first_step, "marks": str(job.folder / "probe")}
     again = probed.straight(loop(steps=9), **config)
     assert again.column("lr_scale")[:3] == pytest.approx(held)
     told = [n.message for n in again.notices if "learning rate" in n.message]
     assert bool(told) == (held[0] != 1.0)
-    afresh = probed.start(loop(steps=9), marks=config["marks"])
-    afresh.go()
-    assert set(probed.wait(afresh).column("lr_scale")) == {1.0}
+    afresh = probed.straight(loop(steps=9), marks=config["marks"])
+    assert set(afresh.column("lr_scale")) == {1.0}
 
 
 JUMP = {
@@ -140,13 +134,9 @@ def test_a_rate_that_jumps_is_held_until_the_job_asks_for_no_more(probed, kind):
     """In the very next update, in every group, under a scheduler."""
     script = loop(**{**JUMP, "setup": JUMP["setup"].replace("TENSOR", kind)})
     script = script.replace("if step == 5:", "if step == 6:")
-    job = probed.start(script)
-    job.reached()
-    key = job.send("hold_rate", before_step=5, within=1.0, release=8)
-    wrong = job.send("hold_rate", before_step=0, within=1.0, release=8)
-    job.go()
-    probed.wait(job)
-    ack, refused = job.answer(key), job.answer(wrong)
+    hold = {"within": 1.0, "release": 8}
+    orders = [("hold_rate", {"before_step": step, **hold}) for step in (5, 0)]
+    job, ack, refused = probed.ordered(script, *orders)
     assert (ack.ok, ack.step, ack.result["groups"]) == (True, 5, 2)
     assert "no parameter group has a rate from before step 0" in refused.error
     own = [row["lr"] for row in job.output[:-1]]
@@ -165,26 +155,18 @@ def test_a_rate_that_jumps_is_held_until_the_job_asks_for_no_more(probed, kind):
 def test_of_another_optimizer_no_healthy_rate_is_known(probed):
     """Its rate is its own, whatever the one before had."""
     other = "if step == 3: optimizer = torch.optim.SGD(model.parameters(), lr=3.0)"
-    job = probed.start(loop(steps=9, before=other))
-    job.reached()
-    key = job.send("hold_rate", before_step=3, within=1.0, release=8)
-    job.go()
-    probed.wait(job)
-    assert "no parameter group has a rate from before step 3" in job.answer(key).error
+    order = ("hold_rate", {"before_step": 3, "within": 1.0, "release": 8})
+    job, ack = probed.ordered(loop(steps=9, before=other), order)
+    assert "no parameter group has a rate from before step 3" in ack.error
     assert job.column("learning_rate")[3:] == [3.0] * 6
 
 
 def test_a_hold_outlives_the_process_until_it_is_let_go(probed):
-    job = probed.start(loop(steps=9))
-    job.reached()
-    job.send("hold_rate", before_step=4, within=0.5, release=0)
-    job.go()
-    probed.wait(job)
+    order = ("hold_rate", {"before_step": 4, "within": 0.5, "release": 0})
+    job, _ = probed.ordered(loop(steps=9), order)
     config = {"attempt": 1, "first_step": 3, "marks": str(job.folder / "probe")}
-    again = probed.start(loop(steps=9), **config)
-    key = again.order("lr_scale", value=1.0)
-    probed.wait(again)
-    assert key.ok and any("still held" in n.message for n in again.notices)
+    again, ack = probed.ordered(loop(steps=9), ("lr_scale", {"value": 1.0}), **config)
+    assert ack.ok and any("still held" in n.message for n in again.notices)
     assert again.column("learning_rate") == pytest.approx([0.05] * 6 + [0.1] * 3)
 
 
@@ -193,13 +175,10 @@ def test_a_rate_that_did_harm_is_limited_until_the_schedule_passes_under_it(prob
     setup = """w, b = model.parameters()
     optimizer = torch.optim.SGD([{"params": [w]}, {"params": [b], "lr": 0.2}], lr=0.1)
     s = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)""".replace("\n    ", "\n")
-    job = probed.start(loop(setup=setup, after="s.step()"))
-    job.reached()
-    ack = job.send("hold_rate", before_step=2, limit=0.03, release=4)
-    job.go()
-    probed.wait(job)
-    assert job.answer(ack).result == {"rate_limit": 0.03, "groups": 2}
-    first_held = job.answer(ack).step + 1
+    order = ("hold_rate", {"before_step": 2, "limit": 0.03, "release": 4})
+    job, ack = probed.ordered(loop(setup=setup, after="s.step()"), order)
+    assert ack.result == {"rate_limit": 0.03, "groups": 2}
+    first_held = ack.step + 1
     for group, first in (("learning_rate", 0.1), ("learning_rate.1", 0.2)):
         own = [first * 0.9**step for step in range(30)]
         limited = [min(rate, 0.3 * first) for rate in own]
@@ -239,22 +218,20 @@ def test_a_dead_supervisor_strands_no_job(probed, asked_s):
 
 def test_stop_interrupts_at_the_boundary(probed):
     """KeyboardInterrupt in the job's own loop, where it can still save its state."""
-    job = probed.start(
+    script = (
         "try:\n    "
         + loop().replace("\n", "\n    ")
         + "\nexcept KeyboardInterrupt:\n    emit(saved=step)\n    raise SystemExit(3)"
     )
-    ack = job.order("stop", how="interrupt")
-    probed.wait(job, code=3)
+    job, ack = probed.ordered(script, ("stop", {"how": "interrupt"}), code=3)
     assert job.output == [{"saved": ack.result["stopping_step"]}]
     assert len(job.frames) == ack.step + 1
 
 
 def test_a_skipped_step_leaves_the_weights_alone(probed):
     weight = "old = model.weight.detach().clone()"
-    job = probed.start(loop(before=weight, after="emit(same=bool((old == model.weight).all()))"))
-    ack = job.order("skip_step", count=2)
-    probed.wait(job)
+    script = loop(before=weight, after="emit(same=bool((old == model.weight).all()))")
+    job, ack = probed.ordered(script, ("skip_step", {"count": 2}))
     assert ack.result == {"will_skip": 2}
     skipped = [i for i, row in enumerate(job.output[:-1]) if row["same"]]
     assert skipped == [ack.step + 1, ack.step + 2]
@@ -265,9 +242,7 @@ def test_a_skipped_step_leaves_the_weights_alone(probed):
 
 def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
     """Evidence that only the inside of the job has; taking it changes no random draw."""
-    job = probed.start(loop())
-    ack = job.order("snapshot", directory=str(tmp_path / "evidence"))
-    probed.wait(job)
+    _, ack = probed.ordered(loop(), ("snapshot", {"directory": str(tmp_path / "evidence")}))
     stacks, rng, batches = (Path(path).read_text() for path in ack.result["files"])
     assert "train.py" in stacks
     assert {"python", "torch"} <= set(json.loads(rng))
@@ -284,23 +259,19 @@ def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
-    job = probed.start(loop())
-    ack = job.order(verb, **args)
-    probed.wait(job)
+    job, ack = probed.ordered(loop(), (verb, args))
     assert not ack.ok and says in ack.error
     assert len(job.frames) == 30
 
 
 def test_one_of_several_ranks_is_not_changed_alone(probed):
     """Verbs that change training need a fence with several ranks; evidence and stop do not."""
-    job = probed.start(loop(), environ={"RANK": "1", "WORLD_SIZE": "2"})
-    assert job.segment().path.name.startswith("rank-1.") and job.segment().world_size == 2
     verbs = ("pause", "lr_scale", "rollback", "skip_step", "savepoint")
     verbs += ("clip", "update_clip", "loss_scale")
-    keys = [job.send(verb, value=0.5, before_step=3) for verb in verbs]
-    job.go()
-    assert all("needs a fence" in job.answer(key).error for key in keys)
-    probed.wait(job)
+    orders = [(verb, {"value": 0.5, "before_step": 3}) for verb in verbs]
+    job, *acks = probed.ordered(loop(), *orders, environ={"RANK": "1", "WORLD_SIZE": "2"})
+    assert job.segment().path.name.startswith("rank-1.") and job.segment().world_size == 2
+    assert all("needs a fence" in ack.error for ack in acks)
     assert set(job.column("lr_scale")) == {1.0}
 
 

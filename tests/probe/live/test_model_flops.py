@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, {nano!r})
 import train
-from _supervise_probe.collectors.speed import count
+from _supervise_probe.collectors.speed import count, peak_of
 
 IDS = torch.randint(40, (2, 16))
 

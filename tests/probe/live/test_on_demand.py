@@ -168,9 +168,7 @@ def same(a, b):
 
 def order(probed, script, environ=(), **args):
     """Run a script that stands at a barrier; order a checkpoint there; return job and answer."""
-    job = probed.start(script, environ=environ)
-    answer = job.order("checkpoint", **args)
-    return probed.wait(job), answer
+    return probed.ordered(script, ("checkpoint", args), environ=environ)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

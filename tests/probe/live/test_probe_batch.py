@@ -126,9 +126,9 @@ KEEP = {"every": 5, "keep": 4, "max_bytes": 1 << 24}
 def rolled_back(server, kind, before=12, late=False, **args):
     """Restore the weights of step 10 at step 17; returns the job and the probe batch's result."""
     config = {"savepoints": KEEP, "probe_batch": {}, "tape": True, "late": late}
-    job = server.start(SCRIPT, environ={"KIND": kind}, **config)
-    assert job.order("rollback", before_step=before, **args).ok
-    server.wait(job)
+    order = ("rollback", {"before_step": before, **args})
+    job, ack = server.ordered(SCRIPT, order, environ={"KIND": kind}, **config)
+    assert ack.ok
     (told,) = continuity(job)
     return job, told.data["probe_batch"], told
 
@@ -177,9 +177,7 @@ def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, bare, 
     """Now and at each savepoint, also where the job takes the loss itself."""
     config = {"savepoints": KEEP, "probe_batch": {}, "late": kind == "late"}
     environ = {"KIND": "plain" if kind == "late" else kind}
-    job = probed.start(SCRIPT, environ=environ, **config)
-    answer = job.order("check_weights")
-    probed.wait(job)
+    job, answer = probed.ordered(SCRIPT, ("check_weights", {}), environ=environ, **config)
     assert job.output == bare.straight(SCRIPT, environ=environ).output
     if kind == "strange":
         assert not answer.ok and "the model takes a type" in answer.error
@@ -208,9 +206,8 @@ def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, bare, 
 def test_another_batch_is_kept_once_the_data_changed(probed, bare):
     """Of what comes in from then on; nothing is compared with what the old one had."""
     environ = {"KIND": "plain"}
-    job = probed.start(SCRIPT, environ=environ, savepoints=KEEP, probe_batch={})
-    answer = job.order("check_weights", renew=True)
-    probed.wait(job)
+    config = {"environ": environ, "savepoints": KEEP, "probe_batch": {}}
+    job, answer = probed.ordered(SCRIPT, ("check_weights", {"renew": True}), **config)
 
     assert job.output == bare.straight(SCRIPT, environ=environ).output
     losses = [output and output[0] for output in job.output[0]["outputs"]]

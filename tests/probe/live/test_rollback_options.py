@@ -19,10 +19,8 @@ KEEP = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
 
 def rolled_back(server, optimizer=ADAM, held="0", **args):
     """Restore the weights of step 10 at step 17 or 18; returns the job and the ack."""
-    job = server.start(LOOP.format(optimizer=optimizer, held=held), savepoints=KEEP)
-    ack = job.order("rollback", before_step=12, **args)
-    server.wait(job)
-    return job, ack
+    script = LOOP.format(optimizer=optimizer, held=held)
+    return server.ordered(script, ("rollback", {"before_step": 12, **args}), savepoints=KEEP)
 
 
 def test_moments_are_zero_when_asked(probed):
@@ -60,9 +58,8 @@ for step in range(24):
 )
 def test_the_weights_before_a_jump_of_the_rate_are_kept(probed, rate, back):
     """Of the step right before it; not before a rate times two."""
-    job = probed.start(JUMP.format(rate=rate), savepoints=KEEP)
-    ack = job.order("rollback", before_step=17)
-    probed.wait(job)
+    order = ("rollback", {"before_step": 17})
+    job, ack = probed.ordered(JUMP.format(rate=rate), order, savepoints=KEEP)
     assert ack.ok, ack.error
     assert ack.result["step"] == back
     weights = [row["weights"] for row in job.output if "weights" in row]
@@ -110,9 +107,8 @@ for step in range(24):
 def test_the_weights_before_moments_that_somebody_wrote_are_kept(probed, job, back):
     """With the moments of the savepoint before; not where the weights were damaged as well."""
     script = MOMENTS.format(**{"first": "pass", "at": "== 17", **job})
-    job = probed.start(script, savepoints=KEEP, probe_batch={})
-    ack = job.order("rollback", before_step=12, sign=18)
-    probed.wait(job)
+    order = ("rollback", {"before_step": 12, "sign": 18})
+    job, ack = probed.ordered(script, order, savepoints=KEEP, probe_batch={})
     assert ack.ok, ack.error
     assert ack.result["step"] == back
     rows = [row for row in job.output if "weights" in row]
@@ -123,9 +119,8 @@ def test_the_weights_before_moments_that_somebody_wrote_are_kept(probed, job, ba
 @pytest.mark.parametrize("sound", [False, True])
 def test_where_the_probe_batch_cannot_be_asked_the_loss_of_that_step_counts(probed, sound):
     script = MOMENTS.format(first="pass", at="== 17", then="state['exp_avg_sq'].mul_(1e-4)")
-    job = probed.start(script, savepoints=KEEP)
-    ack = job.order("rollback", before_step=12, sign=18, sound=sound)
-    probed.wait(job)
+    order = ("rollback", {"before_step": 12, "sign": 18, "sound": sound})
+    _, ack = probed.ordered(script, order, savepoints=KEEP)
     assert (ack.ok, ack.result["step"]) == (True, 16 if sound else 10)
 
 

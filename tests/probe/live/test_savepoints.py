@@ -112,9 +112,8 @@ def test_the_loop_goes_on_with_weights_buffers_averages_and_moments_of_the_savep
 
 def size(probed):
     """Bytes of one savepoint of that job."""
-    job = probed.start(states(18), savepoints={"every": 5, "keep": 3, "max_bytes": ROOM})
-    ack = job.order("savepoint", barrier="at-18")
-    probed.wait(job)
+    keep = {"every": 5, "keep": 3, "max_bytes": ROOM}
+    _, ack = probed.ordered(states(18), ("savepoint", {}), barrier="at-18", savepoints=keep)
     return ack.result["bytes"]
 
 
@@ -124,18 +123,14 @@ def test_memory_stays_within_the_budget_and_going_back_is_exact(probed, tmp_path
     room = size(probed) * 3 // 2
     keep = {"every": 5, "keep": 6, "max_bytes": room, "spill": str(tmp_path)}
     script = WRITTEN + states(27).replace("x = torch", "written(); x = torch")
-    job = probed.start(script, savepoints=keep)
-    job.reached("at-27")
-    full = job.send("savepoint")
-    key = job.send("rollback", before_step=before)
-    job.go("at-27")
-    probed.wait(job)
-    outcome = job.answer(key).result
+    orders = ("savepoint", {}), ("rollback", {"before_step": before})
+    job, full, back = probed.ordered(script, *orders, barrier="at-27", savepoints=keep)
+    outcome = back.result
     rows = [row["state"] for row in job.output]
 
     assert before - 5 <= outcome["step"] < before and outcome["not_restored"] == []
     assert rows[outcome["from_step"]] == rows[outcome["step"]]
-    assert job.answer(full).result["held"] <= room
+    assert full.result["held"] <= room
     assert list(tmp_path.iterdir()) == []
 
 
@@ -205,6 +200,7 @@ def small(setup="", after="pass"):
     return SMALL.replace("SETUP", setup).replace("AFTER", after)
 
 
+OLDEST = ("rollback", {"before_step": 0})  # is told
 ONE = 68  # bytes: 5 parameters, two moments each, two counts of steps
 
 
@@ -227,23 +223,23 @@ def test_a_budget_drops_the_oldest_and_refuses_when_not_even_one_fits(probed, tm
     keep = {"every": 2, "keep": 9, "max_bytes": ROOM, "spill": None, **room}
     if keep["spill"]:
         keep["spill"] = str(tmp_path)
-    job = probed.start(small(), savepoints=keep)
-    ack = job.order("rollback", before_step=0)
-    probed.wait(job)
+    _, ack = probed.ordered(small(), OLDEST, savepoints=keep)
     assert not ack.ok and says in ack.error
 
 
 def test_a_disk_that_fails_costs_the_savepoint_and_is_told(probed, tmp_path):
-    spill = str(tmp_path / "gone")
-    job = probed.start(
-        small(), savepoints={"every": 2, "keep": 4, "max_bytes": ONE, "spill": spill}
-    )
-    ack = job.order("rollback", before_step=0)
-    probed.wait(job)
+    keep = {"every": 2, "keep": 4, "max_bytes": ONE, "spill": str(tmp_path / "gone")}
+    job, ack = probed.ordered(small(), OLDEST, savepoints=keep)
     (first, *_) = [n.message for n in job.notices if n.kind == "note"]
     assert "the savepoint of step 1 could not be written to" in first
     assert "No such file or directory" in first
     assert "the oldest is of step 10" in ack.error
+
+
+def rolled_back(probed, script, before=9, **keep):
+    """Give the order behind step 10 or 11; returns the job and the ack."""
+    keep = {"every": 4, "keep": 4, "max_bytes": ROOM, **keep}
+    return probed.ordered(script, ("rollback", {"before_step": before}), savepoints=keep)
 
 
 DAMAGE = """
@@ -257,10 +253,7 @@ for name in os.listdir("/proc/self/fd"):
 def test_a_savepoint_that_comes_back_otherwise_than_it_went_is_refused(probed, tmp_path):
     damage = (DAMAGE % tmp_path.name).replace("\n", "\n        ")
     script = small().replace('barrier("go")', 'barrier("go")' + damage)
-    keep = {"every": 3, "keep": 4, "max_bytes": ONE, "spill": str(tmp_path)}
-    job = probed.start(script, savepoints=keep)
-    ack = job.order("rollback", before_step=6)
-    probed.wait(job)
+    job, ack = rolled_back(probed, script, 6, every=3, max_bytes=ONE, spill=str(tmp_path))
     assert "cannot be read back: the content read back differs from what was written" in ack.error
     assert job.output == probed.straight(script).output
 
@@ -291,9 +284,7 @@ distributed.destroy_process_group()
 
 def test_a_shard_goes_back_where_it_was_and_a_lost_one_is_made_again(probed):
     """One rank is enough: how a part is copied does not depend on how many there are."""
-    job = probed.start(SHARDED, savepoints={"every": 5, "keep": 3, "max_bytes": ROOM})
-    ack = job.order("rollback", before_step=9)
-    probed.wait(job)
+    job, ack = rolled_back(probed, SHARDED, every=5)
     assert ack.ok, ack.error
     assert job.output[ack.result["from_step"]] == job.output[5]
 
@@ -314,14 +305,6 @@ class Counter:
     n = 0
 
 """
-
-
-def rolled_back(probed, script, before=9, **keep):
-    """Give the order behind step 10 or 11; returns the job and the ack."""
-    job = probed.start(script, savepoints={"every": 4, "keep": 4, "max_bytes": ROOM, **keep})
-    ack = job.order("rollback", before_step=before)
-    probed.wait(job)
-    return job, ack
 
 
 def test_a_scaler_goes_back_with_the_weights(probed):

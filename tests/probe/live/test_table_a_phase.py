@@ -93,9 +93,9 @@ for step in range(340):
 
 def test_a_rate_is_of_its_last_300_steps_and_goes_back_with_the_weights(probed):
     """As does an average, which has no bias at its start."""
-    job = probed.start(LONG, savepoints={"every": 12, "keep": 2, "max_bytes": 1 << 20}, slots=512)
-    ack = job.order("rollback", before_step=310)
-    probed.wait(job)
+    keep = {"every": 12, "keep": 2, "max_bytes": 1 << 20}
+    order = ("rollback", {"before_step": 310})
+    job, ack = probed.ordered(LONG, order, savepoints=keep, slots=512)
     behind = []
     for step, (frame, row) in enumerate(zip(job.frames, job.output, strict=True)):
         behind.append(row)

@@ -45,20 +45,10 @@ def loop(
     )
 
 
-def ordered(server, script, *commands, **config):
-    """Run a script to its end; commands are given before its step 5. Returns (job, acks)."""
-    job = server.start(script, **config)
-    job.reached()
-    keys = [job.send(verb, **args) for verb, args in commands]
-    job.go()
-    acks = [job.answer(key) for key in keys]
-    return server.wait(job), acks
-
-
 @DEVICES
 def test_a_clip_bounds_the_norm_for_so_many_steps(probed, late):
     order = ("clip", {"max_norm": 0.01, "factor": None, "steps": 6})
-    job, (ack,) = ordered(probed, loop(), order, late=late)
+    job, ack = probed.ordered(loop(), order, late=late)
     first = ack.step + 1
     left, seen = [row["left"] for row in job.output[:-1]], job.column("grad_global_norm")
     assert ack.result["clip_bound"] == 0.01 and min(seen) > 0.01
@@ -71,7 +61,7 @@ def test_a_clip_bounds_the_norm_for_so_many_steps(probed, late):
 @pytest.mark.parametrize("clip", ["pass", OWN_CLIP], ids=["median", "own"])
 def test_a_factor_becomes_an_absolute_bound(probed, clip):
     """Of the job's own limit where it clips, else of the median norm of the steps so far."""
-    job, (ack,) = ordered(probed, loop(clip=clip), ("clip", {"factor": 0.3, "steps": 0}))
+    job, ack = probed.ordered(loop(clip=clip), ("clip", {"factor": 0.3, "steps": 0}))
     norms = job.column("grad_global_norm")[: ack.step + 1]
     usual = 0.5 if clip == OWN_CLIP else sorted(norms)[len(norms) // 2]
     assert ack.result["clip_bound"] == pytest.approx(0.3 * usual)
@@ -84,7 +74,7 @@ def test_the_bound_is_of_unscaled_gradients(probed, late):
     script = loop(12, "SGD(model.parameters(), lr=0.1, fused=True)", SCALER)
     script = script.replace("loss.backward()", "scaler.scale(loss).backward()")
     script = script.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
-    job, (ack,) = ordered(probed, script, ("clip", {"max_norm": 0.01, "steps": 0}), late=late)
+    job, ack = probed.ordered(script, ("clip", {"max_norm": 0.01, "steps": 0}), late=late)
     moved = [row["moved"] for row in job.output[:-1]]
     assert moved[ack.step + 1 :] == pytest.approx([0.1 * 0.01] * (11 - ack.step), rel=1e-3)
 
@@ -95,7 +85,7 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     before = "optimizer.param_groups[0]['lr'] = 1e-2"
     script = loop(40, "AdamW(model.parameters(), lr=1e-2)", before=before)
     order = {"update_clip": {"window": 16, "sigma": 2.0, "max_gb": 1.0}}
-    job, _ = ordered(probed, script, drills=[spike], safeguards=order, late=late)
+    job = probed.straight(script, drills=[spike], safeguards=order, late=late)
     moved = [row["moved"] for row in job.output[:-1]]
     own = [row["moved"] for row in bare.straight(script).output[:-1]]
     cut = []
@@ -114,7 +104,7 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
 def test_what_is_not_finite_is_zeroed_and_the_rest_applied(probed, late):
     order = {"zero_nonfinite": {"max": 2, "per": 100}, "skip_nonfinite": {"max": 3, "per": 100}}
     drill = [{"fault": "nan_grad", "step": 8, "params": {}}]
-    job, _ = ordered(probed, loop(), drills=drill, safeguards=order, late=late)
+    job = probed.straight(loop(), drills=drill, safeguards=order, late=late)
     assert all(row["finite"] and row["moved"] > 0 for row in job.output[:-1])
     assert [s for s, fired in enumerate(job.column("gradients_zeroed")) if fired] == [8]
     assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[-1]["steps_seen"] == 30
@@ -130,7 +120,7 @@ def test_zeroing_has_a_cap(probed, late):
         12, after="model[0].weight.register_hook(lambda g: g * math.nan) if step > 5 else 0"
     )
     order = {"zero_nonfinite": {"max": 2, "per": 100}}
-    job, _ = ordered(probed, script, safeguards=order, late=late)
+    job = probed.straight(script, safeguards=order, late=late)
     assert [row["finite"] for row in job.output[:-1]] == [True] * 9 + [False] * 3
     assert sum(job.column("gradients_zeroed")) == 2
 
@@ -199,7 +189,7 @@ def test_sampling_is_raised_for_a_while(probed):
     script = loop(220)
     sets = {"gradients": 50, "activations": 0, "share": 1e-9}
     order = ("raise_sampling", {"every": 1, "steps": 150})
-    job, (ack,) = ordered(probed, script, order, sampling=sets)
+    job, ack = probed.ordered(script, order, sampling=sets)
     first = ack.step + 1
     assert ack.result["raised"] == ["attention", "routing", "weights", "gradients"]
     assert ack.result["sampling"]["activations"] == 0
@@ -217,9 +207,8 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     """In the directory of the incident, with the operations of the job; weights are the same."""
     script = loop()
     again = ("profile", {"incident": "inc-1", "steps": 1})
-    job, (ack, second) = ordered(
-        probed, script, ("profile", {"incident": "inc-1", "steps": 3}), again
-    )
+    first = ("profile", {"incident": "inc-1", "steps": 3})
+    job, ack, second = probed.ordered(script, first, again)
     first = ack.step + 1
     name = f"profile-{first}-rank-0.json"
     assert ack.result["path"] == str(job.folder / "incidents" / "inc-1" / name)
@@ -242,7 +231,7 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
-    job, (ack,) = ordered(probed, loop(8), (verb, args))
+    job, ack = probed.ordered(loop(8), (verb, args))
     assert not ack.ok and says in ack.error
     assert len(job.frames) == 8 and "in_force" not in job.segment().status()
 
@@ -254,8 +243,7 @@ def test_a_tool_that_never_binds_changes_no_bit(probed, bare, late):
         "zero_nonfinite": {"max": 3, "per": 128},
         "update_clip": {"window": 128, "sigma": 100.0},
     }
-    job, acks = ordered(
-        probed,
+    job, *acks = probed.ordered(
         script,
         ("clip", {"max_norm": 1e6, "steps": 0}),
         ("update_clip", {"window": 16, "sigma": 100.0, "steps": 20}),
