@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 from world import Case, Skip, alive, eventually, memory_group, scenario
@@ -41,17 +40,6 @@ def exec_chain(case: Case) -> None:
     words = ["env", "A=1", "nice", "sh", "-c", 'exec "$0" "$@"', *last]
     case.start(job=words[case.draw.choice([0, 2, 3]) :])
     case.fine(code)
-
-
-@scenario("processes", seeds=4)
-def torchrun(case: Case) -> None:
-    """Two ranks under torchrun: the end and the code are theirs."""
-    code = case.draw.choice([0, 3])
-    train = case.train(30, exit=code)[1:]
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    case.start("--policy", "nano", job=[sys.executable, *run, *train])
-    case.follow = list
-    case.fine(1 if code else 0, done=None)
 
 
 @scenario("processes", seeds=2)

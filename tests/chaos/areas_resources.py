@@ -1,15 +1,11 @@
-"""Disks that are full, slow or take half of what is written; and memory and files that run out."""
+"""Disks that are full, slow or take half of what is written."""
 
 from __future__ import annotations
 
-import resource
-import signal
 import subprocess
-import threading
-import time
 
 from areas_storage import fill
-from world import Case, Skip, eventually, limit, scenario
+from world import Case, Skip, eventually, scenario
 
 # Makes the disk below CHAOS_DISK slow, or lets a part of each write through, and logs each sync
 # and the start of the job.
@@ -128,61 +124,6 @@ def short_writes(case: Case) -> None:
 # ── full disks ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Filler(threading.Thread):
-    """Takes each byte that becomes free, until it is told to stop."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(daemon=True)
-        self._disk, self._over = case.run.parent, threading.Event()
-
-    def run(self) -> None:
-        number = 0
-        while not self._over.wait(0.02):
-            fill(self._disk / f"filler-{number % 50}-{number}")
-            number += 1
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-
-@scenario("full disks", seeds=40)
-def full_disk_with_a_reserve(case: Case) -> None:
-    """Somebody takes all space, once or for ever: people hear of it, and acting goes on."""
-    case.run = case.tmpfs("disk", f"size={case.draw.choice([12, 24, 48])}m") / "run"
-    drill = case.draw.choice(["lr_spike@80", "grad_nan@80"])
-    case.start("--policy", "nano", "--drill", drill, job=case.train(160, sleep=0.02, exit=3))
-    case.steps(case.draw.randrange(2, 40))
-    filler = _Filler(case)
-    filler.start()
-    if case.draw.random() < 0.3:
-        time.sleep(case.draw.uniform(0.5, 2))
-        filler.stop()
-    case.ends(3, done=None)
-    filler.stop()
-    case.clean()
-    case.readable()
-    assert "SEV1 no space is left for the record of this run" in case.said(), case.said()
-    assert case.records("note", "record-space-short")
-    assert not case.records("note", "unprotected")
-
-
-@scenario("full disks", seeds=24)
-def full_disk_without_a_reserve(case: Case) -> None:
-    """There is hardly any reserve: that it is spent is told, and the job comes to its end."""
-    case.run = case.tmpfs("disk", f"size={case.draw.choice([300, 400, 600])}k") / "run"
-    (case.run.parent / "before").write_bytes(bytes(case.draw.choice([60, 120, 160]) << 10))
-    case.start("--policy", "nano", job=case.train(700, sleep=0.01, exit=3))
-    case.up()
-    filler = _Filler(case)
-    filler.start()
-    case.ends(3, done=None)
-    filler.stop()
-    case.clean()
-    case.readable(replay=(0, 2), verify=(0, 2))
-    assert "SEV1 this run is not protected any more" in case.said(), case.said()
-
-
 @scenario("full disks", seeds=16)
 def space_comes_back(case: Case) -> None:
     """The disk is full, and has space again: the record has no gap, and both are on it."""
@@ -194,38 +135,3 @@ def space_comes_back(case: Case) -> None:
     filler.unlink()
     eventually(lambda: case.records("note", "record-space-enough"), "its end")
     case.unharmed(3)
-
-
-# ── memory and files ──────────────────────────────────────────────────────────────────────────────
-
-
-@scenario("limits", seeds=32)
-def memory_runs_out(case: Case) -> None:
-    """RLIMIT_AS falls below what we use: signals reach the job, and we end with its code."""
-    watcher = case.start("--policy", "nano", job=case.train(100_000, sleep=0.01))
-    case.steps(case.draw.randrange(1, 60))
-    most = case.draw.choice([1, 64, 256]) << 20
-    resource.prlimit(watcher.pid, resource.RLIMIT_AS, (most, most))
-    time.sleep(case.draw.uniform(0, 3))
-    for _ in range(case.draw.choice([1, 3])):
-        watcher.send_signal(signal.SIGTERM)
-    case.ends(128 + signal.SIGTERM, done=False)
-
-
-@scenario("limits", seeds=20)
-def memory_is_short_from_the_start(case: Case) -> None:
-    """RLIMIT_AS of few megabytes: the job runs, watched or not, and its code is ours."""
-    most, code = case.draw.choice([64, 127, 200, 255, 256, 320, 500]) << 20, case.draw.randrange(60)
-    body = f"time.sleep({case.draw.uniform(0, 1.5)})"
-    case.start(job=case.plain(body, code), preexec_fn=limit(**{"as": most}))
-    case.ends(code)
-    assert (most < 256 << 20) == ("not watched: only" in case.said()), case.said()
-
-
-@scenario("limits", seeds=20)
-def very_few_files(case: Case) -> None:
-    """RLIMIT_NOFILE of 7 to 14: the job runs as it does without us, and that is said."""
-    most, code = case.draw.randrange(7, 15), case.draw.randrange(60)
-    case.start(job=case.plain("time.sleep(0.2)", code), preexec_fn=limit(nofile=most))
-    case.ends(code)
-    assert "not watched: only" in case.said() and not case.run.exists(), case.said()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 DRIVE = Path(__file__).with_name("drive.py")
 SHORT = (
     *("job_dies_of", "signal_is_handled", "closed_descriptors", "small_disk", "few_processes"),
-    *("slow_disk", "short_writes", "very_few_files"),
+    *("slow_disk", "short_writes", "few_files"),
 )
 
 

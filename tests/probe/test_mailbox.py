@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from supervise.core.model import Notice
 from supervise.errors import SegmentError
 from supervise.runtime import Ack, Segment
 from supervise_probe import wire
@@ -143,18 +142,6 @@ def test_an_answer_always_arrives(mailbox, segment, result):
     assert ack.error is not None
     assert ack.error.startswith("because")
     assert len(ack.result) == 1
-
-
-def test_a_notice_becomes_an_event(mailbox, segment):
-    mailbox.notice("safeguard", "step 3 skipped: grad norm is inf", 3, {"count": 1})
-    mailbox.notice("note", "no data", 4)
-
-    first = ("safeguard", "step 3 skipped: grad norm is inf", 2, 3, {"count": 1})
-    made = segment.created_ns
-    assert segment.poll() == [
-        Notice(77, *first, made, 0),
-        Notice(77, "note", "no data", 2, 4, {}, made, 1),
-    ]
 
 
 def test_notices_beyond_the_ring_are_counted(mailbox, segment):

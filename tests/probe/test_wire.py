@@ -104,18 +104,6 @@ def test_a_layout_of_other_offsets_is_refused():
         wire.unpack_header(wire.pack_header(header(names_at=4097)))
 
 
-@pytest.mark.parametrize(("slots", "capacity"), [(1, 4), (8, 129)])
-def test_impossible_layouts_are_refused(slots, capacity):
-    with pytest.raises(wire.WireError, match=r"at least 2 of 1\.\.128"):
-        wire.layout(slots, capacity)
-
-
-@pytest.mark.parametrize("change", [{"run": b"x" * 65}, {"rank": -1}, {"world_size": 1 << 32}])
-def test_what_has_no_room_in_the_header_is_refused(change):
-    with pytest.raises(wire.WireError):
-        wire.pack_header(header(**change))
-
-
 def test_a_half_written_letter_is_never_believed():
     old = wire.pack_letter(3, b'{"key":"a"}').ljust(wire.LETTER_SIZE, b"\0")
     new = wire.pack_letter(67, b'{"key":"other"}').ljust(wire.LETTER_SIZE, b"\0")

@@ -65,9 +65,17 @@ def test_a_second_writer_does_not_take_the_first_ones_file(tmp_path, writer):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"slots": 1}, {"capacity": 129}, {"run": "x" * 65}, {"rank": -1}, {"rank": 1 << 32}]
+    "bad",
+    [
+        {"slots": 1},
+        {"capacity": 129},
+        {"run": "x" * 65},
+        {"rank": -1},
+        {"rank": 1 << 32},
+        {"world_size": 1 << 32},
+    ],
 )
-def test_impossible_sizes_leave_nothing_behind(tmp_path, bad):
+def test_sizes_without_room_in_the_layout_leave_nothing_behind(tmp_path, bad):
     wanted = {"directory": str(tmp_path), "run": "r", "rank": 0, "world_size": 1, **bad}
 
     with pytest.raises(wire.WireError):
