@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import os
+import threading
+import time
 
 import pytest
 
-from supervise.catalog import load_policy
 from supervise.cli import invoke as run_cli
-from supervise.core import start_engine, step_engine
 from supervise.core.model import Announced, Event, Exited, Frame, Launched
-from supervise.errors import StoreError
-from supervise.store import Audit, Journal, Recorder, RunDir
+from supervise.runtime import ControlInbox
+from supervise.store import Audit, RunDir
+from tests.support.recorded_run import Judge, record_run
 
-WALL = "2026-01-05T10:11:12.345Z"
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "update_norm", "update_skipped")
 NAN = float("nan")
 
@@ -43,43 +43,68 @@ def story() -> list[Event]:
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A function that records events as the supervisor does, and returns the run directory.
+    """A function that records the story, or other events, under nano; see `record_run`."""
 
-    `end` is the exit code of the run, None where its supervisor was killed; from event number
-    `fails_at` on the journal cannot be written; `max_bytes` is its limit.
-    """
-
-    def record(
-        events=None,
-        *,
-        end: int | None = 3,
-        fails_at: int | None = None,
-        max_bytes: float | None = None,
-    ) -> RunDir:
-        policy = load_policy("nano")
-        run = RunDir.create(tmp_path / "run", argv=["python", "train.py"], policy=policy, wall=WALL)
-        audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
-        ticks = itertools.count()
-        recorder = Recorder(
-            Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print
+    def record(events=None, *, end: int | None = 3, **options) -> RunDir:
+        options |= {"begin": (), "ended": end is not None, "code": end or 0}
+        events = story() if events is None else events
+        run = record_run(
+            tmp_path / "run", events, policy="nano", answer=lambda action: None, **options
         )
-        recorder.note("run_start", -1, "the job was started", {"policy_digest": policy.digest})
-        state = start_engine(policy)
-        for at, event in enumerate(story() if events is None else events):
-            if at == fails_at:
-                recorder.failed(StoreError("cannot write the journal: No space left on device"))
-            number = recorder.event(event)
-            state, decisions = step_engine(policy, state, event)
-            for decision in decisions:
-                recorder.decision(decision, number, event.at_ns)
-            recorder.limit_journal(max_bytes)
-        if end is not None:
-            data = {"exit_code": end, "journal": recorder.journal}
-            recorder.note("run_end", state.step, f"exit code {end}", data)
-        recorder.close()
+        (run.path / "state.json").unlink()
         return run
 
     return record
+
+
+@pytest.fixture
+def alive():
+    """A function that holds a run as a living supervisor does."""
+    logs = []
+
+    def hold(run):
+        logs.append(Audit.open(run.audit_path, run.id, at_ns=0, wall=""))
+        return logs[-1]
+
+    yield hold
+    for log in logs:
+        log.close()
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """The working directory of a job. Its Python and its launchers end at once, with an error."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "python3.11", "torchrun", "accelerate", "mpirun", "ssh", "litgpt"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\necho 'no such option' >&2\nexit 3\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "job" / "package").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "job")
+    return tmp_path / "job"
+
+
+@pytest.fixture
+def supervised(keep_run, make_frames, small):
+    """A run whose supervisor takes words on a thread, and whose job does what it is told."""
+    frames, over = make_frames(0, *[2.0] * 20), threading.Event()
+    run = keep_run(frames, ended=False)
+    (run.path / "quarantine.json").write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
+    failure = {"error": "no room for it"}
+    judge = Judge(run, small, answer=lambda a: failure if a["verb"] == "savepoint" else {})
+
+    def loop():
+        commands = ControlInbox(run.path, time.monotonic_ns)
+        judge.judge(*frames)
+        while not over.wait(0.01):
+            judge.judge(*commands.poll())
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    yield run
+    over.set()
+    thread.join()
+    judge.recorder.close()
 
 
 NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status", "why", "record"]

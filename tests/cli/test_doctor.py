@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import all_metrics, measured_metrics
-from supervise.cli._job_check import (
-    SUPERVISOR_METRICS,
-    ProbeCheck,
-    availability,
-    look_at,
-    script_of,
-    world_size,
-)
-from supervise.cli.doctor import probe_checks
+from supervise.catalog import measured_metrics
+from supervise.cli._job_check import ProbeCheck, availability, world_size
 
 
 @pytest.fixture
@@ -95,19 +87,16 @@ def test_a_python_without_torch_is_told_from_one_that_is_broken(doctor):
     assert set(found["metrics"].values()) == {"no: there is no torch"}
 
 
-def test_a_program_that_is_not_python_after_all_is_said(doctor, tmp_path):
+def test_a_program_that_is_not_python_after_all_is_said(doctor, commands):
     """A name is a promise that may not be kept."""
-    fake = tmp_path / "python3"
-    fake.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 3\n")
-    fake.chmod(0o755)
-    code, checks, _ = doctor("--", fake, "train.py")
+    code, checks, _ = doctor("--", "python", "package")
 
     assert code == 1
     assert checks["python"] == ("fail", "no such option")
 
 
 @pytest.mark.slow
-def test_what_it_promises_is_what_arrived(doctor, tmp_path):
+def test_what_it_promises_is_what_arrived(doctor, supervise, tmp_path):
     """Real steps with the probe in the job's own Python; the script itself is not there."""
     code, checks, found = doctor("--", sys.executable, tmp_path / "nofile.py")
     answers, seen = found["metrics"], set(found["seen"])
@@ -131,67 +120,62 @@ def test_what_it_promises_is_what_arrived(doctor, tmp_path):
     assert answers["checkpoint_ok"].startswith("only where the job saves checkpoints")
     assert answers["restart_rate"] == "only once it was started again"
     assert answers["clip_bound"] == "only while `clip` is active"
-    assert set(answers) == {*all_metrics(), *SUPERVISOR_METRICS}
+    listed = json.loads(supervise("metrics", "list", "--json")[1])
+    assert set(answers) == {row["id"] for row in listed}
 
 
-def good_check(*names, **status):
-    """A probe check that went well."""
-    return ProbeCheck(["3.11.0", "2.0.0", "trained"], "", True, names, [], status)
+def test_what_did_not_arrive_has_its_reason():
+    """What should have come and did not is no condition of the job; ranks follow the command."""
+    arrived = ["3.11.0", "2.0.0", "trained"]
+    status = {"collectors": {"timing": "off: ValueError: x", "loss": "on"}}
+    tried = ProbeCheck(arrived, "", True, ("step_time",), [], status)
+    answers = {world: availability(tried, None, world) for world in (1, 8, None)}
 
-
-def test_a_collector_that_went_off_is_the_reason():
-    """What should have come and did not is no condition of the job."""
-    tried = good_check("step_time", collectors={"timing": "off: ValueError: x", "loss": "on"})
-    answers = availability(tried, None, 1)
-
-    assert answers["input_time"] == "no: its collector is off: ValueError: x"
-    assert answers["train_loss_raw"] == "no: it did not arrive in the check"
-    assert answers["step_time"] == "yes"
-    assert answers["epoch"] == "only under Trainer of transformers or Lightning"
-
-
-def test_what_needs_several_ranks_follows_the_command():
-    assert availability(good_check("step_time"), None, 1)["straggler_ratio"] == "no: one rank"
-    assert availability(good_check("step_time"), None, 8)["straggler_ratio"] == "yes: of all ranks"
-    assert (
-        availability(good_check("step_time"), None, None)["straggler_ratio"]
-        == "only with several ranks"
-    )
+    assert answers[1]["input_time"] == "no: its collector is off: ValueError: x"
+    assert answers[1]["train_loss_raw"] == "no: it did not arrive in the check"
+    assert answers[1]["step_time"] == "yes"
+    assert answers[1]["epoch"] == "only under Trainer of transformers or Lightning"
+    ranks = {world: answers[world]["straggler_ratio"] for world in answers}
+    assert ranks == {1: "no: one rank", 8: "yes: of all ranks", None: "only with several ranks"}
 
 
 @pytest.mark.parametrize(
-    ("line", "script"),
+    ("line", "said"),
     [
-        ("python -u train.py --config x.py", "train.py"),
-        ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
-        ("torchrun --nproc-per-node 2 train.py", "train.py"),
-        ("python -W error -X dev train.py", "train.py"),
-        ("python -m tool out.py", None),
-        ("python -m package.train out.py", "package/train.py"),
-        ("python -u -m package", "package/__main__.py"),
-        ("torchrun --nproc-per-node 2 -m package.train", "package/train.py"),
-        ("accelerate launch --module package.train x.py", "package/train.py"),
-        ("python -c pass out.py", None),
-        ("ssh there python train.py", None),
-        ("python", None),
+        ("python -u train.py --config x.py", "train.py: no such file"),
+        ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "train.py: no such"),
+        ("torchrun --nproc-per-node 2 train.py", "train.py: no such file"),
+        ("python -W error -X dev train.py", "train.py: no such file"),
+        ("python -m tool out.py", "none seen"),
+        ("python -m package.train out.py", "saved at train.py:"),
+        ("python -u -m package", "saved at __main__.py:"),
+        ("torchrun --nproc-per-node 2 -m package.train", "saved at train.py:"),
+        ("accelerate launch --module package.train x.py", "saved at train.py:"),
+        ("python -c pass out.py", "none seen"),
+        ("ssh there python train.py", "none seen"),
+        ("python", "none seen"),
     ],
 )
-def test_only_a_script_that_is_to_be_here_is_looked_for(line, script, tmp_path, monkeypatch):
+def test_only_a_script_that_is_to_be_here_is_looked_for(doctor, commands, line, said):
     """What is an argument of something else may be made later, or elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "train.py").touch()
-    (tmp_path / "package" / "__main__.py").touch()
-    assert script_of(tuple(line.split())) == script
+    for name in ("train", "__main__"):
+        (commands / "package" / f"{name}.py").write_text("torch.save(model, path)\n")
+    checks = doctor("--", *line.split())[1]
+
+    assert said in (checks["command"] if "no such" in said else checks["checkpoints"])[1]
 
 
-def test_a_trial_that_broke_off_is_no_success():
-    broken = good_check("step_time")
-    broken.lines, broken.error = broken.lines[:2], "RuntimeError: out of luck"
-    checks = {check.name: check for check in probe_checks(broken, 1)}
+@pytest.mark.slow
+def test_a_trial_that_broke_off_is_no_success(doctor, tmp_path):
+    """A Python that trains, and fails at the end of the script."""
+    python = tmp_path / "python3"
+    broken = "sys.argv[2].replace('print(\"trained\"', '1 / 0; print(\"trained\"')"
+    python.write_text(f"#!{sys.executable}\nimport sys\nexec({broken})\n")
+    python.chmod(0o755)
+    code, checks, _ = doctor("--", python, __file__)
 
-    assert checks["probe"].status == "fail"
-    assert checks["probe"].detail == "training ended early: RuntimeError: out of luck"
+    ended = "training ended early: ZeroDivisionError: division by zero"
+    assert (code, checks["probe"]) == (1, ("fail", ended))
 
 
 @pytest.mark.parametrize(
@@ -220,15 +204,8 @@ NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 ACCELERATE = """\
 from accelerate import Accelerator
 parser.add_argument("--resume_from_checkpoint", type=str)
-accelerator = Accelerator()
-accelerator.load_state(parser.parse_args().resume_from_checkpoint)
-def main():
-    for epoch in range(3):
-        for batch in loader:
-            accelerator.backward(model(batch).loss)
-            optimizer.step()
-            lr_scheduler.step()
-        accelerator.save_state(out)
+Accelerator().load_state(parser.parse_args().resume_from_checkpoint)
+Accelerator().save_state(out)
 """
 
 
@@ -245,10 +222,8 @@ def main():
         ("def (:", "none seen"),
     ],
 )
-def test_a_script_is_read_for_its_checkpoints(tmp_path, script, checkpoints):
+def test_a_script_is_read_for_its_checkpoints(doctor, commands, script, checkpoints):
     if isinstance(script, str):
-        (tmp_path / "t.py").write_text(script)
-        script = tmp_path / "t.py"
-    facts = look_at(str(script), ["python", str(script)])
-
-    assert checkpoints in facts.checkpoints()[1]
+        (commands / "t.py").write_text(script)
+        script = "t.py"
+    assert checkpoints in doctor("--", "python", script)[1]["checkpoints"][1]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from supervise.runtime import start_ticks
-from supervise.store import RUN_PARTS, Audit
+from supervise.store import RUN_PARTS, RunDir
 from tests.cli.conftest import story
 
 DAY_S = 86400.0
@@ -68,21 +68,19 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
     assert "kept: nothing to remove" in supervise("gc", "--keep", 0, old.parent)[1]
 
 
-def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, tmp_path):
+def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, alive, tmp_path):
     """Watched; a link; its job alive; an incident open that nobody ended; on another machine."""
     watched, _ = aged("watched", 40), aged("unfinished", 42, events=story()[:-1], end=None)
-    alive, elsewhere = aged("alive", 41, end=None), aged("elsewhere", 43, end=None)
+    living, elsewhere = aged("alive", 41, end=None), aged("elsewhere", 43, end=None)
     described = json.loads((elsewhere / "run.json").read_text())
     (elsewhere / "run.json").write_text(json.dumps(described | {"host": "another"}))
     made = {"attempt": 0, "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-    (alive / "launch.json").write_text(json.dumps(made))
-    run_id = json.loads((watched / "run.json").read_text())["run"]
-    audit = Audit.open(watched / "audit.log", run_id, at_ns=0, wall="")
+    (living / "launch.json").write_text(json.dumps(made))
+    alive(RunDir.open(watched))
     os.utime(watched / "audit.log", (1, 1))
-    (tmp_path / "runs" / "latest").symlink_to(alive)
+    (tmp_path / "runs" / "latest").symlink_to(living)
 
     code, out, _ = supervise("gc", "--keep", 0, "--older-than", "1h", tmp_path / "runs")
-    audit.close()
     assert (code, out.splitlines()[-1]) == (0, "freed 0 B of 5 runs")
     reasons = (
         "is watched",

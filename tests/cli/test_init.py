@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.cli.doctor import lines
-from supervise.core import recognise_recipe
 
 NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 TRAINER = "from transformers import Trainer\nTrainer(model).train()"
@@ -27,11 +25,14 @@ OUT_OF_A_LINE = "# How this job resumes is not known, so that nothing starts it 
         ("", "litgpt finetune_lora x", None),
     ],
 )
-def test_what_is_written_loads_with_and_without_its_comments(tmp_path, script, argv, job):
+def test_what_is_written_loads_with_and_without_its_comments(
+    supervise, commands, script, argv, job
+):
     """Whoever takes a # away has a policy that is valid."""
-    path = tmp_path / "supervise.yaml"
-    written = list(lines("nano", recognise_recipe(script, argv.split())))
-    path.write_text("\n".join(written) + "\n")
+    path = commands / "supervise.yaml"
+    (commands / "t.py").write_text(script)
+    supervise("init", "--", *argv.split())
+    written = path.read_text().splitlines()
     policy = load_policy(path)
 
     assert (policy.name, policy.mode) == ("supervise", "enforce")
@@ -49,11 +50,11 @@ def test_what_is_written_loads_with_and_without_its_comments(tmp_path, script, a
 
 
 @pytest.mark.parametrize("base", ["medium", "large", "moe", "canary", "observe"])
-def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(tmp_path, base):
+def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(supervise, commands, base):
     """The others start nothing again, and keep their mode."""
-    path = tmp_path / "supervise.yaml"
-    path.write_text("\n".join(lines(base, recognise_recipe(TRAINER, ["python", "t.py"]))) + "\n")
-    policy, shipped = load_policy(path), load_policy(base)
+    (commands / "t.py").write_text(TRAINER)
+    supervise("init", "--policy", base, "--", "python", "t.py")
+    policy, shipped = load_policy(commands / "supervise.yaml"), load_policy(base)
 
     assert bool(policy.job.on_crash) == ("restart" in shipped.budgets)
     assert policy.mode == shipped.mode and policy.job.relaunch

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import pytest
 
-from supervise.catalog import load_policy
-from supervise.cli import OPERATOR_COMMANDS, _send_command
-from supervise.core import start_engine, step_engine
-from supervise.core.model import Finished, OperatorCommand
+from supervise.cli import OPERATOR_COMMANDS
+from supervise.core.model import OperatorCommand
 from supervise.runtime import ControlInbox, post_command
-from supervise.store import Audit, Journal, Recorder, Reloader
+from tests.support.waiting import wait_until
 
 
 def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
@@ -27,47 +24,6 @@ def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
     assert [told.operator for told in heir.poll()] == ["bo"]
     assert heir.poll() == []
     assert not list((tmp_path / "control").iterdir())
-
-
-@pytest.fixture
-def supervised(keep_run, make_frames, small, monkeypatch):
-    """A run whose supervisor takes words on a thread, and whose job does what it is told."""
-    monkeypatch.setattr(_send_command, "POLL_S", 0.02)
-    run = keep_run(make_frames(0, *[2.0] * 20), ended=False)
-    (run.path / "quarantine.json").write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
-    audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
-    recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (0, ""), print)
-    first = load_policy(small)
-    reloader = Reloader(run, first, load_policy, str(small))
-    over = threading.Event()
-
-    def loop():
-        policy, state = first, start_engine(first)
-        events = [*make_frames(0, *[2.0] * 20)]
-        words = ControlInbox(run.path, time.monotonic_ns)
-        while not over.wait(0.01):
-            events += words.poll()
-            while events:
-                event = events.pop(0)
-                if isinstance(event, OperatorCommand) and event.command == "reload":
-                    policy, loaded = reloader.reload(event, policy, state)
-                    events = [*loaded, *events]
-                number = recorder.event(event)
-                state, made = step_engine(policy, state, event)
-                for decision in made:
-                    recorder.decision(decision, number, event.at_ns)
-                    if decision.kind == "intent":
-                        action = decision.data["action"]
-                        ok = action["verb"] != "savepoint"
-                        error = None if ok else "no room for it"
-                        events.append(Finished(event.at_ns, action["id"], ok, {}, error))
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    yield run
-    over.set()
-    thread.join()
-    recorder.close()
 
 
 @pytest.mark.parametrize(
@@ -219,21 +175,22 @@ def test_a_replay_needs_every_policy(supervise, keep_run, make_frames, small, tm
     assert "is missing: the run was reloaded with the policy sha256:" in err
 
 
-@pytest.mark.parametrize(("command", "stuck"), [("pause", 75), ("reload", 64)])
-def test_no_supervisor_answers(supervise, keep_run, make_frames, monkeypatch, command, stuck):
-    """One that is dead: at once, with 64; one that is stuck: the command stays."""
+@pytest.mark.parametrize(("command", "code"), [("pause", 75), ("reload", 64)])
+def test_no_supervisor_answers(supervise, keep_run, make_frames, alive, command, code):
+    """One that is dead: at once, with 64; one that dies meanwhile: the command stays."""
     run = keep_run(make_frames(0, 2.0), ended=False)
-    code, _, err = supervise(command, run.path)
-    assert code == 64
-    assert "has no supervisor" in err
+    dead, _, err = supervise(command, run.path)
+    assert (dead, "has no supervisor" in err) == (64, True)
     assert not (run.path / "control").exists()
 
-    monkeypatch.setattr(_send_command, "TIMEOUT_S", 0.1)
-    monkeypatch.setattr(_send_command, "POLL_S", 0.02)
-    held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
-    code, _, err = supervise(command, run.path)
-    held.close()
-    assert code == stuck
+    audit, posted = alive(run), run.path / "control"
+    thread = threading.Thread(
+        target=lambda: (wait_until(lambda: posted.is_dir() and [*posted.iterdir()]), audit.close())
+    )
+    thread.start()
+    unanswered, _, err = supervise(command, run.path)
+    thread.join()
+    assert unanswered == code
     assert "no answer within" in err or "has not answered within" in err
-    (word,) = (run.path / "control").glob("*.json")
+    (word,) = posted.glob("*.json")
     assert json.loads(word.read_text())["command"] == command

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import json
 
 import pytest
-
-from supervise.catalog import load_policy
-from supervise.cli import run as policy_cache
 
 POLICY = """\
 version: supervise/v1
 policy: cached
+extends: 'base.yaml'  # ours
 use: [own]
 job: {relaunch: {args: [--resume, "{checkpoint}"]}, checkpoints: {glob: ["out/*.pt"]}}
 """
@@ -23,104 +20,82 @@ summary: One bound.
 status: experimental
 source: [none]
 false_alarms: [none]
-detectors: {loud: {kind: threshold, metric: train_loss_raw, gt: GT}}
+detectors: {loud: {kind: threshold, metric: train_loss_raw, gt: 9}}
 rules: [{id: high, when: loud, sev: SEV2}]
 """
+BASE = "version: supervise/v1\npolicy: base\nprobation: 60\n"
 
 
 @pytest.fixture
-def policy(tmp_path, monkeypatch):
+def launch(supervise, tmp_path, monkeypatch):
+    """A function that watches a command under the policy; it returns what
+    the run has of the policy, and what was printed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "packs").mkdir()
-    (tmp_path / "packs" / "own.yaml").write_text(PACK.replace("GT", "9"))
-    path = tmp_path / "cached.yaml"
-    path.write_text(POLICY)
-    return path
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("cached", POLICY), ("packs/own", PACK), ("base", BASE)):
+        (tmp_path / f"{name}.yaml").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    numbers = iter(range(99))
+
+    def run(*options):
+        home = tmp_path / f"run-{next(numbers)}"
+        given = ("--policy", "cached.yaml", "--run-dir", home, *options, "--", "true")
+        code, _, err = supervise("run", *given)
+        assert code == 0, err
+        started = json.loads((home / "run.json").read_text())
+        policy = (started["policy_digest"], started["mode"], (home / "policy.yaml").read_text())
+        return policy, err.replace(home.name, "RUN")
+
+    return run
 
 
-@pytest.fixture
-def launch():
-    """Return the policy for a launch, and how often it was loaded for that."""
-
-    def ask(path, mode=None, odd=()):
-        loads = []
-
-        def load(warnings):
-            loads.append(path)
-            warnings += odd
-            return load_policy(path, mode=mode)
-
-        warnings = []
-        found = policy_cache.launch_policy(path, mode, load, warnings)
-        assert warnings == [*odd]
-        return found, len(loads)
-
-    return ask
+def cached(home):
+    """Return the files of the cache; a policy that is loaded is written anew."""
+    return {path.stat().st_ino for path in (home / "cache").glob("supervise/policies/*")}
 
 
-def kept() -> list[Path]:
-    return sorted(Path(os.environ["XDG_CACHE_HOME"]).glob("supervise/policies/*"))
-
-
-def test_a_policy_is_loaded_once_and_a_launch_reads_the_same_of_it_afterwards(policy, launch):
-    """All that a launch reads is the same; warnings are shown each time."""
-    first, loads = launch(policy)
-    assert loads == 1
-    again, loads = launch(policy)
-
-    assert loads == 0
-    for name in ("name", "digest", "mode", "resolved", "savepoints", "sampling", "notify"):
-        assert getattr(again, name) == getattr(first, name)
-    assert again.job == first.job
-
-
-@pytest.mark.parametrize("change", ["pack", "policy", "base", "new runbook", "mode"])
-def test_whatever_a_policy_depends_on_makes_another_one(policy, launch, change):
+def test_a_policy_is_loaded_once_and_whatever_it_depends_on_makes_another_one(launch, tmp_path):
     """A stale cache would watch the job by a policy that nobody wrote."""
-    base = policy.with_name("base.yaml")
-    base.write_text("version: supervise/v1\npolicy: base\n")
-    policy.write_text(POLICY + "extends: 'base.yaml'  # ours\n")
-    launch(policy)
-    assert launch(policy)[1] == 0
-    if change == "pack":
-        (policy.parent / "packs" / "own.yaml").write_text(PACK.replace("GT", "8"))
-    elif change == "base":
-        base.write_text("version: supervise/v1\npolicy: base\nprobation: 70\n")
-    elif change == "policy":
-        policy.write_text(POLICY.replace("out/", "new/"))
-    elif change == "new runbook":
-        (policy.parent / "runbooks").mkdir()
-        (policy.parent / "runbooks" / "pause-and-page.yaml").write_text("runbook: x\n")
+    first = launch()
+    (kept,) = cached(tmp_path)
+    assert launch() == first
+    assert cached(tmp_path) == {kept}
+    for file, old, new in (
+        ("packs/own.yaml", "gt: 9", "gt: 8"),
+        ("base.yaml", "probation: 60", "probation: 70"),
+        ("cached.yaml", "out/", "new/"),
+    ):
+        (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
+        assert new in launch()[0][2]
+    (tmp_path / "runbooks").mkdir()
+    (tmp_path / "runbooks" / "pause-and-page.yaml").write_text("runbook: x\n")
+    before = cached(tmp_path)
+    launch()
+    assert len(cached(tmp_path) - before) == 1
+    assert launch("--mode", "observe")[0][1] == "observe" != launch()[0][1]
 
-    assert launch(policy, "shadow" if change == "mode" else None)[1] == 1
 
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "a directory", "unwritable"])
-def test_a_cache_that_cannot_be_used_is_loaded_past(policy, launch, damage):
-    """It is a cache: nothing in it may keep a job from starting."""
-    digest = launch(policy)[0].digest
-    (file,) = kept()
+def test_a_cache_that_cannot_be_used_is_loaded_past(launch, tmp_path):
+    """Cut, empty, of other bytes, a directory, or in no directory: the job starts all the same."""
+    whole = launch()
+    (file,) = (tmp_path / "cache").glob("supervise/policies/*")
     raw = file.read_bytes()
-    if damage == "cut":
-        file.write_bytes(raw[: len(raw) // 2])
-    elif damage == "flipped":
-        file.write_bytes(raw.replace(b"train_loss_raw", b"train_loss_rav"))
-    elif damage == "empty":
-        file.write_bytes(b"")
-    else:
-        file.unlink()
-        if damage == "a directory":
-            file.mkdir()
-        else:
-            file.parent.rmdir()
-            file.parent.write_text("")
-
-    found, loads = launch(policy)
-    assert (found.digest, loads) == (digest, 1)
+    for damaged in (raw[: len(raw) // 2], b"", raw.replace(b"out/", b"oat/")):
+        file.write_bytes(damaged)
+        assert launch() == whole
+        assert file.read_bytes() == raw
+    file.unlink()
+    file.mkdir()
+    assert launch() == whole
+    file.rmdir()
+    file.parent.rmdir()
+    file.parent.write_text("")
+    assert launch() == whole
 
 
-def test_a_policy_with_warnings_is_loaded_each_time(policy, launch):
+def test_a_policy_with_warnings_is_loaded_each_time(launch, tmp_path):
     """They name files as seen from the working directory, and are shown at each start."""
-    odd = ["odd but allowed"]
+    (tmp_path / "packs" / "own.yaml").write_text(PACK.replace("train_loss_raw", "my_score"))
 
-    assert launch(policy, odd=odd)[1] == launch(policy, odd=odd)[1] == 1
+    assert all("my_score" in launch()[1] for _ in range(2))
+    assert cached(tmp_path) == set()

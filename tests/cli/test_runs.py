@@ -8,23 +8,21 @@ import shutil
 
 import pytest
 
-from supervise.cli import _send_command
 from supervise.core.model import Exited, Launched
 from supervise.runtime import start_ticks
-from supervise.store import Audit, RunDir, add_run
+from supervise.store import RunDir, add_run
 
 FIRST = "20260105-101112-7f3a9c"
 SECOND = "20260106-081500-0b44d1"
 
 
 @pytest.fixture
-def runs(recorded, tmp_path, monkeypatch):
+def runs(recorded, alive, tmp_path, monkeypatch):
     """A function that puts a run into ./runs under a name; each is newer than those before."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     bare = recorded([Launched(1, 2**22 + 7, 0), Exited(2, 0)], end=0).path.rename(tmp_path / "bare")
     (tmp_path / "runs").mkdir()
-    made: list[Audit] = []
 
     def put(name, *, end=0, live=False, **files):
         path = tmp_path / "runs" / name
@@ -44,12 +42,10 @@ def runs(recorded, tmp_path, monkeypatch):
             changed = last.replace(b'"exit_code":0', b'"exit_code":%d' % (end or 0))
             log.write_bytes(b"".join([*kept, *([] if end is None or live else [changed])]))
         if live:
-            made.append(Audit.open(log, RunDir.open(path).id, at_ns=0, wall=""))
+            alive(RunDir.open(path))
         return path
 
-    yield put
-    for log in made:
-        log.close()
+    return put
 
 
 def test_the_list_shows_of_each_run_how_it_is(supervise, runs):
@@ -122,9 +118,8 @@ def test_several_runs_of_that_name_are_a_choice_of_commands(supervise, runs):
     assert f"did you mean runs/{FIRST}?" in supervise("status", "20260105-101112-7f3a9d")[2]
 
 
-def test_what_acts_on_a_job_takes_no_run_by_chance(supervise, runs, monkeypatch):
+def test_what_acts_on_a_job_takes_no_run_by_chance(supervise, runs):
     """Only where exactly one has a supervisor; else each possible command is printed."""
-    monkeypatch.setattr(_send_command, "TIMEOUT_S", 0.1)
     runs("20260101-000000-aaaaaa", live=True)
     runs("20260102-000000-bbbbbb", live=True)
     runs(FIRST)
@@ -136,7 +131,6 @@ def test_what_acts_on_a_job_takes_no_run_by_chance(supervise, runs, monkeypatch)
         assert "2 runs have a supervisor" in err
         assert f"try: supervise {verb} runs/20260102-000000-bbbbbb --by anna\n" in err
         assert f"     supervise {verb} runs/20260101-000000-aaaaaa --by anna\n" in err
-    assert supervise("pause", "aaaa")[0] == 75  # it was asked, and nothing answers here
     code, _, err = supervise("adopt")
     assert (code, "no run under ./runs has lost its supervisor" in err) == (64, True)
 

@@ -9,7 +9,6 @@ import pytest
 from supervise import system
 from supervise.core.model import Exited, Launched
 from supervise.runtime import LAUNCH_FILE
-from supervise.store import Audit
 
 STATE = {
     "state": "probation",
@@ -69,19 +68,6 @@ STATE = {
         "curve": {"steps": [0, 50, 100], "loss": [4.0, "NaN", 2.5]},
     },
 }
-
-
-@pytest.fixture
-def alive():
-    """A function that holds a run as a living supervisor does."""
-    logs = []
-
-    def hold(run):
-        logs.append(Audit.open(run.audit_path, run.id, at_ns=0, wall=""))
-
-    yield hold
-    for log in logs:
-        log.close()
 
 
 def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatch):

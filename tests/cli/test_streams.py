@@ -4,13 +4,13 @@ import os
 import pty
 import select
 import struct
+import subprocess
 import sys
 import termios
 import threading
 
 import pytest
 
-from supervise.cli._output import channels_of, progress
 from supervise.cli._streams import MAX_BYTES, Stream, share_terminal
 
 
@@ -166,25 +166,15 @@ def test_no_terminal_gets_no_control_characters(monkeypatch):
     assert not sys.stderr.shared
 
 
-def test_quiet_lets_through_what_wakes_a_person_up():
-    policy = {"console": {"min_sev": "SEV2"}, "slack": {"url_env": "X"}}
-    assert channels_of({}, quiet=False) == {"console": {}}
-    assert channels_of({}, quiet=True) == {"console": {"min_sev": "SEV0"}}
-    assert channels_of(policy, quiet=False) == policy
-    assert channels_of(policy, quiet=True)["console"] == {"min_sev": "SEV0"}
-    assert channels_of(policy, quiet=True)["slack"] == policy["slack"]
-
-
-def test_progress_is_drawn_on_a_terminal_only(monkeypatch, capsys):
+def test_progress_is_drawn_on_a_terminal_only(tmp_path, monkeypatch):
     """In a pipe nothing is written; on a terminal a line that disappears."""
-    with progress("recordings") as report:
-        report(1, 2)
-    assert capsys.readouterr() == ("", "")
+    (tmp_path / "a.csv").write_text("step,loss\n" + "".join(f"{n},2.5\n" for n in range(9)))
+    backtest = [sys.executable, "-m", "supervise", "backtest", "--policy", "nano", "a.csv"]
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with os.fdopen(slave, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with progress("recordings") as report:
-            report(3, 7)
-        assert "3/7" in drained(master, b"3/7")
+    how = {"cwd": tmp_path, "stdout": subprocess.DEVNULL}
+    drawing = subprocess.Popen(backtest, stderr=slave, **how)
+    assert subprocess.run(backtest, stderr=subprocess.PIPE, **how).stderr == b""
+    assert "1/1" in drained(master, b"1/1")
+    assert drawing.wait(60) == 0

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from supervise import system
-from supervise.cli import _live_view, _send_command
-from supervise.store import Audit
+from supervise.cli._live_view import LiveView, Reader
 
 from .test_status import STATE
 
@@ -30,17 +29,16 @@ def status(**changes):
 
 
 @pytest.fixture
-def live(recorded):
+def live(recorded, alive):
     """A run whose supervisor lives."""
     run = recorded(end=None)
     run.write_json("state.json", status())
-    held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
-    yield run
-    held.close()
+    alive(run)
+    return run
 
 
 def test_the_view_has_the_gravest_first_and_the_ranks_by_lag(live):
-    view = _live_view.Reader(live).look()
+    view = Reader(live).look()
 
     assert view.verdict == f"paused: supervise resume {live.path} (inc-2 SEV1)"
     assert view.incident[0].startswith("inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above")
@@ -53,7 +51,7 @@ def test_the_view_has_the_gravest_first_and_the_ranks_by_lag(live):
 
 
 def test_a_run_that_has_not_changed_is_not_read_and_damage_is_shown(live):
-    reader = _live_view.Reader(live)
+    reader = Reader(live)
     first = reader.look()
     assert reader.look() is first
     (live.path / "state.json").write_text("{")
@@ -76,16 +74,12 @@ def text_of(app) -> str:
     return "\n".join("".join(t for _, t in sorted(rows[y])) for y in sorted(rows))
 
 
-def test_keys_ask_before_they_change_anything(live, monkeypatch):
+def test_keys_ask_before_they_change_anything(supervised):
     """`n` sends nothing; `y` sends, and the answer is shown; `q` leaves a receipt."""
-    pytest.importorskip("textual")
-    from supervise.cli._live_view import LiveView
-
-    monkeypatch.setattr(_send_command, "TIMEOUT_S", 0.05)
-    monkeypatch.setattr(_send_command, "POLL_S", 0.01)
+    supervised.write_json("state.json", status())
 
     async def use() -> str:
-        app = LiveView(live, "anna")
+        app = LiveView(supervised, "anna")
         async with app.run_test(size=(200, 50)) as pilot:
             for size in ((200, 50), (80, 24)):
                 await pilot.resize_terminal(*size)
@@ -102,27 +96,23 @@ def test_keys_ask_before_they_change_anything(live, monkeypatch):
             await pilot.pause()
             assert "Quitting changes" in text_of(app)
             await pilot.press("x")
-            assert not (live.path / "control").exists()
+            assert not (supervised.path / "control").exists()
             await pilot.press("s", "y")
             await app.workers.wait_for_complete()
             await pilot.pause()
-            assert "savepoint: no answer within" in text_of(app)
-            live.write_json("state.json", status(step=154, ranks={}))
+            assert "anna: savepoint" in text_of(app)
+            supervised.write_json("state.json", status(step=154, ranks={}))
             await app.look()
             await pilot.pause()
             assert "154 of 600" in text_of(app)
             await pilot.press("q")
         return app.receipt
 
-    assert asyncio.run(use()) == f"run {live.id}: recovered so far, on probation (inc-2 SEV1)"
-    (order,) = (live.path / "control").glob("*.json")
-    posted = json.loads(order.read_text())
-    assert (posted["command"], posted["operator"]) == ("savepoint", "anna")
+    assert asyncio.run(use()) == f"run {supervised.id}: recovered so far, on probation (inc-2 SEV1)"
 
 
 def test_what_is_missing_is_named_with_a_way_out(supervise, live, monkeypatch):
     """A terminal; and the package, which is an extra."""
-    pytest.importorskip("textual")
     code, out, err = supervise("watch", live.path)
     assert (code, out) == (64, "")
     assert "the live view needs a terminal" in err and f"supervise events -f {live.path}" in err

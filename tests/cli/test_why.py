@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from supervise.store import Audit
-
 SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 40)
 
 
@@ -25,14 +23,11 @@ def test_a_run_without_an_incident_says_what_was_watched(supervise, keep_run, ma
     assert "supervise why-not" in out
 
 
-def test_a_run_in_progress_can_be_asked(supervise, keep_run, make_frames):
+def test_a_run_in_progress_can_be_asked(supervise, keep_run, make_frames, alive):
     """The supervisor holds the log; what has not happened yet is not told."""
     run = keep_run(make_frames(0, *SPIKE[:42]), ended=False, answer=lambda action: None)
-    held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
-    try:
-        code, out, _ = supervise("why", run.path)
-    finally:
-        held.close()
+    alive(run)
+    code, out, _ = supervise("why", run.path)
 
     assert code == 0
     assert "State  an action is under way" in out

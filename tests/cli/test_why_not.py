@@ -7,12 +7,9 @@ import json
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import start_engine, step_engine
 from supervise.core.model import Announced, Frame, Gap
-from supervise.lab import answer_if_fired, blocking_conditions, missing_metrics
-from tests.support.recorded_run import SMALL
+from tests.support.recorded_run import SECOND, SMALL
 
-SECOND = 1_000_000_000
 NAN = float("nan")
 CALM = [2.0 + 0.01 * (i % 5) for i in range(40)]
 
@@ -154,31 +151,21 @@ def test_a_question_that_cannot_be_answered_says_what_there_is(
 
 
 @pytest.mark.parametrize("name", ["observe", "canary"])
-def test_every_kind_of_detector_can_be_explained(name):
-    """A sentence for every rule, before and after a few frames; between them these two policies
+def test_every_kind_of_detector_can_be_explained(ask, keep_run, name):
+    """A sentence for each, after some frames; between them these two policies
     have all that any has."""
     policy = load_policy(name)
     metrics = tuple(dict.fromkeys(m for d in policy.detectors.values() for m in d.metrics))
-    state = start_engine(policy)
-    for event in [Announced(1, 0, 1, 7, metrics)] + [
-        Frame(
-            SECOND * (s + 1),
-            0,
-            0,
-            s,
-            tuple(1.0 + 0.01 * ((s + i) % 7) for i in range(len(metrics))),
-        )
-        for s in range(90)
-    ]:
-        state, _ = step_engine(policy, state, event)
-        if isinstance(event, Announced) or event.step in (3, 89):
-            for rule in policy.rules:
-                for condition in missing_metrics(rule, policy, state.monitors[0]):
-                    assert condition.text and condition.code != condition.target, rule.id
-                    assert "None" not in condition.text, condition.text
-                blocking_conditions(
-                    rule, policy, answer_if_fired(rule, policy, state, "nominal", 0)
-                )
+    events: list = [Announced(1, 0, 1, 7, metrics)]
+    for step in range(30):
+        values = tuple(1.0 + 0.01 * ((step + i) % 7) for i in range(len(metrics)))
+        events.append(Frame(SECOND * (step + 1), 0, 0, step, values))
+    run, kinds = keep_run(events, policy=name), set()
+    for rule in policy.rules:
+        new = {type(policy.detectors[part]).__name__ for part in rule.uses} - kinds
+        for condition in ask(run, rule.id, 29)["missing"] if new else ():
+            assert condition["text"] and "None" not in condition["text"], condition["text"]
+        kinds |= new
 
 
 COUPLED = """
@@ -218,20 +205,19 @@ NAMES = ("grad_global_norm", "update_norm", "train_loss_raw")
         ("both", (99, 99, 33), "grads has not breached"),
     ],
 )
-def test_a_coupling_says_what_came_too_late_or_in_another_order(tmp_path, rule, steps, why):
+def test_a_coupling_says_what_came_too_late_or_in_another_order(
+    ask, tmp_path, keep_run, rule, steps, why
+):
     """Steps at which gradient, update and loss were high; asked at step 39."""
     path = tmp_path / "coupled.yaml"
     path.write_text(COUPLED)
-    policy = load_policy(path)
-    state, _ = step_engine(policy, start_engine(policy), Announced(1, 0, 1, 7, NAMES))
+    events: list = [Announced(1, 0, 1, 7, NAMES)]
     for step in range(40):
         values = tuple(9.0 if step == at else 1.0 for at in steps)
-        state, _ = step_engine(policy, state, Frame(SECOND * (step + 1), 0, 0, step, values))
-    (condition,) = missing_metrics(
-        next(r for r in policy.rules if r.id == rule), policy, state.monitors[0]
-    )
+        events.append(Frame(SECOND * (step + 1), 0, 0, step, values))
+    (condition,) = ask(keep_run(events, policy=path), rule, 39)["missing"]
 
-    assert condition.text.endswith(f"; {why}")
+    assert condition["text"].endswith(f"; {why}")
 
 
 def test_a_phase_that_mutes_a_rule_or_changes_it_is_named(

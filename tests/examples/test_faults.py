@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from supervise.catalog import shipped_folder
-from supervise.cli.backtest import backtest_command
+from tests.support.supervised_run import REPOSITORY, Supervise
 
 FAULT = 150
 SOON = 2  # steps after the fault by which it is acted on
 SEVERAL = 3  # with two ranks: the mean of their losses shows half of what one of them has
-POLICY = shipped_folder("examples") / "nano" / "policy.yaml"
+POLICY = REPOSITORY / "examples" / "nano" / "policy.yaml"
 RUNBOOKS = {
     "batch_cut": "hold-for-config",
     "bit_of_a_weight": "rollback-and-rewarm",
@@ -34,11 +32,12 @@ RUNBOOKS = {
 
 
 @pytest.fixture(scope="module")
-def judged() -> dict[str, dict[str, Any]]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what the policy makes of each run."""
-    args = ["--policy", str(POLICY), "--json", str(Path(__file__).with_name("faults.csv"))]
-    result = CliRunner().invoke(backtest_command, args)
-    assert result.exit_code == 0, result.output
+    runs = Path(__file__).with_name("faults.csv")
+    command = Supervise(tmp_path_factory.mktemp("faults"))
+    result = command("backtest", "--policy", POLICY, "--json", runs)
+    assert result.returncode == 0, result.stderr
     return {run["run"]: run for run in map(json.loads, result.stdout.splitlines())}
 
 

@@ -10,10 +10,15 @@ from typing import Any
 from supervise.catalog import load_policy
 from supervise.core import start_engine, step_engine
 from supervise.core.model import Announced, Finished, Frame, Launched, OperatorCommand
+from supervise.errors import StoreError
 from supervise.store import Audit, Journal, Recorder, Reloader, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 1_000_000_000
+BEGIN = (
+    Launched(1, 2**22 + 7, 0),
+    Announced(2, 0, 1, 7, ("train_loss_raw", "grad_global_norm")),
+)
 
 # Loss above 5 runs `calm`, a learning rate halved; gradient above 9 for two steps is only told.
 SMALL = """\
@@ -58,60 +63,84 @@ def make_frames(
     ]
 
 
-def record_run(
-    directory: Path,
-    events: Iterable[Any],
-    *,
-    policy: Path,
-    mode: str | None = None,
-    ended: bool = True,
-    answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda action: {},
-) -> RunDir:
-    """Judge events as the supervisor does, and return the run directory.
+class Judge:
+    """Judges events as the supervisor does, and records both.
 
     `answer` returns the result of an action, None for one without an outcome; a result with `error`
     is a failed action.
     """
-    chosen = load_policy(policy, mode=mode)
-    run = RunDir.create(directory, argv=["train"], policy=chosen, wall=WALL)
-    audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
-    ticks = itertools.count()
-    recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print)
+
+    def __init__(
+        self,
+        run: RunDir,
+        policy: Path | str,
+        *,
+        mode: str | None = None,
+        answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda action: {},
+    ) -> None:
+        self.run, self.policy, self._answer = run, load_policy(policy, mode=mode), answer
+        audit, ticks = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL), itertools.count()
+        journal = Journal.open(run.journal_path)
+        self.recorder = Recorder(journal, audit, lambda: (next(ticks), WALL), print)
+        self.reloader = Reloader(run, self.policy, load_policy, str(policy), mode)
+        self.state = start_engine(self.policy)
+
+    def judge(self, *events: Any) -> None:
+        """Judge events and what follows from each: outcomes of actions, a reload."""
+        for event in events:
+            number = self.recorder.event(event)
+            self.state, made = step_engine(self.policy, self.state, event)
+            follow = [self._outcome(decision, number, event.at_ns) for decision in made]
+            if isinstance(event, OperatorCommand) and event.command == "reload":
+                self.policy, loaded = self.reloader.reload(event, self.policy, self.state)
+                follow += loaded
+            self.judge(*(each for each in follow if each is not None))
+
+    def _outcome(self, decision: Any, number: int, at_ns: int) -> Finished | None:
+        seq = self.recorder.decision(decision, number, at_ns)
+        if decision.kind == "notify_intent":
+            keys = [f"{self.run.id}:{seq}"]
+            told = {"channel": "console", "ok": True, "keys": keys, "tries": 1}
+            self.recorder.note("notify_result", self.state.step, "console: printed", told)
+        action = decision.data["action"] if decision.kind == "intent" else None
+        result = None if action is None else self._answer(action)
+        if result is None:
+            return None
+        ok = "error" not in result
+        seen = {"ack_step": self.state.step, **result} if ok else {}
+        return Finished(at_ns + 5, action["id"], ok, seen, None if ok else str(result["error"]))
+
+
+def record_run(
+    directory: Path,
+    events: Iterable[Any],
+    *,
+    policy: Path | str,
+    begin: Iterable[Any] = BEGIN,
+    ended: bool = True,
+    code: int = 0,
+    fails_at: int | None = None,
+    max_bytes: float | None = None,
+    **options: Any,
+) -> RunDir:
+    """Record a run under a policy, and return the run directory.
+
+    Without an end its supervisor was killed. From event number `fails_at` on the journal cannot be
+    written; `max_bytes` is its limit. Other options are those of `Judge`.
+    """
+    chosen = load_policy(policy, mode=options.get("mode"))
+    run = RunDir.create(directory, argv=["python", "train.py"], policy=chosen, wall=WALL)
+    judge = Judge(run, policy, **options)
     started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
-    started |= {"channels": ["console"]}
-    recorder.note("run_start", -1, "the job was started", started)
-    reloader = Reloader(run, chosen, load_policy, str(policy), mode)
-    state = start_engine(chosen)
-    first = [
-        Launched(1, 2**22 + 7, 0),
-        Announced(2, 0, 1, 7, ("train_loss_raw", "grad_global_norm")),
-    ]
-    queue = [*first, *events]
-    while queue:
-        event = queue.pop(0)
-        number = recorder.event(event)
-        state, made = step_engine(chosen, state, event)
-        follow: list[Any] = []
-        for decision in made:
-            seq = recorder.decision(decision, number, event.at_ns)
-            if decision.kind == "intent":
-                action = decision.data["action"]
-                result = answer(action)
-                if result is not None:
-                    ok = "error" not in result
-                    seen = {"ack_step": state.step, **result} if ok else {}
-                    error = None if ok else str(result["error"])
-                    follow.append(Finished(event.at_ns + 5, action["id"], ok, seen, error))
-            elif decision.kind == "notify_intent":
-                keys = [f"{run.id}:{seq}"]
-                told = {"channel": "console", "ok": True, "keys": keys, "tries": 1}
-                recorder.note("notify_result", state.step, "console: printed", told)
-        if isinstance(event, OperatorCommand) and event.command == "reload":
-            chosen, loaded = reloader.reload(event, chosen, state)
-            follow += loaded
-        queue = follow + queue
-    run.write_json("state.json", {"rules": {r.id: "OK" for r in chosen.rules}})
+    judge.recorder.note("run_start", -1, "the job was started", started | {"channels": ["console"]})
+    for count, event in enumerate([*begin, *events]):
+        if count == fails_at:
+            judge.recorder.failed(StoreError("cannot write the journal: No space left on device"))
+        judge.judge(event)
+        judge.recorder.limit_journal(max_bytes)
+    run.write_json("state.json", {"rules": {r.id: "OK" for r in judge.policy.rules}})
     if ended:
-        recorder.note("run_end", state.step, "exit code 0", {"exit_code": 0})
-    recorder.close()
+        data = {"exit_code": code, "journal": judge.recorder.journal}
+        judge.recorder.note("run_end", judge.state.step, f"exit code {code}", data)
+    judge.recorder.close()
     return run
