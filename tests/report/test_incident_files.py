@@ -110,6 +110,15 @@ def test_another_supervisor_goes_on_with_them(watched):
     assert before is not None and second.report("inc-1") == before
 
 
+def test_a_message_about_no_incident_asks_for_no_files(watched, caplog):
+    """Such as one about the end of the run, behind an incident that is over."""
+    _, files, _ = watched(*SPIKE)
+    files.close()
+
+    assert files.report("") is None
+    assert caplog.messages == []
+
+
 def test_records_of_another_version_cost_only_the_files(watched, caplog):
     """A supervisor that takes the run over goes on without the files of the open incident."""
     run, _, _ = watched(*SPIKE[:42], ended=False)

@@ -113,7 +113,7 @@ class IncidentFiles:
 
     def report(self, incident: str) -> IncidentReport | None:
         """Return the report of the incident, None if it is not the newest one."""
-        if incident != self._incident:
+        if not incident or incident != self._incident:
             return None
         return self._views.make(VIEW, self._report, incident)
 
