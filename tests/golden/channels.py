@@ -9,47 +9,48 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+from supervise import notifiers
 from supervise.core.model import Message, Notified
 from supervise.notifiers import (
-    letter_of,
+    PagerDutySender,
+    SlackSender,
+    WebhookSender,
     message_of,
-    pagerduty_body,
     render_console,
-    slack_body,
-    webhook_body,
 )
 from supervise.report import with_report
-from tests.golden.messages import HEAD, RUN
-from tests.report import stories
+from tests.support.receivers import http_server, mail_server
+
+from . import stories
+from .messages import HEAD
 
 PLAYED = ("rate", "approved", "crash", "hang")
 
 
 def sent(name: str) -> Iterator[tuple[Message, str]]:
     """Yield each message of a story, and its key."""
-    policy, records, _ = stories.played(name)
-    for r in records:
+    story = stories.played(name)
+    for r in story.records:
         if not isinstance(r.decision, Notified):
             continue
-        decision = r.decision
         message = replace(
-            message_of(decision, RUN, HEAD, "/runs/demo"),
+            message_of(r.decision, stories.RUN, HEAD, "/runs/demo"),
             host="gpu-07",
             job="python train.py",
-            policy=policy.name,
-            mode=policy.mode,
+            policy=story.policy.name,
+            mode=story.policy.mode,
             at=stories.WALL,
         )
         if message.incident is not None:
             report = stories.report(name, message.incident, until=r.seq + 1)
             message = with_report(message, report)
-        yield message, f"{RUN}:{r.seq}"
+        yield message, f"{stories.RUN}:{r.seq}"
 
 
-def of_slack(message: Message) -> Iterator[str]:
+def of_slack(payload: dict[str, Any]) -> Iterator[str]:
     """Yield the texts of a Slack message, in order."""
-    payload = json.loads(slack_body(message))
     yield payload["text"]
     for block in payload["blocks"]:
         for text in [block.get("text"), *block.get("fields", ()), *block.get("elements", ())]:
@@ -60,20 +61,31 @@ def of_slack(message: Message) -> Iterator[str]:
 def channels() -> str:
     """Return the whole file."""
     text: list[str] = []
-    for name in PLAYED:
-        for message, key in sent(name):
-            text.append(f"== {name}: {message.kind} {message.incident}")
-            text += render_console(message, colour=False).splitlines()
-            text += [f"slack:     {line}" for line in of_slack(message)]
-            letter = letter_of(message, key, f"[{message.severity}] {message.title}")
-            heads = [f"{head}: {letter[head]}" for head in ("Subject", "Message-ID", "References")]
-            lines = [*heads, "", *letter.get_content().splitlines()]
-            text += [f"email:     {line}" for line in lines]
-            for channel, body in (
-                ("webhook", webhook_body(message)),
-                ("pagerduty", pagerduty_body(message, "KEY", key)),
-            ):
-                shown = json.dumps(json.loads(body), ensure_ascii=False)
-                text.append(f"{channel + ':':11}{shown}")
-            text.append("")
+    with http_server() as hook, mail_server() as mail:
+        keys = {"host": "127.0.0.1", "port": mail.port, "tls": "none"}
+        keys |= {"sender": "a@example.org", "to": ("b@example.org",)}
+        for name in PLAYED:
+            (email,), _ = notifiers.build({"email": keys}, {})
+            senders = (
+                SlackSender(hook.url),
+                WebhookSender(hook.url, []),
+                PagerDutySender("KEY", hook.url),
+                email,
+            )
+            for message, key in sent(name):
+                text.append(f"== {name}: {message.kind} {message.incident}")
+                text += render_console(message, colour=False).splitlines()
+                hook.requests.clear()
+                for sender in senders:
+                    sender.send(message, key=key)
+                payloads = [json.loads(body) for _, _, body in hook.requests]
+                text += [f"slack:     {line}" for line in of_slack(payloads[0])]
+                letter = mail.taken[-1]
+                shown = ("Subject", "Message-ID", "References")
+                heads = [f"{head}: {letter[head]}" for head in shown]
+                lines = [*heads, "", *letter.get_content().splitlines()]
+                text += [f"email:     {line}" for line in lines]
+                for channel, payload in zip(("webhook", "pagerduty"), payloads[1:], strict=False):
+                    text.append(f"{channel + ':':11}{json.dumps(payload, ensure_ascii=False)}")
+                text.append("")
     return "\n".join(text)

@@ -42,7 +42,7 @@ from supervise.store import read_audit, read_journal
 
 from ..fuzz.recorded import events
 from ..fuzz.recorded import record as record_run
-from ..report import stories
+from . import stories
 from .channels import channels
 from .messages import messages
 

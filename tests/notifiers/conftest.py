@@ -1,72 +1,28 @@
-"""A real HTTP server on the loopback that answers as a test tells it to."""
+"""Receivers on the loopback, messages, and an outbox."""
 
 from __future__ import annotations
-
-import contextlib
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from supervise.core.model import Message
 from supervise.notifiers import Outbox, Result
-
-
-@dataclass
-class Hook:
-    """Attributes: `answers` are (status, headers, body) in turn, the last one for ever after."""
-
-    url: str = ""
-    answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
-    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-    hang: threading.Event = field(default_factory=threading.Event)
-    before: Callable[[], None] = lambda: None
+from tests.support.receivers import http_server, mail_server
 
 
 @pytest.fixture
 def hook(monkeypatch):
-    """The server; its address ends in a secret."""
+    """A real HTTP server; its address ends in a secret."""
     for name in ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    state = Hook()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["content-length"]))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            state.requests.append((self.path, headers, body))
-            state.before()
-            status, more, text = (
-                state.answers.pop(0) if len(state.answers) > 1 else (state.answers or [OK])[0]
-            )
-            if status <= 0:  # no answer, or a reset at once
-                state.hang.wait(30 if status == 0 else 0)
-                return
-            self.send_response(status)
-            for name, value in more.items():
-                self.send_header(name, value)
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):  # a client need not read it all
-                self.wfile.write(text)
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_port}/services/T0/SECRETSECRET"
-    yield state
-    state.hang.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server() as served:
+        yield served
 
 
-OK: tuple[int, dict[str, str], bytes] = (200, {}, b"ok")
+@pytest.fixture
+def server():
+    """A mail server."""
+    with mail_server() as served:
+        yield served
 
 
 @pytest.fixture

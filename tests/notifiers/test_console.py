@@ -1,22 +1,32 @@
-import io
 import os
 import subprocess
 import sys
 
 import pytest
 
+from supervise import notifiers
 from supervise.core.model import NotifyError
-from supervise.notifiers import ConsoleSender
+
+CODE = """
+import os, sys
+from supervise import notifiers
+from supervise.core.model import Message
+(console,), _ = notifiers.build({"console": {}}, os.environ)
+console.send(Message("r", None, "SEV0", "t", "", "", "", -1), key="k")
+"""
 
 
-def test_a_message_is_a_few_lines_with_our_name(message):
+def console():
+    """The channel, on the standard error of the moment."""
+    (sender,), _ = notifiers.build({"console": {}}, {})
+    return sender
+
+
+def test_a_message_is_a_few_lines_with_our_name(message, capsys):
     """The terminal is shared with the job: every line says who speaks."""
-    stream = io.StringIO()
+    assert console().send(message(facts=[("budget", "1/3")]), key="k") == "printed"
 
-    told = ConsoleSender(stream, colour=False).send(message(facts=[("budget", "1/3")]), key="k")
-
-    assert told == "printed"
-    assert stream.getvalue() == (
+    assert capsys.readouterr().err == (
         "supervise: SEV1 loss spike (step 152)\n"
         "supervise:   what  train_loss_raw 9.7 is 8.2 sigma above 2.6\n"
         "supervise:   why   spike: loss_z > 5\n"
@@ -25,45 +35,31 @@ def test_a_message_is_a_few_lines_with_our_name(message):
     )
 
 
-def test_the_same_again_is_not_printed(message):
+def test_the_same_again_is_not_printed(message, capsys):
     """Only changes are news; another step alone is none."""
-    stream = io.StringIO()
-    sender = ConsoleSender(stream, colour=False)
+    sender = console()
     sender.send(message(), key="1")
-    size = len(stream.getvalue())
+    capsys.readouterr()
 
     assert sender.send(message(step=153), key="2") == "unchanged, not printed"
-    assert len(stream.getvalue()) == size
-    assert sender.send(message(title="loss spike: verified"), key="3") == "printed"
-    assert (
-        sender.send(message(incident="inc-2", title="loss spike: verified"), key="4") == "printed"
-    )
+    assert capsys.readouterr().err == ""
+    changed = message(title="loss spike: verified")
+    assert sender.send(changed, key="3") == "printed"
+    assert sender.send(message(incident="inc-2", title=changed.title), key="4") == "printed"
 
 
-def test_a_job_cannot_write_escape_sequences(message):
+def test_a_job_cannot_write_escape_sequences(message, capsys):
     """Titles, bells, line feeds and right-to-left marks from a job stay text on one line."""
-    stream = io.StringIO()
     evil = "a\033]0;owned\007b\r\nsupervise: SEV0 fake\u202e"
 
-    ConsoleSender(stream, colour=False).send(message(verdict=evil, title=evil), key="k")
+    console().send(message(verdict=evil, title=evil), key="k")
 
-    assert len(stream.getvalue().splitlines()) == 4
-    assert all(c.isprintable() or c == "\n" for c in stream.getvalue())
-
-
-CODE = """
-import os, sys
-from supervise import notifiers
-from supervise.core.model.interfaces import Message
-(console,), _ = notifiers.build({"console": {}}, os.environ)
-console.send(Message("r", None, "SEV0", "t", "", "", "", -1), key="k")
-"""
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 4
+    assert all(c.isprintable() or c == "\n" for c in shown)
 
 
-@pytest.mark.parametrize(
-    ("more", "coloured"),
-    [({}, True), ({"NO_COLOR": "1"}, False)],
-)
+@pytest.mark.parametrize(("more", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color_is_respected_on_a_real_terminal(more, coloured):
     ours, theirs = os.openpty()
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | more
@@ -79,18 +75,18 @@ def test_no_color_is_respected_on_a_real_terminal(more, coloured):
 def test_no_colour_in_a_file():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
 
-    assert done.stderr == "supervise: SEV0 t (before the first step)\n"
-    assert done.stdout == ""
+    assert (done.stderr, done.stdout) == ("supervise: SEV0 t (before the first step)\n", "")
 
 
-def test_a_closed_terminal_is_a_failed_delivery(message):
+def test_a_closed_terminal_is_a_failed_delivery(message, monkeypatch):
     """Not a crash: the run does not depend on who is looking."""
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stderr", stream)
 
     with pytest.raises(NotifyError, match="Broken pipe"):
-        ConsoleSender(stream, colour=False).send(message(), key="k")
+        console().send(message(), key="k")
 
     with pytest.raises(BrokenPipeError):
         stream.close()

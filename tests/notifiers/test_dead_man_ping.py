@@ -7,14 +7,7 @@ import threading
 import pytest
 
 from supervise.core.model import NotifyError
-from supervise.notifiers import (
-    HEARTBEAT_FAIL,
-    HEARTBEAT_PING,
-    HEARTBEAT_START,
-    DeadManPing,
-    Health,
-    Vitals,
-)
+from supervise.notifiers import DeadManPing, Health, Vitals
 from tests.support.waiting import wait_until
 
 REFUSED = NotifyError("404", retry_after_s=None)
@@ -58,7 +51,7 @@ class Monitor:
 def test_a_healthy_run_pings_at_its_interval():
     monitor = Monitor()
 
-    assert monitor.after(180) == [HEARTBEAT_PING] * 3
+    assert monitor.after(180) == ["ping"] * 3
     assert monitor.texts[0] == "run-1: step 7, nominal"
     assert monitor.ping.health() == Health(60.0, 59.0)
 
@@ -70,7 +63,7 @@ def test_a_supervisor_without_progress_sends_nothing_until_it_has_some():
 
     assert monitor.after(300, progress=False) == []
     assert monitor.ping.health().withheld.endswith("no progress for 300 s")
-    assert monitor.after(1) == [HEARTBEAT_PING]
+    assert monitor.after(1) == ["ping"]
 
 
 def test_an_uncontained_sev0_is_one_failure_at_once_and_then_silence():
@@ -78,10 +71,10 @@ def test_an_uncontained_sev0_is_one_failure_at_once_and_then_silence():
     monitor.after(10)
     monitor.trouble = "inc-1 SEV0 loss is NaN"
 
-    assert monitor.after(300) == [HEARTBEAT_FAIL]
+    assert monitor.after(300) == ["fail"]
     assert monitor.texts[-1].endswith("nominal; inc-1 SEV0 loss is NaN")
     monitor.trouble = ""
-    assert monitor.after(1) == [HEARTBEAT_PING]
+    assert monitor.after(1) == ["ping"]
 
 
 def test_a_refused_ping_is_repeated_soon_and_reported_once():
@@ -89,16 +82,16 @@ def test_a_refused_ping_is_repeated_soon_and_reported_once():
     monitor = Monitor(REFUSED, REFUSED)
     assert monitor.after(29) == []
     assert (monitor.ping.health().error, len(monitor.reported)) == ("404", 1)
-    assert monitor.after(31) == [HEARTBEAT_PING]
+    assert monitor.after(31) == ["ping"]
     assert monitor.ping.health().error == ""
 
     monitor.script, monitor.trouble = [REFUSED], "inc-1 SEV0"
-    assert monitor.after(60) == [HEARTBEAT_FAIL]
+    assert monitor.after(60) == ["fail"]
 
 
 @pytest.mark.parametrize(
     ("code", "last"),
-    [(0, HEARTBEAT_PING), (75, HEARTBEAT_PING), (1, HEARTBEAT_FAIL), (143, HEARTBEAT_FAIL)],
+    [(0, "ping"), (75, "ping"), (1, "fail"), (143, "fail")],
 )
 def test_a_run_reports_its_start_and_its_end(code, last):
     monitor = Monitor()
@@ -106,7 +99,7 @@ def test_a_run_reports_its_start_and_its_end(code, last):
     wait_until(lambda: len(monitor.pings) == 2)
     monitor.ping.end(code, 5.0)
 
-    assert monitor.pings == [HEARTBEAT_START, HEARTBEAT_PING, last]
+    assert monitor.pings == ["start", "ping", last]
     assert monitor.texts[-1].endswith(f"exit code {code}")
 
 

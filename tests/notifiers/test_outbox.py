@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
-from supervise.core.model import NotifyError
-from supervise.notifiers import Result, with_run
+from msgspec import convert
+
+from supervise.core.model import Notified, NotifyError
+from supervise.notifiers import Result, message_of
 from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message, outcome
@@ -266,5 +268,9 @@ def test_close_is_bounded(outbox):
 
 def test_commands_in_a_message_name_the_run_directory() -> None:
     """They can be pasted as they are; a word RUN elsewhere stays."""
-    found = with_run("RUN: supervise approve RUN ask-1, see RUN/incidents/", "/a b/run")
+    said = "RUN: supervise approve RUN ask-1, see RUN/incidents/"
+    text = dict.fromkeys(("severity", "title", "why", "next"), "") | {"step": 7, "rules": []}
+    made = convert({"reason": "", "message": text | {"kind": "opened", "verdict": said}}, Notified)
+
+    found = message_of(made, "run-1", "", "/a b/run").verdict
     assert found == "RUN: supervise approve '/a b/run' ask-1, see '/a b/run'/incidents/"

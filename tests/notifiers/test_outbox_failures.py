@@ -109,6 +109,8 @@ def test_failure_and_recovery_are_reported_once(outbox):
         assert (told.severity, told.incident, told.run, told.step) == ("SEV2", None, "run-1", 7)
         assert told.title == "pager: 1 message was not delivered"
         assert told.verdict == "no message was delivered for 20 s; last error: 500"
+        assert told.why.endswith("the run itself goes on as before")
+        assert told.next.startswith("check the settings and the service of pager; ")
     box.post(message("b", "SEV0"), key="run:b")  # SEV0 is tried at once
     wait_until(lambda: len(pager.tried) >= 2)
     box.post(message("c", "SEV0"), key="run:c")
@@ -123,7 +125,30 @@ def test_failure_and_recovery_are_reported_once(outbox):
         "pager works again",
         "pager: 1 message was not delivered",
     ]
-    assert slack.titles.count("pager works again") == 1
+    [told] = [told for _, told in slack.sent if told.title == "pager works again"]
+    assert (told.verdict, told.next) == ("the waiting messages are being delivered", "")
+
+
+def test_lost_messages_are_told_to_the_channel_that_lost_them(outbox):
+    refused = [NotifyError("400", retry_after_s=None)] * 2
+    pager, console = FakeSender(*refused, name="pager"), FakeSender(name="console")
+    box = outbox(pager, console)
+    for key in ("run:a", "run:b"):
+        box.post(message(key), key=key)
+    wait_until(lambda: len([r for r in box.results if not r.ok]) == 2)
+    assert [trouble.lost for trouble in box.check_channels()] == [2]
+    box.post(message("c"), key="run:c")
+    wait_until(lambda: not box.check_channels())
+    box.close()
+
+    told = {m.title: m for sender in (pager, console) for _, m in sender.sent}
+    assert told["pager: 2 messages were not delivered"].verdict == "last error: 400"
+    assert "pager works again" in pager.titles
+    again = told["pager works again"]
+    assert (again.verdict, again.next) == (
+        "2 messages were lost",
+        "read them with: supervise why RUN",
+    )
 
 
 def test_hanging_channel_is_reported(outbox):

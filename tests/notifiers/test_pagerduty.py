@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from supervise.notifiers import PagerDutySender, pagerduty_dedup_key
+from supervise.notifiers import PagerDutySender
 
 KEY = "R0UT1NGK3Y"
 
@@ -57,11 +57,8 @@ def test_a_good_end_raises_nothing(hook, message):
     assert "nothing sent" in said and hook.requests == []
 
 
-def test_a_long_key_is_a_digest(message):
+def test_a_long_key_is_a_digest(sent):
     """PagerDuty takes 255 characters."""
-    keys = {
-        pagerduty_dedup_key(message(run="r" * 300, incident=name), "k")
-        for name in ("inc-1", "inc-2")
-    }
+    keys = {sent(run="r" * 300, incident=name)["dedup_key"] for name in ("inc-1", "inc-2")}
 
     assert len(keys) == 2 and {len(key) for key in keys} == {64}

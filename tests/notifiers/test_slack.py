@@ -1,11 +1,12 @@
 import json
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from supervise import notifiers
 from supervise.core.model import LossCurve, Message, NotifyError
-from supervise.notifiers import SLACK_MAX_BYTES, Slack, SlackBotSender, SlackSender, slack_body
+from supervise.notifiers import PagerDutySender, SlackBotSender, SlackSender, WebhookSender
 
 NAN = float("nan")
 WIDE = st.text(alphabet=st.sampled_from('a&<>"\\\n\u0000é漢🔥\ud800'), max_size=5000)
@@ -32,26 +33,39 @@ def test_a_message_has_a_fallback_text_and_says_it_all(hook, message):
     assert "inc-1" in context["elements"][0]["text"]
 
 
-def test_nothing_from_a_job_can_mention_or_link(message):
-    """`<!channel>` in a log line must not page the company."""
-    text = slack_body(message(verdict="<!channel> <https://evil|click> &amp;")).decode()
+def test_nothing_from_a_job_can_mention_or_link(hook, message):
+    """`<!channel>` in a log line must not page the company; a cut never leaves half an escape."""
+    for verdict in ("<!channel> <https://evil|click> &amp;", "&" * 5000):
+        SlackSender(hook.url).send(message(verdict=verdict), key="k")
 
+    text, cut = (body.decode() for _, _, body in hook.requests)
     assert "<" not in text.replace("\\u003c", "<")
     assert "&lt;!channel&gt;" in text
+    what = json.loads(cut)["blocks"][1]["text"]["text"].splitlines()[0]
+    assert what.removeprefix("*What* ").replace("&amp;", "") == "…"
+
+
+@pytest.fixture
+def all_senders(hook):
+    return SlackSender(hook.url), WebhookSender(hook.url, []), PagerDutySender("k", hook.url)
 
 
 @example(
     title="🔥" * 9999, verdict='"' * 9999, why="&" * 9999, facts=[("\0" * 999, "漢" * 999)] * 20
 )
 @given(title=WIDE, verdict=WIDE, why=WIDE, facts=st.lists(st.tuples(WIDE, WIDE), max_size=12))
-def test_no_message_is_too_large_for_slack(title, verdict, why, facts):
-    """Under 8000 bytes whatever a job puts in, valid JSON, each block within Slack's limits."""
-    sent = slack_body(
-        Message("run-1", "inc-1", "SEV0", title, verdict, why, verdict, 7, facts=facts)
-    )
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_message_is_too_large(hook, all_senders, title, verdict, why, facts):
+    """Valid JSON within the limits of each service, whatever a job puts in."""
+    message = Message("r", "inc-1", "SEV0", title, verdict, why, verdict, 7, facts=facts)
+    hook.requests.clear()
+    for sender in all_senders:
+        sender.send(message, key="k")
 
-    assert len(sent) <= SLACK_MAX_BYTES
-    payload = json.loads(sent)
+    slack, webhook, pagerduty = (body for _, _, body in hook.requests)
+    assert len(slack) <= 8000 and len(webhook) <= 20_000 and len(pagerduty) <= 100_000
+    assert json.loads(webhook)["data"]["step"] == 7 and json.loads(pagerduty)["payload"]
+    payload = json.loads(slack)
     assert payload["text"]
     for block in payload["blocks"]:
         for text in [block.get("text"), *block.get("fields", []), *block.get("elements", [])]:
@@ -59,14 +73,6 @@ def test_no_message_is_too_large_for_slack(title, verdict, why, facts):
                 limit = {"header": 150, "context": 2000}.get(block["type"], 3000)
                 assert 1 <= len(text["text"]) <= limit
         assert len(block.get("fields", [])) <= 10
-
-
-def test_a_cut_never_leaves_half_an_escape(message):
-    """`&am` would show as garbage; the last character is an ellipsis instead."""
-    payload = json.loads(slack_body(message(verdict="&" * 5000)))
-
-    what = payload["blocks"][1]["text"]["text"].splitlines()[0]
-    assert what.removeprefix("*What* ").replace("&amp;", "") == "…"
 
 
 BOT_OK = (200, {}, b'{"ok": true, "channel": "C1", "ts": "17.5"}')
@@ -132,8 +138,10 @@ def test_a_first_message_that_cannot_be_updated_is_no_failure(hook, message):
     ],
 )
 def test_slack_needs_an_address_or_a_token_with_a_channel(keys, flaw):
-    assert [key for key, _ in Slack(**keys).check()] == [flaw]
-    assert Slack(token_env="B", channel="C").check() == Slack(url_env="A").check() == []
+    form = notifiers.kinds()["slack"]
+
+    assert [key for key, _ in form(**keys).check()] == [flaw]
+    assert form(token_env="B", channel="C").check() == form(url_env="A").check() == []
 
 
 CURVE = LossCurve("train_loss_raw", 3, [1, 2, 3, 2, 3], [0, 0, 0, 1, 1], [2.0, 2.1, 9.0, NAN, 2.0])

@@ -68,9 +68,7 @@ from supervise.report import (
     with_report,
 )
 from supervise.store import RunDescription
-from tests.golden import frozen
-
-from . import stories
+from tests.golden import frozen, stories
 
 ALL_HEADS = ["Cause", "Did", "Cost", "Proof", "Loss"]
 VALID = jsonschema.Draft7Validator(incident_schema())
@@ -301,7 +299,7 @@ def test_the_page_stands_alone(name):
 
 def test_a_document_proceeds_with_its_incident():
     """Open, under way, watched, over: each record moves it on, and nothing is claimed early."""
-    _, records, _ = stories.played("nan")
+    records = stories.played("nan").records
     opened = next(n for n, r in enumerate(records) if r.kind == "incident")
     first = {}
     for until in range(opened + 1, len(records) + 1):

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from supervise.core.model import RuleJoined
 from supervise.report import closing_receipt, cost_warning, record_troubles
-
-from . import stories
+from tests.golden import stories
 
 
 def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, make_frames):
@@ -21,7 +20,7 @@ def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, 
 
 def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
     """It is an intervention; the receipt counts it as none."""
-    _, records, _ = stories.played("operator")
+    records = stories.played("operator").records
     opened = next(r for r in records if r.kind == "incident")
     joining = RuleJoined(reason="", incident="inc-1", rule="spike", runbook="")
     joined = replace(opened, decision=joining)
@@ -29,4 +28,4 @@ def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
     assert opened.reason == "SEV2 lr_scale requested by operator"
     assert record_troubles(records) == []
     assert record_troubles([*records, joined]) == ["inc-1"]
-    assert record_troubles(stories.played("crash")[1]) == ["inc-1"]
+    assert record_troubles(stories.played("crash").records) == ["inc-1"]

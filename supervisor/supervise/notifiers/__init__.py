@@ -139,21 +139,12 @@ def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "channel_queue": "Trouble, failed as failed_message, recovered as recovered_message",
-        "console": "ConsoleSender, render as render_console",
-        "email": "Email, EmailSender, letter_of",
-        "heartbeat": (
-            "DeadManPing, FAIL as HEARTBEAT_FAIL, Health, PING as HEARTBEAT_PING, "
-            "START as HEARTBEAT_START, Vitals"
-        ),
-        "outbox": "Outbox, Result, Undelivered, message_of, with_run",
-        "pagerduty": "PagerDutySender, body as pagerduty_body, dedup_key as pagerduty_dedup_key",
-        "slack": (
-            "MAX_BYTES as SLACK_MAX_BYTES, Slack, SlackBotSender, SlackSender, body as slack_body"
-        ),
-        "webhook": (
-            "MAX_BYTES as WEBHOOK_MAX_BYTES, WebhookSender, body as webhook_body, "
-            "schema as webhook_schema"
-        ),
+        "console": "render as render_console",
+        "email": "EmailSender",
+        "heartbeat": "DeadManPing, Health, Vitals",
+        "outbox": "Outbox, Result, Undelivered, message_of",
+        "pagerduty": "PagerDutySender",
+        "slack": "SlackBotSender, SlackSender",
+        "webhook": "WebhookSender, body as webhook_body",
     },
 )
