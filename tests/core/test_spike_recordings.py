@@ -11,20 +11,12 @@ import gzip
 import os
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from supervise.core import (
-    PLATEAU,
-    RECOVERABLE,
-    STRUCTURAL,
-    SUSPECT,
-    Evidence,
-    band_of,
-    judge_spike,
-    median,
-    rejoined_band,
-)
+from supervise.core import Evidence, band_of, judge_spike
+from supervise.core.model import SpikeClass
 
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 MIXTRAL = "mixtral_8x7b_alltoall_tp2pp4ep4_release__lts_dgx_a100"
@@ -102,7 +94,7 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
         case = Evidence(band_of(rows, label), after, peak=max(loss for _, loss in after))
         verdict = judge_spike(case)
 
-        assert verdict.kind == RECOVERABLE, f"{label}: {verdict.text}"
+        assert verdict.kind == SpikeClass.RECOVERABLE, f"{label}: {verdict.text}"
         assert verdict.questions.rejoined.step <= label + 60
 
 
@@ -115,7 +107,7 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     for frames in (20, 60, 110, 350):
         after = losses[onset : onset + frames]
 
-        assert rejoined_band(Evidence(band, after)).answer == "yes", frames
+        assert judge_spike(Evidence(band, after)).questions.rejoined.answer == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
 
 
@@ -123,17 +115,17 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     ("run", "onset", "kind"),
     [
         # Bad data for thirty steps: back 100 to 345 steps later.
-        ("label_shuffle_s0", FAULT_AT, RECOVERABLE),
-        ("bad_random_s0", FAULT_AT, RECOVERABLE),
-        ("bad_repeat_s0", FAULT_AT, RECOVERABLE),
+        ("label_shuffle_s0", FAULT_AT, SpikeClass.RECOVERABLE),
+        ("bad_random_s0", FAULT_AT, SpikeClass.RECOVERABLE),
+        ("bad_repeat_s0", FAULT_AT, SpikeClass.RECOVERABLE),
         # A rate that stays wrong: the evaluation and the update norm stay up with the loss.
-        ("lr30_s0", FAULT_AT, STRUCTURAL),
-        ("lr10_b3_s0", FAULT_AT + 1, STRUCTURAL),
+        ("lr30_s0", FAULT_AT, SpikeClass.STRUCTURAL),
+        ("lr10_b3_s0", FAULT_AT + 1, SpikeClass.STRUCTURAL),
         # One that was too low before: the loss comes back, the update norm stays 5 times its past.
-        ("lr10_s0", FAULT_AT, SUSPECT),
+        ("lr10_s0", FAULT_AT, SpikeClass.SUSPECT),
         # Damage for good with calm norms.
-        ("adam_v0_s0", FAULT_AT, PLATEAU),
-        ("label_shuffle_inf_s0", FAULT_AT, PLATEAU),
+        ("adam_v0_s0", FAULT_AT, SpikeClass.PLATEAU),
+        ("label_shuffle_inf_s0", FAULT_AT, SpikeClass.PLATEAU),
     ],
 )
 def test_a_recorded_fault_has_the_class_of_its_label(run, onset, kind):

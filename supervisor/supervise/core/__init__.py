@@ -13,7 +13,7 @@ __getattr__ = lazy_exports(
     {
         "action_planning": "plan_context, retain_before",
         "checkpoint_choice": "needed_before",
-        "diagnosis": "recurring as recurring_causes",
+        "diagnosis": "recurring_causes",
         "engine": (
             "compare as compare_decisions, decisions as replayed_decisions, "
             "record as record_run, start as start_engine, step as step_engine"
@@ -41,12 +41,9 @@ __getattr__ = lazy_exports(
             "SHARDS as MAX_SHARDS, ShardAttribution, binomial_tail, normal_tail, "
             "survivors as surviving_shards"
         ),
-        "spike_classifier": (
-            "ContextEvent, Evidence, NO_KNOB, PLATEAU, RECOVERABLE, STRUCTURAL, SUSPECT, "
-            "judge as judge_spike, rejoined as rejoined_band"
-        ),
+        "spike_classifier": ("Evidence, judge as judge_spike"),
         "standstill": "Collective, LoaderWorker, RankStand, explain as explain_standstill",
-        "trends": "Band, band_of, find_slow_step, median, slope, spread",
+        "trends": "Band, band_of, find_slow_step",
         "withdrawal": (
             "CLEARED, ENDED as RUN_ENDED, UNPAUSED, is_pause_gone, withdrawn as withdrawn_requests"
         ),

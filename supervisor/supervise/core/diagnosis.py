@@ -16,7 +16,7 @@ from .frames import LOSS
 from .incident import Incident, LossCase, first_breach
 from .model.decisions import BREACH
 from .model.policy import EARLY, Planned, Policy, Rule
-from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
+from .model.verdicts import NO, ContextEvent, SlowStep, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import LossContext, State
 from .spike_classifier import DEADLINE, OWN_RATE, Evidence
@@ -143,9 +143,9 @@ def advice(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     """Return what a person should do after a verdict, with the command for a rollback."""
     back = notices.rollback(policy, state, incident)
     repaired = verdict.advice == spike_classifier.REPAIRED
-    if verdict.kind == spike_classifier.NUMERIC and not repaired and back:
+    if verdict.kind == SpikeClass.NUMERIC and not repaired and back:
         return f"{verdict.advice}: {back}"
-    if verdict.kind in (spike_classifier.RECOVERABLE, spike_classifier.NO_EXCURSION):
+    if verdict.kind in (SpikeClass.RECOVERABLE, SpikeClass.NO_EXCURSION):
         return verdict.advice
     return f"{verdict.advice}; the numbers: supervise why RUN {incident.id}"
 
@@ -265,7 +265,9 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         bad_losses=case.excursion.bad_losses,
         planned=_planned(policy, case, incident.breach_step),
         exhausted=case.exhausted,
-        recurring=recurring([*onsets, case.opened_at_frame]) if _is_series_excursion(case) else "",
+        recurring=recurring_causes([*onsets, case.opened_at_frame])
+        if _is_series_excursion(case)
+        else "",
         about_loss=about_loss(policy, incident),
         objective=monitor.is_objective,
         rolled_back=case.rolled_back,
@@ -334,7 +336,7 @@ def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
     )
 
 
-def recurring(onsets: Sequence[int]) -> str:
+def recurring_causes(onsets: Sequence[int]) -> str:
     """Say why excursions at these frame counts (ascending) are a series, "" when they are none."""
     recent = [count for count in onsets if onsets[-1] - count < RECUR_FRAMES] if onsets else []
     if len(recent) >= RECUR_COUNT:

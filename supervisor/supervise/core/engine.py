@@ -71,11 +71,10 @@ from .model.events import (
 from .model.interfaces import REBASELINE, WATCHER
 from .model.payload import Json
 from .model.policy import HOLD, Policy, Rule, next_level
-from .model.verdicts import Verdict
+from .model.verdicts import SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_phase import LR_PHASE
 from .run_state import JobLife, State, StepContext
-from .spike_classifier import CUT, DATA, SCHEDULE, STRUCTURAL
 
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
@@ -422,7 +421,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     state = ctx.state
     text = f"classified: {verdict.text}"
     ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=verdict))
-    if verdict.kind != DATA or not rule_scope.causes(ctx.policy, incident):  # else it is known
+    if not (verdict.kind == SpikeClass.DATA and rule_scope.causes(ctx.policy, incident)):
         ctx.notify(
             incident.severity,
             f"{incident.id}: diagnosis: {verdict.kind}",
@@ -435,7 +434,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     awaited = incident.deferred.awaiting_checkpoint
     if awaited is not None and awaited.candidates:
         return
-    lasting = verdict.kind in (STRUCTURAL, SCHEDULE, CUT)
+    lasting = verdict.kind in (SpikeClass.STRUCTURAL, SpikeClass.SCHEDULE, SpikeClass.CUT)
     if lasting and idle and level >= 0 and name == HOLD:
         closing.hold(
             ctx, incident, f"{verdict.kind}, and the escalation ladder is exhausted", exhausted=True

@@ -29,6 +29,7 @@ from .model.verdicts import (
     NormsStayed,
     Questions,
     Rejoined,
+    SpikeClass,
     Verdict,
 )
 from .trends import Band, median, spread
@@ -57,58 +58,44 @@ PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
 NORM_RATIO = 1.5  # median after / median before; project default
 CLIP_FACTOR, CLIP_POINTS = 2.0, 2.0  # the share of clipped steps may double, and 2 % more
 
-RECOVERABLE = "recoverable spike"
-PLATEAU = "new worse plateau"
-DATA = "data event"
-STRUCTURAL = "structural instability"
-SUSPECT = "structural instability suspected"
-ARTEFACT = "logging artefact or data order"
-EXPECTED = "expected transition"
-NUMERIC = "numeric fault"
-CONTAINED = "contained numeric fault"
-SCHEDULE = "learning rate jump"
-CUT = "batch size change"
-UNDECIDED = "undecided"
-NO_EXCURSION = "no loss excursion"
-
 NO_KNOB = "no optimizer-level knob will fix it"
-ADVICE: Mapping[str, str] = {
-    RECOVERABLE: Lead.NOTHING.value,
-    PLATEAU: "go back to a checkpoint at least 100 steps older, and skip 200 to 500 batches",
-    DATA: "replay the batches of the first bad step on a copy; remove what reproduces it, go back",
-    STRUCTURAL: f"{NO_KNOB}: check attention (QK-norm, logits), precision, kernels and batch size, "
-    "and go back to a checkpoint from before the first sign",
-    SUSPECT: "watch attention logits and update norm; try a change of architecture or learning "
-    "rate on a short run",
-    ARTEFACT: "the weights are fine; check how the loss is logged (denominator, smoothing, "
-    "accumulation) and the order of the data",
-    EXPECTED: f"{Lead.NOTHING}; it was planned",
-    NUMERIC: "the weights may be damaged; go back to before it",
-    CONTAINED: "no rollback needed; find the first value that was not finite",
-    SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump again), and "
-    "go back to before the jump",
-    CUT: "compare the tokens per update with what was meant, set them right, and go back to before "
-    "they changed",
-    UNDECIDED: "compare the weights from before and after on a fixed batch",
-    NO_EXCURSION: Lead.NOTHING.value,
+ADVICE: Mapping[SpikeClass, str] = {
+    SpikeClass.RECOVERABLE: Lead.NOTHING.value,
+    SpikeClass.PLATEAU: "go back to a checkpoint at least 100 steps older, and skip 200 to 500 "
+    "batches",
+    SpikeClass.DATA: "replay the batches of the first bad step on a copy; remove what reproduces "
+    "it, go back",
+    SpikeClass.STRUCTURAL: f"{NO_KNOB}: check attention (QK-norm, logits), precision, kernels and "
+    "batch size, and go back to a checkpoint from before the first sign",
+    SpikeClass.SUSPECT: "watch attention logits and update norm; try a change of architecture or "
+    "learning rate on a short run",
+    SpikeClass.ARTEFACT: "the weights are fine; check how the loss is logged (denominator, "
+    "smoothing, accumulation) and the order of the data",
+    SpikeClass.EXPECTED: f"{Lead.NOTHING}; it was planned",
+    SpikeClass.NUMERIC: "the weights may be damaged; go back to before it",
+    SpikeClass.CONTAINED: "no rollback needed; find the first value that was not finite",
+    SpikeClass.SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump "
+    "again), and go back to before the jump",
+    SpikeClass.CUT: "compare the tokens per update with what was meant, set them right, and go "
+    "back to before they changed",
+    SpikeClass.UNDECIDED: "compare the weights from before and after on a fixed batch",
+    SpikeClass.NO_EXCURSION: Lead.NOTHING.value,
 }
-
-
-REPAIRED = "no rollback needed; find the first value that was not finite"
-SENTENCES: Mapping[str, str] = {  # a class in a message
-    RECOVERABLE: "the loss is back to normal",
-    PLATEAU: "the loss stays higher than before",
-    DATA: "the loss stays higher than before, since an unusual batch",
-    STRUCTURAL: "the training is unstable: the loss does not come back",
-    SUSPECT: "the loss is back to normal, its cause may remain",
-    ARTEFACT: "the logged loss is higher, the evaluation is not",
-    EXPECTED: "a planned change explains the loss",
-    NUMERIC: "NaN or Inf in the loss, the gradient or the update",
-    CONTAINED: "a step with NaN or Inf was kept from the weights",
-    SCHEDULE: "the job raised its own learning rate just before",
-    CUT: "an update has had another number of tokens since just before",
-    UNDECIDED: "the cause is not known",
-    NO_EXCURSION: "the loss was normal throughout",
+REPAIRED = ADVICE[SpikeClass.CONTAINED]
+SENTENCES: Mapping[SpikeClass, str] = {  # a class in a message
+    SpikeClass.RECOVERABLE: "the loss is back to normal",
+    SpikeClass.PLATEAU: "the loss stays higher than before",
+    SpikeClass.DATA: "the loss stays higher than before, since an unusual batch",
+    SpikeClass.STRUCTURAL: "the training is unstable: the loss does not come back",
+    SpikeClass.SUSPECT: "the loss is back to normal, its cause may remain",
+    SpikeClass.ARTEFACT: "the logged loss is higher, the evaluation is not",
+    SpikeClass.EXPECTED: "a planned change explains the loss",
+    SpikeClass.NUMERIC: "NaN or Inf in the loss, the gradient or the update",
+    SpikeClass.CONTAINED: "a step with NaN or Inf was kept from the weights",
+    SpikeClass.SCHEDULE: "the job raised its own learning rate just before",
+    SpikeClass.CUT: "an update has had another number of tokens since just before",
+    SpikeClass.UNDECIDED: "the cause is not known",
+    SpikeClass.NO_EXCURSION: "the loss was normal throughout",
 }
 
 
@@ -163,13 +150,14 @@ def sentence(verdict: Verdict) -> str:
     """Return a verdict as one clause, without numbers."""
     text = SENTENCES[verdict.kind]
     step = verdict.questions.rejoined.step
-    kind = {SCHEDULE: OWN_RATE, DATA: "data", CUT: "batch"}.get(verdict.kind)
+    causes = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
     for event in verdict.questions.else_happened.events:
-        if event.kind == kind:
+        if event.kind == causes.get(verdict.kind):
             return f"{text}: {event.text} (step {event.step})"
     if verdict.advice == REPAIRED:
         return f"{text}; the loss is back to normal after a rollback"
-    return f"{text} since step {step}" if verdict.kind == RECOVERABLE and step is not None else text
+    back = verdict.kind == SpikeClass.RECOVERABLE and step is not None
+    return f"{text} since step {step}" if back else text
 
 
 def judge(case: Evidence) -> Verdict:
@@ -182,9 +170,9 @@ def judge(case: Evidence) -> Verdict:
     )
     kind, back = _class(case, questions), questions.rejoined.answer == YES
     advice = ADVICE[kind]
-    if kind == SUSPECT:
+    if kind == SpikeClass.SUSPECT:
         advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
-    elif kind == CONTAINED:
+    elif kind == SpikeClass.CONTAINED:
         first_skipped, last_skipped = case.skipped[0], case.skipped[-1]
         steps_text = (
             f"step {first_skipped}"
@@ -192,48 +180,54 @@ def judge(case: Evidence) -> Verdict:
             else f"what was wrong in steps {first_skipped} to {last_skipped}"
         )
         advice = f"{steps_text} was kept from the weights; {advice}"
-    elif kind == NUMERIC and case.rolled_back and back and not case.lasting:
+    elif kind == SpikeClass.NUMERIC and case.rolled_back and back and not case.lasting:
         advice = REPAIRED
-    elif kind == NUMERIC and _happened(case, OWN_RATE):
+    elif kind == SpikeClass.NUMERIC and _happened(case, OWN_RATE):
         advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
     return Verdict(kind, advice, questions)
 
 
-def _class(case: Evidence, questions: Questions) -> str:
+def _class(case: Evidence, questions: Questions) -> SpikeClass:
     rejoined_answer, back = questions.rejoined, questions.rejoined.answer
     shifted, normal = questions.eval_shifted.answer, questions.norms_stayed.answer
     # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not.
     again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
     if case.nonfinite is not None or again:
-        return NUMERIC
+        return SpikeClass.NUMERIC
     cause = _known_cause(case)
     # Of a loss that is no objective, as in reinforcement learning, neither height nor norms tell.
-    unstable, suspect = (STRUCTURAL, SUSPECT) if case.objective else (UNDECIDED, RECOVERABLE)
+    unstable, suspect = (
+        (SpikeClass.STRUCTURAL, SpikeClass.SUSPECT)
+        if case.objective
+        else (SpikeClass.UNDECIDED, SpikeClass.RECOVERABLE)
+    )
     if case.exhausted:
-        return cause or (DATA if _happened(case, "data") else unstable)
+        return cause or (SpikeClass.DATA if _happened(case, "data") else unstable)
     if not rejoined_answer.excursion and back != NO:
-        return CONTAINED if case.skipped else NO_EXCURSION
+        return SpikeClass.CONTAINED if case.skipped else SpikeClass.NO_EXCURSION
     if case.planned:
-        return EXPECTED
+        return SpikeClass.EXPECTED
     if back == YES:
         learned = normal != NO or _happened(case, "data")  # other data have other norms
-        return (cause or suspect) if case.recurring or not learned else RECOVERABLE
+        return (cause or suspect) if case.recurring or not learned else SpikeClass.RECOVERABLE
     if back == UNKNOWN or rejoined_answer.in_time:
-        return UNDECIDED
-    if cause == SCHEDULE:
-        return SCHEDULE
+        return SpikeClass.UNDECIDED
+    if cause == SpikeClass.SCHEDULE:
+        return SpikeClass.SCHEDULE
     if _happened(case, "data"):
-        return DATA
+        return SpikeClass.DATA
     if normal == NO:  # whatever an evaluation says
         return cause or unstable
     if shifted == NO:
-        return ARTEFACT
-    return cause or (PLATEAU if shifted == YES else UNDECIDED)
+        return SpikeClass.ARTEFACT
+    return cause or (SpikeClass.PLATEAU if shifted == YES else SpikeClass.UNDECIDED)
 
 
-def _known_cause(case: Evidence) -> str:
-    """Return what the job changed itself just before, "" for nothing: that explains the rest."""
-    return SCHEDULE if _happened(case, OWN_RATE) else CUT if _happened(case, "batch") else ""
+def _known_cause(case: Evidence) -> SpikeClass | None:
+    """Return what the job changed itself just before, which explains the rest."""
+    if _happened(case, OWN_RATE):
+        return SpikeClass.SCHEDULE
+    return SpikeClass.CUT if _happened(case, "batch") else None
 
 
 def _happened(case: Evidence, kind: str) -> bool:

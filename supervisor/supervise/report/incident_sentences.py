@@ -16,7 +16,7 @@ from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
 from ..core.model.interfaces import FINISHED
 from ..core.model.payload import Rewarm
-from ..core.model.verdicts import NO, YES, Verdict
+from ..core.model.verdicts import NO, YES, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
 from .incident_facts import LOSSES, SIGNALS
 from .incident_report import (
@@ -34,10 +34,10 @@ from .incident_report import (
 )
 
 TIMINGS = ("step_time", "tokens_per_sec", "mfu", "dataloader_stall_frac", "comm_time_frac")
-CAUSES = {  # class of the spike classifier -> what comes into a title behind "after"
-    "learning rate jump": "a learning-rate jump",
-    "data event": "an unusual batch",
-    "batch size change": "a change of the batch size",
+CAUSES = {  # what comes into a title behind "after"
+    SpikeClass.SCHEDULE: "a learning-rate jump",
+    SpikeClass.DATA: "an unusual batch",
+    SpikeClass.CUT: "a change of the batch size",
 }
 JUMP = 2.0  # times its level: a learning rate jumped
 SELF = re.compile(r";? ?(the numbers|all reasons|evidence): supervise why RUN inc-\d+")

@@ -42,6 +42,9 @@ __getattr__ = lazy_exports(
             "DEFAULT as DEFAULT_TRANSITIONS, EVENTS as STATE_EVENTS, STATES, "
             "diagram as state_diagram, flaws as state_flaws, move as next_state"
         ),
-        "verdicts": "ElseHappened, EvalShifted, NormsStayed, Questions, Rejoined, Verdict",
+        "verdicts": (
+            "ContextEvent, ElseHappened, EvalShifted, NormsStayed, Questions, Rejoined, "
+            "SpikeClass, Verdict"
+        ),
     },
 )

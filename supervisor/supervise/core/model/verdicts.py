@@ -7,6 +7,7 @@ was not measured is UNSET and not on record, one that has no value is None.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -106,10 +107,28 @@ class Questions(Struct, frozen=True, kw_only=True):
     else_happened: ElseHappened
 
 
+class SpikeClass(StrEnum):
+    """The class of a spike, as records and messages spell it."""
+
+    RECOVERABLE = "recoverable spike"
+    PLATEAU = "new worse plateau"
+    DATA = "data event"
+    STRUCTURAL = "structural instability"
+    SUSPECT = "structural instability suspected"
+    ARTEFACT = "logging artefact or data order"
+    EXPECTED = "expected transition"
+    NUMERIC = "numeric fault"
+    CONTAINED = "contained numeric fault"
+    SCHEDULE = "learning rate jump"
+    CUT = "batch size change"
+    UNDECIDED = "undecided"
+    NO_EXCURSION = "no loss excursion"
+
+
 class Verdict(Struct, frozen=True, rename={"kind": "class"}):
     """The class of a spike, its advice, and the questions behind it."""
 
-    kind: str
+    kind: SpikeClass
     advice: str
     questions: Questions
 
