@@ -1,4 +1,4 @@
-"""Examples of the simpler kinds: numbers of evidence, and what the slow references do not show."""
+"""Examples of the kinds: numbers of evidence, and what the slow references do not show."""
 
 import math
 import random
@@ -7,18 +7,76 @@ import pytest
 
 from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Note
 from supervise.detectors import (
-    TREND_BLOCKS,
     Band,
+    Collapse,
+    Cusum,
     Equal,
     Join,
     Nonfinite,
     Paired,
     Rate,
     Ratio,
+    Record,
+    RobustZ,
     Sequence,
     Threshold,
     Trend,
 )
+
+NAN, INF = math.nan, math.inf
+
+# ── several kinds ─────────────────────────────────────────────────────────────────────────────────
+
+QUIET = [9.0, 9.0, 10.0, 11.0, 11.0] * 20  # median 10, MAD 1, scale 1.4826; also with a few more
+UP = 10.0 + 1.4826 * 1.49  # z = 1.49: each one adds 0.99 at k = 0.5
+SMALL_Z = RobustZ("loss", gt=4.0, window=15, min_=8, freeze=8)
+SMALL_SUM = Cusum("loss", k=0.5, h=4.0, window=100, min_=8, freeze=8)
+BOTH_SUM = Cusum("loss", k=0.5, h=4.0, window=100, min_=8, freeze=8, side="both")
+
+
+def _flat(level):
+    return Band("loss", knots=((0.0, level, 0.0), (100.0, level, 0.0)), width=2.0)
+
+
+@pytest.mark.parametrize(
+    ("detector", "samples", "letters"),
+    [
+        (SMALL_Z, [2.0] * 15 + [2.0 + 1e-12, 2.007, 2.009], "ooB"),
+        (BOTH_SUM, [2.0 + 1e-12 * (i % 7) for i in range(400)], "o" * 300),
+        (BOTH_SUM, [0.0] * 100, "o" * 90),
+        (_flat(2.0), [2.0 + 1e-12, 2.003, 2.005], "ooB"),
+        (_flat(0.0), [0.0, 1e-6], "oB"),
+        (Paired("a", gt=1e-6, lt=-1e-6), [(2.0,), (2.0 + 4e-16,), (2.0,)] * 10, "o" * 29),
+    ],
+)
+def test_a_constant_series_does_not_page_on_rounding(read, detector, samples, letters):
+    """A scale is a thousandth of the level at least, and bounds are above zero."""
+    assert read(detector.start(), samples).endswith(letters)
+
+
+@pytest.mark.parametrize(
+    ("detector", "before", "level", "freeze", "details"),
+    [
+        (SMALL_Z, QUIET[:15], 20.0, 8, {"median": 20.0, "steps": [15, 22]}),
+        (Ratio("norm", fast=1, slow=100, gt=2.0, freeze=4), [1.0] * 50, 30.0, 4, {}),
+        (Ratio("norm", fast=1, ref=20, gt=2.0, freeze=4), [1.0] * 50, 30.0, 4, {}),
+    ],
+)
+def test_a_lasting_level_becomes_the_baseline_and_says_so(
+    read, detector, before, level, freeze, details
+):
+    """The last flagged sample is noted; the next one is judged by the new level."""
+    watch = detector.start()
+    read(watch, before)
+
+    codes = [watch.feed(level, step) for step in range(len(before), len(before) + freeze + 1)]
+    note = watch.note()
+
+    assert [code & ~NOTE_MESSAGE for code in codes] == [BREACH] * freeze + [OK]
+    assert [bool(code & NOTE_MESSAGE) for code in codes].index(True) == freeze - 1
+    assert note.kind == "rebaseline"
+    assert note.details.items() >= (details or {"reference": level}).items()
+    assert watch.note() == Note()
 
 
 def test_threshold_the_numbers_say_value_bound_and_count():
@@ -39,29 +97,15 @@ def test_threshold_the_numbers_say_value_bound_and_count():
     }
 
 
-NAN, INF = math.nan, math.inf
+# ── not finite ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_nonfinite_a_large_number_is_still_a_number():
+def test_nonfinite_a_large_number_is_still_a_number_and_the_culprit_is_named():
     """The largest floats, whose sum would overflow, are finite."""
     watch = Nonfinite(("loss", "grad")).start()
 
     assert watch.feed((1.7e308, 1.7e308), 0) == OK
-
-
-def test_nonfinite_step_ids_never_make_it_look_away():
-    """A NaN counts also when its step comes twice or the run went back unannounced."""
-    watch = Nonfinite(("loss",)).start()
-    watch.feed((1.0,), 100)
-
-    assert watch.feed((NAN,), 100) == BREACH
-    assert watch.feed((NAN,), 3) == BREACH
-
-
-def test_nonfinite_the_numbers_name_the_culprit():
-    watch = Nonfinite(("loss", "grad")).start()
     watch.feed((1.5, INF), 7)
-
     assert watch.numbers() == {
         "step": 7,
         "values": {"loss": 1.5, "grad": INF},
@@ -69,32 +113,13 @@ def test_nonfinite_the_numbers_name_the_culprit():
     }
 
 
-NOISE = [random.Random(seed).gauss(2.3, 0.03) for seed in range(64)]
+@pytest.mark.parametrize("step", [100, 3])
+def test_nonfinite_step_ids_never_make_it_look_away(step):
+    """A NaN counts also when its step comes twice or the run went back unannounced."""
+    watch = Nonfinite(("loss",)).start()
+    watch.feed((1.0,), 100)
 
-
-@pytest.mark.parametrize(
-    ("before", "value", "repeats"),
-    [
-        (NOISE, 2.3456788, True),
-        (NOISE, 2.34, True),  # a log that rounds
-        (NOISE, 1.0, False),  # a limit
-        (NOISE, 0.9999999403953552, False),  # the same in float32
-        (NOISE, 0.25, False),
-        (NOISE[:31], 2.34, False),  # 31 changes
-        (NOISE[:32], 2.34, True),
-        ([each for each in NOISE for _ in range(5)], 2.34, False),  # every fifth is a sample
-        ([each for each in NOISE for _ in range(4)], 2.34, True),
-        ([4.0 - 0.02 * i for i in range(64)], 2.72, False),  # it may have converged
-        ([4.0 - 0.02 * i for i in range(64)] + [2.745], 2.715, True),
-    ],
-)
-def test_equal_a_repetition_unlike_its_past(value, before, repeats, read):
-    spec = Equal("a", to="previous", law="changing", unlike_past=True, for_=32)
-
-    letters = read(spec.start(), [(each,) for each in [*before, *[value] * 40]])
-
-    assert ("B" in letters) == repeats
-    assert "B" not in letters[: len(before) + 32]
+    assert watch.feed((NAN,), step) == BREACH
 
 
 def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
@@ -110,19 +135,22 @@ def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
     assert "B" not in read(Nonfinite(("a",), gap=64).start(), [(1.0,)] * 31 + [(None,)] * 500)
 
 
+# ── rates and ratios ──────────────────────────────────────────────────────────────────────────────
+
+
 def test_rate_a_share_is_of_the_whole_window(read):
     """Half of four is two, also in the first steps of a run: one event is not all of one step."""
-    watch = Rate("skip", window=4, share_gte=0.5).start()
-
-    assert read(watch, [1, 1, 0, 0, 0]) == "oBBBo"
+    assert read(Rate("skip", window=4, share_gte=0.5).start(), [1, 1, 0, 0, 0]) == "oBBBo"
 
 
 @pytest.mark.parametrize(
     ("share", "window", "events"), [(0.07, 100, 7), (0.05, 200, 10), (1, 9, 9)]
 )
-def test_rate_a_share_needs_the_least_count_that_reaches_it(share, window, events):
+def test_rate_a_share_needs_the_least_count_that_reaches_it(read, share, window, events):
     """0.07 of 100 is 7, though 0.07 * 100 is a little more in floats."""
-    assert Rate("skip", window=window, share_gte=share).events(share) == events
+    letters = read(Rate("skip", window=window, share_gte=share).start(), [1] * window)
+
+    assert letters.index("B") == events - 1
 
 
 def test_rate_a_run_that_begins_late_has_lost_nothing():
@@ -130,18 +158,7 @@ def test_rate_a_run_that_begins_late_has_lost_nothing():
     watch = Rate("skip", window=200, count_gte=1).start()
 
     assert watch.feed(0.0, 5000) == OK
-
-
-def test_rate_a_gap_of_a_million_steps_costs_no_memory():
-    watch = Rate("skip", window=10, count_gte=1).start()
-    watch.feed(0.0, 0)
-
-    assert watch.feed(0.0, 1_000_000) == UNKNOWN
-    assert len(watch.missing) <= 20
-
-
-def _slow(**fields):
-    return Ratio("norm", **{"fast": 1, "slow": 100, "gt": 2.0, "freeze": 4, **fields})
+    assert watch.feed(0.0, 1_005_000) == UNKNOWN
 
 
 def test_ratio_the_averages_are_bias_corrected(read):
@@ -156,64 +173,85 @@ def test_ratio_the_averages_are_bias_corrected(read):
     assert numbers["ratio"] == pytest.approx(numbers["fast"] / numbers["reference"])
 
 
-@pytest.mark.parametrize("reference", [{"slow": 100}, {"slow": None, "ref": 20}])
-def test_ratio_a_lasting_level_becomes_the_reference_and_says_so(read, reference):
-    """The fourth flagged sample is noted, the fifth is OK."""
-    watch = _slow(**reference).start()
-    read(watch, [1.0] * 50)
-
-    codes = [watch.feed(30.0, step) for step in range(50, 55)]
-    note = watch.note()
-
-    assert [bool(code & NOTE_MESSAGE) for code in codes] == [False, False, False, True, False]
-    assert codes[4] == OK
-    assert (note.kind, note.details["reference"]) == ("rebaseline", 30.0)
-    assert watch.note() == Note()
-
-
 @pytest.mark.parametrize("step", [60, 47])
 def test_ratio_rewind_goes_back_to_a_mark_not_far_before(read, step):
     """From step 99 to the mark at 47, that of 48 samples: it answers and knows no 1.9."""
-    watch = _slow(freeze=64).start()
+    watch = Ratio("norm", fast=1, slow=100, gt=2.0, freeze=64).start()
     read(watch, [1.0] * 80 + [1.9] * 20)
-
     watch.rewind(step)
-    reading = watch.feed(1.0, step + 1)
 
-    assert reading == OK
+    assert watch.feed(1.0, step + 1) == OK
     assert watch.numbers()["samples"] == 48 + 1
     assert watch.numbers()["reference"] == 1.0
 
 
-WINDOW = 10 * TREND_BLOCKS
+# ── robust z and cusum ────────────────────────────────────────────────────────────────────────────
 
 
-def _trend(**fields):
-    return Trend("loss", **{"window": WINDOW, "slope_per_1k_gt": 0.5, **fields})
+def test_robust_z_jitter_is_of_neighbours_so_a_trend_is_none(read):
+    """One rises by 0.3 a sample, one goes from 9 to 11 and back: both have a MAD of 1 at least."""
+    steady = RobustZ("loss", gt=4.0, window=15, min_=8, freeze=8, rel_jitter=0.05)
+    trend, noise = steady.start(), steady.start()
+    read(trend, [10.0 + 0.3 * step for step in range(15)])
+    read(noise, [9.0, 11.0] * 8)
+
+    assert (trend.feed(40.0, 15), noise.feed(40.0, 16)) == (BREACH, OK)
 
 
-def _line(slope_per_1k, steps, noise=0.0, seed=0):
+def test_robust_z_a_rollback_deeper_than_the_ring_leaves_it_unknown(read):
+    """It does not judge by what it no longer holds."""
+    watch = SMALL_Z.start()
+    read(watch, QUIET[:60])
+    watch.rewind(33)
+
+    assert watch.feed(10.0, 34) == UNKNOWN
+
+
+def test_robust_z_a_rollback_past_a_rebaseline_brings_the_old_baseline_back(read):
+    watch = SMALL_Z.start()
+    read(watch, [*QUIET[:15], *[20.0] * 10])
+    watch.rewind(14)
+
+    assert read(watch, [10.0, 20.0], first=15) == "oB"
+
+
+def test_cusum_small_excesses_add_up_and_a_lasting_drift_becomes_the_baseline(read):
+    """One a step: beyond 4 at the fifth; the eighth sample in breach is noted."""
+    watch = SMALL_SUM.start()
+    read(watch, QUIET)
+    watch.rewind(99)  # the sums begin at zero
+
+    assert read(watch, [UP] * 4, first=100) == "oooo"
+    assert watch.numbers()["sum"] == pytest.approx(3.96)
+    codes = [watch.feed(UP, step) for step in range(104, 107)]
+    assert (watch.numbers()["since"], watch.numbers()["direction"]) == (100, "high")
+    codes += [watch.feed(UP, step) for step in range(107, 112)]
+    note = watch.note()
+
+    assert codes == [BREACH] * 7 + [BREACH | NOTE_MESSAGE]
+    assert note.kind == "rebaseline"
+    assert (note.details["median"], note.details["steps"]) == (UP, [104, 111])
+    assert note.details["before"]["median"] == 10.0
+    assert watch.numbers()["sum"] > 4.0  # what it was judged by
+    assert watch.feed(UP, 112) == OK
+    assert watch.numbers()["sum"] == 0.0
+
+
+# ── trends and couplings ──────────────────────────────────────────────────────────────────────────
+
+
+def _climb(read, slope_per_1k, limit, noise=0.0, seed=0):
     rng = random.Random(seed)
-    return [2.0 + slope_per_1k * step / 1000 + noise * rng.gauss(0, 1) for step in range(steps)]
+    watch = Trend("loss", window=160, slope_per_1k_gt=limit, confidence=0.99).start()
+    line = [2.0 + slope_per_1k * step / 1000 + noise * rng.gauss(0, 1) for step in range(160)]
+    return read(watch, line)[-1], watch.numbers()["value"]
 
 
-def test_trend_a_clear_climb_breaches_and_a_gentle_one_does_not(read):
-    """The slope of a straight line is found exactly."""
-    watch = _trend().start()
-
-    assert read(watch, _line(0.6, WINDOW))[-1] == "B"
-    assert watch.numbers()["value"] == pytest.approx(0.6)
-    assert read(_trend().start(), _line(0.4, WINDOW))[-1] == "o"
-
-
-def test_trend_noise_must_not_pass_for_a_climb(read):
-    """A flat noisy series is OK over 200 seeds but for the few that 99 % allows."""
-    watches = [_trend(slope_per_1k_gt=0.0, confidence=0.99).start() for _ in range(200)]
-
-    wrong = sum(
-        read(watch, _line(0.0, WINDOW, noise=0.1, seed=seed))[-1] == "B"
-        for seed, watch in enumerate(watches)
-    )
+def test_trend_a_clear_climb_breaches_and_neither_a_gentle_one_nor_noise_does(read):
+    """The slope of a straight line is found exactly; of 200 flat ones few as 99 % allows."""
+    assert _climb(read, 0.6, 0.5) == ("B", pytest.approx(0.6))
+    assert _climb(read, 0.4, 0.5)[0] == "o"
+    wrong = [_climb(read, 0.0, 0.0, 0.1, seed)[0] for seed in range(200)].count("B")
 
     assert wrong <= 8
 
@@ -238,13 +276,12 @@ def test_join_the_numbers_say_when_each_breached(read):
     }
 
 
-def _chain(**fields):
-    return Sequence(**{"steps": ("grad", "update", "loss"), "within": 3, **fields}).start()
+CHAIN = Sequence(("grad", "update", "loss"), within=3)
 
 
 def test_sequence_the_latest_start_is_the_one_that_counts(read):
     """An early gradient spike does not hide the one that fits."""
-    watch = _chain()
+    watch = CHAIN.start()
 
     assert read(watch, _rows("B..B..", "....B.", ".....B")) == "oooooB"
     assert watch.numbers()["match"] == {
@@ -255,7 +292,8 @@ def test_sequence_the_latest_start_is_the_one_that_counts(read):
 
 
 def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
-    watch = _chain()
+    """Of more than one stage, else every blip would be one."""
+    watch, pair = CHAIN.start(), Sequence(("a", "b"), within=1).start()
     rows = _rows("BB......", ".B......", "........")
 
     codes = [watch.feed(row, step) for step, row in enumerate(rows)]
@@ -265,103 +303,175 @@ def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
     assert note.kind == "near_miss"
     assert note.details["steps"] == {"grad": 1, "update": 1}
     assert note.details["lacking"] == "loss"
+    blips = [pair.feed(row, step) for step, row in enumerate(_rows("B.....", "......"))]
+    assert not any(code & NOTE_MESSAGE for code in blips)
 
 
-def test_sequence_one_stage_alone_is_no_near_miss():
-    """Else every blip of a two-stage sequence would be one."""
-    pair = Sequence(("a", "b"), within=1).start()
-    codes = [pair.feed(row, step) for step, row in enumerate(_rows("B.....", "......"))]
-
-    assert not any(code & NOTE_MESSAGE for code in codes)
+# ── equal and paired ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def letters(read):
-    """Feed values of one metric, or pairs of two."""
-
-    def _letters(watch, values, first=0):
-        rows = [v if isinstance(v, tuple) else (v,) for v in values]
-        return read(watch, rows, first)
-
-    return _letters
-
-
-def test_equal_a_number(letters):
+def test_equal_a_number(read):
     watch = Equal("opt_state_finite", to=1.0).start()
+    values = [1.0, 0.0, 1.0, None, NAN, INF, 1.0000001]
 
-    assert letters(watch, [1.0, 0.0, 1.0, None, math.nan, math.inf, 1.0000001]) == "oBo???B"
+    assert read(watch, [(value,) for value in values]) == "oBo???B"
     assert watch.numbers()["difference"] == pytest.approx(1e-7)
     assert watch.numbers()["threshold"] == 1.0
 
 
-def test_equal_another_metric_of_the_same_step(letters):
+def test_equal_another_metric_of_the_same_step(read):
     """Within a share of what is referred to; each of the two may be absent."""
     watch = Equal("learning_rate", with_="learning_rate_expected", tolerance=1e-6).start()
     pairs = [(1e-3, 1e-3), (1.0000005e-3, 1e-3), (1.00001e-3, 1e-3), (1e-4, 1e-3)]
 
-    assert letters(watch, pairs) == "ooBB"
-    assert letters(watch, [(None, 1.0), (1.0, None), (1.0, math.nan)], 4) == "???"
-    assert watch.spec.metrics == ("learning_rate", "learning_rate_expected")
-    assert Equal("a", to=1.0).metrics == ("a",)
+    assert read(watch, pairs) == "ooBB"
+    assert read(watch, [(None, 1.0), (1.0, None), (1.0, NAN)], 4) == "???"
 
 
-def test_equal_a_long_constant_takes_no_memory(letters):
-    """Only changes are kept, and of them no more than needed."""
-    watch = Equal("a", to="previous").start()
-    letters(watch, [1.0] * 2000)
-    assert len(watch.values) == 1
-    letters(watch, [float(i) for i in range(2000)], 2000)
-
-    assert 256 <= len(watch.values) <= 512
+NOISE = [random.Random(seed).gauss(2.3, 0.03) for seed in range(64)]
+LINE = [4.0 - 0.02 * i for i in range(64)]
 
 
-def test_paired_the_raw_code_is_of_evaluations_only(letters):
+@pytest.mark.parametrize(
+    ("before", "value", "repeats"),
+    [
+        (NOISE, 2.3456788, True),
+        (NOISE, 2.34, True),  # a log that rounds
+        (NOISE, 1.0, False),  # a limit
+        (NOISE, 0.9999999403953552, False),  # the same in float32
+        (NOISE, 0.25, False),
+        (NOISE[:31], 2.34, False),  # 31 changes
+        (NOISE[:32], 2.34, True),
+        ([each for each in NOISE for _ in range(5)], 2.34, False),  # every fifth is a sample
+        ([each for each in NOISE for _ in range(4)], 2.34, True),
+        (LINE, 2.72, False),  # it may have converged
+        ([*LINE, 2.745], 2.715, True),
+    ],
+)
+def test_equal_a_repetition_unlike_its_past(value, before, repeats, read):
+    spec = Equal("a", to="previous", law="changing", unlike_past=True, for_=32)
+
+    letters = read(spec.start(), [(each,) for each in [*before, *[value] * 40]])
+
+    assert ("B" in letters) == repeats
+    assert "B" not in letters[: len(before) + 32]
+
+
+def test_paired_the_raw_code_is_of_evaluations_only(read):
     """Couplings must not see one evaluation for a thousand steps."""
     watch = Paired("a", gt=0.1).start()
-    letters(watch, [1.0, 2.0])
+    read(watch, [(1.0,), (2.0,)])
     assert watch.raw == BREACH
 
     assert watch.feed((None,), 2) == BREACH
     assert watch.raw == UNKNOWN
 
 
-def test_paired_long_runs_take_no_more_memory(letters):
-    watch = Paired("a", key="k", gt=0.1).start()
-    letters(watch, [(float(i), float(i // 2)) for i in range(1000)])
-
-    assert 64 <= len(watch.values) <= 128
-    assert 64 <= len(watch.keys) <= 128
+# ── curves ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_paired_a_constant_series_does_not_page_on_rounding(letters):
-    """Bounds are above zero, so an ulp is not beyond one."""
-    watch = Paired("a", gt=1e-6, lt=-1e-6).start()
-
-    assert set(letters(watch, [2.0, 2.0 + 4e-16, 2.0] * 10)) == {"?", "o"}
-
-
-KNOTS = ((10.0, 4.0, 0.5), (20.0, 2.0, 0.1), (40.0, 2.0, 0.1))
-
-
-def _band(**fields):
-    return Band("loss", **{"knots": KNOTS, "width": 2.0, **fields})
-
-
-def test_band_lines_between_knots(read):
+@pytest.mark.parametrize(("sample", "letter"), [(3.59, "o"), (3.61, "B"), (2.41, "o"), (2.39, "B")])
+def test_band_lines_between_knots(read, sample, letter):
     """At step 15 the level is 3 and the spread 0.3, so 2.4 to 3.6 is inside."""
-    for sample, letter in ((3.59, "o"), (3.61, "B"), (2.41, "o"), (2.39, "B")):
-        watch = _band().start()
-        assert read(watch, [sample], first=15) == letter
-        numbers = watch.numbers()
-        assert (numbers["level"], numbers["spread"]) == (3.0, pytest.approx(0.3))
-        assert (numbers["low"], numbers["high"]) == (pytest.approx(2.4), pytest.approx(3.6))
-        assert numbers["distance"] == pytest.approx((sample - 3.0) / 0.3)
+    knots = ((10.0, 4.0, 0.5), (20.0, 2.0, 0.1), (40.0, 2.0, 0.1))
+    watch = Band("loss", knots=knots, width=2.0).start()
+
+    assert read(watch, [sample], first=15) == letter
+    numbers = watch.numbers()
+    assert (numbers["level"], numbers["spread"]) == (3.0, pytest.approx(0.3))
+    assert (numbers["low"], numbers["high"]) == (pytest.approx(2.4), pytest.approx(3.6))
+    assert numbers["distance"] == pytest.approx((sample - 3.0) / 0.3)
 
 
-def test_band_a_flat_curve_does_not_page_on_rounding(read):
-    """The spread is a thousandth of the level at least."""
-    flat = ((0.0, 2.0, 0.0), (100.0, 2.0, 0.0))
+SHARED = ((0.0, 3.0, 0.0), (0.5, 1.5, 0.01), (1.0, 1.0, 0.01))
+THIN = tuple((x, level, 0.0) for x, level, _ in SHARED)
 
-    assert read(_band(knots=flat).start(), [2.0 + 1e-12, 2.003, 2.005]) == "ooB"
-    zero = ((0.0, 0.0, 0.0), (100.0, 0.0, 0.0))
-    assert read(_band(knots=zero).start(), [0.0, 1e-6]) == "oB"
+
+def _collapse(knots=SHARED):
+    return Collapse("loss", knots=knots, total_steps=1000, smooth=10).start()
+
+
+def _run(final=2.0, worse=0.0):
+    """A run that ends at `final`, worse than its curve by so much of it from step 600 on."""
+    parts = [(step + 1) / 1000 for step in range(1000)]
+    shape = [3.0 - 3.0 * x if x <= 0.5 else 2.0 - x for x in parts]
+    return [final * (x + (worse if step >= 600 else 0.0)) for step, x in enumerate(shape)]
+
+
+def test_collapse_a_residual_that_lasts_is_a_breach(read):
+    """4 % over a bound of 3 %: seen once the mean is past it, and 20 steps later."""
+    watch = _collapse()
+    reading = read(watch, _run(worse=0.04))
+
+    first = reading.index("B")
+    assert first == 600 + 7 + 20
+    assert set(reading[first:]) == {"B"}
+    assert watch.numbers()["since"] == 607
+    assert watch.numbers()["threshold"] == pytest.approx(0.03)
+    assert watch.numbers()["residual"] == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(("worse", "breach"), [(0.0049, False), (0.0051, True)])
+def test_collapse_the_margin_holds_where_the_spread_is_nothing(read, worse, breach):
+    assert ("B" in read(_collapse(THIN), _run(worse=worse))) == breach
+
+
+def test_collapse_huge_samples_are_no_numbers(read):
+    run = _run()
+    run[300:360] = [1e308, -1e308, INF] * 20
+
+    assert read(_collapse(), run)[-1] == "o"
+
+
+def test_collapse_a_rollback_into_the_alignment_aligns_again(read):
+    """The part that it goes back into begins anew."""
+    watch = _collapse()
+    read(watch, [*_run(final=2.0)[:350], *_run(final=3.0)[350:520]])
+    watch.rewind(349)
+    read(watch, _run(final=2.0)[350:520], first=350)
+
+    assert watch.numbers()["scale"] == pytest.approx(2.0)
+
+
+# ── record ────────────────────────────────────────────────────────────────────────────────────────
+
+FOUR = [2.0, 2.1, 1.9, 2.0] * 10
+EXCURSION = [10.0] * 12
+
+
+@pytest.mark.parametrize(
+    ("samples", "letters"),
+    [
+        # The first of its size is one; the same once more 20 samples later is none.
+        ([*FOUR, 10.0, *FOUR[:20], 10.0, 2.0, 2.0, 2.0, 2.0, 30.0], "B" + "o" * 25 + "B"),
+        # An excursion is no precedent of its own, until the median has followed it.
+        ([*FOUR, *EXCURSION], "B" * 9 + "o" * 3),
+        # Three usual samples do not end it, four do (`calm`).
+        ([*FOUR, 10.0, 2.0, 2.0, 2.0, 10.0], "B"),
+        ([*FOUR, 10.0, 2.0, 2.0, 2.0, 2.0, 10.0], "o"),
+        # What is older than the window of 64 samples is forgotten.
+        ([*FOUR, 10.0, *[2.0] * 63, 10.0], "o"),
+        ([*FOUR, 10.0, *[2.0] * 64, 10.0], "B"),
+        # Two levels by turns are both usual: a robust z of either is beyond any bound.
+        (([2.0] * 5 + [14.0] * 5) * 8, "o" * 70),
+        # A log-likelihood below zero is judged like any other loss.
+        ([*[x - 9.0 for x in FOUR], -3.0], "B"),
+        # A falling loss lies below its median, and the first one above it is a record.
+        ([*[5.0 - 0.05 * step for step in range(40)], 5.5], "o" * 32 + "B"),
+    ],
+)
+def test_a_record_is_further_above_its_past_than_any_other_of_late(read, samples, letters):
+    watch = Record("loss", ref=16, window=64, min_=8).start()
+
+    assert read(watch, samples).endswith(letters)
+
+
+def test_record_the_numbers_say_what_was_the_limit(read):
+    """Of two samples about 2 the greatest rise was 0.1."""
+    watch = Record("loss", ref=16, window=64, min_=8).start()
+    read(watch, [*FOUR, 10.0])
+
+    numbers = watch.numbers()
+
+    assert (numbers["value"], numbers["rise"]) == (10.0, 8.0)
+    assert numbers["threshold"] == pytest.approx(2.2)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Detector
 from supervise.detectors import (
-    TREND_BLOCKS,
     Band,
     Collapse,
     Cusum,
@@ -54,6 +53,7 @@ codes = one_of([OK] * 5 + [UNKNOWN] + [BREACH] * 3)
 quotas = one_of([(1, 1), (2, 2), (3, 3), (2, 3), (2, 4), (3, 5)])
 sides = one_of(["high", "low", "both"])
 transforms = one_of(["none", "log"])
+BLOCKS = 16  # of a trend
 ANY_ORDER = [1] * 12 + [2, 6, 0, -4]
 ASCENDING = [1] * 8 + [2, 4]
 
@@ -295,20 +295,18 @@ def ratio(spec, events):
 
 def trend(spec, events):
     """Blocks cut from the list of known samples; the bound by rank from the sorted slopes."""
-    size, upper = spec.window // TREND_BLOCKS, spec.slope_per_1k_gt is not None
+    size, upper = spec.window // BLOCKS, spec.slope_per_1k_gt is not None
     z = statistics.NormalDist().inv_cdf(spec.confidence)
-    spread = math.sqrt(TREND_BLOCKS * (TREND_BLOCKS - 1) * (2 * TREND_BLOCKS + 5) / 18)
-    rank = math.floor((TREND_BLOCKS * (TREND_BLOCKS - 1) // 2 - z * spread) / 2)  # one-based
+    spread = math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
+    rank = math.floor((BLOCKS * (BLOCKS - 1) // 2 - z * spread) / 2)  # one-based
     known, expected = [], []
     for taken, step, value in in_order(events):
         if not (taken and is_known(value)):
             expected.append(UNKNOWN)
             continue
         known.append((step, value))
-        blocks = [known[i : i + size] for i in range(0, len(known) // size * size, size)][
-            -TREND_BLOCKS:
-        ]
-        if len(blocks) < TREND_BLOCKS:
+        blocks = [known[i : i + size] for i in range(0, len(known) // size * size, size)][-BLOCKS:]
+        if len(blocks) < BLOCKS:
             expected.append(UNKNOWN)
             continue
         points = [tuple(map(statistics.fmean, zip(*block, strict=True))) for block in blocks]
@@ -607,7 +605,7 @@ REFERENCES = {
             Trend,
             "a",
             choices=[{"slope_per_1k_gt": 11.3}, {"slope_per_1k_lt": -11.3}],
-            window=2 * TREND_BLOCKS,
+            window=2 * BLOCKS,
             confidence=0.9,
         ),
         st.tuples(series(calm, 40, 160), one_of([0.0, 0.03, -0.03])).map(

@@ -22,7 +22,7 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "absence": "Absence, TIMES as ABSENCE_TIMES",
+        "absence": "Absence",
         "band": "Band",
         "collapse": "Collapse",
         "cusum": "Cusum",
@@ -39,6 +39,6 @@ __getattr__ = lazy_exports(
         "robust_z": "RobustZ",
         "sequence": "Sequence",
         "threshold": "Threshold",
-        "trend": "BLOCKS as TREND_BLOCKS, Trend",
+        "trend": "Trend",
     },
 )
