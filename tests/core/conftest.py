@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 
 from supervise.actions import Snapshot
 from supervise.catalog import action_classes, name_of
-from supervise.core import start_engine, step_engine
+from supervise.core import record_run, replayed_decisions, start_engine, step_engine
 from supervise.core.model import (
     Action,
     Announced,
+    Beat,
     Budget,
     Decision,
     Detector,
@@ -105,11 +106,14 @@ def one_rule(
 
 @dataclass
 class Story:
-    """Feeds events, remembers decisions, and answers actions at once unless told otherwise."""
+    """Feeds events, remembers decisions, and answers actions at once unless told otherwise.
+
+    `answer` returns the result of an action, with an error where it failed, None for no outcome.
+    """
 
     policy: Policy
     names: tuple[str, ...] = NAMES
-    answer: Callable[[str], Finished | None] | None = None
+    answer: Callable[[str], Any] | None = None
     at_ns: int = 0
     step: int = -1
     attempt: int = 0
@@ -118,8 +122,8 @@ class Story:
 
     def __post_init__(self) -> None:
         self.state = start_engine(self.policy)
-        self.send(Launched(0, 1, 0))
-        self.send(Announced(0, 0, 1, 1, self.names))
+        self.launch(1, 0)
+        self.announce(0, 1, 1)
 
     def send(self, event: Event) -> list[Decision]:
         self.events.append(event)
@@ -131,10 +135,30 @@ class Story:
         return made
 
     def _perform(self, action: dict[str, Any]) -> None:
-        done = Finished(self.at_ns, action["id"], True, {"ack_step": self.step})
+        done = {"ack_step": self.step}
         outcome = self.answer(action["id"]) if self.answer is not None else done
         if outcome is not None:
-            self.send(outcome)
+            self.finish(action["id"], *(outcome if isinstance(outcome, tuple) else (outcome,)))
+
+    def finish(
+        self, action: str, result: Mapping[str, Any] | None = None, error: str | None = None
+    ) -> list[Decision]:
+        return self.send(Finished(self.at_ns, action, error is None, result or {}, error))
+
+    def notice(self, kind: str, message: str, *more: Any, **others: Any) -> list[Decision]:
+        return self.send(Notice(self.at_ns, kind, message, *more, **others))
+
+    def launch(self, pid: int, attempt: int) -> None:
+        self.send(Launched(self.at_ns, pid, attempt))
+
+    def announce(
+        self, rank: int, ranks: int, pid: int, names: Sequence[str] = (), *more: int, **others: Any
+    ) -> list[Decision]:
+        names = tuple(names) or self.names
+        return self.send(Announced(self.at_ns, rank, ranks, pid, names, *more, **others))
+
+    def exit(self, code: int) -> None:
+        self.send(Exited(self.at_ns, code))
 
     def frames(self, *losses: float | None, times: int = 1, grad: float | None = 1.0) -> None:
         for _ in range(times):
@@ -163,6 +187,18 @@ class Story:
     def say(self, word: str, by: str = "anna", **args: Any) -> Decision:
         made = self.send(OperatorCommand(self.at_ns, by, word, {"key": "k1", **args}))
         return next(d for d in made if d.data.get("what") == "operator")
+
+    def beat(self, seconds: int = 1, phase: str = "step", every: int = 1) -> None:
+        """The probe is heard as often, and no step comes."""
+        for _ in range(seconds):
+            self.at_ns += every * SECOND
+            self.send(Tick(self.at_ns, (Beat(0, self.at_ns, phase),)))
+
+    def recorded(self) -> list[dict[str, Any]]:
+        return [record_run(decision) for decision in self.log]
+
+    def replayed(self) -> list[dict[str, Any]]:
+        return [made for _, made in replayed_decisions(self.policy, enumerate(self.events))]
 
     def kinds(self, kind: str, what: str | None = None) -> list[Decision]:
         return [
@@ -244,7 +280,7 @@ def save(
     attempt = story.attempt if attempt is None else attempt
     data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": ok}
     data |= more
-    story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+    story.notice("checkpoint", f"{name} was verified", data=data)
 
 
 def good(story: Story) -> list[str]:
@@ -273,7 +309,7 @@ def crashing(tell, **changes):
         "runbooks": {**tell().policy.runbooks, "again": AGAIN},
         "budgets": {"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
         "job": JobSettings(on_crash="again"),
-        "answer": lambda key: None if "relaunch" in key else Finished(0, key, True),
+        "answer": lambda key: None if "relaunch" in key else {},
     }
     story = tell(**(made | changes))
     story.frames(2.0, times=50)
@@ -286,9 +322,8 @@ def relaunched(story, step, pid=2, ended=False):
     action = story.actions()[-1]
     story.attempt += 1
     if ended:
-        story.send(Exited(story.at_ns, -2))
-    story.send(Launched(story.at_ns, pid, story.attempt))
-    result = {"pid": pid, "attempt": story.attempt, "step": step}
-    story.send(Finished(story.at_ns, action, True, result))
-    story.send(Announced(story.at_ns, 0, 1, pid, story.names))
+        story.exit(-2)
+    story.launch(pid, story.attempt)
+    story.finish(action, {"pid": pid, "attempt": story.attempt, "step": step})
+    story.announce(0, 1, pid)
     story.step = step

@@ -6,27 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions import LrScale, Relaunch, Snapshot
-from supervise.core import needed_before
+from supervise.actions import LrScale, Relaunch, Rollback, Snapshot
+from supervise.core import needed_before, needs_dense_sampling, retain_before
 from supervise.core.model import (
-    Announced,
+    Approval,
     Budget,
     Exited,
-    Finished,
     JobSettings,
     Ladder,
-    Launched,
     Notice,
     RelaunchSettings,
 )
 
-from .conftest import Verify, good, messages, runbook_of, save
+from .conftest import Verify, above, good, messages, rule_on, runbook_of, save
 
 ACTION = "inc-1/1/0-relaunch"
 
 
 def choose(story):
-    story.send(Notice(story.at_ns, "checkpoint-choice", "what it left was looked at"))
+    story.notice("checkpoint-choice", "what it left was looked at")
     return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "replanned")]
 
 
@@ -56,7 +54,7 @@ def stopping(tell):
 def stopped(stopping):
     story = stopping()
     assert story.actions() == [ACTION]
-    story.send(Exited(story.at_ns, -2))
+    story.exit(-2)
     return story
 
 
@@ -72,8 +70,8 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     assert note.reason == "relaunch goes back to b of step 39, not to a of step 19"
     assert action["args"] == story.state.incident.run.intent.args
     assert (action["args"]["attempt"], action["args"]["skip"]) == (1, [[40, 60]])
-    story.send(Launched(story.at_ns, 2, 1))
-    story.send(Finished(story.at_ns, ACTION, True, {"pid": 2, "attempt": 1, "step": 39}))
+    story.launch(2, 1)
+    story.finish(ACTION, {"pid": 2, "attempt": 1, "step": 39})
     story.attempt, story.step = 1, 39
     story.frames(2.0, times=21)
     assert not story.kinds("verify", "passed")
@@ -98,7 +96,7 @@ def test_what_people_approved_is_what_is_done(stopping):
     story = stopping(mode="approve")
     story.say("approve", id="ask-1")
     assert story.actions()[-1].endswith("relaunch")
-    story.send(Exited(story.at_ns, -2))
+    story.exit(-2)
     save(story, "b", 39)
 
     assert choose(story) == []
@@ -110,7 +108,7 @@ def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
     story = stopped
     told = len(story.kinds("notify_intent"))
     data = {"signal": "SIGINT", "final": final}
-    story.send(Notice(story.at_ns, "signal", "SIGINT was passed on", data=data))
+    story.notice("signal", "SIGINT was passed on", data=data)
 
     assert story.state.job.over == final
     said = [d.reason for d in story.kinds("notify_intent")[told:]]
@@ -144,7 +142,7 @@ def refused(tell, make_policy):
             **changes,
         )
         for verb in unavailable:
-            story.send(Notice(0, f"{verb}-unavailable", "a for statement drives the step"))
+            story.notice(f"{verb}-unavailable", "a for statement drives the step")
         story.frames(2.0, times=breach)
         if not calm:
             story.frames(8.0)
@@ -154,7 +152,7 @@ def refused(tell, make_policy):
 
 
 def evidence(story):
-    story.send(Finished(story.at_ns, FIRST, True, {}))
+    story.finish(FIRST)
 
 
 @pytest.mark.parametrize("ladder", [Ladder(("soften", "hold")), Ladder(())])
@@ -172,16 +170,16 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     save(story, "bad", 39, ok=False)
     assert story.actions() == [FIRST]
     save(story, "a", 39)
-    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+    story.finish("inc-1/2/0-snapshot")
     save(story, "b", 45)
 
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
     assert story.state.incident.run.intent.args["checkpoint"] == "a"
     assert "a good checkpoint is now available" in story.kinds("state")[-1].reason
-    story.send(Exited(story.at_ns, -2))
-    story.send(Launched(story.at_ns, 2, 1))
-    story.send(Finished(story.at_ns, AGAIN, True, {"pid": 2, "attempt": 1, "step": 39}))
-    story.send(Announced(story.at_ns, 0, 1, 2, story.names))
+    story.exit(-2)
+    story.launch(2, 1)
+    story.finish(AGAIN, {"pid": 2, "attempt": 1, "step": 39})
+    story.announce(0, 1, 2)
     story.attempt, story.step = 1, 39
     story.frames(2.0, times=60)
     assert story.kinds("verify", "passed")
@@ -201,7 +199,7 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
 def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
     for late in (False, True):
         story = refused(calm=True, job=JobSettings(on_crash="soften", relaunch=RelaunchSettings()))
-        story.send(Exited(story.at_ns, -9))
+        story.exit(-9)
         assert story.actions() == [FIRST]
         if not late:
             save(story, "a", 39)
@@ -239,7 +237,7 @@ def back_at(story, step):
     """The runbook takes the run back to `step`, where another attempt begins."""
     story.attempt += 1
     result = {"step": step, "attempt": story.attempt}
-    story.send(Finished(story.at_ns, story.actions()[-1], True, result))
+    story.finish(story.actions()[-1], result)
     story.step = step
 
 
@@ -292,7 +290,7 @@ PAUSE = "inc-1/1/0-pause"
 
 def search(story, candidates):
     data = {"candidates": candidates}
-    story.send(Notice(story.at_ns, "checkpoint-search", "looked for", data=data))
+    story.notice("checkpoint-search", "looked for", data=data)
 
 
 def paused(refused, **changes):
@@ -311,13 +309,13 @@ def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(refused):
     said = messages(story)[-1]
     assert said["title"] == "inc-1: the job is paused while a checkpoint is verified"
     assert said["verdict"] == "2 from before step 50 to verify, the newest first"
-    story.send(Finished(story.at_ns, PAUSE, True, {"paused_step": story.step}))
+    story.finish(PAUSE, {"paused_step": story.step})
     story.tick(5.0)
     save(story, "bad", 39, ok=False)
     search(story, 1)
     assert story.state.job.paused
     save(story, "a", 19)
-    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+    story.finish("inc-1/2/0-snapshot")
 
     assert story.actions() == [FIRST, PAUSE, "inc-1/2/0-snapshot", AGAIN]
 
@@ -357,7 +355,7 @@ def test_the_search_begins_while_evidence_is_taken(calming):
     """Also where the relaunch is the answer to what smaller steps did not calm."""
     story = calming
     story.frames(2.0, grad=10.0)
-    story.send(Finished(story.at_ns, "inc-1/1/0-lr_scale", True, {"lr_scale": 0.5}))
+    story.finish("inc-1/1/0-lr_scale", {"lr_scale": 0.5})
     story.frames(8.0)
 
     assert story.actions()[-1] == "inc-1/2/0-snapshot"
@@ -378,7 +376,7 @@ def test_a_job_that_stands_still_is_not_paused(refused):
 def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
     """It does not train on; a person may let it."""
     story = paused(refused)
-    story.send(Finished(story.at_ns, PAUSE, True, {"paused_step": story.step}))
+    story.finish(PAUSE, {"paused_step": story.step})
     search(story, 0)
     assert story.state.machine == "holding" and story.state.job.paused
     said = messages(story)[-1]
@@ -408,10 +406,122 @@ def test_a_job_trains_on_where_it_may_or_nothing_is_to_be_verified(refused, chan
 
 def test_a_job_that_refuses_to_pause_is_relaunched_all_the_same(refused):
     story = paused(refused)
-    story.send(Finished(story.at_ns, PAUSE, False, {"refused": True}, "no"))
-    story.send(Finished(story.at_ns, story.actions()[-1], True, {}))
+    story.finish(PAUSE, {"refused": True}, "no")
+    story.finish(story.actions()[-1])
     search(story, 1)
     save(story, "a", 39)
-    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+    story.finish("inc-1/2/0-snapshot")
 
     assert story.actions()[-1] == AGAIN and story.actions().count(PAUSE) == 1
+
+
+# ── what the engine asks of the probes: savepoints to keep, and denser samples ────────────────────
+
+
+BREACH = 50
+
+
+@pytest.fixture
+def spared(tell, make_policy):
+    """Start a run that goes back on its second level; `spared(story)` is what is spared by now."""
+
+    def begin(**changes):
+        books = {
+            **make_policy().runbooks,
+            "back": runbook_of("back", Rollback(at_least=10), Verify()),
+        }
+        budgets = {"all": Budget(9), "rollback": Budget(9), "touch": Budget(9)}
+        story = tell(**({"runbooks": books, "budgets": budgets} | changes))
+        story.frames(2.0, times=BREACH)
+        return story
+
+    begin.now = lambda story: retain_before(story.policy, story.state)
+    return begin
+
+
+def test_while_a_request_waits_and_until_it_is_over(spared):
+    story = spared(mode="approve", approvals={"all": Approval(900.0)})
+    assert spared.now(story) == 0
+    story.frames(60.0)
+    assert story.kinds("approval_requested")[0].data["args"][0]["args"]["before_step"] == 40
+    assert spared.now(story) == 40
+    story.frames(60.0, times=200)
+    assert spared.now(story) == 40
+    story.say("deny", id="ask-1")
+    assert (story.state.machine, spared.now(story)) == ("holding", 40)
+    story.say("release")
+    assert (story.state.incident, spared.now(story)) == (None, 0)
+
+
+def test_while_a_milder_rung_is_verified_and_on_probation(spared):
+    story = spared()
+    story.frames(8.0)
+    assert story.actions() == ["inc-1/1/0-reach"]
+    assert spared.now(story) == 40
+    story.frames(2.0, times=6)
+    assert (story.state.machine, spared.now(story)) == ("probation", 40)
+    story.frames(2.0, times=60)
+    assert (story.state.machine, spared.now(story)) == ("nominal", 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Notice(60, "rollback-unavailable", "no rollback is possible: a `for` loop"),
+        Exited(60, 1),
+    ],
+)
+def test_where_nothing_can_go_back_nothing_is_spared(spared, event):
+    story = spared(mode="approve")
+    story.frames(60.0)
+    assert spared.now(story) == 40
+    story.send(event)
+    assert spared.now(story) == 0
+
+
+def test_only_for_what_may_act(spared):
+    story = spared()
+    story.frames(2.0, grad=20.0)
+    assert story.state.incident is not None
+    assert spared.now(story) == 0
+    story.frames(8.0, grad=20.0)
+    assert spared.now(story) == story.step - 10
+
+    story = spared(mode="shadow")
+    story.frames(8.0)
+    assert story.state.incident is not None
+    assert spared.now(story) == 0
+
+
+SAMPLED = ("train_loss_raw", "probe_overhead_frac", "step_time")
+
+
+@pytest.fixture
+def story(tell):
+    """A run with rules on the loss, the cost of the probe and the step time; none of them acts."""
+    detectors = {
+        "high": above(SAMPLED[0], 5.0),
+        "costly": above(SAMPLED[1], 0.02),
+        "slow": above(SAMPLED[2], 1.0),
+    }
+    rules = tuple(rule_on(detectors, name, "SEV2") for name in detectors)
+    return tell(detectors=detectors, rules=rules, names=SAMPLED)
+
+
+def test_denser_while_an_incident_is_open(story):
+    story.frames(2.0, times=30, grad=0.01)
+    assert not needs_dense_sampling(story.policy, story.state)
+    story.frames(6.0, grad=0.01)
+    assert story.state.machine == "suspect"
+    assert needs_dense_sampling(story.policy, story.state)
+
+
+@pytest.mark.parametrize("metric", SAMPLED[1:])
+def test_not_for_what_denser_samples_make_worse(story, metric):
+    usual = {"train_loss_raw": 2.0, "probe_overhead_frac": 0.01, "step_time": 0.5}
+    story.rows(*[usual] * 30)
+    story.rows(*[usual | {metric: 2.0}] * 4)  # as long as slow steps must last
+    assert story.state.machine == "suspect"
+    assert not needs_dense_sampling(story.policy, story.state)
+    story.rows(usual | {metric: 2.0, "train_loss_raw": 6.0})
+    assert needs_dense_sampling(story.policy, story.state)

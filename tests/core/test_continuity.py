@@ -5,20 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions import Relaunch, Rollback
-from supervise.core.model import (
-    Announced,
-    Budget,
-    Exited,
-    Finished,
-    JobSettings,
-    Ladder,
-    Launched,
-    Notice,
-    RelaunchSettings,
-    Runbook,
-)
+from supervise.core.model import Budget, JobSettings, Ladder, RelaunchSettings, Runbook
 
-from .conftest import Verify, good, messages, save
+from .conftest import AGAIN, Verify, good, messages, relaunched, save
 
 NAN = float("nan")
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "learning_rate_scheduled")
@@ -32,7 +21,7 @@ def back(tell):
 
     def begin(action, verb, verify=VERIFY):
         def answer(key):
-            return None if verb in key else Finished(story.at_ns, key, True)
+            return None if verb in key else {}
 
         book = Runbook("back", (action, *verify), (verb, *["verify"] * len(verify)))
         changes = {
@@ -48,12 +37,12 @@ def back(tell):
         (action_id,) = story.actions()
         story.attempt, story.step = 1, 40
         if verb == "relaunch":
-            story.send(Exited(story.at_ns, -2))
-            story.send(Launched(story.at_ns, 2, 1))
+            story.exit(-2)
+            story.launch(2, 1)
         result = {"pid": 2, "attempt": 1, "step": 40}
-        story.send(Finished(story.at_ns, action_id, True, result))
+        story.finish(action_id, result)
         if verb == "relaunch":
-            story.send(Announced(story.at_ns, 0, 1, 2, NAMES))
+            story.announce(0, 1, 2, NAMES)
         return story
 
     return begin
@@ -70,7 +59,7 @@ def compared(story, fingerprint="same", loss=2.0, lr=0.1, proof="equal", was=2.0
     data = {"step": 41, "fingerprint": fingerprint, "ok": ok}
     data |= {"loss": {"was": was, "is": loss}, "lr": {"was": 0.1, "is": lr}}
     data["probe_batch"] = {"verdict": proof, "was": 3.0, "is": 3.0}
-    story.send(Notice(story.at_ns, "continuity", "step 41 was made again", 0, 41, data))
+    story.notice("continuity", "step 41 was made again", 0, 41, data)
 
 
 RELAUNCH, ROLLBACK = Relaunch(rewarm=0), Rollback(rewarm=0)
@@ -160,7 +149,7 @@ def test_recovered_is_said_beyond_the_first_breach_only(back):
 
 def test_a_job_that_begins_anew_has_not_recovered(back):
     story = back(RELAUNCH, "relaunch")
-    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.notice("resume-refused", REFUSED, 0, 0, {"path": "/c/a"})
     steps(story, 2.0, 1)
 
     assert [d.reason for d in story.kinds("verify", "failed")] == [REFUSED]
@@ -175,7 +164,7 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
     steps(story, 2.0, 21)
     assert story.state.machine == "probation"
     save(story, "b", 45, attempt=1)
-    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
+    story.notice("resume-refused", REFUSED, 0, 0, {"path": "/c/a"})
     steps(story, 2.0, 60)
     assert story.state.incident is None
     save(story, "c", 90, attempt=1)
@@ -184,8 +173,8 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
 
     assert known.suspects() == {"b", "c", "d"}
     assert [c.id for c in known.good()] == ["a"]
-    story.send(Exited(story.at_ns, 0))
-    story.send(Launched(story.at_ns, 3, 3))
+    story.exit(0)
+    story.launch(3, 3)
     save(story, "e", 99, attempt=2)
     save(story, "f", 45, attempt=3)
     assert good(story) == ["a", "f"]
@@ -196,8 +185,164 @@ def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(back):
     story = back(Rollback(at_least=10, rewarm=0), "rollback")
     monitor, story.step = story.state.monitors[0], 60
     data = {"attempt": 1, "to": 40}
-    story.send(Notice(story.at_ns, "weights-restored", "the weights are back", 0, 60, data))
+    story.notice("weights-restored", "the weights are back", 0, 60, data)
     steps(story, 2.0, 5)
     assert [f.step for f in monitor.history.frames][-7:] == [39, 40, 61, 62, 63, 64, 65]
     steps(story, 2.0, 10)
     assert story.kinds("verify")[-1].data["what"] != "failed"
+
+
+# ── the steps that a job makes again after it was started again, compared with how they were ──────
+
+
+REPEATED_NAMES = (
+    *("train_loss_raw", "grad_global_norm", "learning_rate_scheduled", "learning_rate"),
+    *("update_norm", "batch_fingerprint", "tokens_per_update", "val_loss"),
+)
+CRASH = 60  # its step; the checkpoint is of the step 30 before
+
+
+def row(step, **changes):
+    """A step of a run with a warm-up of 20 steps and a decay, whose batches vary."""
+    rate = 1e-3 * min(1.0, (step + 1) / 20) * (1.0 - step / 500)
+    made = {
+        "train_loss_raw": 2.0 + 0.05 * (step % 3),
+        "grad_global_norm": 1.0 + 0.1 * (step % 4),
+        "learning_rate_scheduled": rate,
+        "learning_rate": rate,
+        "batch_fingerprint": 7000.0 + 13 * step,
+        "tokens_per_update": 512.0,
+    }
+    made |= changes
+    if step % 4 == 0 or step == CRASH - 29:  # the first of a process, and then not all
+        made.setdefault("val_loss", 2.5 - 0.01 * step)
+        made.setdefault("update_norm", 40.0 * made["learning_rate"] * (1.0 + 0.1 * (step % 3)))
+    return made
+
+
+@pytest.fixture
+def crashed(tell):
+    """A function from a checkpoint's step to a job that crashed and was started again from it."""
+
+    def begin(saved=CRASH - 30, **changes):
+        story = tell(
+            runbooks={**tell().policy.runbooks, "again": AGAIN},
+            budgets={"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
+            job=JobSettings(on_crash="again"),
+            answer=lambda key: None if "relaunch" in key else {},
+            names=REPEATED_NAMES,
+        )
+        story.rows(*(row(step, **changes) for step in range(CRASH)))
+        save(story, "ckpt-1", saved)
+        story.exit(1)
+        relaunched(story, saved)
+        return story
+
+    return begin
+
+
+def anew(step):
+    """The step of a run that began at the restart."""
+    return step - (CRASH - 29)
+
+
+def of_start(name):
+    return lambda step: {name: row(anew(step))[name]}
+
+
+def new_rate(step):
+    rate = row(anew(step))["learning_rate"] if step > CRASH - 29 else row(step)["learning_rate"]
+    return {"learning_rate_scheduled": rate, "learning_rate": rate}
+
+
+def new_moments(step):
+    larger = 4.4 / (1 + 2 * anew(step))
+    return {"update_norm": 40.0 * row(step)["learning_rate"] * max(1.0, larger)}
+
+
+def no_batch_at_first(step):
+    """The module is not known at the first step of a process."""
+    first = {"batch_fingerprint": None}
+    return first if step == CRASH - 29 else of_start("batch_fingerprint")(step)
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "text", "remedy"),
+    [
+        (
+            new_rate,
+            "SEV2",
+            "learning rate 0.000149 where it was",
+            "scheduler's state_dict",
+        ),
+        (new_moments, "SEV2", "update 4", "optimizer's state_dict"),
+        (no_batch_at_first, "SEV2", "batches 31.. are those of steps 0..", "position in the data"),
+        (lambda s: {"tokens_per_update": 256.0}, "SEV2", "256 tokens per update where", "batch"),
+        (lambda s: {"val_loss": 3.0}, "SEV2", "evaluation loss 3 where it was 2.19", "data"),
+        (lambda s: {"grad_global_norm": 4.0}, "SEV2", "gradient norm 4 where it was", "precision"),
+        (lambda s: {"batch_fingerprint": 9e5 + s}, "INFO", "other batches than before", "seed"),
+    ],
+)
+def test_what_is_not_as_before_is_reported_within_five_steps(
+    crashed, change, severity, text, remedy
+):
+    """With both numbers and what to do; nothing is rolled back, and no recovery hides it."""
+    story = crashed()
+    before = len(messages(story))
+    story.rows(*(row(s, **change(s)) for s in range(31, 36)))
+    (message,) = messages(story)[before:]
+    assert message["severity"] == severity
+    assert text in message["title"] and remedy in message["next"]
+
+    story.rows(*(row(s, **change(s)) for s in range(36, CRASH + 30)))
+    assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
+    passed = story.kinds("verify", "passed")[0].reason
+    assert (text in passed) is (severity == "SEV2")
+    assert story.replayed() == story.recorded()
+
+
+def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed):
+    for change, cause in ((new_rate, "started over"), (half, "is not where it was")):
+        story = crashed()
+        story.rows(*(row(s, **change(s)) for s in range(31, 36)))
+        assert f"the schedule {cause}" in messages(story)[-1]["title"]
+
+
+def half(step):
+    rate = 0.5 * row(step)["learning_rate"]
+    return {"learning_rate_scheduled": rate, "learning_rate": rate}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: {},
+        lambda s: {"learning_rate": 0.1 * row(s)["learning_rate"]},  # a re-warm of ours
+        lambda s: {"train_loss_raw": 2.01, "grad_global_norm": 1.1 + 0.2 * (s % 2)},
+        lambda s: {"learning_rate_scheduled": row(s - 1)["learning_rate"]},  # a step off
+        lambda s: {"val_loss": 2.54 - 0.01 * s},
+    ],
+)
+def test_a_job_that_goes_on_as_before_is_not_reported(crashed, change):
+    story = crashed()
+    before = len(messages(story))
+    story.rows(*(row(s, **change(s)) for s in range(31, CRASH - 8)))
+    titles = [message["title"] for message in messages(story)[before:]]
+    assert titles == ["inc-1: recovered so far; watched for 20 more steps"]
+
+
+@pytest.mark.parametrize(("saved", "steps"), [(CRASH - 10, 9), (CRASH - 31, 20)])
+def test_a_recovery_waits_for_twenty_repeated_steps_or_all(crashed, saved, steps):
+    """Five clear steps are enough for this runbook where nothing is repeated."""
+    story = crashed(saved)
+    story.rows(*(row(s) for s in range(saved + 1, saved + steps)))
+    assert not story.kinds("verify", "passed")
+    story.rows(row(saved + steps))
+    assert story.kinds("verify", "passed")
+
+
+def test_one_batch_that_is_always_the_same_is_no_repetition(crashed):
+    story = crashed(batch_fingerprint=5.0)
+    before = len(messages(story))
+    story.rows(*(row(s, batch_fingerprint=5.0) for s in range(31, 50)))
+    assert messages(story)[before:] == []

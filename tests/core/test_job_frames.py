@@ -7,12 +7,13 @@ from itertools import permutations
 
 import pytest
 
-from supervise.core import FRAME_COLUMNS, FRAME_HOLD_NS, FRAME_MISSES, JobFrames, fold_frames
-from supervise.core.model import Announced, Frame
+from supervise.core import JobFrames, fold_frames
+from supervise.core.model import Frame
 
 from .conftest import NAN, above, one_rule
 
 NAMES = ("train_loss_raw", "tokens_per_update", "grad_global_norm", "grad_norm_share")
+HOLD_NS = 5_000_000_000
 RANKS = {0: (2.0, 30.0, 3.0, 3.0), 1: (4.0, 10.0, 4.0, 4.0), 2: (1.0, 0.0, 12.0, 12.0)}
 
 
@@ -29,7 +30,7 @@ def gathered(ranks=3):
 
 
 def job_of(made):
-    return dict(zip((*FRAME_COLUMNS, *NAMES), made.values, strict=True))
+    return dict(zip(("job_ranks", "nonfinite_rank", *NAMES), made.values, strict=True))
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -63,14 +64,14 @@ def test_what_is_not_finite_on_one_rank_is_so_of_the_job_and_names_it():
 def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
     frames = gathered(2)
     frames.add(frame(0), 1, 2)
-    assert frames.late(FRAME_HOLD_NS, 2) == []
-    (made,) = frames.late(FRAME_HOLD_NS + 2, 2)
+    assert frames.late(HOLD_NS, 2) == []
+    (made,) = frames.late(HOLD_NS + 2, 2)
     job = job_of(made)
     assert (job["job_ranks"], job["train_loss_raw"]) == (1.0, 2.0)
     assert job["grad_global_norm"] is None and job["tokens_per_update"] is None
 
-    for step in range(8, 7 + FRAME_MISSES):
-        frames.add(frame(0, step), step * FRAME_HOLD_NS, 2)
+    for step in range(8, 7 + 8):
+        frames.add(frame(0, step), step * HOLD_NS, 2)
         frames.flush(2)
     (alone,) = frames.add(frame(0, 90), 90, 2)
     assert job_of(alone)["tokens_per_update"] == 60.0  # as if the other had as many
@@ -86,8 +87,8 @@ def test_where_nobody_knows_how_weights_are_spread_the_leader_keeps_its_own_norm
 
 def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
-    story.send(Announced(0, 0, 2, 1, ("step_time",)))
-    story.send(Announced(0, 1, 2, 2, story.names))
+    story.announce(0, 2, 1, ("step_time",))
+    story.announce(1, 2, 2)
     for step in range(60):
         story.send(Frame(step, 0, 0, step, (0.1,)))
         story.send(Frame(step, 1, 0, step, (2.0 if step < 50 else 9.0, 1.0)))
@@ -98,7 +99,7 @@ def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):
 def test_a_rule_on_the_loss_fires_once_and_replays_from_any_cut(tell):
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
     for rank in (0, 1):
-        story.send(Announced(0, rank, 2, rank + 1, story.names))
+        story.announce(rank, 2, rank + 1)
     for step in range(60):
         story.frames(2.0 if step < 50 else 7.0)
         cut = story.state.copy()
@@ -116,7 +117,7 @@ def test_the_ranks_of_a_restarted_program_are_put_together_from_their_first_step
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
     for program in (1, 11):
         for rank in (0, 1):
-            story.send(Announced(0, rank, 2, program + rank, story.names))
+            story.announce(rank, 2, program + rank)
         for step in range(60):
             loss = 2.0 if program == 1 or step < 50 else 9.0
             story.send(Frame(step, 0, 0, step, (loss, 1.0)))

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import record_run, replayed_decisions, start_failed
+from supervise.core import start_failed
 from supervise.core.model import (
-    Announced,
     Beat,
     Budget,
-    Exited,
-    Finished,
     JobSettings,
     Ladder,
-    Launched,
-    Notice,
     RelaunchSettings,
     Reloaded,
     Tick,
@@ -27,7 +22,7 @@ from .conftest import SECOND, crashing, messages, one_rule, relaunched, save
 def test_a_crash_is_answered_and_the_run_goes_on(tell):
     """One incident from the crash to its recovery, and no end in between."""
     story = crashing(tell)
-    story.send(Exited(story.at_ns, -9))
+    story.exit(-9)
     assert story.kinds("incident", "opened")[0].reason.startswith(
         "SEV1 the job ended with signal 9 (SIGKILL) at step 49"
     )
@@ -39,7 +34,7 @@ def test_a_crash_is_answered_and_the_run_goes_on(tell):
     assert story.kinds("verify", "passed")
     assert story.state.machine == "nominal"
     assert "recovered" in story.kinds("incident", "closed")[0].reason
-    story.send(Exited(story.at_ns, 0))
+    story.exit(0)
     assert (story.state.job.over, story.state.machine) == (True, "halted")
 
 
@@ -47,7 +42,7 @@ def test_a_crash_is_answered_and_the_run_goes_on(tell):
 def test_an_end_that_somebody_meant_is_the_end(tell, code):
     """Signals that people send, and codes with which a job says what it wants."""
     story = crashing(tell)
-    story.send(Exited(story.at_ns, code))
+    story.exit(code)
 
     assert story.state.job.over
     assert story.actions() == []
@@ -57,8 +52,8 @@ def test_a_launcher_that_was_asked_to_end_has_not_crashed(tell):
     """torchrun makes an error of SIGTERM, and ends with code 1."""
     story = crashing(tell)
     error = {"kind": "exception", "type": "SignalException", "message": "Process 7 got signal: 15"}
-    story.send(Notice(story.at_ns, "failure", "", data={**error, "leading": True}))
-    story.send(Exited(story.at_ns, 1))
+    story.notice("failure", "", data={**error, "leading": True})
+    story.exit(1)
 
     assert (story.state.job.over, story.actions()) == (True, [])
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
@@ -66,12 +61,12 @@ def test_a_launcher_that_was_asked_to_end_has_not_crashed(tell):
 
 
 def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
-    story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
-    story.send(Exited(story.at_ns, -9))
-    story.send(Exited(story.at_ns, -9))
+    story = crashing(tell, answer=lambda key: None if "relaunch" in key else {})
+    story.exit(-9)
+    story.exit(-9)
     assert story.kinds("note", "relaunching")
     assert not story.state.job.over
-    story.send(Finished(story.at_ns, story.actions()[-1], False, {}, "the checkpoint vanished"))
+    story.finish(story.actions()[-1], {}, "the checkpoint vanished")
 
     assert story.state.job.over
     assert story.state.machine == "halted"
@@ -82,20 +77,20 @@ def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
 def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
     """It would only happen once more; progress in between clears it of that."""
     story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     relaunched(story, 40)
     story.frames(2.0, times=9)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
 
     assert story.state.job.over
     message = messages(story)[-1]
     assert "it already ended at step 49 before, without progress since" in message["verdict"]
 
     story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     relaunched(story, 40)
     story.frames(2.0, times=12)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     assert not story.state.job.over
 
 
@@ -105,7 +100,7 @@ def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
     for step in (49, 44, 45, 58, 54, 52, 50):
         assert not story.state.job.over
         story.frames(2.0, times=max(0, step - story.step))
-        story.send(Exited(story.at_ns, 1))
+        story.exit(1)
         if not story.state.job.over:
             relaunched(story, 40)
 
@@ -120,8 +115,8 @@ def failed(story, cls, relaunch):
     data = {"type": "E", "message": "boom", "file": "train.py", "line": 41, "rank": 1}
     data |= {"cls": cls, "title": "it happened", "relaunch": relaunch, "record": f"f.{story.at_ns}"}
     data |= {"at_ns": story.at_ns, "leading": True}
-    story.send(Notice(story.at_ns, "failure", "E: boom", rank=1, data=data))
-    story.send(Exited(story.at_ns, 1))
+    story.notice("failure", "E: boom", rank=1, data=data)
+    story.exit(1)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +152,14 @@ def test_a_thread_that_ends_is_news_and_no_cause(tell):
     story = tell(job=JobSettings())
     for name in ("prefetch", "pin"):
         data = {"kind": "thread", "type": "KeyError", "message": "'shard'", "thread": name}
-        story.send(Notice(story.at_ns, "failure", "", data=data))
+        story.notice("failure", "", data=data)
     assert [message["title"] for message in messages(story)] == [
         "a thread of the job ended with an error: KeyError: 'shard' (thread prefetch)"
     ]
     lost = {"type": "RuntimeError", "message": "Connection closed", "at_ns": 1, "secondary": True}
-    story.send(Notice(story.at_ns, "failure", "", data=lost))
-    story.send(Notice(story.at_ns, "failure", "", data={"type": "E", "at_ns": 2}))
-    story.send(Exited(story.at_ns, 1))
+    story.notice("failure", "", data=lost)
+    story.notice("failure", "", data={"type": "E", "at_ns": 2})
+    story.exit(1)
 
     last = messages(story)[-1]
     assert last["title"].endswith(": E") and "KeyError: 'shard'" in last["why"]
@@ -196,8 +191,8 @@ def test_a_thread_that_ends_is_news_and_no_cause(tell):
 def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
     story = tell(job=JobSettings())
     for data in failures:
-        story.send(Notice(story.at_ns, "failure", "", data=data))
-    story.send(Exited(story.at_ns, 1))
+        story.notice("failure", "", data=data)
+    story.exit(1)
 
     assert story.state.job.cause.type == cause
     assert messages(story)[-1]["title"].endswith(f": {cause}")
@@ -213,7 +208,7 @@ def test_a_line_of_a_log_is_news_once_per_class(tell):
             "cls": "gpu",
             "title": "a fault",
         }
-        story.send(Notice(story.at_ns, "failure", "", data=data))
+        story.notice("failure", "", data=data)
 
     assert [message["title"] for message in messages(story)] == [
         "a line in a log of the job: a fault: NVRM: Xid 79 in out/k.log"
@@ -223,16 +218,16 @@ def test_a_line_of_a_log_is_news_once_per_class(tell):
 def test_a_job_that_differs_from_its_last_launch_is_reported(tell):
     story = tell(job=JobSettings())
     text = "the job differs from attempt 0: code.commit 1f2e → 3a4b"
-    story.send(Notice(story.at_ns, "identity-changed", text))
+    story.notice("identity-changed", text)
 
     assert [(m["severity"], m["title"]) for m in messages(story)] == [("SEV2", text)]
 
 
 def test_a_program_that_failed_long_before_explains_no_end(tell):
     story = tell(job=JobSettings())
-    story.send(Notice(story.at_ns, "failure", "", data={"type": "Probe", "at_ns": 1}))
+    story.notice("failure", "", data={"type": "Probe", "at_ns": 1})
     story.tick(90)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
 
     assert story.state.job.cause is None
 
@@ -240,29 +235,19 @@ def test_a_program_that_failed_long_before_explains_no_end(tell):
 def test_what_a_launcher_answered_is_no_cause_of_a_later_end(tell):
     """It started the ranks again by itself."""
     story = tell(job=JobSettings())
-    story.send(Notice(story.at_ns, "failure", "", data={"type": "E", "pid": 1}))
-    story.send(Announced(story.at_ns, 0, 1, 2, story.names, segment=9, again=True))
-    story.send(Exited(story.at_ns, 1))
+    story.notice("failure", "", data={"type": "E", "pid": 1})
+    story.announce(0, 1, 2, story.names, segment=9, again=True)
+    story.exit(1)
 
     assert story.state.job.cause is None
-
-
-def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
-    names = "kind reason incident rule severity what rank at_step self details data command_id"
-    data = dict.fromkeys(names.split(), "a word")
-    story = tell()
-    story.frames(2.0)
-    (said,) = story.send(Notice(story.at_ns, "note", "a word", rank=1, step=3, data=data))
-
-    assert said.data == {"what": "note", "rank": 1, "at_step": 3, "details": data}
 
 
 def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     """Though it lives on, and whatever policy comes: it would only be stopped."""
     story = tell(job=JobSettings(relaunch=RelaunchSettings(args=[])))
     data = {"signal": "SIGHUP", "final": True}
-    story.send(Notice(story.at_ns, "signal", "SIGHUP was passed on", data=data))
-    story.send(Launched(story.at_ns, 2, 1))
+    story.notice("signal", "SIGHUP was passed on", data=data)
+    story.launch(2, 1)
     digest = story.policy.digest
     story.send(Reloaded(story.at_ns, "bo", digest, "test", "enforce", digest))
 
@@ -273,7 +258,7 @@ def test_a_crash_joins_the_incident_that_is_open(tell):
     story = crashing(tell)
     story.frames(8.0)
     save(story, "ckpt-2", 50)
-    story.send(Exited(story.at_ns, -11))
+    story.exit(-11)
 
     assert len(story.kinds("incident", "opened")) == 1
     last = story.kinds("intent")[-1].data["action"]
@@ -281,7 +266,7 @@ def test_a_crash_joins_the_incident_that_is_open(tell):
 
 
 def again_and_well(story):
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     relaunched(story, 40)
     story.frames(2.0, times=60)
 
@@ -306,7 +291,7 @@ def test_a_crash_that_is_not_answered_ends_the_run_with_the_reason(tell, changes
     story = crashing(tell, **changes)
     prepare(story)
     before = story.actions()
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
 
     assert story.state.job.over
     assert not [key for key in story.actions()[len(before) :] if key.endswith("relaunch")]
@@ -317,7 +302,7 @@ def test_a_crash_may_have_to_be_asked_for(tell):
     """The run waits for the answer though nothing runs; no means the end."""
     for word in ("approve", "deny"):
         story = crashing(tell, mode="approve")
-        story.send(Exited(story.at_ns, 1))
+        story.exit(1)
         story.tick()
         assert not story.state.job.over
         story.say(word, id="ask-1")
@@ -329,9 +314,9 @@ def test_processes_that_are_gone_are_not_silent(tell):
     """From their end to the first word of the new ones nothing is judged, whatever beats say."""
     stalled = Absence(signal="heartbeat", after={"min": 30.0})
     story = crashing(tell, **one_rule(stalled, "SEV0", unknown="breach"))
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     old, before = story.at_ns, len(story.kinds("rule", "fired"))
-    story.send(Launched(story.at_ns, 2, 1))
+    story.launch(2, 1)
     for _ in range(40):
         story.at_ns += 10**10
         story.send(Tick(story.at_ns, (Beat(0, old, "step"),)))
@@ -362,13 +347,13 @@ def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, 
     story = crashing(tell, answer=lambda key: None)
     story.frames(8.0)
     assert story.actions() == ["inc-1/1/0-reach"]
-    story.send(Exited(story.at_ns, -9))
+    story.exit(-9)
     story.tick()
     assert len(story.actions()) == 1
-    story.send(Finished(story.at_ns, "inc-1/1/0-reach", ok, {}, None if ok else "it is gone"))
+    story.finish("inc-1/1/0-reach", {}, None if ok else "it is gone")
 
     assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
-    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True))
+    story.finish("inc-1/2/0-snapshot")
     assert story.actions()[2:] == ["inc-1/2/1-relaunch"]
 
 
@@ -385,8 +370,8 @@ def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
     """It is the end that somebody at the terminal wanted; an error on the way out is none."""
     story = crashing(tell)
     about = {"signal": "SIGINT", "final": True, "killed": False, "typed": typed}
-    story.send(Notice(story.at_ns, "signal", "SIGINT was typed at the terminal", data=about))
-    story.send(Exited(story.at_ns, code))
+    story.notice("signal", "SIGINT was typed at the terminal", data=about)
+    story.exit(code)
 
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
     assert f"{message['severity']} {message['title']}" == told
@@ -405,9 +390,9 @@ ASKS = RelaunchSettings(args=("--from={checkpoint}", "--fast"), env={"START": "{
 def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
     """A flag that the script does not know: its runbook failed, and people hear where to look."""
     story = crashing(tell, job=JobSettings(on_crash="again", relaunch=job))
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     relaunched(story, 40)
-    story.send(Exited(story.at_ns, 2))
+    story.exit(2)
 
     why = f"restarted with {given}, the job ended with code 2 before its first step"
     assert [d.reason for d in story.kinds("verify", "failed")] == [why]
@@ -422,9 +407,9 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
 @pytest.mark.parametrize("code", [0, -2, -15, 130])
 def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
     story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     relaunched(story, 40)
-    story.send(Exited(story.at_ns, code))
+    story.exit(code)
 
     assert story.state.job.over and not start_failed(story.state)
     assert not story.kinds("verify", "failed")
@@ -433,13 +418,13 @@ def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
 def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
     """Its end is its own, not the one of the job before it, and is not forgotten."""
     story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
+    story.exit(1)
     action = story.kinds("intent")[-1].data["action"]["id"]
     assert story.state.incident.run.intent.args["attempt"] == 1
-    story.send(Launched(story.at_ns, 2, 1))
-    story.send(Exited(story.at_ns, 2))
+    story.launch(2, 1)
+    story.exit(2)
     assert not story.state.job.over
-    story.send(Finished(story.at_ns, action, True, {"pid": 2, "attempt": 1, "step": 40}))
+    story.finish(action, {"pid": 2, "attempt": 1, "step": 40})
 
     assert story.state.job.over and start_failed(story.state)
     assert not story.kinds("note", "relaunching")
@@ -454,9 +439,7 @@ def stuck(tell):
         made = {
             **one_rule(Absence(after={"min": 30.0}), "SEV0", "again"),
             "budgets": {"restart": Budget(9), "all": Budget(99)},
-            "answer": lambda key: (
-                None if {"relaunch", "stop"} & set(key.split("-")) else Finished(0, key, True)
-            ),
+            "answer": lambda key: None if {"relaunch", "stop"} & set(key.split("-")) else {},
         }
         return crashing(tell, **(made | changes))
 
@@ -496,15 +479,13 @@ def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
     assert "goes on" not in given_up["next"]
     stop = story.kinds("intent")[-1].data["action"]
     assert stop["args"]["if_idle_s"] > 0.0, "one that works is not ended"
-    story.send(Exited(story.at_ns, -15))
-    story.send(Finished(story.at_ns, stop["id"], True, {"exit_code": 78, "returncode": -15}))
+    story.exit(-15)
+    story.finish(stop["id"], {"exit_code": 78, "returncode": -15})
     assert story.state.job.over
     last = messages(story)[-1]
     assert last["title"] == "stopped by policy at step 49"
     assert last["why"].endswith(given_up["verdict"])
-    assert [d for _, d in replayed_decisions(story.policy, enumerate(story.events))] == [
-        record_run(d) for d in story.log
-    ]
+    assert story.replayed() == story.recorded()
 
 
 def test_progress_between_two_hangs_clears_them(stuck):
@@ -525,10 +506,19 @@ def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
         again(story)
     hang(story)
     works = "the job makes no steps but works: not stopped"
-    story.send(Finished(story.at_ns, story.actions()[-1], False, {}, works))
+    story.finish(story.actions()[-1], {}, works)
 
     assert story.state.machine == "holding"
     assert works in messages(story)[-1]["verdict"]
     assert messages(story)[-1]["next"].endswith(
         "then: supervise release RUN (automatic actions on again)"
     )
+
+
+def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
+    names = "kind reason incident rule severity what rank at_step self details data command_id"
+    data = dict.fromkeys(names.split(), "a word")
+    story = tell(healthy=1)
+    (said,) = story.notice("note", "a word", rank=1, step=3, data=data)
+
+    assert said.data == {"what": "note", "rank": 1, "at_step": 3, "details": data}

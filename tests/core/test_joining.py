@@ -8,7 +8,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import record_run, replayed_decisions, start_engine, step_engine
-from supervise.core.model import Announced, Exited, Frame, Ladder, Notice, RuleFired
+from supervise.core.model import Announced, Frame, Ladder, RuleFired
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 
@@ -90,7 +90,7 @@ def from_before(breach):
 
 def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
     story = slow(runbooks={"again": from_before(200)})
-    story.send(Exited(story.at_ns, 137))
+    story.exit(137)
     last = story.kinds("intent")[-1].data["action"]
     assert last["verb"] == "relaunch" and last["args"]["checkpoint"] == "ckpt-2"
     (raised,) = story.kinds("incident", "raised")
@@ -109,7 +109,7 @@ def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
 def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow, worse):
     story = slow(runbooks={"again": from_before(200)})
     story.rows(row(**worse), *[row()] * 3)
-    story.send(Exited(story.at_ns, 137))
+    story.exit(137)
 
     assert story.actions()[-1].endswith("relaunch")
     assert story.state.incident.breach_step == 200
@@ -217,9 +217,9 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     story = slow()
     order = {"order": "skip_nonfinite"}
     text = "skip_nonfinite kept step 200 from the weights: the loss is nan"
-    story.send(Notice(story.at_ns, "safeguard", text, rank=0, step=200, data=order))
+    story.notice("safeguard", text, rank=0, step=200, data=order)
     story.rows(skipped(NAN), *[row()] * 60)
-    story.send(Exited(story.at_ns, 0))
+    story.exit(0)
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "contained numeric fault"
@@ -239,7 +239,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
 def test_what_was_applied_may_have_damaged_them(slow, bad):
     story = slow()
     story.rows(skipped(NAN), bad, *[row()] * 60)
-    story.send(Exited(story.at_ns, 0))
+    story.exit(0)
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "numeric fault"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions import Snapshot
-from supervise.core.model import Approval, Budget, Exited, Finished, Ladder, Notice, Reloaded
+from supervise.core.model import Approval, Budget, Ladder, Notice, Reloaded
 
 from .conftest import Reach, Touch, Verify, crashing, relaunched, runbook_of
 
@@ -54,7 +54,7 @@ def test_evidence_is_taken_while_people_are_asked(tell):
     assert story.actions() == ["inc-1/1/0-snapshot"]
     assert story.say("approve", id="ask-1").data["ok"]
     assert len(story.actions()) == 1
-    story.send(Finished(story.at_ns, "inc-1/1/0-snapshot", True))
+    story.finish("inc-1/1/0-snapshot")
 
     assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
     assert story.kinds("approval")[0].data["operator"] == "anna"
@@ -67,7 +67,7 @@ def test_evidence_is_taken_while_people_are_asked(tell):
 def test_no_and_silence_hold_the_run_unless_silence_means_yes(tell, word, on_timeout, what):
     story = asked(tell, approvals={"all": Approval(900.0, on_timeout)})
     story.tick(600)
-    story.send(Notice(story.at_ns, "approval-delivered", "it is there", data={"id": "ask-1"}))
+    story.notice("approval-delivered", "it is there", data={"id": "ask-1"})
     if word:
         assert story.say(word, id="ask-1").data["ok"]
     else:
@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, wh
 def asking(tell):
     story = tell()
     names = {"0": "data/s1.tar", "1": "data/s2.tar"}
-    story.send(Notice(0, "shard", "the job asks about them", 0, 0, {"shards": names}))
+    story.notice("shard", "the job asks about them", 0, 0, {"shards": names})
     story.frames(2.0, times=20)
     return story
 
@@ -286,7 +286,7 @@ def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
     story = tell(healthy=50)
     story.say("pause")
     assert story.kinds("intent")[0].data["action"]["args"] == {"lease_s": 86400.0}
-    story.send(Notice(story.at_ns, "pause-ended", "nobody renewed the pause"))
+    story.notice("pause-ended", "nobody renewed the pause")
 
     assert story.kinds("notify_intent")[-1].severity == "SEV1"
     assert story.say("resume").data["answer"] == "the job is not paused"
@@ -301,16 +301,16 @@ def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(te
     said = story.say("stop")
     assert said.data["answer"] == f"queued until {first} has finished"
     assert story.actions() == [first]
-    story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
+    story.finish(first, {"ack_step": story.step})
 
     assert story.actions() == [first, "inc-1/2/0-stop"]
-    story.send(Exited(story.at_ns, -2))
+    story.exit(-2)
     assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith("stopped by anna")
 
 
 def test_stop_waits_for_a_start_under_way(tell):
-    story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
-    story.send(Exited(story.at_ns, 1))
+    story = crashing(tell, answer=lambda key: None if "relaunch" in key else {})
+    story.exit(1)
     said = story.say("stop")
     assert said.data["answer"] == "queued until inc-1/1/1-relaunch has finished"
     assert "in progress" in story.say("lr", value=0.5).data["answer"]
@@ -343,7 +343,7 @@ def test_a_person_may_exceed_a_budget_and_it_counts(tell):
 
 def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
     """No ladder, no hold: the answer of the job is on record and the run goes on."""
-    story = tell(answer=lambda key: Finished(0, key, False, {}, "no room"), healthy=50)
+    story = tell(answer=lambda key: ({}, "no room"), healthy=50)
     story.say("savepoint")
 
     assert story.kinds("abort")[0].reason == "inc-1/1/0-savepoint failed: no room"

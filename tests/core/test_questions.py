@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from supervise.actions import Rollback
-from supervise.core.model import Announced, Budget, Ladder, Notice, OperatorCommand, Planned
+from supervise.core.model import Budget, Ladder, Planned
 from supervise.detectors import Nonfinite
 
 from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
@@ -148,10 +148,10 @@ def test_question_four_knows_what_happened(tell):
     plan = Planned(290, 310, "new data mix", "down")
     story = watch_only(tell, planned=(plan,))
     story.rows(*[row(2.0)] * 200)
-    story.send(Notice(story.at_ns, "collector-off", "the optimizer collector is off"))
+    story.notice("collector-off", "the optimizer collector is off")
     story.rows(*[row(2.0)] * 95)
-    story.send(OperatorCommand(story.at_ns, "ann", "note"))
-    story.send(Notice(story.at_ns, "drill", "drill lr_spike"))
+    story.say("note", "ann")
+    story.notice("drill", "drill lr_spike")
     story.rows(*[row(2.0)] * 5, row(8.0, learning_rate=3e-2), row(8.0, update_skipped=1.0))
     story.rows(*[row(2.0, learning_rate=3e-2)] * 60)
     events = closed(story).data["spike"]["questions"]["else_happened"]["events"]
@@ -196,7 +196,7 @@ def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
     assert message["next"].endswith("then: supervise release RUN (automatic actions on again)")
 
     story.frames(2.0, times=100)  # it calms down later: it stays what it was
-    story.send(OperatorCommand(story.at_ns, "ann", "release"))
+    story.say("release", "ann")
     assert closed(story).data["spike"]["class"] == "structural instability"
 
 
@@ -249,7 +249,7 @@ def test_the_questions_are_asked_of_the_loss_of_the_job(tell):
     """Rank 1 spikes and rank 0 does not: peak and band are those of their mean."""
     story = tell(mode="observe")
     for rank in (0, 1):
-        story.send(Announced(0, rank, 2, rank + 1, story.names))
+        story.announce(rank, 2, rank + 1)
     for step in range(100):
         story.frames(2.0)
         story.rank(1, 3.0 if step < 60 or step > 62 else 9.0)
@@ -267,7 +267,7 @@ def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
         ladder=Ladder(("mend", "hold")),
         budgets={"rollback": Budget(2)},
     )
-    story.send(Notice(0, "rollback-unavailable", "the state is too large"))
+    story.notice("rollback-unavailable", "the state is too large")
     evaluated = [row(2.0, **({"val_loss": 2.2} if i % 25 == 0 else {})) for i in range(300)]
     late = [
         row(8.0, update_norm=0.5, **({"val_loss": 9.0} if i % 25 == 0 else {})) for i in range(400)

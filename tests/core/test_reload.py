@@ -18,10 +18,8 @@ from supervise.core import (
 )
 from supervise.core.model import (
     Budget,
-    Finished,
     Inhibit,
     Ladder,
-    OperatorCommand,
     PolicyChanges,
     Reloaded,
     Runbook,
@@ -199,7 +197,7 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
     assert [d.data["what"] for d in made if d.kind == "note"] == ["if-it-fails"]
     assert story.state.incident.run.intent.action_id == waiting
     story.answer = None
-    story.send(Finished(story.at_ns, waiting, False, {}, "no"))
+    story.finish(waiting, {}, "no")
     assert story.state.machine == "holding"
     assert [a for a in story.actions() if a.endswith("-touch")] == []
 
@@ -234,7 +232,7 @@ def test_replay_follows_a_reload(make_policy, tell):
     new = replace(first, rules=first.rules[1:], digest="sha256:1")
     load(story, new, changes=policy_differences(first, new, first))
     story.frames(9.0, 2.0, times=10)
-    story.send(OperatorCommand(story.at_ns, "anna", "ack"))
+    story.say("ack", "anna")
     log, numbers = [], {}
     state, policy = start_engine(first), first
     for number, event in enumerate(story.events):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import (
-    State,
-    StepContext,
     compare_decisions,
     record_run,
     replayed_decisions,
@@ -14,21 +12,10 @@ from supervise.core import (
     step_engine,
 )
 from supervise.core.model import (
-    DECISION_HEAD,
-    DEFAULT_TRANSITIONS,
-    STATE_EVENTS,
-    STATES,
     Adopted,
-    Exited,
-    Finished,
     Gap,
     Inhibit,
-    NearMiss,
-    Notice,
-    OperatorCommand,
     decision_from_record,
-    next_state,
-    plain_decision,
 )
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence
 
@@ -59,6 +46,8 @@ def test_compare_finds_the_first_changed_decision(tell):
     count, [difference] = compare_decisions(policy, events, log)
 
     assert (count, difference.seq) == (5, 5)
+    del log[4]
+    assert compare_decisions(policy, events, log)[0] == 4
 
 
 def test_a_journal_that_is_ahead_of_the_log_is_no_difference(tell):
@@ -69,28 +58,11 @@ def test_a_journal_that_is_ahead_of_the_log_is_no_difference(tell):
     assert compare_decisions(policy, events, log) == (len(log), [])
 
 
-def test_a_missing_decision_is_a_difference(tell):
-    policy, events, log = recorded(tell)
-    del log[4]
-
-    assert compare_decisions(policy, events, log)[1]
-
-
-def test_non_finite_numbers_survive_json():
-    numbers = {"a": (float("nan"), float("inf"), -float("inf"), 1.5)}
-    made = NearMiss(reason="x", detector="d", details=numbers)
-
-    assert record_run(made)["data"]["details"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
-    assert plain_decision({"k": (1, 2)}) == {"k": [1, 2]}
-
-
 def test_every_record_is_read_back_as_the_decision_that_it_holds(tell):
     _, _, log = recorded(tell)
 
     for entry in log:
-        assert record_run(decision_from_record(entry)) == {
-            k: entry[k] for k in ("kind", *DECISION_HEAD, "data")
-        }
+        assert entry.items() >= record_run(decision_from_record(entry)).items()
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", 1.5, None])
@@ -163,7 +135,7 @@ def test_an_action_under_way_gets_its_time_anew(tell):
     story.tick()
     assert not story.kinds("in_doubt")
 
-    story.send(Finished(story.at_ns, waiting, True, {"ack_step": story.step}))
+    story.finish(waiting, {"ack_step": story.step})
     assert [d.data["action"]["id"] for d in story.kinds("commit")] == [waiting]
 
 
@@ -214,7 +186,7 @@ def everything(tell):
         inhibit=(Inhibit(mute=("high",), by_rule="huge"),),
     )
     story.frames(2.0, 2.1, 1.9, times=20)
-    story.send(Notice(story.at_ns, "collector-off", "the optimizer collector is off"))
+    story.notice("collector-off", "the optimizer collector is off")
     story.frames(8.0, 2.0, 2.1, 1.9)
     story.frames(2.0, 2.1, times=20)
     story.send(Gap(story.at_ns, 0, 70, 5))
@@ -225,13 +197,13 @@ def everything(tell):
     story.frames(2.0, 2.1, times=20)
     story.frames(99.0, times=40)
     story.tick(1000.0)
-    story.send(OperatorCommand(story.at_ns, "ann", "release"))
+    story.say("release", "ann")
     story.frames(99.0, times=2)
     story.attempt += 1
     story.step -= 30
     story.frames(2.0, 2.1, times=40)
-    story.send(Finished(story.at_ns, "inc-9/1/0-touch", True))
-    story.send(Exited(story.at_ns, -9))
+    story.finish("inc-9/1/0-touch")
+    story.exit(-9)
     return story
 
 
@@ -253,23 +225,3 @@ def test_a_run_can_be_cut_after_every_event(tell):
         state, made = step_engine(story.policy, state, event)
         done += len(made)
     assert done == len(whole)
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("event", STATE_EVENTS)
-def test_every_pair_moves_as_the_table_says_or_is_an_audited_no_op(make_policy, state, event):
-    """No pair raises, none is silent unless it stays where it is by the table."""
-    run = State(machine=state)
-    turn = StepContext(make_policy(), run, Exited(0, 0))
-    turn.move(event, "because")
-    target = next_state(DEFAULT_TRANSITIONS, state, event)
-
-    assert run.machine == (target or state)
-    said = [d for d in turn.decisions if d.kind == "state"]
-    if target is None:
-        assert [d.reason for d in said] == [f"{event} has no move in {state}"]
-        assert said[0].data == {"event": event}
-    elif target != state:
-        assert said[0].data == {"event": event, "before": state, "after": target}
-    else:
-        assert said == []

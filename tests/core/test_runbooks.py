@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 
-from supervise.actions import Hold, HoldRate, Pause, Resume, Rollback, Snapshot
-from supervise.core import RUN_ENDED, UNPAUSED, is_pause_gone, withdrawn_requests
-from supervise.core.model import Budget, Exited, Finished, Frame, Ladder, Notice, Runbook
+from supervise.actions import (
+    Hold,
+    HoldRate,
+    LrScale,
+    Pause,
+    Relaunch,
+    Resume,
+    Rollback,
+    Snapshot,
+)
+from supervise.core import withdrawn_requests
+from supervise.core.model import Budget, Frame, Ladder, Runbook
 
-from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
+from .conftest import Reach, Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
 DETECTORS = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 
@@ -47,7 +56,7 @@ def going(tell):
 
 def commit(story, number=1, attempt=1):
     done = {"attempt": attempt, "ack_step": story.step - 12}
-    story.send(Finished(story.at_ns, f"inc-1/{number}/0-touch", True, done))
+    story.finish(f"inc-1/{number}/0-touch", done)
     story.attempt, story.step = attempt, story.step - 12
 
 
@@ -145,14 +154,14 @@ def test_evidence_is_taken_and_then_nothing_acts(wrong):
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "holding"
     assert len(story.kinds("notify_intent")) == told + 1
 
-    story.send(Exited(story.at_ns, 0))
+    story.exit(0)
     assert story.state.machine == "halted"
     assert story.kinds("incident", "closed")[-1].reason == "closed: the job ended with code 0"
 
 
 def test_evidence_that_fails_does_not_keep_it_from_holding(wrong):
     """The person who comes hears both: what is wrong, and that there is no bundle."""
-    story = wrong(answer=lambda key: Finished(1, key, False, {}, "no room on the disk"))
+    story = wrong(answer=lambda key: ({}, "no room on the disk"))
     story.frames(2.0, times=50)
     story.frames(2.0, grad=20.0)
 
@@ -191,7 +200,7 @@ def waiting(tell):
 
     def begin(verb):
         def answer(action):
-            return None if action.endswith(verb) else Finished(0, action, True, BACK)
+            return None if action.endswith(verb) else BACK
 
         return tell(
             answer=answer,
@@ -208,7 +217,7 @@ def waiting(tell):
 
 def end_pause(story, action="inc-1/1/0-pause"):
     data = {"key": f"run:{action}"} if action else {}
-    story.send(Notice(story.at_ns, RUN_ENDED, "nobody renewed the pause", data=data))
+    story.notice("pause-ended", "nobody renewed the pause", data=data)
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -219,13 +228,12 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
     end_pause(story)
     assert not story.state.job.paused
     why = withdrawn_requests(story.policy, story.state)
-    assert why == (UNPAUSED if withdrawn else "")
+    assert why == ("the pause that it depends on has ended" if withdrawn else "")
     asked = story.actions()
-    story.send(Finished(story.at_ns, asked[-1], ok, BACK, None if ok else "not sent"))
+    story.finish(asked[-1], BACK, None if ok else "not sent")
 
     assert story.actions() == asked and asked[-1].endswith(verb)
     assert story.state.machine == "holding"
-    assert not is_pause_gone(story.state)
     assert "pause ended without a resume" in " ".join(m["title"] for m in messages(story))
 
 
@@ -233,7 +241,7 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
     """The supervisor hung meanwhile. A resume makes sure, and nothing else is done."""
     story = waiting("pause")
     end_pause(story)
-    story.send(Finished(story.at_ns, story.actions()[-1], True, {"paused_step": 50}))
+    story.finish(story.actions()[-1], {"paused_step": 50})
 
     assert [action.rpartition("/")[2] for action in story.actions()] == ["0-pause", "undo-resume"]
     assert story.state.machine == "holding" and not story.state.job.paused
@@ -255,7 +263,7 @@ def back(tell):
 
     def begin(*rules, book=GO_BACK, gone_at=1, **changes):
         def answer(key):
-            return None if "rollback" in key else Finished(story.at_ns, key, True)
+            return None if "rollback" in key else {}
 
         made = {
             "detectors": LOSS_AND_GRADIENT,
@@ -271,7 +279,7 @@ def back(tell):
             assert len(story.actions()) == 1
             story.attempt, story.step = 1, 40
             result = {"attempt": 1, "step": 40}
-            story.send(Finished(story.at_ns, story.actions()[0], True, result))
+            story.finish(story.actions()[0], result)
         return story
 
     return begin
@@ -286,7 +294,7 @@ def test_a_held_rate_stays_held_under_what_is_tried_next(tell):
         runbooks={"hold-rate": hold, "back": back},
         budgets={name: Budget(9) for name in ("lr_scale", "touch", "all")},
         ladder=Ladder(("soften", "back", "hold")),
-        answer=lambda key: Finished(0, key, True, {"rate_limit": 0.1, "groups": 1}),
+        answer=lambda key: {"rate_limit": 0.1, "groups": 1},
         healthy=60,
     )
     story.frames(99.0, times=20)
@@ -343,3 +351,121 @@ def test_other_rules_wait_for_the_end_of_the_verification(back, more):
     story.frames(2.0, times=5)
 
     assert story.kinds("verify", "passed")
+
+
+# ── a trouble that began on one rank is over when that rank says so, too ──────────────────────────
+
+
+NAMES = ("train_loss_raw", "residual_rms")
+
+
+@pytest.mark.parametrize(("newest", "verified"), [(2.0, True), (4.0, False)])
+def test_the_rank_that_it_began_on_has_to_be_back_in_its_band(tell, newest, verified):
+    """The rule is clear in both, and so is the other rank."""
+    book = runbook_of("only", Rollback(at_least=10, rewarm=0), Verify(clear_for=5, within=40))
+    result = {"attempt": 1, "step": 40, "ranks": 2}
+    story = tell(
+        **one_rule(above("residual_rms", 5.0), "SEV1", "only"),
+        names=NAMES,
+        runbooks={"only": book},
+        budgets={name: Budget(9) for name in ("all", "rollback")},
+        answer=lambda key: result,
+    )
+    for rank in (0, 1):
+        story.announce(rank, 2, rank + 1, NAMES)
+
+    def step(loss):
+        story.frames(2.0)
+        story.send(Frame(story.at_ns, 1, story.attempt, story.step, (loss, loss)))
+
+    for _ in range(60):
+        step(2.0)
+    step(8.0)
+    assert story.state.incident.case.rank == 1
+    story.attempt = 1
+    for _ in range(90):
+        step(newest)
+
+    texts = [record.reason for record in story.kinds("verify")]
+    assert any("no rule fired for 5 steps" in text for text in texts) == verified
+    assert any("above its band" in text for text in texts) != verified
+
+
+# ── a command that some ranks carried out and others did not ──────────────────────────────────────
+
+
+WHY = "the ranks differ from step 61 on: rank 1 did not answer"
+
+
+@pytest.fixture
+def apart(tell):
+    """A story whose first action was carried out by some ranks only."""
+
+    def begin(*more):
+        first = runbook_of("first", Reach(), Verify())
+        books = {book.name: book for book in (first, *more)}
+        budgets = {name: Budget(9) for name in ("all", "touch", "restart", "lr_scale")}
+        made = one_rule(above("train_loss_raw", 5.0), "SEV1", "first") | {
+            "runbooks": books,
+            "budgets": budgets,
+        }
+
+        def answer(key):
+            facts = {"inconsistent": True, "retryable": False}
+            return (facts, WHY) if "reach" in key else None
+
+        story = tell(**made, answer=answer)
+        story.frames(2.0, times=50)
+        story.frames(9.0, times=3)
+        return story
+
+    return begin
+
+
+def test_a_relaunch_is_tried_and_no_other_command_sent(apart):
+    """Not even to undo the step: that would be a second command to ranks that differ."""
+    story = apart(runbook_of("again", Snapshot(), Relaunch(), Verify()))
+
+    assert [action.rpartition("-")[2] for action in story.actions()] == ["reach", "snapshot"]
+    assert [m for m in messages(story) if m["severity"] == "SEV0" and WHY in m["verdict"]]
+    assert "relaunch" in str(story.state.incident.run.terms.reduced_reason)
+
+
+def test_without_a_relaunch_a_person_is_needed(apart):
+    story = apart()
+
+    assert len(story.actions()) == 1
+    assert story.state.incident.severity == "SEV0" and story.state.incident.phase == "held"
+
+
+def test_ranks_that_cannot_act_at_one_step_are_asked_once_in_a_launch(tell):
+    """The reason is reported once; what needs no step of all ranks is still done."""
+    why = "rank 1 waits in a collective for what rank 0 does only behind the end of its step"
+    books = {
+        "ease": runbook_of("ease", LrScale(set=0.5), Verify(), if_refused="look"),
+        "look": runbook_of("look", Snapshot()),
+    }
+
+    def answer(key):
+        facts = {"refused": True, "unfenceable": why, "retryable": False}
+        return (facts, why) if "lr_scale" in key else None
+
+    story = tell(
+        **one_rule(above("train_loss_raw", 5.0), "SEV1", "ease"),
+        runbooks=books,
+        budgets={name: Budget(9) for name in ("all", "lr_scale")},
+        ladder=Ladder(("ease", "hold")),
+        answer=answer,
+    )
+    for _ in range(2):
+        story.frames(2.0, times=60)
+        story.frames(9.0, times=3)
+
+    verbs = [action.rpartition("-")[2] for action in story.actions()]
+    assert verbs[:2] == ["lr_scale", "snapshot"] and verbs.count("lr_scale") == 1
+    assert why in story.state.job.unavailable["fence"]
+    assert len([m for m in messages(story) if "cannot be changed together" in m["title"]]) == 1
+    assert [r for r in story.kinds("abort", "refused") if why in r.reason and "ease" in r.reason]
+
+    story.launch(1, 77)
+    assert "fence" not in story.state.job.unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import record_run, replayed_decisions, withdrawn_requests
-from supervise.core.model import UNKNOWN, Announced, Exited, Finished, Ladder
+from supervise.core.model import UNKNOWN, Announced, Ladder
 
 from .conftest import Story, messages
 
@@ -15,7 +15,7 @@ OVER = "over: its training session ended after step {}; another one starts"
 
 def another(story: Story, rank: int = 0, segment: int = 9):
     """The next training begins, and the segment before was read to its end."""
-    return story.send(Announced(story.at_ns, rank, 1, 1, story.names, segment))
+    return story.announce(rank, 1, 1, story.names, segment)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     assert [m["severity"] for m in messages(story)[before:]] == ["SEV0"], "told at once"
     assert story.actions() == [waiting]
     story.frames(8.0)
-    story.send(Finished(story.at_ns, waiting, False, {"refused": True}, "its training is over"))
+    story.finish(waiting, {"refused": True}, "its training is over")
 
     assert [d.data["action"]["id"] for d in story.kinds("abort")] == [waiting]
     assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
@@ -130,14 +130,14 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     (waiting,) = story.actions()
     assert story.say("stop", key="k2").data["answer"].startswith("queued until")
     another(story)
-    story.send(Finished(story.at_ns, waiting, False, {}, "rank 0 went away"))
+    story.finish(waiting, {}, "rank 0 went away")
 
     assert any("command of anna failed" in told["title"] for told in messages(story))
     assert story.actions() == [waiting, "inc-2/1/0-stop"]
     another(story, segment=10)
     assert not withdrawn_requests(story.policy, story.state)
-    story.send(Finished(story.at_ns, "inc-2/1/0-stop", True, {"exit_code": 75}))
-    story.send(Exited(story.at_ns, -15))
+    story.finish("inc-2/1/0-stop", {"exit_code": 75})
+    story.exit(-15)
     assert story.state.job.over
     assert messages(story)[-1]["title"] == "stopped by anna at step 39"
 
@@ -147,12 +147,12 @@ def test_what_stands_is_taken_back_from_the_next_training(begun, error):
     """Before the incident is closed; where that fails people know, and it is not tried again."""
     story = begun(answer=lambda key: None)
     story.frames(8.0)
-    story.send(Finished(story.at_ns, "inc-1/1/0-reach", True, {"ack_step": story.step}))
+    story.finish("inc-1/1/0-reach", {"ack_step": story.step})
     another(story)
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
     assert not withdrawn_requests(story.policy, story.state)
     assert not story.kinds("incident", "closed")
-    story.send(Finished(story.at_ns, UNDO, error is None, {}, error))
+    story.finish(UNDO, {}, error)
     story.frames(2.0, times=5)
 
     assert len(story.actions()) == 2

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from supervise.catalog import Subject
-from supervise.core.model import Decision
-from supervise.lab import Outcome, ScenarioRunner, scenario_engine
+from supervise.catalog import Subject, action_classes
+from supervise.core.model import Checkpoint, Decision, PlanContext, Savepoints
+from supervise.errors import ActionError
+from supervise.lab import (
+    Coverage,
+    FakeJob,
+    MetricSeries,
+    Outcome,
+    ScenarioRunner,
+    run_suite,
+    scenario_engine,
+    series_samples,
+)
 
 Play = Callable[..., Outcome]
 QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
@@ -208,3 +220,268 @@ def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
     assert commit.data["result"]["attempt"] == 1
     assert told.result.states[-1] == "nominal"
     assert told.result.replay_differences == []
+
+
+# ── the notation of series, and the series that takes them ────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("2.4", [2.4]),
+        ("2.4x3", [2.4, 2.4, 2.4]),
+        ("2.4+0x2", [2.4, 2.4]),
+        ("5.0-0.5x3", [5.0, 4.5, 4.0]),
+        ("-1+1x3", [-1.0, 0.0, 1.0]),
+        ("1e-3+1e-3x2", [0.001, 0.002]),
+        ("5-1e-1x2", [5.0, 4.9]),
+        ("1*2x4", [1.0, 2.0, 4.0, 8.0]),
+        ("8*.5x3", [8.0, 4.0, 2.0]),
+        ("_x2 1", [None, None, 1.0]),
+        ("inf -inf", [math.inf, -math.inf]),
+        (" 1   2\n3 ", [1.0, 2.0, 3.0]),
+        ("1x0 2", [2.0]),
+    ],
+)
+def test_a_series_is_its_samples(text: str, wanted: list[float | None]) -> None:
+    """As in promtool, but that `x3` is three samples."""
+    assert series_samples(text) == wanted
+
+
+def test_nan_is_a_sample_and_absent_is_none() -> None:
+    nan, absent = series_samples("nan _")
+
+    assert nan is not None
+    assert math.isnan(nan)
+    assert absent is None
+
+
+def test_growth_ends_in_infinity_and_not_in_an_error() -> None:
+    """10 to the 400th is more than a float holds."""
+    assert series_samples("1*10x400")[-1] == math.inf
+
+
+@pytest.mark.parametrize("text", ["1y3", "x3", "1+x3", "1x", "--1", "1x9999999", "1+1+1", "e5"])
+def test_what_is_no_series_is_refused(text: str) -> None:
+    """The loader says where; this is the last line."""
+    with pytest.raises(ValueError, match="invalid piece"):
+        series_samples(text)
+
+
+def taken(series: MetricSeries, steps: list[int]) -> list[Any]:
+    return [series.take(step) for step in steps]
+
+
+def test_a_track_goes_on_after_a_rollback_unless_it_has_a_sequel() -> None:
+    """Without one, time goes on and only the step goes back."""
+    series = MetricSeries({"a": "1+1x4"})
+    taken(series, [0, 1])
+    series.rolled_back(1)
+
+    assert taken(series, [0, 1]) == [[3.0], [4.0]]
+    assert series.over
+
+
+def test_each_rollback_has_its_sequel_and_the_last_one_serves_on() -> None:
+    """A metric that a sequel leaves out is what it was at this step."""
+    series = MetricSeries({"a": "1+1x4", "b": "5+1x4"}, [{"a": "70x2"}, {"a": "80"}])
+    taken(series, [0, 1])
+    series.rolled_back(1)
+
+    assert taken(series, [1, 2]) == [[70.0, 6.0], [70.0, 7.0]]
+    assert series.over
+    for times in (2, 3):
+        series.rolled_back(times)
+        assert taken(series, [9]) == [[80.0, None]]
+        assert series.over
+
+
+# ── the job that is not there answers as a healthy one would ──────────────────────────────────────
+
+
+GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
+AIM = PlanContext(
+    "inc-1",
+    step=60,
+    breach_step=58,
+    attempt=0,
+    world_size=1,
+    severity="SEV0",
+    good=(GOOD,),
+    suspects=("a.tar",),
+    shards=100,
+)
+NEEDS = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}  # actions with keys that must be given
+
+
+@pytest.fixture
+def job() -> FakeJob:
+    found = FakeJob(Savepoints(every=10, keep=3), 1)
+    for _ in range(61):
+        found.finish_step()
+    return found
+
+
+@pytest.mark.parametrize("verb", [v for v, a in action_classes().items() if not a.engine_step])
+def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
+    """Their own `perform` judges the answer; a new action must be known here."""
+    action = action_classes()[verb](**NEEDS.get(verb, {}))
+
+    assert action.perform(job, action.plan(AIM), key="k")
+
+
+def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob) -> None:
+    assert list(job.kept) == [40, 50, 60]
+    args = {"before_step": 55, "rewarm": {"start": 0.1, "steps": 10}}
+
+    assert job.command("rollback", args, key="k", deadline_s=1)["step"] == 50
+    assert (job.next_step, job.attempt, list(job.kept)) == (61, 1, [40, 50])
+    assert job.lr_factor() == pytest.approx(0.1)
+    for _ in range(5):
+        job.finish_step()
+    assert job.lr_factor() == pytest.approx(0.55)
+    for _ in range(5):
+        job.finish_step()
+    assert job.lr_factor() == 1.0
+    with pytest.raises(ActionError, match="no savepoint before step 40"):
+        job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
+
+
+def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
+    job.now_ns = 7
+    job.command("pause", {"lease_s": 2.0}, key="k", deadline_s=1)
+    assert job.paused_until == 2_000_000_007
+    job.command("resume", {}, key="k", deadline_s=1)
+    assert job.paused_until is None
+
+    job.command("skip_step", {"count": 2}, key="k", deadline_s=1)
+    left = []
+    for _ in range(3):
+        left.append(job.skipping)
+        job.finish_step()
+    assert left == [2, 1, 0]
+
+
+# ── every expectation: what it takes for it to come true, and what is said when it does not ───────
+
+
+# spike and both at 30, grad at 31 while spike mutes it; a runbook at 30; quiet from 33 on.
+STORY = 'series: {train_loss_raw: "2x30 6x3 2x60", grad_global_norm: "1x30 10x3 1x60"}\nexpect:\n'
+
+EXPECTED = [
+    ("at: 30, rule: spike", None),
+    ("at: 31, rule: spike, is: firing", "spike fired at 30; expected at 31"),
+    ("by: 29, rule: spike", "spike fired at 30; expected by 29"),
+    ("between: [31, 40], rule: spike", "spike fired at 30; expected between 31 and 40"),
+    ("by: 32, rule: spike, is: cleared", "spike cleared at 33; expected by 32"),
+    ("between: [30, 32], rule: spike, is: on", None),
+    ("between: [30, 33], rule: spike, is: on", "spike does not fire at 33"),
+    ("at: 29, rule: spike, is: quiet", None),
+    ("by: 40, rule: spike, is: quiet", "spike fires at 30"),
+    ("between: [33, 92], rule: spike, is: quiet", None),
+    ("by: 40, rule: grad, is: muted", None),
+    ("by: 40, rule: both, is: muted", "no muting of both by 40: it never occurred"),
+    ("rule: spike, count: 1", None),
+    ("rule: spike, count: 2", "spike fired 1 times, not 2: it occurred at 30"),
+    ("at: 20, state: nominal", None),
+    ("at: 20, state: acting", "the state is nominal, not acting"),
+    ("between: [20, 32], state: holding", "the state is nominal then acting, not holding"),
+    ("end: true, state: probation", "the state is nominal, not probation"),
+    ("by: 30, actions: [snapshot, lr_scale], count: 1", None),
+    ("by: 30, actions: [lr_scale, snapshot]", "expected lr_scale, snapshot, in this order"),
+    ("by: 29, actions: [lr_scale]", "actions were none; expected lr_scale"),
+    ("by: 90, actions: [lr_scale], count: 2", "lr_scale 1 times, not 2"),
+    ("by: 30, actions: []", "actions were snapshot, lr_scale"),
+    ("at: 30, severity: SEV1", None),
+    ("by: 90, severity: SEV0", "no incident of SEV0 by 90: it never occurred"),
+    ("at: 30, budget: {all: 1, lr_scale: 1}", None),
+    ("end: true, budget: {all: 2, rollback: 1}", "budget all: 1 used, budget rollback: 0 used"),
+    ("by: 30, message: at step 30 (spike)", None),
+    ("by: 20, message: at step 30 (spike)", "'at step 30 (spike)' by 20: it occurred at 30"),
+    ("by: 40, suppressed: 'inhibit:spike'", None),
+    ("never: [dead, rollback, SEV0, holding]", None),
+    ("never: [spike]", "spike must not occur: it occurred at 30"),
+    ("never: [probation]", "probation must not occur: it occurred at"),
+    ("never: [spike], by: 29", None),
+    ("never: [spike], between: [29, 31]", "spike must not occur: it occurred at 30"),
+    ("at: 93, rule: spike", "the scenario ends at frame 92"),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), EXPECTED)
+def test_an_expectation(keys: str, said: str | None, outcome: Callable[..., Outcome]) -> None:
+    """The sentence stands at the line of the expectation."""
+    found = outcome(f"{STORY}  - {{{keys}}}\n")
+
+    assert [message for _, message in found.failures if said is None] == []
+    if said is not None:
+        ((where, message),) = found.failures
+        assert said in message
+        assert where.endswith("p.test.yaml:7:9")
+
+
+def test_every_failure_is_told_at_its_own_line(outcome: Callable[..., Outcome]) -> None:
+    found = outcome(f"{STORY}  - {{never: [spike]}}\n  - {{by: 9, rule: dead}}\n")
+
+    assert [where.rpartition("p.test.yaml:")[2] for where, _ in found.failures] == ["7:9", "8:9"]
+
+
+# ── what scenarios prove is counted: rules both ways, moves of the machine, budgets ───────────────
+
+
+COVERED_QUIET = (
+    "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
+)
+SPIKES = (
+    "  - {name: spikes, series: {train_loss_raw: '2x30 6x3 2x60 6x3 2x60'}, expect: []}\n"  # twice
+)
+
+
+def covered(subject: Subject) -> Coverage:
+    found = Coverage()
+    found.add(subject, [outcome.result for outcome in run_suite(subject)])
+    return found
+
+
+def test_rules_are_shown_firing_and_quiet(subject: Callable[..., Subject]) -> None:
+    """A rule whose metrics a scenario does not have is not shown quiet by it."""
+    one = covered(subject(COVERED_QUIET))
+    assert one.rules == {"spike": [0, 1], "both": [0, 1], "grad": [0, 1], "dead": [0, 1]}
+
+    found = covered(subject(COVERED_QUIET + SPIKES))
+
+    assert found.rules == {"spike": [1, 1], "both": [0, 1], "grad": [0, 1], "dead": [0, 2]}
+    assert found.parts()["rules fire"] == (1, 4)
+    assert found.parts()["rules stay quiet"] == (4, 4)
+    missing = list(found.missing())
+    assert any(line.endswith("p.yaml:10:5: both never fires") for line in missing), missing
+    assert not any("spike" in line for line in missing)
+
+
+def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
+    """The second spike finds the budget of one lr_scale spent, and holds."""
+    found = covered(subject(COVERED_QUIET + SPIKES))
+    missing = list(found.missing())
+
+    assert found.moves["p"]["launching", "first_frame"] == 2
+    assert found.moves["p"]["nominal", "run"] == 1
+    assert found.moves["p"]["acting", "hold"] == 1
+    assert "p: 'released' never occurs in holding" in missing
+    assert found.budgets == {"p": {"all": 0, "lr_scale": 1, "rollback": 0}}
+    assert "p: budget rollback is never used up" in missing
+    assert "p: budget lr_scale is never used up" not in missing
+    shown, total = map(sum, zip(*found.parts().values(), strict=True))
+    assert found.percent() == 100.0 * shown / total < 60
+
+
+def test_a_policy_that_no_scenario_is_about_is_not_covered(subject: Callable[..., Subject]) -> None:
+    """What it has counts, and what another policy shows is not shown for it."""
+    found = covered(subject(COVERED_QUIET + SPIKES))
+    shown = found.parts()
+
+    found.require(replace(subject(COVERED_QUIET).policy, name="other"))
+
+    assert found.parts()["moves"] == (shown["moves"][0], 2 * shown["moves"][1])
+    assert found.parts()["budgets"] == (1, 6)
+    assert "other: 'first_frame' never occurs in launching" in found.missing()
+    assert "other: budget lr_scale is never used up" in found.missing()

@@ -18,34 +18,23 @@ __getattr__ = lazy_exports(
             "compare as compare_decisions, decisions as replayed_decisions, "
             "record as record_run, start as start_engine, step as step_engine"
         ),
-        "frames": (
-            "COLUMNS as FRAME_COLUMNS, HOLD_NS as FRAME_HOLD_NS, JobFrames, "
-            "MISSES as FRAME_MISSES, fold as fold_frames"
-        ),
+        "frames": "JobFrames, fold as fold_frames",
         "host_health": (
-            "Device, Finding, KIND as HEALTH_KIND, judge_devices, judge_disk, judge_matmul, "
-            "judge_memory, summary as health_summary"
+            "Device, Finding, judge_devices, judge_disk, judge_matmul, judge_memory, "
+            "summary as health_summary"
         ),
-        "incident": (
-            "HELD, Incident, Intent, RunbookExecution, first_breach, headline as incident_headline"
-        ),
-        "job_lifecycle": "SHORT as SHORT_RUN, UNPROTECTED, start_failed",
+        "incident": "HELD, Incident, Intent, RunbookExecution",
+        "job_lifecycle": "start_failed",
         "job_recipes": "Recipe, fill as fill_recipe, recognise as recognise_recipe",
-        "notices": "by_hand, in_hold",
         "policy_reload": "differences as policy_differences",
         "rank_monitor": "can_fire",
         "rule_scope": "needs_dense_sampling",
         "run_phase": "RunPhase, growth as phase_growth, weigh as weigh_phase",
-        "run_state": "ApprovalRequest, MessageDraft, MessageDrafts, State, StepContext",
-        "shard_attribution": (
-            "SHARDS as MAX_SHARDS, ShardAttribution, binomial_tail, normal_tail, "
-            "survivors as surviving_shards"
-        ),
-        "spike_classifier": ("Evidence, judge as judge_spike"),
+        "run_state": "ApprovalRequest, State",
+        "shard_attribution": "ShardAttribution",
+        "spike_classifier": "Evidence, judge as judge_spike",
         "standstill": "Collective, LoaderWorker, RankStand, explain as explain_standstill",
         "trends": "Band, band_of, find_slow_step",
-        "withdrawal": (
-            "CLEARED, ENDED as RUN_ENDED, UNPAUSED, is_pause_gone, withdrawn as withdrawn_requests"
-        ),
+        "withdrawal": "withdrawn as withdrawn_requests",
     },
 )

@@ -11,9 +11,9 @@ __getattr__ = lazy_exports(
         "checkpoint_registry": "Checkpoint, WEIGHTS_ONLY",
         "decisions": (
             "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
-            "Decision, HEAD as DECISION_HEAD, IncidentOpened, NearMiss, NoticeTaken, Notified, "
-            "OK, RuleFired, RuleJoined, SEVERITIES, UNKNOWN, decision_from_record, "
-            "plain as plain_decision, record as decision_record"
+            "Decision, IncidentOpened, NearMiss, NoticeTaken, Notified, OK, RuleFired, "
+            "RuleJoined, SEVERITIES, UNKNOWN, decision_from_record, plain as plain_decision, "
+            "record as decision_record"
         ),
         "events": (
             "Adopted, Announced, Beat, Event, Exited, Finished, Frame, Gap, Launched, Notice, "
@@ -23,24 +23,18 @@ __getattr__ = lazy_exports(
             "Failure, FailureClass, LOG as LOG_FAILURE, THREAD as THREAD_FAILURE, "
             "classify as classify_failure"
         ),
-        "formats": "plan as format_plan, reading as format_reading",
-        "interfaces": (
-            "ACTION as ACTION_MESSAGE, CLOSED as CLOSED_MESSAGE, Detector, LossCurve, Message, "
-            "NOTE as NOTE_MESSAGE, Note, NotifyError, OPENED as OPENED_MESSAGE, "
-            "UPDATED as UPDATED_MESSAGE, WATCHER"
-        ),
+        "formats": "reading as format_reading",
+        "interfaces": "Detector, LossCurve, Message, NOTE as NOTE_MESSAGE, Note, NotifyError",
         "payload": "CheckpointState, NOTHING, Payload, Rewarm",
         "policy": (
-            "Approval, Budget, Checkpoints, HOLD as HOLD_MODE, HostHealth, Inhibit, "
-            "JobSettings, Ladder, Ledger, PLACEHOLDERS, Planned, Policy, Preempt, "
-            "RelaunchSettings, Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite, "
-            "entry_level, next_level"
+            "Approval, Budget, Checkpoints, HOLD as HOLD_MODE, HostHealth, Inhibit, JobSettings, "
+            "Ladder, Ledger, PLACEHOLDERS, Planned, Policy, Preempt, RelaunchSettings, Rule, "
+            "Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite"
         ),
         "preemption": "Preemption, Settled",
         "redaction": "REDACTED, Redactor, named as names_secret",
         "state_machine": (
-            "DEFAULT as DEFAULT_TRANSITIONS, EVENTS as STATE_EVENTS, STATES, "
-            "diagram as state_diagram, flaws as state_flaws, move as next_state"
+            "DEFAULT as DEFAULT_TRANSITIONS, diagram as state_diagram, flaws as state_flaws"
         ),
         "verdicts": (
             "ContextEvent, ElseHappened, EvalShifted, NormsStayed, Questions, Rejoined, "

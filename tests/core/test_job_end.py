@@ -1,0 +1,315 @@
+"""How a job ends: signals that wait for a checkpoint, early ends, skipped epochs, a full disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core import start_engine, step_engine
+from supervise.core.model import JobSettings, Launched, Notice, Policy, Preempt, Preemption, Settled
+
+from .conftest import crashing, messages
+
+SIGINT, SIGTERM, SIGUSR1, SIGUSR2 = "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"
+NOW, GRACE = 100.0, 20.0
+
+
+@pytest.fixture
+def offered():
+    """A preemption that holds signals for up to `GRACE` seconds, offered until NOW + 4."""
+    made = Preemption()
+    made.offer(GRACE, NOW + 4)
+    return made
+
+
+def test_a_signal_waits_for_the_checkpoint_and_is_then_passed_on(offered):
+    assert offered.on_signal(SIGTERM, NOW, handled=False) == []
+    assert offered.expire(NOW + GRACE - 0.01) == []
+    assert offered.settle(NOW + 3) == [SIGTERM]
+
+    assert list(offered.settled) == [Settled("SIGTERM", "", 3.0, ("SIGTERM",))]
+    assert offered.on_signal(SIGUSR1, NOW + 3.1, handled=False) == [SIGUSR1]  # it had its turn
+
+
+def test_no_signal_waits_longer_than_its_grace(offered):
+    """Also one that joins late, behind a request that may wait for longer."""
+    assert offered.ask("walltime", NOW, NOW + 120)
+    assert offered.on_signal(SIGTERM, NOW + 5, handled=False) == []
+    assert offered.on_signal(SIGUSR2, NOW + 10, handled=False) == []
+    assert offered.request.deadline_s == NOW + 5 + GRACE
+    assert offered.expire(NOW + 5 + GRACE) == [SIGTERM, SIGUSR2]
+
+    (settled,) = offered.settled
+    assert (settled.cause, settled.refusal) == ("walltime", "it was not written within 25 s")
+
+
+def test_the_same_signal_again_goes_through_at_once(offered):
+    assert offered.on_signal(SIGUSR1, NOW, handled=False) == []
+    assert offered.on_signal(SIGTERM, NOW + 1, handled=False) == []
+    assert offered.on_signal(SIGTERM, NOW + 2, handled=False) == [SIGUSR1, SIGTERM, SIGTERM]
+    assert offered.settled[0].refusal == "a second SIGTERM came"
+
+
+def test_a_signal_that_comes_on_two_ways_is_one(offered):
+    """Slurm signals every process of a step, and `srun` passes on what it got."""
+    assert not offered.is_echo(SIGTERM, NOW)
+    assert offered.on_signal(SIGTERM, NOW, handled=False) == []
+    assert offered.is_echo(SIGTERM, NOW + 0.9) and not offered.is_echo(SIGUSR1, NOW + 0.1)
+    assert not offered.is_echo(SIGTERM, NOW + 1.0)
+    assert offered.settle(NOW + 1.1) == [SIGTERM]
+    assert not offered.is_echo(SIGTERM, NOW + 1.2)
+
+
+def test_what_never_waits(offered):
+    """Signals that the job handles, those of a terminal, and all without a fresh offer."""
+    assert offered.on_signal(SIGTERM, NOW, handled=True) == [SIGTERM]
+    assert offered.on_signal(SIGINT, NOW, handled=False) == [SIGINT]
+    assert offered.on_signal(SIGTERM, NOW + 4.1, handled=False) == [SIGTERM]  # the loop hangs
+    offered.withdraw()
+    assert offered.on_signal(SIGTERM, NOW, handled=False) == [SIGTERM]
+    assert Preemption().on_signal(SIGTERM, NOW, handled=False) == [SIGTERM]
+
+
+def test_a_request_without_a_signal_may_be_repeated_until_one_is_answered(offered):
+    assert offered.ask("drain", NOW, NOW + 10)
+    assert not offered.ask("walltime", NOW + 1, NOW + 10)
+    assert offered.settle(NOW + 2, "the newest step was not finite") == []
+    assert offered.ask("walltime", NOW + 3, NOW + 10)
+    assert offered.settle(NOW + 4) == []
+    assert not offered.ask("drain", NOW + 5, NOW + 10)
+
+
+def test_the_next_process_gets_what_waited(offered):
+    offered.on_signal(SIGTERM, NOW, handled=False)
+    assert offered.restart(NOW + 1) == [SIGTERM]
+    assert offered.on_signal(SIGTERM, NOW + 1, handled=False) == [SIGTERM]  # not offered yet
+    offered.offer(GRACE, NOW + 10)
+    assert offered.on_signal(SIGTERM, NOW + 2, handled=False) == []
+
+
+def test_the_terms_of_a_policy():
+    terms = Preempt(grace_s=5.0, margin_s=60.0)
+
+    assert JobSettings().preemption is None
+    assert JobSettings(preempt="checkpoint").preemption == Preempt(20.0, 120.0)
+    assert JobSettings(preempt=terms).preemption is terms
+
+
+@pytest.mark.parametrize(
+    ("phase", "severity", "title"),
+    [
+        ("saved", "INFO", "ended at step 49 after SIGTERM, with a checkpoint"),
+        ("failed", "INFO", "ended at step 49 after SIGTERM, without a checkpoint"),
+        ("requested", "SEV1", "the job ended with signal 12 (SIGUSR2) at step 49"),
+    ],
+)
+def test_people_are_notified_once_of_what_is_lost(tell, phase, severity, title):
+    """At the moment; the end itself, which was asked for, is then no news. Nothing restarts it."""
+    story = crashing(tell)
+    held = {"signal": "SIGTERM", "final": True, "held": True}
+    story.notice("signal", "SIGTERM waits", data=held)
+    assert story.state.job.held_signals == ("SIGTERM",)
+    before = len(messages(story))
+    data = {"phase": phase, "cause": "SIGTERM", "signals": ["SIGTERM"], "path": "out/c.pt"}
+    story.notice("preempt", "SIGTERM: a checkpoint", data=data)
+    at_once = [each["severity"] for each in messages(story)[before:]]
+    assert story.state.job.held_signals == (("SIGTERM",) if phase == "requested" else ())
+    story.exit(-12)
+
+    assert at_once == {"saved": ["SEV2"], "failed": ["SEV1"], "requested": []}[phase]
+    assert story.state.job.over and story.actions() == []
+    assert (messages(story)[-1]["severity"], messages(story)[-1]["title"]) == (severity, title)
+
+
+# ── an end with code 0 before the planned length is SEV1, unless somebody asked for it ────────────
+
+
+STEPS = 50
+
+
+def end(story, code=0, *before):
+    """Make 50 steps and end; return severity and title of the newest message."""
+    story.frames(2.0, times=STEPS)
+    for event in before:
+        story.send(event)
+    story.exit(code)
+    newest = messages(story)[-1]
+    return newest["severity"], newest["title"]
+
+
+def library(done, total, *, stopped=False):
+    data = {"done": done, "total": total, "stopped": stopped}
+    return Notice(0, "training-ended", "Trainer ended", data=data)
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "shortfall"),
+    [
+        (None, [], ""),
+        (50, [], ""),
+        (60, [], "50 of 60 steps"),
+        (None, [library(30, 40)], "30 of 40 steps"),
+        (60, [library(40, 40)], ""),
+        (60, [library(30, 40, stopped=True)], ""),
+        (None, [library(30, 40), library(40, 40)], ""),
+        (60, [Notice(0, "signal", "SIGUSR1", data={"signal": "SIGUSR1", "final": False})], ""),
+        (60, [library(30, 40), Launched(0, 2, 1)], "50 of 60 steps"),
+        (None, [Notice(0, "training-ended", "damaged", data={"done": "x"})], ""),
+    ],
+)
+def test_success_before_the_planned_length_is_reported(tell, steps, before, shortfall):
+    found = end(tell(job=JobSettings(steps=steps)), 0, *before)
+    early = ("SEV1", f"the job ended with code 0 after {shortfall}")
+    assert found == (early if shortfall else ("INFO", f"finished at step {STEPS - 1}"))
+
+
+@pytest.mark.parametrize(("signal", "by_drill"), [(9, True), (11, False)])
+def test_a_process_that_a_drill_killed_is_not_looked_for_elsewhere(tell, signal, by_drill):
+    killed = {"kind": "signal", "type": "SIGKILL", "cls": "killed", "leading": True}
+    killed |= {"title": "another process killed it", "then": "look for who sent it"}
+    drill = {"fault": "crash", "params": {"signal": signal}, "steps": 1}
+    story = tell()
+    end(
+        story,
+        -9,
+        Notice(0, "drill", "drill crash begins at step 50", 0, 50, drill),
+        Notice(0, "failure", "SIGKILL", 0, data=killed),
+    )
+    (newest,) = [m for m in messages(story) if m["kind"] == "finished"]
+    assert ("a drill ended it" in newest["verdict"]) == by_drill
+    (note,) = story.kinds("note", "failure")
+    assert note.data["details"]["cls"] == ("drill" if by_drill else "killed")
+
+    story.launch(2, 1)
+    assert story.state.job.drill_signal == ""
+
+
+def test_a_failure_is_reported_as_one(tell):
+    assert end(tell(job=JobSettings(steps=60)), 1) == (
+        "SEV1",
+        "the job ended with code 1 at step 49",
+    )
+
+
+def verdict(number, step, damage=""):
+    data = {"id": f"ckpt-{number}", "step": step, "attempt": 0, "path": f"out/{step}.pt"}
+    return Notice(0, "checkpoint", "", data={**data, "ok": not damage, "damage": damage})
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "then"),
+    [
+        ([verdict(2, 49, "model.w has NaN")], "no checkpoint of this run is good"),
+        ([verdict(2, 49, "torn"), verdict(1, 39)], "use ckpt-1 of step 39 instead"),
+        ([verdict(1, 39, "torn"), verdict(2, 49)], ""),
+    ],
+)
+def test_a_damaged_last_checkpoint_is_reported(tell, verdicts, then):
+    """No frame follows in which a rule could see it; an older one that was torn is no matter."""
+    story = tell()
+    found = end(story, 0, *verdicts)
+    damaged = ("SEV1", "finished at step 49, and the newest checkpoint is damaged")
+    assert found == (damaged if then else ("INFO", "finished at step 49"))
+    assert then in str(messages(story)[-1])
+
+
+# ── a launch that goes on in a later epoch than it came from is SEV1 ──────────────────────────────
+
+
+NAMES = ("loss", "epoch")
+EPOCH_STEPS = 40  # of an epoch
+
+
+def skips(story):
+    return [m["title"] for m in messages(story) if "skipped" in m["title"]]
+
+
+def train(story, first, last, epoch_of):
+    story.step = first - 1
+    story.rows(*({"loss": 2.0, "epoch": epoch_of(step)} for step in range(first, last)))
+
+
+def launch_again(story):
+    story.attempt += 1
+    story.exit(1)
+    story.launch(2, story.attempt)
+    story.announce(0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("again", "told"),
+    [
+        (lambda step: step / EPOCH_STEPS, False),  # it goes on where it was
+        (lambda step: (step - 48) / EPOCH_STEPS + 1.0, False),  # the epoch starts again
+        (lambda step: (step - 48) / EPOCH_STEPS + 2.0, True),  # 48 of 40 is 1.2
+        (lambda step: (step - 48) / EPOCH_STEPS + 1.5, False),  # a part of it
+    ],
+)
+def test_the_rest_of_an_epoch_that_is_given_up_is_reported(tell, again, told):
+    """A checkpoint of step 47, in epoch 1.2; the launch before made 60 steps."""
+    story = tell(names=NAMES)
+    train(story, 0, 60, lambda step: step / EPOCH_STEPS)
+    launch_again(story)
+    train(story, 48, 70, again)
+
+    text = "the restart skipped 0.8 epochs: step 48 is in 2.00, and 1.20 was expected"
+    assert skips(story) == ([text] if told else [])
+
+
+def test_whole_epochs_and_short_launches_tell_nothing(tell):
+    """And no rollback, which is no launch: its loop goes on."""
+    story = tell(names=NAMES)
+    train(story, 0, 60, lambda step: float(step // EPOCH_STEPS))
+    launch_again(story)
+    train(story, 48, 53, lambda step: 7.0 + step / EPOCH_STEPS)
+    launch_again(story)
+    train(story, 50, 90, lambda step: 9.0 + step / EPOCH_STEPS)
+    story.attempt += 1
+    train(story, 50, 90, lambda step: 11.0 + step / EPOCH_STEPS)
+
+    assert skips(story) == []
+
+
+# ── what people are told when the record of the run has no space ──────────────────────────────────
+
+
+FACTS = {
+    "need_bytes": 19_000_000,
+    "reserve_bytes": 18_000_000,
+    "seconds": 720,
+    "mount": "/data",
+    "runs": "/data/runs",
+}
+
+
+def told(kind, *, acts):
+    policy = Policy("quiet", "sha256:0", "enforce", {}, ())
+    text = "the disk of /data/runs/a: No space left on device"
+    event = Notice(1, kind, text, data={**FACTS, "acts": acts})
+    _, decisions = step_engine(policy, start_engine(policy), event)
+    return decisions[-1].data["message"]
+
+
+@pytest.mark.parametrize("kind", ["record-space-short", "unprotected"])
+def test_every_channel_is_told_what_to_free(kind):
+    """SEV1, whatever the channels take; with path, bytes and command."""
+    message = told(kind, acts=True)
+
+    assert (message["severity"], message["to_all"]) == ("SEV1", True)
+    assert message["next"].startswith(
+        "free 19 MB on /data; what fills it: du -xm /data | sort -n | tail; "
+        "old runs: supervise gc --older-than 1d /data/runs"
+    )
+    if kind == "record-space-short":
+        assert (
+            "a reserve of 18 MB, about 12 min at this rate, and actions go on" in message["verdict"]
+        )
+    else:
+        assert message["next"].endswith("to go on from: supervise checkpoints RUN")
+
+
+def test_a_run_that_is_only_observed_loses_no_protection():
+    """Its channels are told as their severities say."""
+    message = told("record-space-short", acts=False)
+
+    assert message["severity"] == "SEV2" and "to_all" not in message
+    assert "nothing is acted on" not in message["verdict"]
