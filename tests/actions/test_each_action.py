@@ -309,10 +309,7 @@ def test_suspects_become_names(context, job):
     """Absolute, with the most that may be in quarantine at once, and what to answer for."""
     args = Quarantine().plan(context(suspects=("a.tar", "b.tar"), shards=149))
 
-    assert args["add"] == [
-        {"kind": "shard", "name": "a.tar"},
-        {"kind": "shard", "name": "b.tar"},
-    ]
+    assert args["add"] == [{"kind": "shard", "name": "a.tar"}, {"kind": "shard", "name": "b.tar"}]
     assert (args["most"], args["incident"], args["step"], args["attempt"]) == (2, "inc-1", 150, 0)
     made = job(HELD)
     assert Quarantine().perform(made, args, key="k")["generation"] == 3
@@ -507,7 +504,7 @@ def test_zero_actions_means_nothing_that_touches_the_job():
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
     assert free == {
-        *("snapshot", "hold", "notify", "verify", "raise_sampling", "profile", "check_weights"),
+        *("snapshot", "hold", "notify", "verify", "raise_sampling", "profile", "check_weights")
     }
     assert {verb for verb, action in CATALOG.items() if action.destructive} == {
         "quarantine",

@@ -15,10 +15,7 @@ def check(args, result, *rest):
 
 def test_it_aims_before_the_cause_not_before_the_alarm(context):
     """First breach at 150, seen at 153, 10 steps of margin: a savepoint before 140."""
-    assert Rollback().plan(context()) == {
-        "before_step": 140,
-        "rewarm": {"start": 0.1, "steps": 50},
-    }
+    assert Rollback().plan(context()) == {"before_step": 140, "rewarm": {"start": 0.1, "steps": 50}}
 
 
 def test_without_rewarm_the_learning_rate_is_left_alone(context):

@@ -466,10 +466,7 @@ def test_while_a_milder_rung_is_verified_and_on_probation(spared):
 
 @pytest.mark.parametrize(
     "event",
-    [
-        Notice(60, "rollback-unavailable", "no rollback is possible: a `for` loop"),
-        Exited(60, 1),
-    ],
+    [Notice(60, "rollback-unavailable", "no rollback is possible: a `for` loop"), Exited(60, 1)],
 )
 def test_where_nothing_can_go_back_nothing_is_spared(spared, event):
     story = spared(mode="approve")

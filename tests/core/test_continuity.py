@@ -269,12 +269,7 @@ def no_batch_at_first(step):
 @pytest.mark.parametrize(
     ("change", "severity", "text", "remedy"),
     [
-        (
-            new_rate,
-            "SEV2",
-            "learning rate 0.000149 where it was",
-            "scheduler's state_dict",
-        ),
+        (new_rate, "SEV2", "learning rate 0.000149 where it was", "scheduler's state_dict"),
         (new_moments, "SEV2", "update 4", "optimizer's state_dict"),
         (no_batch_at_first, "SEV2", "batches 31.. are those of steps 0..", "position in the data"),
         (lambda s: {"tokens_per_update": 256.0}, "SEV2", "256 tokens per update where", "batch"),

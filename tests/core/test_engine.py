@@ -72,9 +72,7 @@ def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
 
 def test_a_spent_budget_holds_and_pages(tell):
     story = tell(
-        budgets={"touch": Budget(1, per=1000), "all": Budget(9, per=1000)},
-        healthy=50,
-        then=99.0,
+        budgets={"touch": Budget(1, per=1000), "all": Budget(9, per=1000)}, healthy=50, then=99.0
     )
     story.frames(2.0, times=40)
     assert story.state.machine == "nominal"

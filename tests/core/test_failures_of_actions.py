@@ -165,10 +165,7 @@ def easing(tell, **changes):
         "back": runbook_of("back", Touch(), Verify()),
         "other": runbook_of("other", Undo(), Touch(), Verify()),
     }
-    detectors = {
-        "high": above("train_loss_raw", 5.0),
-        "huge": above("train_loss_raw", 50.0),
-    }
+    detectors = {"high": above("train_loss_raw", 5.0), "huge": above("train_loss_raw", 50.0)}
     made = {
         "detectors": detectors,
         "rules": (
@@ -290,9 +287,7 @@ def test_the_first_update_from_restored_weights_is_a_usual_one(tell, moved, held
     """What keeps other weights elsewhere, and writes them back, makes a far larger one."""
     done = {"step": 40, "attempt": 1, "from_step": 60}
     story = tell(
-        answer=lambda key: done,
-        names=("train_loss_raw", "update_norm"),
-        **mending("mend"),
+        answer=lambda key: done, names=("train_loss_raw", "update_norm"), **mending("mend")
     )
     story.rows(*[{"train_loss_raw": 2.0, "update_norm": 0.2}] * 50)
     story.rows({"train_loss_raw": 8.0, "update_norm": 3.0})

@@ -200,12 +200,7 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
             "ranks 0, 2 wait in the backward",
         ),
         (BACKWARD, REDUCES, (1,), "path: it waits in the backward at train.py:28 in step; ranks 0"),
-        (
-            BACKWARD._replace(cpu=0.9),
-            REDUCES,
-            (1,),
-            "rank 1 computes at train.py:28 in step",
-        ),
+        (BACKWARD._replace(cpu=0.9), REDUCES, (1,), "rank 1 computes at train.py:28 in step"),
         (IDLE, IDLE, (), "which of 3 ranks the others wait for is unknown"),
         (IDLE, BACKWARD, (), "which of 3 ranks the others wait for is unknown"),
     ],

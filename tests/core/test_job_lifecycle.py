@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import start_failed
-from supervise.core.model import (
-    Beat,
-    Budget,
-    JobSettings,
-    Ladder,
-    RelaunchSettings,
-    Reloaded,
-    Tick,
-)
+from supervise.core.model import Beat, Budget, JobSettings, Ladder, RelaunchSettings, Reloaded, Tick
 from supervise.detectors import Absence, RobustZ
 
 from .conftest import SECOND, crashing, messages, one_rule, relaunched, save
@@ -329,10 +321,7 @@ def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
     """The band is the incident's; a rule without enough samples is neither blind nor a relapse."""
     z = RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)
     story = crashing(
-        tell,
-        **one_rule(z, "SEV1", "again"),
-        probation_steps=5,
-        ladder=Ladder(("again", "hold")),
+        tell, **one_rule(z, "SEV1", "again"), probation_steps=5, ladder=Ladder(("again", "hold"))
     )
     story.frames(2.0, 2.1, 1.9, times=30)
     story.frames(9.0)

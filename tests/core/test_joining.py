@@ -229,12 +229,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [
-        row(NAN),
-        row(grad_global_norm=NAN),
-        row(NAN, update_norm=NAN, update_skipped=1.0),
-    ],
+    "bad", [row(NAN), row(grad_global_norm=NAN), row(NAN, update_norm=NAN, update_skipped=1.0)]
 )
 def test_what_was_applied_may_have_damaged_them(slow, bad):
     story = slow()

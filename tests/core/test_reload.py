@@ -16,14 +16,7 @@ from supervise.core import (
     start_engine,
     step_engine,
 )
-from supervise.core.model import (
-    Budget,
-    Inhibit,
-    Ladder,
-    PolicyChanges,
-    Reloaded,
-    Runbook,
-)
+from supervise.core.model import Budget, Inhibit, Ladder, PolicyChanges, Reloaded, Runbook
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
 from .conftest import Story, above, one_rule, rule_on
@@ -259,10 +252,7 @@ def test_replay_follows_a_reload(make_policy, tell):
             {"budgets": {"touch": Budget(1)}},
             {"budgets": {"removed": ["all"], "changed": ["touch"]}},
         ),
-        (
-            {"savepoints": {"every": 5}},
-            {"settings": ["savepoints"], "restart": ["savepoints"]},
-        ),
+        ({"savepoints": {"every": 5}}, {"settings": ["savepoints"], "restart": ["savepoints"]}),
     ],
 )
 def test_what_is_different_is_named(make_policy, change, found):

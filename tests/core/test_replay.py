@@ -11,12 +11,7 @@ from supervise.core import (
     start_engine,
     step_engine,
 )
-from supervise.core.model import (
-    Adopted,
-    Gap,
-    Inhibit,
-    decision_from_record,
-)
+from supervise.core.model import Adopted, Gap, Inhibit, decision_from_record
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence
 
 from .conftest import NAN, above, rule_on

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervise.actions import (
-    Hold,
-    HoldRate,
-    LrScale,
-    Pause,
-    Relaunch,
-    Resume,
-    Rollback,
-    Snapshot,
-)
+from supervise.actions import Hold, HoldRate, LrScale, Pause, Relaunch, Resume, Rollback, Snapshot
 from supervise.core import withdrawn_requests
 from supervise.core.model import Budget, Frame, Ladder, Runbook
 
@@ -332,13 +323,7 @@ def test_what_takes_a_few_steps_to_clear_has_them(back, loss):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"severity": "SEV1"},
-        {"runbook": "aside"},
-        {"runbook": None},
-        {"mode": "shadow"},
-    ],
+    "more", [{"severity": "SEV1"}, {"runbook": "aside"}, {"runbook": None}, {"mode": "shadow"}]
 )
 def test_other_rules_wait_for_the_end_of_the_verification(back, more):
     """What does not damage the weights, is not answered by going back, or acts on nothing."""

@@ -7,12 +7,7 @@ import random
 
 import pytest
 
-from supervise.core import (
-    ShardAttribution,
-    plan_context,
-    record_run,
-    replayed_decisions,
-)
+from supervise.core import ShardAttribution, plan_context, record_run, replayed_decisions
 from supervise.core.model import Frame, Ladder
 
 from .conftest import above, rule_on

@@ -679,9 +679,7 @@ REFERENCES = {
     ),
     "join": Reference(
         bounded(
-            Join,
-            choices=[{"all": tuple("abc")}, {"any": tuple("abc")}],
-            within=st.integers(0, 5),
+            Join, choices=[{"all": tuple("abc")}, {"any": tuple("abc")}], within=st.integers(0, 5)
         ),
         series(st.tuples(codes, codes, codes), 0, 40, ASCENDING),
         join,

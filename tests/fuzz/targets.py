@@ -94,10 +94,7 @@ def use_status(home: Path, raw: bytes) -> None:
             say(*argv, str(run.path))
         say("why", str(run.path))
         say("runs", "--json", "--runs", str(run.path.parent))
-        for read in (
-            lambda: Register(run.path),
-            lambda: Quarantine(run.quarantine_path).read(),
-        ):
+        for read in (lambda: Register(run.path), lambda: Quarantine(run.quarantine_path).read()):
             with contextlib.suppress(StoreError):
                 read()
 

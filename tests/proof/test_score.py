@@ -46,11 +46,7 @@ def _score(outcome, *labels):
 
 @pytest.mark.parametrize(
     ("count", "low", "high"),
-    [
-        (0, 0.0, 3.68888),
-        (4, 1.08987, 10.24159),
-        (100, 81.36399, 121.62679),
-    ],
+    [(0, 0.0, 3.68888), (4, 1.08987, 10.24159), (100, 81.36399, 121.62679)],
 )
 def test_the_interval_of_a_count_is_close_to_the_exact_one(count, low, high):
     """Against half of the chi-square quantiles of 2k and 2k + 2 degrees of freedom, from tables."""
@@ -103,13 +99,7 @@ def test_what_people_are_not_told_of_neither_finds_nor_is_false():
     assert (scored.false_pages, scored.false_notices) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "benign_hard_data",
-        "probable_restart_first_iteration",
-    ],
-)
+@pytest.mark.parametrize("kind", ["benign_hard_data", "probable_restart_first_iteration"])
 def test_what_only_looks_like_trouble_is_none(kind):
     scored = _score(_outcome([(100, "SEV1")], [(100, False)]), Label("r", 100, 100, kind))
 

@@ -79,10 +79,7 @@ def test_columns_like_ids_pass_and_others_are_said():
     )
 
     assert found.names == ("train_loss_raw", "my_score")
-    assert found.notes == [
-        "columns left out: TFLOPs (max)",
-        "columns of text left out: layer",
-    ]
+    assert found.notes == ["columns left out: TFLOPs (max)", "columns of text left out: layer"]
 
 
 @pytest.mark.parametrize(
