@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from supervise.core.model import Beat, Payload
-from supervise.runtime import Control, Process, ReadCursor, Segments
+from supervise.runtime import Control, Lease, Process, ReadCursor, Segments
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0
@@ -250,7 +250,7 @@ class Gang:
     def _supervise(self, taken=None):
         """Begin to supervise, behind what another supervisor has taken."""
         segments = Segments(self.shm, self._marks, time.monotonic_ns, taken)
-        control = Control(self._process, segments, *edges(), self._held)
+        control = Control(self._process, segments, *edges(), self._held, Lease(0.4))
         if taken is not None:
             segments.poll()
             control.resume(None, None)

@@ -52,7 +52,7 @@ def test_a_pause_holds_all_at_one_step_and_what_comes_meanwhile_is_fenced_there(
 
     paused = ranks.control.command("pause", {"lease_s": 30.0}, key="p", deadline_s=20.0)
     changed = ranks.scale()
-    time.sleep(0.2)
+    time.sleep(0.8)  # twice as long as its first lease
     steps = ranks.steps()
     ranks.control.command("resume", {}, key="r", deadline_s=20.0)
 

@@ -1,49 +1,57 @@
-"""A job that makes no steps is not idle while it computes, uses a device, wakes, or moves."""
+"""Activity of a silent job: real processes that sleep, work, wake, and are stopped."""
 
+import signal
 import sys
+import time
 from itertools import chain, repeat
 
+import psutil
 import pytest
 
-from supervise.runtime import Looks, process_movement
-from supervise.runtime import process_work as work
+from supervise.core.model import Beat
+from supervise.runtime import Looks, Phases, process_movement
 from tests.support.waiting import wait_until
 
-WITHIN_S = 0.6
+from .conftest import FakeRank
+
+SECOND = 1_000_000_000
+READS = "while True: open('/dev/zero', 'rb').read(1 << 20)"
+SLEEPS = "import time; time.sleep(60)"
 UP = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\n"
-WAKING, COMPUTING = UP + "while True: time.sleep(0.02)", UP + "while True: pass"
+WAKES, COMPUTES = f"{UP}while True: time.sleep(0.02)", f"{UP}while True: pass"
 
 
-class Job:
-    """A process that stands for a rank; what is read of its stack and device is given."""
+@pytest.fixture
+def moving(controlled, tmp_path):
+    """A function that says why a rank with this command does not count as idle.
 
-    def __init__(self, process, stacks=("wait",), device=0.0):
+    What is read of its stack and device is given.
+    """
+
+    def make(*argv, stacks=("wait",), device=0.0):
         shown = chain(stacks, repeat(stacks[-1]))
-        self.process = process
-        self.looks = Looks(lambda pid: next(shown), lambda: device)
+        rank = FakeRank()
+        control = controlled(rank, argv=argv, looks=Looks(lambda pid: next(shown), lambda: device))
+        rank.pid = control.process.pid
+        if argv[0] != "sleep":
+            wait_until((tmp_path / "up").exists, "its start")
+        return process_movement(control, 0.6)
 
-    def pids(self):
-        return {0: self.process.pid}
-
-    def work(self, within_s):
-        return work(self.process, within_s, self.looks.device)
+    return make
 
 
-def test_one_that_sleeps_where_it_was_is_idle(start):
-    assert process_movement(Job(start("sleep", "60")), WITHIN_S) == ""
+def test_one_that_sleeps_where_it_was_is_idle(moving):
+    assert moving("sleep", "60") == ""
 
 
 @pytest.mark.parametrize(
     ("script", "moves"),
-    [(WAKING, "the main thread of rank 0 woke"), (COMPUTING, "s of CPU and")],
+    [(WAKES, "the main thread of rank 0 woke"), (COMPUTES, "s of CPU and")],
     ids=["waking", "computing"],
 )
-def test_one_that_works_is_not(start, script, moves, tmp_path):
+def test_one_that_works_is_not(moving, script, moves, tmp_path):
     """An answer over the network now and then is no byte in /proc, and wakes it."""
-    process = start(sys.executable, "-c", script, str(tmp_path / "up"))
-    wait_until((tmp_path / "up").exists, "its start")
-
-    assert moves in process_movement(Job(process), WITHIN_S)
+    assert moves in moving(sys.executable, "-c", script, str(tmp_path / "up"))
 
 
 @pytest.mark.parametrize(
@@ -54,5 +62,88 @@ def test_one_that_works_is_not(start, script, moves, tmp_path):
         ({"stacks": ("",)}, "cannot be read"),
     ],
 )
-def test_what_is_read_from_outside_counts_too(start, seen, moves):
-    assert moves in process_movement(Job(start("sleep", "60"), **seen), WITHIN_S)
+def test_what_is_read_from_outside_counts_too(moving, seen, moves):
+    assert moves in moving("sleep", "60", **seen)
+
+
+# ── its phase ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Starting:
+    """A process in its start-up that is looked at every 50 ms."""
+
+    def __init__(self, process, share=0.0):
+        self.process = process
+        members = [psutil.Process(process.pid)]
+        self.phases = Phases(lambda: members, lambda: share, look_s=0.05)
+
+    def look(self, at_s=0, phase="startup", dead=()):
+        ranks = [(self.process.pid, Beat(0, 0, phase))]
+        (beat,), notices = self.phases.judge(ranks, int(at_s * SECOND), dead)
+        return beat.phase, notices
+
+    def settled(self, look):
+        """Return what the last one of some looks tells, once it has started."""
+        time.sleep(0.3)
+        for _ in range(5):
+            seen = look()
+            time.sleep(0.06)
+        return seen
+
+
+@pytest.fixture
+def starting(start):
+    return lambda code, **options: Starting(start(sys.executable, "-c", code), **options)
+
+
+def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
+    """A restore of an hour: no standstill, and people hear of it after 15 minutes, then doubled."""
+    job = starting(READS)
+    wait_until(lambda: job.look()[0] == "loading")
+
+    told = {at: job.look(at)[1] for at in range(60, 3660, 60)}
+
+    assert [at for at, notices in told.items() if notices] == [900, 1800, 3600]
+    assert told[900][0].kind == "slow-start" and "after 15 min" in told[900][0].message
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_job_that_only_its_device_works_for_is_at_work(starting, share):
+    """Before its first step there is no rank yet, and so no beat to ask for."""
+    job = starting(SLEEPS, share=share)
+    assert job.settled(job.phases.works) is bool(share)
+
+
+def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
+    job = starting(SLEEPS)
+    assert job.settled(lambda: job.look(5000)) == ("startup", [])
+
+
+@pytest.mark.parametrize(("code", "phase"), [(READS, "step"), (SLEEPS, "dead")])
+def test_a_dead_rank_is_told_where_nothing_of_the_job_works(starting, code, phase):
+    """What works after a training, an upload or an evaluation, was left to do it."""
+    job = starting(code)
+    assert job.settled(lambda: job.look(1, "step", dead=(0,)))[0] == phase
+
+
+def test_a_dead_rank_is_told_whatever_the_others_do(starting):
+    """They wait for it in a collective, and spin."""
+    job = starting(READS)
+    ranks = [(job.process.pid, Beat(rank, 0, "step")) for rank in (0, 1)]
+
+    beats = [job.phases.judge(ranks, at * SECOND, {1})[0] for at in range(3)]
+
+    assert [[beat.phase for beat in each] for each in beats] == [["step", "dead"]] * 3
+
+
+def test_a_rank_that_a_signal_stops_suspends_all_and_is_named(starting):
+    job = starting(SLEEPS)
+    job.process.signal(signal.SIGSTOP)
+    seen = []
+    wait_until(lambda: seen.append(job.look(0, "step")) or seen[-1][0] == "suspended")
+
+    ((notice,),) = [notices for _, notices in seen if notices]
+    assert (notice.kind, notice.rank) == ("stopped", 0)
+    assert f"`kill -CONT {job.process.pid}`" in notice.message
+    job.process.signal(signal.SIGCONT)
+    wait_until(lambda: job.look(1, "step") == ("step", []))

@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import msgspec
@@ -12,10 +13,9 @@ from msgspec.structs import replace
 
 from supervise.runtime import (
     ByteBudget,
-    Device,
     Identity,
     IdentityCollector,
-    identity,
+    describe_differences,
     identity_differences,
 )
 
@@ -29,7 +29,7 @@ def collect(tmp_path):
     """A function that collects the identity of a command in `tmp_path`, as of a job that ended."""
 
     def run(*argv, manifest=(), nvml=no_driver, pid=None):
-        collector = IdentityCollector(["python", *argv], tmp_path, manifest, nvml)
+        collector = IdentityCollector(["python", *argv], tmp_path, manifest, nvml, driver_s=0.5)
         collector.start()
         if pid is not None:
             collector.loaded(pid)
@@ -86,7 +86,7 @@ def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, 
     argv = [sys.executable, "-c", code, library]
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as job:
         job.stdout.readline()
-        own = identity.packages(job.pid)
+        own = collect(pid=job.pid).packages
         job.communicate(b"\n")
     assert (own.source, own.versions) == ("the job's process", {"fast-core": "1.2"})
     assert own.sha256 == hashlib.sha256(b"fast-core==1.2\n").hexdigest()
@@ -96,12 +96,9 @@ def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, 
     assert ours.versions["psutil"]
 
 
-def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, monkeypatch):
-    class NVMLError(Exception):
-        pass
-
+def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect):
     driver = SimpleNamespace(
-        NVMLError=NVMLError,
+        NVMLError=OSError,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index,
@@ -111,35 +108,33 @@ def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, mo
         nvmlSystemGetDriverVersion=lambda: "570.1",
     )
     found = collect(nvml=lambda: driver).hardware
-    assert (found.devices, found.driver) == (
-        [Device("H100", "GPU-1", 80)],
-        "570.1",
-    )
+    (device,) = found.devices
+    assert (device.name, device.uuid, device.memory_bytes) == ("H100", "GPU-1", 80)
+    assert found.driver == "570.1"
 
-    release = identity.threading.Event()
-    monkeypatch.setattr(identity, "DRIVER_S", 0.05)
+    release = threading.Event()
     found = collect(nvml=release.wait)
     release.set()
-    assert found.hardware.missing == "no answer within 0.05 s"
+    assert found.hardware.missing == "no answer within 0.5 s"
     assert found.packages.versions
 
 
 def test_what_differs_is_named_field_by_field():
     """A part that is unknown on one side, and a tokenizer that the job saved, are no difference."""
+    versions = {"torch": "2.13.0", "numpy": "1"}
     before = {
         "command": ["python", "train.py"],
         "code": {"commit": "a" * 40},
         "files": {"train.py": "sha256:1"},
         "inputs": {"tokenizer.json": "sha256:1"},
-        "packages": {"source": "x", "sha256": "1", "versions": {"torch": "2.13.0", "numpy": "1"}},
+        "packages": {"source": "x", "sha256": "1", "versions": versions},
         "hardware": {"missing": "no answer"},
     }
-    after = {
-        "command": ["python", "train.py"],
+    after = before | {
         "code": {"commit": "b" * 40},
         "files": {"train.py": "sha256:2"},
         "inputs": {"tokenizer.json": "sha256:1", "out/tokenizer.json": "sha256:1"},
-        "packages": {"source": "x", "sha256": "2", "versions": {"torch": "2.12.0", "numpy": "1"}},
+        "packages": {"source": "x", "sha256": "2", "versions": {**versions, "torch": "2.12.0"}},
         "hardware": {"cpus": 2},
     }
 
@@ -148,7 +143,7 @@ def test_what_differs_is_named_field_by_field():
     assert [change.field for change in found] == [
         *("code.commit", "files.train.py", "packages.versions.torch"),
     ]
-    assert identity.describe(found) == (
+    assert describe_differences(found) == (
         "code.commit aaaaaaaaaaaa → bbbbbbbbbbbb; files.train.py 1 → 2; "
         "packages.versions.torch 2.13.0 → 2.12.0"
     )

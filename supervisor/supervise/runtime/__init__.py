@@ -32,7 +32,7 @@ __getattr__ = lazy_exports(
             "output_files, run_tool, tail as tail_of_output"
         ),
         "identity": (
-            "ByteBudget, Device, Identity, IdentityCollector, differences as identity_differences"
+            "ByteBudget, Device, Identity, IdentityCollector, describe as describe_differences, differences as identity_differences"
         ),
         "idleness": "Looks, Phases, movement as process_movement, work as process_work",
         "late_messages": (

@@ -154,6 +154,7 @@ class IdentityCollector:
         directory: its working directory.
         manifest: files that the policy names, `job.manifest`.
         nvml: returns the binding of the NVIDIA driver; raises ImportError without one.
+        driver_s: how long the driver is waited for.
     """
 
     def __init__(
@@ -162,7 +163,9 @@ class IdentityCollector:
         directory: Path,
         manifest: Sequence[str] = (),
         nvml: Callable[[], Any] | None = None,
+        driver_s: float = DRIVER_S,
     ) -> None:
+        self._driver_s = driver_s
         self._argv = list(argv)
         self._directory = directory
         self._manifest = list(manifest)
@@ -228,7 +231,7 @@ class IdentityCollector:
                 inputs=_guarded_digests(
                     lambda: input_files(self._argv, self._directory, self._manifest, budget)
                 ),
-                hardware=_guarded(lambda: hardware(self._nvml), Hardware),
+                hardware=_guarded(lambda: hardware(self._nvml, self._driver_s), Hardware),
                 system=Platform(platform.platform(), platform.node()),
                 supervise=_guarded(supervise, Supervisor),
             )
@@ -373,14 +376,14 @@ def _versions(directory: str) -> Iterator[tuple[str, str]]:
                 yield re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]
 
 
-def hardware(nvml: Callable[[], Any]) -> Hardware:
+def hardware(nvml: Callable[[], Any], driver_s: float) -> Hardware:
     """Return CPU, memory in bytes, and the devices with their driver."""
     model = platform.machine()
     with suppress(OSError):
         info = Path("/proc/cpuinfo").read_text("utf-8", "replace")
         model = next(iter(re.findall(r"^model name\s*: (.+)$", info, re.MULTILINE)), model)
     return replace(
-        _within(DRIVER_S, lambda: _devices(nvml())),
+        _within(driver_s, lambda: _devices(nvml())),
         cpu=model,
         cpus=psutil.cpu_count(),
         memory_bytes=psutil.virtual_memory().total,

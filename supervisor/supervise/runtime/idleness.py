@@ -95,7 +95,7 @@ def _wakes(pid: int) -> int:
 
 STARTUP = "startup"
 DEVICE_S = 1.0  # between two looks at the devices of a job that is watched
-LOOK_S = 10.0  # over which a start-up is asked for work; the idle watch of the shipped runbooks
+LOOK_S = 10.0  # as the idle watch of the shipped runbooks
 LONG_S = 900.0  # a start-up that works is reported after it, and each time it has doubled
 
 
@@ -105,14 +105,16 @@ class Phases:
     Args:
         members: returns the processes of the job.
         device: returns the share of the time that the most used device of the job is in use.
+        look_s: over which a start-up is asked for work.
     """
 
     def __init__(
         self,
         members: Callable[[], Iterable[psutil.Process]],
         device: Callable[[], float] = lambda: 0.0,
+        look_s: float = LOOK_S,
     ) -> None:
-        self._members, self._device = members, device
+        self._members, self._device, self._look_s = members, device, look_s
         self._looked_s = float("-inf")
         self._before: dict[int, tuple[float, int]] = {}
         self._works = False
@@ -159,10 +161,12 @@ class Phases:
     def works(self) -> bool:
         """Return whether the job used CPU, files or a device between the newest two looks at it."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
+        if now_s - self._looked_s >= self._look_s:
             usage, within_s = counters(self._members()), now_s - self._looked_s
             used = {**difference(self._before, usage), "device": self._device()}
-            self._works = within_s < 3.0 * LOOK_S and busy(used, within_s)  # else: the first look
+            self._works = within_s < 3.0 * self._look_s and busy(
+                used, within_s
+            )  # else: the first look
             self._looked_s, self._before = now_s, usage
         return self._works
 
