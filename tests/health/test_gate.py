@@ -1,7 +1,5 @@
 """What is asked of a host, with stand-ins for its driver, its cgroup and the job's Python."""
 
-# ruff: noqa: N802 - the driver's own names
-
 import json
 import time
 from types import SimpleNamespace
@@ -9,52 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model import HostHealth
-from supervise.runtime import HealthGate, Start, host, nvml_report
+from supervise.runtime import HealthGate, Start, available_bytes, driver_report
+from tests.support.nvml import Driver
 
 GB = 10**9
 
 
-class Driver:
-    """Three devices: one that is well, one that counts errors, and one that is lost."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
-
-    def __init__(self, count=3):
-        self.count = count
-
-    def nvmlInit(self):
-        if not self.count:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self):
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, i):
-        if i == 2:
-            raise self.NVMLError("GPU is lost")
-        return i
-
-    def nvmlDeviceGetName(self, i):
-        return b"NVIDIA H100"
-
-    def nvmlDeviceGetMemoryInfo(self, i):
-        return SimpleNamespace(used=1, total=100)
-
-    def nvmlDeviceGetRemappedRows(self, i):
-        if i == 0:
-            raise self.NVMLError("Not Supported")
-        return 0, 3, True, False
-
-    def nvmlDeviceGetTotalEccErrors(self, i, kind, since):
-        return 4 * i
-
-
 def test_what_the_driver_has_of_each_device_is_reported():
     """What it does not support is no fault; without a driver there is no device."""
-    well, counted, lost = nvml_report.report(Driver())
+    well, counted, lost = driver_report(Driver(count=3))
 
     assert well == {
         "device": "device 0",
@@ -65,7 +26,7 @@ def test_what_the_driver_has_of_each_device_is_reported():
     }
     assert (counted["ecc_errors"], counted["remap_pending"]) == (4, True)
     assert lost == {"device": "device 2", "lost": "it does not answer: GPU is lost"}
-    assert nvml_report.report(Driver(0)) == []
+    assert driver_report(Driver(count=0)) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +50,7 @@ def test_memory_is_what_the_container_allows(tmp_path, files, allowed):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(text)
 
-    found = host.available_bytes(tmp_path)
+    found = available_bytes(tmp_path)
     assert found == allowed if allowed is not None else found > 10**6
 
 
@@ -107,10 +68,9 @@ def python(tmp_path):
     return make
 
 
-def look(start, wanted, machine=None, within_s=60.0, *, alive=False):
-    found = HealthGate(lambda: wanted, {}, lambda: machine, lambda: ()).look(
-        start, within_s, alive=alive
-    )
+def look(start, wanted, machine=None, within_s=60.0, *, alive=False, **options):
+    gate = HealthGate(lambda: wanted, {}, lambda: machine, lambda: (), **options)
+    found = gate.look(start, within_s, alive=alive)
     return {each.check: (each.verdict, each.text) for each in found}
 
 
@@ -173,11 +133,10 @@ def test_time_that_is_over_decides_nothing(tmp_path):
     assert time.monotonic() - began < 1.0
 
 
-def test_memory_may_come_back(tmp_path, monkeypatch):
+def test_memory_that_the_kernel_frees_after_a_moment_counts(tmp_path):
     sizes = [GB, GB, 5 * GB]
-    monkeypatch.setattr(host, "available_bytes", lambda: sizes.pop(0))
-    monkeypatch.setattr(host, "LOOK_S", 0.01)
-    found = look(Start(tmp_path), HostHealth(memory_gb=4.0))
+    wanted = HostHealth(memory_gb=4.0)
+    found = look(Start(tmp_path), wanted, available=lambda: sizes.pop(0))
 
     assert found["memory"] == ("good", "5.0 GB available, and job.health.memory_gb is 4")
 

@@ -1,76 +1,19 @@
-"""The machine: real numbers of this one, and a complete stand-in for the driver of a device."""
-
-# ruff: noqa: N802, N815 - the driver's own names
+"""The machine: real numbers of this one, and a stand-in for the driver of a device."""
 
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from supervise.runtime import Hardware
+from tests.support.nvml import Driver
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # waits for looks and processes
-
-
-class Driver:
-    """Two devices; this process computes on the first."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_TEMPERATURE_GPU = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
-    nvmlEventTypeXidCriticalError = 8
-
-    def __init__(self, users=None, count=2):
-        self.users = users or {0: [os.getpid()], 1: [os.getpid()]}
-        self.count = count
-        self.xids = 0
-        self.util = [90, 30]
-
-    def nvmlInit(self):
-        if self.count == 0:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self):
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, i):
-        return i
-
-    def nvmlDeviceGetComputeRunningProcesses(self, i):
-        return [SimpleNamespace(pid=pid) for pid in self.users.get(i, [])]
-
-    def nvmlDeviceGetMemoryInfo(self, i):
-        return SimpleNamespace(used=(i + 1) * 20, total=100)
-
-    def nvmlDeviceGetUtilizationRates(self, i):
-        return SimpleNamespace(gpu=self.util[i])
-
-    def nvmlDeviceGetTemperature(self, i, kind):
-        return 60 + i
-
-    def nvmlDeviceGetPowerUsage(self, i):
-        return 350_000
-
-    def nvmlDeviceGetTotalEccErrors(self, i, kind, counter):
-        raise self.NVMLError("Not Supported")
-
-    def nvmlEventSetCreate(self):
-        return "set"
-
-    def nvmlDeviceRegisterEvents(self, device, kinds, events):
-        pass
-
-    def nvmlEventSetWait_v2(self, events, timeout_ms):
-        if self.xids == 0:
-            raise self.NVMLError("Timeout")
-        self.xids -= 1
 
 
 def hardware(tmp_path, nvml=None, **options):
@@ -194,7 +137,8 @@ def test_the_devices_of_a_job_are_those_it_uses_and_in_a_container_all(
 
 
 def test_a_rank_gets_the_worst_of_its_devices_and_their_critical_errors(tmp_path):
-    looked = hardware(tmp_path, driver := Driver())
+    own = [os.getpid()]
+    looked = hardware(tmp_path, driver := Driver({0: own, 1: own}))
     looked.look()
     worst = {"gpu_util": 30.0, "gpu_mem_used": 40.0, "gpu_temperature": 61.0, "gpu_power": 350.0}
     assert looked.newest(os.getpid(), leads=False) == {**worst, "gpu_xid_errors": 0.0}

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 import supervise_probe
-from supervise.runtime import child_environment, directory_tier
+from supervise.runtime import (
+    child_environment,
+    directory_tier,
+    lend_directory,
+    make_environment,
+    remove_environment,
+    sweep_environments,
+    take_ownership,
+)
+from supervise_probe.ipc.segment import Writer
 
 PYTHON = sys.executable
 
@@ -111,3 +120,156 @@ def test_a_script_is_judged_by_its_first_line(head, expected, tmp_path):
 
     assert directory_tier([str(tool), "--flag"])[1] == expected
     assert directory_tier(["tool"], {"PATH": str(tmp_path)})[1] == expected
+
+
+# ── the directory in shared memory: ours while we live, swept when everybody in it is dead ────────
+
+
+OLD = 10_000
+
+
+def aged(path):
+    then = path.stat().st_mtime - OLD
+    os.utime(path, (then, then))
+    return path
+
+
+def named(root, name):
+    path = root / f"supervise-{os.getuid()}-{name}"
+    path.mkdir()
+    return path
+
+
+def test_only_dead_and_old_directories_are_swept(tmp_path):
+    """Locked, young, with a living job, or no directory at all: left alone."""
+    mine = aged(make_environment(tmp_path, "mine"))
+    named(tmp_path, "young")
+    (tmp_path / f"supervise-{os.getuid()}-file").write_text("")
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    living, dead = (named(tmp_path, name) for name in ("living", "dead"))
+    for path, pid in ((living, os.getpid()), (dead, done.pid)):
+        (path / f"rank-0.{pid}.seg").write_bytes(b"")
+        aged(path)
+
+    assert sweep_environments(tmp_path) == [dead]
+    assert mine.is_dir()
+    assert not dead.exists()
+
+
+MAKES = """
+import pathlib, sys
+from supervise.runtime import make_environment, sweep_environments
+root = pathlib.Path(sys.argv[1])
+print(sweep_environments(root), make_environment(root, "mine").name, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_supervisor_lets_go(tmp_path):
+    pipe = subprocess.PIPE
+    made = subprocess.Popen([sys.executable, "-c", MAKES, tmp_path], stdin=pipe, stdout=pipe)
+    made.stdout.readline()
+    (path,) = tmp_path.iterdir()
+    aged(path)
+    assert sweep_environments(tmp_path) == []
+    made.kill()
+    made.communicate()
+
+    assert sweep_environments(tmp_path) == [path]
+
+
+def test_a_name_alone_keeps_no_directory(tmp_path):
+    """Only a segment that a living process wrote does: pids are reused, and anything is planted."""
+    path = make_environment(tmp_path, "mine")
+    (path / f"rank-0.{os.getppid()}.seg").write_bytes(b"garbage")
+    (path / "job.1").write_text("")
+    os.mkfifo(path / f"rank-1.{os.getpid()}.seg")
+    writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
+
+    remove_environment(path)
+    assert path.is_dir()
+    writer.close()
+    Path(writer.path).unlink()
+    remove_environment(path)
+    assert not path.exists()
+
+
+def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
+    """The probe in the job may be that of another release, with a wire version of its own."""
+    path = make_environment(tmp_path, "mine")
+    writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
+    raw = bytearray(Path(writer.path).read_bytes())
+    raw[8] += 1
+    Path(writer.path).write_bytes(raw)
+    writer.close()
+
+    remove_environment(path)
+    assert path.is_dir()
+
+
+def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
+    """Importing may take longer than its supervisor lives."""
+    path = named(tmp_path, "starting")
+    lend_directory(path, os.getpid())
+
+    assert sweep_environments(tmp_path) == []
+    aged(path)
+    assert sweep_environments(tmp_path) == []
+
+
+AS_NOBODY = """
+import os, sys
+os.umask(0)
+os.chdir(sys.argv[1])
+os.setgid(65534)
+os.setuid(65534)
+for name in ("fifo", "directory", "link"):
+    place = f"supervise-0-{name}"
+    if name == "fifo":
+        os.mkfifo(place)
+    elif name == "link":
+        os.symlink("supervise-0-directory", place)
+    else:
+        os.mkdir(place)
+        os.mkfifo(place + "/owner")
+        os.utime(place, (0, 0))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+def test_what_another_user_plants_holds_up_no_start(tmp_path):
+    tmp_path.chmod(0o777)  # without the sticky bit: no kernel setting helps
+    for parent in list(tmp_path.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+    subprocess.run([sys.executable, "-c", AS_NOBODY, str(tmp_path)], check=True)
+    planted = {path.name for path in tmp_path.iterdir()}
+
+    done = subprocess.run(
+        [sys.executable, "-c", MAKES, tmp_path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout.strip() == "[] supervise-0-mine", done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {*planted, "supervise-0-mine"}
+
+
+@pytest.mark.parametrize("lacks", ["name", "mark", "owner"])
+def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
+    if lacks == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can act as a second user")
+    name = f"supervise-{0 if lacks == 'name' else ''}{os.getuid()}-run"
+    path = tmp_path / name
+    path.mkdir()
+    (path / "theirs").touch()
+    if lacks != "mark":
+        take_ownership(path)
+    if lacks == "owner":
+        os.chown(path, 65534, 65534)
+
+    remove_environment(path)
+
+    assert (path / "theirs").exists()

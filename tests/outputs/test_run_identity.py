@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +17,7 @@ from supervise.runtime import (
     describe_differences,
     identity_differences,
 )
+from tests.support.nvml import Driver
 
 
 def no_driver():
@@ -97,19 +97,9 @@ def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, 
 
 
 def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect):
-    driver = SimpleNamespace(
-        NVMLError=OSError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda handle: b"H100",
-        nvmlDeviceGetUUID=lambda handle: "GPU-1",
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80),
-        nvmlSystemGetDriverVersion=lambda: "570.1",
-    )
-    found = collect(nvml=lambda: driver).hardware
+    found = collect(nvml=lambda: Driver(count=1)).hardware
     (device,) = found.devices
-    assert (device.name, device.uuid, device.memory_bytes) == ("H100", "GPU-1", 80)
+    assert (device.name, device.uuid, device.memory_bytes) == ("NVIDIA H100", "GPU-0", 100)
     assert found.driver == "570.1"
 
     release = threading.Event()

@@ -28,9 +28,10 @@ __getattr__ = lazy_exports(
         "frame_enrichment": "FrameEnricher",
         "hardware": "Growth, Hardware",
         "host": (
-            "HealthGate, HostMemo, OomCounters, Start, git as git_facts, group_file, "
+            "HealthGate, available_bytes, HostMemo, OomCounters, Start, git as git_facts, group_file, "
             "output_files, run_tool, tail as tail_of_output"
         ),
+        "nvml_report": "driver_report",
         "identity": (
             "ByteBudget, Device, Identity, IdentityCollector, describe as describe_differences, differences as identity_differences"
         ),

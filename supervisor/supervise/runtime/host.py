@@ -383,6 +383,7 @@ class HealthGate:
         environ: of the job, as the user gave it.
         machine: returns what is known of the host, None for nothing.
         classes: returns the classes of failures, by which an error of a device is told.
+        available: returns the memory that the job may use, in bytes.
     """
 
     def __init__(
@@ -391,7 +392,9 @@ class HealthGate:
         environ: Mapping[str, str],
         machine: Callable[[], Machine | None],
         classes: Callable[[], Sequence[FailureClass]],
+        available: Callable[[], int | None] = available_bytes,
     ) -> None:
+        self._available = available
         self._wanted = configured
         self._environ = {k: v for k, v in environ.items() if not k.startswith("SUPERVISE")}
         self._machine = machine
@@ -437,7 +440,7 @@ class HealthGate:
         required_bytes = _bytes(settings.memory_gb)
         until_s = min(until_s, time.monotonic() + MEMORY_S)
         while True:
-            finding = host_health.judge_memory(available_bytes(), peak, required_bytes)
+            finding = host_health.judge_memory(self._available(), peak, required_bytes)
             if finding.verdict != BAD or time.monotonic() > until_s - LOOK_S:
                 return finding
             time.sleep(LOOK_S)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def report(nvml: Any) -> list[dict[str, Any]]:
+def driver_report(nvml: Any) -> list[dict[str, Any]]:
     """Return one row per device: `device`, `name`, `ecc_errors`, `remap_failed`, `remap_pending`;
     of one that does not answer `device` and `lost`. What it does not support is left out.
 
@@ -64,4 +64,4 @@ def _text(name: str | bytes) -> str:
 if __name__ == "__main__":
     import pynvml
 
-    print(json.dumps(report(pynvml)))
+    print(json.dumps(driver_report(pynvml)))
