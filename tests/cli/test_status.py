@@ -8,7 +8,6 @@ import pytest
 
 from supervise import system
 from supervise.core.model import Exited, Launched
-from supervise.runtime import LAUNCH_FILE
 
 STATE = {
     "state": "probation",
@@ -203,7 +202,7 @@ def test_a_channel_that_does_not_deliver_is_told(supervise, recorded):
 def test_a_job_whose_start_was_not_written_down_runs(supervise, recorded):
     """Its supervisor was killed in between: the job is known by the mark of the run."""
     run = recorded([], end=None)
-    environ = {**os.environ, LAUNCH_FILE: f"{run.id}:0"}
+    environ = {**os.environ, "SUPERVISE_LAUNCH": f"{run.id}:0"}
     job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environ)
     try:
         _, out, _ = supervise("status", run.path)

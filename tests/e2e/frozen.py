@@ -17,7 +17,6 @@ from pathlib import Path
 from supervise import system
 from supervise.catalog import load_policy
 from supervise.cli import run
-from supervise.runtime import PATIENCE_S
 from supervise.store import Audit, Journal, Recorder
 
 
@@ -60,6 +59,5 @@ def tell(line):
 if __name__ == "__main__":
     policy, directory, gate, *argv = sys.argv[1:]
     Freezing.gate = Path(gate)
-    PATIENCE_S = 3.0
     again = (policy, None, {})
     sys.exit(run.supervise(argv, load_policy(policy), again, Path(directory), [], tell, record))

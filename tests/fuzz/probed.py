@@ -17,7 +17,6 @@ from supervise.core import start_engine, step_engine
 from supervise.core.model import Event, Launched, Notice, OperatorCommand, Tick, plain_decision
 from supervise.errors import SuperviseError
 from supervise.runtime import (
-    CONTROL_DIRECTORY,
     ControlInbox,
     FrameEnricher,
     RankView,
@@ -99,7 +98,7 @@ def use_notices(home: Path, raw: bytes) -> None:
     folder = home / "letters"
     folder.mkdir(exist_ok=True)
     writer = Writer.create(str(folder), "run", 0, 1, slots=64, capacity=8)
-    control = home / CONTROL_DIRECTORY
+    control = home / "control"
     control.mkdir(exist_ok=True)
     words = ControlInbox(home, clock)
     judge = Judge()

@@ -8,7 +8,7 @@ import threading
 import psutil
 import pytest
 
-from supervise.runtime import OutputLog, is_alive
+from supervise.runtime import OutputLog
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -51,6 +51,10 @@ def close(popen, name):
     """Close one of our ends."""
     getattr(popen, name).close()
     setattr(popen, name, None)
+
+
+def is_alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def relays_of(popen):

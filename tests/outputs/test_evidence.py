@@ -150,7 +150,9 @@ def test_without_any_way_in_the_kernels_view_remains(bundle, hung):
 
     _, path = bundle(FakeWitness([job.pid]))
 
-    assert "thread" in (path / "kernel.txt").read_text()
+    kernel = (path / "kernel.txt").read_text()
+    assert kernel.startswith(f"process {job.pid}\n  thread {job.pid} python")
+    assert "sleeping" in kernel
     why = "the probe registered no handler for it; py-spy is not installed"
     what = f"Python stacks of process {job.pid}"
     assert manifest(path)["missing"] == [{"what": what, "why": why}]

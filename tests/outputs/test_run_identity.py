@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from supervise.runtime import (
-    ByteBudget,
     Identity,
     IdentityCollector,
     describe_differences,
@@ -51,10 +50,8 @@ def test_files_of_the_command_and_inputs_are_hashed(collect, tmp_path):
     for name in ("train.py", "a.yaml", "model/tokenizer.json", "shards.txt", "log.txt"):
         (tmp_path / name).write_text(name)
 
-    found = collect(
-        *("train.py", "--config=a.yaml", "--lr", "1e-3", "--model", "model", "--log", "log.txt"),
-        manifest=["shards.txt", "absent.txt"],
-    )
+    argv = "train.py --config=a.yaml --lr 1e-3 --model model --log log.txt"
+    found = collect(*argv.split(), manifest=["shards.txt", "absent.txt"])
 
     assert found.files == {"train.py": sha("train.py"), "a.yaml": sha("a.yaml")}
     assert found.inputs == {
@@ -67,12 +64,17 @@ def test_files_of_the_command_and_inputs_are_hashed(collect, tmp_path):
     assert "pynvml" in found.hardware.missing
 
 
-def test_hashing_has_a_limit(tmp_path):
-    (tmp_path / "large").write_text("12345")
-    budget = ByteBudget(remaining=8)
+def test_hashing_has_a_limit_for_a_file_and_for_all(collect, tmp_path):
+    names = [f"{number}.yaml" for number in range(6)]
+    for name in names:
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, (64 << 20) + (name == "0.yaml"))
 
-    assert budget.digest(tmp_path / "large") == sha("12345")
-    assert budget.digest(tmp_path / "large").startswith("not hashed: 5 bytes, beyond")
+    found = collect(*names).files
+
+    assert found["0.yaml"] == "not hashed: 67108865 bytes, more than 67108864"
+    assert [found[name][:4] for name in names[1:5]] == ["sha2"] * 4
+    assert found["5.yaml"].startswith("not hashed: 67108864 bytes, beyond")
 
 
 def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, tmp_path):

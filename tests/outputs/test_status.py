@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from supervise.catalog import load_policy
@@ -12,24 +13,15 @@ from supervise.core.model import (
     Frame,
     JobSettings,
     Notice,
-    Payload,
     RelaunchSettings,
 )
 from supervise.runtime import (
-    PROGRESS_POINTS,
-    EndCause,
-    Incidents,
     Life,
-    LossCurve,
-    OpenIncident,
     ProbeStatus,
-    Request,
     Status,
-    Training,
     TrainingProgress,
     first_step_deadline_s,
     is_known,
-    planned_in,
     probe_capabilities,
     status_line,
     status_verdict,
@@ -88,13 +80,13 @@ def test_a_rollback_starts_the_speed_again_and_keeps_the_curve():
     assert training.curve.steps == [*range(50), 20]
 
 
-@pytest.mark.parametrize("count", [PROGRESS_POINTS, PROGRESS_POINTS + 1, 5000])
+@pytest.mark.parametrize("count", [128, 129, 5000])
 def test_the_curve_is_bounded_and_loses_no_spike(count):
     losses = [1.0] * count
     losses[count // 3], losses[count // 2] = 8.0, math.nan
     curve = fed(losses).status(None, 0).curve
 
-    assert PROGRESS_POINTS // 2 <= len(curve.steps) == len(curve.loss) <= PROGRESS_POINTS
+    assert 64 <= len(curve.steps) == len(curve.loss) <= 128
     assert curve.loss.count(8.0) == 1 and sum(map(math.isnan, curve.loss)) == 1
     assert curve.steps == sorted(set(curve.steps))
 
@@ -120,7 +112,7 @@ def test_one_metric_makes_the_curve():
 
     training = progress.status(None, 3)
     assert training.loss_metric == "train_loss"
-    assert training.curve == LossCurve([0, 2], [2.0, 1.9])
+    assert (training.curve.steps, training.curve.loss) == ([0, 2], [2.0, 1.9])
 
 
 @pytest.mark.parametrize(
@@ -136,11 +128,24 @@ def test_one_metric_makes_the_curve():
     ],
 )
 def test_the_planned_length_is_read_from_the_command(argv, total):
-    assert planned_in(argv.split())[0] == total
+    assert TrainingProgress(argv.split()).status(None, 0).planned_steps == total
 
 
 LIVE = Life(supervisor="running", job="running")
-INCIDENT = Incidents(2, OpenIncident(id="inc-2", severity="SEV1", headline="loss 9"))
+INCIDENT = {"opened": 2, "open": {"id": "inc-2", "severity": "SEV1", "headline": "loss 9"}}
+ASKED = {"incidents": INCIDENT, "approvals": [{"id": "ask-1", "runbook": "soften"}]}
+HELD = "automatic actions are off, a person is needed: supervise release RUN (no incident)"
+
+
+def status_of(**parts):
+    """Return the status that a `state.json` with these parts holds."""
+    return msgspec.convert(
+        {"state": "nominal", "tier": "T1"} | parts, Status, dec_hook=lambda form, value: form(value)
+    )
+
+
+def training(last_step_s, steps_per_s):
+    return {"training": {"last_step_s": last_step_s, "steps_per_s": steps_per_s}}
 
 
 @pytest.mark.parametrize(
@@ -149,24 +154,12 @@ INCIDENT = Incidents(2, OpenIncident(id="inc-2", severity="SEV1", headline="loss
         ({}, 1.0, "healthy"),
         ({}, 300.0, "unknown: the supervisor has written no status for 5 min"),
         ({"incidents": INCIDENT}, 1.0, "incident open: inc-2 SEV1: loss 9"),
-        (
-            {"incidents": INCIDENT, "approvals": [Request(id="ask-1", runbook="soften")]},
-            1.0,
-            "waits for a person: supervise approve RUN ask-1 (soften, inc-2 SEV1)",
-        ),
-        (
-            {"state": "holding"},
-            1.0,
-            "automatic actions are off, a person is needed: supervise release RUN (no incident)",
-        ),
-        (
-            {"ranks": {"0": Payload({"paused": True})}},
-            1.0,
-            "paused: supervise resume RUN (no incident)",
-        ),
-        ({"training": Training(last_step_s=29.0, steps_per_s=9.0)}, 1.0, "healthy"),
-        ({"training": Training(last_step_s=31.0, steps_per_s=9.0)}, 1.0, "no step for 31 s"),
-        ({"training": Training(last_step_s=31.0, steps_per_s=0.1)}, 1.0, "healthy"),
+        (ASKED, 1.0, "waits for a person: supervise approve RUN ask-1 (soften, inc-2 SEV1)"),
+        ({"state": "holding"}, 1.0, HELD),
+        ({"ranks": {"0": {"paused": True}}}, 1.0, "paused: supervise resume RUN (no incident)"),
+        (training(29.0, 9.0), 1.0, "healthy"),
+        (training(31.0, 9.0), 1.0, "no step for 31 s"),
+        (training(31.0, 0.1), 1.0, "healthy"),
         ({"rules": {"a": "OK", "b": "blind"}}, 1.0, "partly blind: b"),
         ({"tier": "T0"}, 1.0, "no probe: only exit and signals are watched"),
         ({"state": "warming"}, 1.0, "warming up: the baselines are not complete yet"),
@@ -174,7 +167,11 @@ INCIDENT = Incidents(2, OpenIncident(id="inc-2", severity="SEV1", headline="loss
     ],
 )
 def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
-    assert status_verdict(LIVE, Status(**{"state": "nominal", "tier": "T1"} | parts), age_s) == text
+    assert status_verdict(LIVE, status_of(**parts), age_s) == text
+
+
+CAUSE = {"text": "OSError at a.py:1"}
+FAILED = "ended with exit code 3: OSError at a.py:1"
 
 
 @pytest.mark.parametrize(
@@ -182,15 +179,11 @@ def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
     [
         (Life(job="running"), None, "not supervised: its supervisor died; supervise adopt RUN"),
         (Life(job="ended", over=True, exit_code=0), None, "finished"),
-        (
-            Life(job="ended", over=True, exit_code=3),
-            EndCause("OSError at a.py:1"),
-            "ended with exit code 3: OSError at a.py:1",
-        ),
+        (Life(job="ended", over=True, exit_code=3), CAUSE, FAILED),
     ],
 )
 def test_the_verdict_without_a_supervisor_is_about_the_job(life, cause, text):
-    assert status_verdict(life, Status(state="nominal", ended_by=cause)) == text
+    assert status_verdict(life, status_of(ended_by=cause)) == text
 
 
 @pytest.mark.parametrize(
