@@ -17,6 +17,8 @@ from supervise.report import Record, failed_records, failure_lines
 from supervise.runtime import Evidence, FailureRecords, OomCounters, group_file
 from supervise_probe.runtime import failure
 
+from ..outputs.conftest import FakeWitness
+
 LOOP = "def train():\n    for step in range(9):\n        if step == 3:\n            {}\ntrain()\n"
 POOL = """
 import multiprocessing
@@ -50,6 +52,7 @@ FULL = LOOP.format("open('/dev/full', 'w').write('x' * 99999)")
 KILL = "import os\nos.kill(os.getpid(), 9)\n"
 
 BOOM = LOOP.format("raise RuntimeError('boom')")
+SECRET = LOOP.format("raise KeyError(__import__('os').environ['MY_TOKEN'])")
 
 # Way -> script, exit code, what people read, class.
 WAYS = {
@@ -73,37 +76,41 @@ WAYS = {
     "error file": (CHILD.format(code=1), 1, r"OSError: lost at train.py:7 \(rank 1\)", ""),
     "kill": (KILL, -9, "SIGKILL", "killed"),
     "kernel": (KILL, -9, "SIGKILL: the kernel's out of memory killer ended 1", "host-oom"),
-    "secret": (
-        LOOP.format("raise KeyError(__import__('os').environ['MY_TOKEN'])"),
-        1,
-        "KeyError: '<redacted>'",
-        "data-error",
-    ),
+    "secret": (SECRET, 1, "KeyError: '<redacted>'", "data-error"),
 }
+
+
+def records_in(folder, known=(), counter=None):
+    """Return the records of a folder, without those that are known."""
+    return FailureRecords(
+        folder, failure_classes, OomCounters(counter, folder / "none"), set, known
+    )
+
+
+@pytest.fixture
+def records(tmp_path):
+    return records_in(tmp_path)
 
 
 @pytest.fixture
 def died(make_folder, launch, tmp_path):
     """A function that lets a script end, and returns what was recorded and what people get."""
 
-    def run(script, code, *, environ=(), kernel=False, ends=None):
+    def run(script, code, *, environ=(), kernel=False):
         folder, counter = make_folder(), tmp_path / "memory.events"
         counter.write_text("oom 0\noom_kill 4\n")
-        marks = folder / "probe"
-        records = FailureRecords(
-            marks, failure_classes, OomCounters(counter, tmp_path / "none"), set
-        )
+        records = records_in(folder / "probe", counter=counter)
         records.launched()
         launch(script, folder=folder, code=code, environ=environ)
         if kernel:
             counter.write_text("oom 1\noom_kill 5\n")
-        (pid,) = (int(path.name.split(".")[1]) for path in marks.glob("boot.*"))
-        return outcome(records.ended(pid, code, time.monotonic_ns(), ends or {}), code, tmp_path)
+        (pid,) = (int(path.name.split(".")[1]) for path in (folder / "probe").glob("boot.*"))
+        return outcome(records.ended(pid, code, time.monotonic_ns(), {}), tmp_path, code)
 
     return run
 
 
-def outcome(notices, code, folder):
+def outcome(notices, folder, code):
     """Judge the end of a job, and return everything that people read of it."""
     policy = Policy("test", "sha256:0", "observe", {}, ())
     state, decisions = start_engine(policy), []
@@ -111,28 +118,16 @@ def outcome(notices, code, folder):
         state, made = step_engine(policy, state, event)
         decisions += made
     message = message_of([d for d in decisions if d.kind == "notify_intent"][-1], "run", "head")
-    job = SimpleNamespace(
-        on_loop=lambda call, timeout_s: call(),
-        ranks=dict,
-        processes=list,
-        forget=lambda asked: None,
-        ask=lambda *args, **more: SimpleNamespace(wait=lambda timeout_s: {}),
-    )
-    evidence = Evidence(
-        folder / "incidents",
-        folder,
-        list,
-        directory=folder,
-        failures=lambda: state.job.failures_by_cause,
-    )
-    bundle = evidence.collect(job, "inc-1", "k", 5.0).path
+    failures = {"failures": lambda: state.job.failures_by_cause}
+    evidence = Evidence(folder / "incidents", folder, list, directory=folder, **failures)
+    bundle = folder / evidence.collect(FakeWitness([]), "inc-1", "k", 5.0).path
     head = {"seq": 0, "actor": "engine", "mono_ns": 0}
     records = [Record.decode(record(decision) | head) for decision in decisions]
     return SimpleNamespace(
         cause=state.job.cause,
         console=render_console(message, colour=False),
         webhook=json.loads(webhook_body(message))["data"],
-        bundle=json.loads((folder / bundle / "failures.json").read_text()),
+        bundle=json.loads((bundle / "failures.json").read_text()),
         why="\n".join(failure_lines(failed_records(records))),
     )
 
@@ -153,26 +148,21 @@ def test_what_ended_it_is_named_wherever_people_read_of_it(died, way):
     assert "t0psecret" not in json.dumps(vars(end), default=str)
 
 
-def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
+def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(records, tmp_path):
     """By this supervisor or the one before it; what is no record, or of no use, costs nothing."""
     good = {"pid": 7, "type": "E", "message": "\x1b[31mred\x07", "line": "4", "rank": [1]}
     texts = [json.dumps(good), "[]", "{", json.dumps({"ranks": [None, {"code": "x"}]}), "\0" * 99]
     for number, text in enumerate(texts):
         (tmp_path / f"failure.7.{number}.json").write_text(text)
-    records = FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
     first, second = records.ended(1, 0, 1, {}), records.ended(1, 0, 1, {})
-    known = [notice.data["record"] for notice in first]
-    again = FailureRecords(
-        tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set, known
-    )
+    again = records_in(tmp_path, [notice.data["record"] for notice in first])
 
     assert [notice.message for notice in first] == ["E: [31mred", ""]
     assert (second, again.ended(1, 0, 1, {})) == ([], [])
 
 
-def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
+def test_the_last_message_of_a_rank_stands_in_for_a_record(records):
     ends = {4242: (1, 1, "OSError: [Errno 28] No space left on device (train.py:41)")}
-    records = FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
     (notice,) = records.ended(4242, 1, 1, ends)
 
     assert notice.message == "OSError: [Errno 28] No space left on device at train.py:41 (rank 1)"
@@ -183,19 +173,15 @@ def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
 
 
 FULL_DISK = OSError(28, "No space left on device")
+FROM_FULL_DISK = "7 (from OSError: [Errno 28"
 
 
 @pytest.mark.parametrize(
     ("error", "links", "text", "cls"),
     [
         (RuntimeError("gone"), {"__cause__": KeyError("killed")}, "gone (from KeyError: 'kill", ""),
-        (
-            ValueError("pos 7"),
-            {"__context__": FULL_DISK},
-            "7 (from OSError: [Errno 28",
-            "disk-full",
-        ),
-        (OSError("pos 7"), {"__context__": FULL_DISK}, "7 (from OSError: [Errno 28", "disk-full"),
+        (ValueError("pos 7"), {"__context__": FULL_DISK}, FROM_FULL_DISK, "disk-full"),
+        (OSError("pos 7"), {"__context__": FULL_DISK}, FROM_FULL_DISK, "disk-full"),
         (OSError("x"), {"__context__": FULL_DISK, "__suppress_context__": True}, "OSError: x", ""),
         (OSError("x"), {"__context__": KeyError("row")}, "OSError: x", ""),
     ],
@@ -223,19 +209,11 @@ def test_a_full_disk_that_torch_hides_is_named(monkeypatch, bytes_, text):
     assert found.endswith(text) and ("No space left on device" in found) == bool(bytes_)
 
 
-@pytest.fixture
-def records(tmp_path):
-    return FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
-
-
 def test_a_signal_that_a_shell_reports_is_one(records):
     """Of the rank that recorded no end; a code of the job's own is none, nor is one above 192."""
     (notice,) = records.ended(77, 137, 1, {4242: (0, None, ""), 4243: (1, 0, "")})
-    assert (notice.data["type"], notice.data["pid"], notice.data["cls"]) == (
-        "SIGKILL",
-        4242,
-        "killed",
-    )
+    found = (notice.data["type"], notice.data["pid"], notice.data["cls"])
+    assert found == ("SIGKILL", 4242, "killed")
     assert notice.message == "SIGKILL (rank 0)"
     assert [records.ended(77, code, 1, {}) for code in (130, 143, 255, 3)] == [[], [], [], []]
     records.launched()
@@ -248,10 +226,8 @@ def test_a_rank_that_crashed_is_shown_with_its_place(records, tmp_path):
     rank = {"rank": 1, "pid": 4243, "code": -11}
     record = {"kind": "launcher", "type": "ChildFailedError", "pid": 7, "ranks": [rank]}
     (tmp_path / "failure.7.1.json").write_text(json.dumps(record))
-    dump = (
-        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
-    )
-    (tmp_path / "boot.4243").write_text(f'{dump}  File "train.py", line 7 in step\n')
+    dump = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):"
+    (tmp_path / "boot.4243").write_text(f'{dump}\n  File "train.py", line 7 in step\n')
     texts = [notice.message for notice in records.ended(7, 1, 1, {})]
 
     assert texts == ["ChildFailedError", "SIGSEGV at train.py:7 (rank 1)"]
@@ -262,16 +238,17 @@ def test_an_end_without_a_record_is_what_it_was(died):
         died("import os\nos._exit(3)", 3)
 
 
-def test_the_job_is_left_as_it_is(launch, make_folder):
-    script = (
-        "import faulthandler, sys, threading\n"
-        "faulthandler.enable()\n"
-        "sys.excepthook = lambda *error: print('mine', error[1], file=sys.stderr)\n"
-        "assert threading.excepthook is threading.__excepthook__\n"
-        "raise RuntimeError('boom')\n"
-    )
-    job = launch(script, code=1)
-    assert job.err == "mine boom\n"
+LEFT = """
+import faulthandler, sys, threading
+faulthandler.enable()
+sys.excepthook = lambda *error: print("mine", error[1], file=sys.stderr)
+assert threading.excepthook is threading.__excepthook__
+raise RuntimeError("boom")
+"""
+
+
+def test_the_job_keeps_its_faulthandler_hooks_streams_and_code(launch):
+    assert launch(LEFT, code=1).err == "mine boom\n"
 
     crash = "import faulthandler, ctypes\nfaulthandler.enable()\nctypes.string_at(0)\n"
     job = launch(crash, code=-signal.SIGSEGV)
