@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +23,7 @@ from supervise.runtime import (
     ends_with,
 )
 from supervise.store import Audit, Journal, Recorder, Reloader, read_audit, read_journal
+from tests.support.waiting import wait_until
 
 SECOND = 10**9
 SPIKE = (*[2.0] * 20, 8.0)
@@ -56,6 +56,9 @@ class FakeJob:
 
     def snapshot(self, incident, *, key, deadline_s):
         return {"path": "x", "sha256": "0", "bytes": 1, "files": []}
+
+    def relaunch(self, args, *, key, deadline_s):
+        return {**PID, "step": 4}
 
     def stop(self, *, grace_s, term_s, exit_code):
         self.asked.append(("stop", exit_code))
@@ -95,9 +98,7 @@ def take_over():
         rest = adoption.begin(FrameEnricher(lambda pid, leads: {}), outbox)
         for event in rest:
             processor.process(event)
-        until = time.monotonic() + 60
-        while processor.performing and time.monotonic() < until:
-            processor.collect_results()
+        wait_until(lambda: processor.collect_results() or not processor.performing, every_s=0)
         outbox.close()
         processor.record_results()
         opened.append(recorder)
@@ -142,8 +143,8 @@ def test_an_order_without_an_outcome_is_given_again_under_its_key(open_intent, t
 
 def test_an_order_whose_training_is_over_is_not_given_again(keep_run, make_frames, take_over):
     """The job may have met it under the supervisor that died, so it is taken back."""
-    events = make_frames(0, *SPIKE)
-    events.append(Announced(events[-1].at_ns, 0, 1, 7, ("train_loss_raw", "grad_global_norm"), 9))
+    frames, names = make_frames(0, *SPIKE), ("train_loss_raw", "grad_global_norm")
+    events = [*frames, Announced(frames[-1].at_ns, 0, 1, 7, names, 9)]
     run = keep_run(events, ended=False, answer=lambda action: None)
     job = FakeJob()
 
@@ -272,18 +273,17 @@ def test_a_stop_that_was_carried_out_decides_with_which_code_to_exit(stopping):
 
 @pytest.fixture
 def relaunching(keep_run, make_frames, small):
-    """Return a function: the supervisor died while it started the job again."""
+    """A function that keeps a run whose supervisor died while it started the job again."""
 
-    def keep(then):
+    def keep(*events):
         text = small.read_text().replace(ANSWER, "snapshot, {relaunch: {}}")
         text = text.replace("  lr_scale: {max: 2, per: 1000}\n", "  restart: {max: 2, per: 1000}\n")
         small.write_text(text + "job: {relaunch: {args: [--resume]}}\n")
         good = {"id": "a", "step": 4, "attempt": 0, "path": "/a.pt", "ok": True, "bytes": 1}
-        events = make_frames(0, *[2.0] * 20)
-        events += [Notice(events[-1].at_ns, "checkpoint", "a was verified", data=good)]
-        events += make_frames(20, 8.0)
+        frames = make_frames(0, *[2.0] * 20)
+        verified = Notice(frames[-1].at_ns, "checkpoint", "a was verified", data=good)
         return keep_run(
-            events + then(events[-1].at_ns),
+            [*frames, verified, *make_frames(20, 8.0), *events],
             ended=False,
             answer=lambda action: None if action["verb"] == "relaunch" else {},
         )
@@ -295,27 +295,29 @@ MARKS = {"how": "term", "returncode": -15, "path": "/ckpt.pt", "moved": []}
 PID = {"pid": 9, "attempt": 1}
 
 
+AGAIN = [Exited(21 * SECOND, -15), Launched(21 * SECOND, 9, 1)]
+
+
 @pytest.mark.parametrize(
-    ("marks", "launched", "dead", "code"),
+    ("marks", "events", "dead", "code"),
     [
-        (MARKS, False, True, 78),  # stopped, and never started again
-        (MARKS, True, False, None),  # it was, and the mark of that was lost
-        (MARKS | PID, False, False, None),  # it was, and the record of that was lost
-        ({**MARKS, "how": "ended"}, False, True, None),  # it had ended by itself
-        (None, False, True, 78),  # the marks cannot be read: who finds the job dead should look
-        (None, False, False, None),
+        (MARKS, [], True, 78),  # stopped, and never started again
+        (MARKS, AGAIN, False, None),  # it was, and the mark of that was lost
+        (MARKS | PID, [], False, None),  # it was, and the record of that was lost
+        ({**MARKS, "how": "ended"}, [], True, None),  # it had ended by itself
+        (None, [], True, 78),  # the marks cannot be read: who finds the job dead should look
+        (None, [], False, None),
     ],
 )
 def test_whether_a_relaunch_left_the_job_dead_is_known(
-    relaunching, take_over, marks, launched, dead, code
+    relaunching, take_over, marks, events, dead, code
 ):
-    run = relaunching(lambda at_ns: [Exited(at_ns, -15), Launched(at_ns, 9, 1)] if launched else [])
+    run = relaunching(*events)
     key = f"{run.id}:inc-1/1/1-relaunch"
     path = run.path / f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     path.parent.mkdir()
     path.write_text("{" if marks is None else json.dumps({"key": key, **marks}))
     job = FakeJob(returncode=-15 if dead else None)
-    job.relaunch = lambda args, *, key, deadline_s: {**PID, "step": 4}
 
     take_over(run, job)
 
@@ -325,11 +327,8 @@ def test_whether_a_relaunch_left_the_job_dead_is_known(
 
 @pytest.mark.parametrize(("code", "passed_on"), [(2, 78), (0, None), (75, None)])
 def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, code, passed_on):
-    run = relaunching(
-        lambda at_ns: [Exited(at_ns, -15), Launched(at_ns, 9, 1), Exited(at_ns, code)]
-    )
+    run = relaunching(*AGAIN, Exited(21 * SECOND, code))
     job = FakeJob(returncode=code)
-    job.relaunch = lambda args, *, key, deadline_s: {**PID, "step": 4}
 
     taken = take_over(run, job)
 
@@ -353,29 +352,19 @@ def engine_records(run):
     return [r for r in read_audit(run.audit_path) if r["actor"] == "engine"]
 
 
-def test_nothing_is_missing_where_nobody_died(troubled):
-    past = RecoveredRun.read(troubled, load_policy)
-
-    assert past.unwritten == []
-    assert (past.state.step, past.state.machine) == (40, "probation")
-    assert past.names == {0: ("train_loss_raw", "grad_global_norm")}
-    assert [frame.step for _, frame in past.window] == list(range(41))
-    assert (past.exited, past.launched.pid) == (False, 2**22 + 7)
-    assert past.last is not None
-
-
 def test_decisions_that_were_not_written_any_more_are_known(troubled):
     """Wherever a kill cut the log after the last judged event: what is left is what replay says."""
     whole, lines = engine_records(troubled), troubled.audit_path.read_bytes().splitlines(True)
     for length in range(len(lines), 1, -1):
         troubled.audit_path.write_bytes(b"".join(lines[:length]))
-        left = engine_records(troubled)
-        late = [
-            (event, record_run(decision)["reason"])
-            for event, _, decision in RecoveredRun.read(troubled, load_policy).unwritten
-        ]
+        left, past = engine_records(troubled), RecoveredRun.read(troubled, load_policy)
+        late = [(event, record_run(decision)["reason"]) for event, _, decision in past.unwritten]
         assert late == [(r["event"], r["reason"]) for r in whole[len(left) :]]
         assert left == whole[: len(left)]
+        assert (past.state.step, past.state.machine) == (40, "probation")
+        assert past.names == {0: ("train_loss_raw", "grad_global_norm")}
+        assert [frame.step for _, frame in past.window] == list(range(41))
+        assert (past.exited, past.launched.pid) == (False, 2**22 + 7)
 
 
 def test_a_log_that_says_something_else_is_not_gone_on_with(troubled, keep_run, make_frames):

@@ -21,6 +21,7 @@ from supervise.errors import ActionError
 from supervise.notifiers import Outbox, Result
 from supervise.runtime import EventProcessor, forward_save, may_come_back
 
+POLICY = Policy("p", "sha256:0", "enforce", {}, ())
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 
 
@@ -29,10 +30,10 @@ def processor():
     """A processor whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(
         metrics=None,
-        policy=Policy("p", "sha256:0", "enforce", {}, ()),
-        argv=(),
         run=None,
         reloader=None,
+        argv=(),
+        policy=POLICY,
         redactor=Redactor(),
     )
     quiet = {"event": lambda _, **__: 1, "decision": lambda *_: 1}
@@ -147,12 +148,7 @@ def test_each_rank_counts_on_from_its_own_counters():
     notice = Notice(0, "checkpoint-saved", "", 0, 10, {"path": "/a.pt", "counters": own})
     saved = []
 
-    forward_save(
-        SimpleNamespace(on_save=saved.append),
-        notice,
-        Policy("p", "sha256:0", "enforce", {}, ()),
-        window,
-    )
+    forward_save(SimpleNamespace(on_save=saved.append), notice, POLICY, window)
 
     two, three = ({**own, "tokens_seen": count} for count in (98.0, 90.0))
     assert saved[0].data["counters"] == {"all": own, "2": two, "3": three}

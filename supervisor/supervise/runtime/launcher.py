@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
 SAVEPOINT_TIME = 0.005  # share of the wall time; a dear savepoint makes the next one wait
 SPILL_SHARE = 4  # and on disk a quarter of what is free at the start; project default
-PORTABLE = 4  # savepoints in memory for each that is written to disk; project default
 SLOTS, CAPACITY = 8192, 128  # frames, and values of each; 9 MB of shared memory per rank
 LAUNCHED = "launch.json"  # of the run directory: the newest launch
 UNFIT = "unfit.json"  # the host on which the job was not started again
