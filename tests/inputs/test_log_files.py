@@ -1,6 +1,7 @@
 """Log files that the policy names: what is found in them, through rotation, in bounded memory."""
 
 import csv
+import itertools
 import os
 import time
 import tracemalloc
@@ -24,14 +25,12 @@ def logs(tmp_path):
     made.close()
 
 
+LATER = itertools.count(time.monotonic_ns() + 10**12, 10**12)
+
+
 def found(logs, *, last=False):
     """Return class and text of each line since the last call."""
-    later = time.monotonic_ns() + 10**12 * (1 + found.calls)
-    found.calls += 1
-    return [(line.cls, line.message) for line in logs.poll(later, last=last)]
-
-
-found.calls = 0
+    return [(line.cls, line.message) for line in logs.poll(next(LATER), last=last)]
 
 
 def write(path, text, mode="a"):
@@ -89,14 +88,9 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
     """`benchmarks/log_classes.md` has the table; two false ones are known."""
     with LINES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    told = [
-        (
-            row["class"],
-            classify_failure(Failure(LOG_FAILURE, message=row["line"]), failure_classes()).cls
-            or "-",
-        )
-        for row in rows
-    ]
+    failures = (Failure(LOG_FAILURE, message=row["line"]) for row in rows)
+    classes = (classify_failure(failure, failure_classes()).cls or "-" for failure in failures)
+    told = list(zip((row["class"] for row in rows), classes, strict=True))
     false = [pair for pair in told if pair[0] == "-" and pair[1] != "-"]
     assert false == [("-", "not-finite"), ("-", "disk-full")]
     failures = [pair for pair in told if pair[0] != "-"]

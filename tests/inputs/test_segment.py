@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -48,28 +49,22 @@ TRAINER = """
 """
 
 
-def ticker():
-    return 77
-
-
 @pytest.fixture
 def trainer(tmp_path):
-    """A function that starts a real process that publishes; returns it and its segment's path."""
-    started = []
+    """A function that starts a real process that publishes; returns it and its segment."""
+    with ExitStack() as ends:
 
-    def start(*, slots=64, steps=10**9, sleep_s=0.0, chatty=False):
-        command = [sys.executable, "-c", textwrap.dedent(TRAINER), str(tmp_path)]
-        command += [str(slots), str(steps), str(sleep_s), "chatty" if chatty else "quiet"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        return process, process.stdout.readline().strip()
+        def start(*, slots=64, steps=10**9, sleep_s=0.0, chatty=False):
+            command = [sys.executable, "-c", textwrap.dedent(TRAINER), str(tmp_path), str(slots)]
+            command += [str(steps), str(sleep_s), "chatty" if chatty else "quiet"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            ends.enter_context(process)
+            ends.callback(process.kill)
+            segment = Segment.open(process.stdout.readline().strip(), lambda: 77)
+            ends.callback(segment.close)
+            return process, segment
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        yield start
 
 
 class Account:
@@ -161,7 +156,7 @@ def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
     Mailbox(writer).notice("note", "hello", 3)
     writer.last_words(0, "done")
     before = Path(writer.path).read_bytes()
-    readers = [Segment.open(writer.path, ticker) for _ in range(2)]
+    readers = [Segment.open(writer.path, lambda: 77) for _ in range(2)]
 
     seen = [[r.poll(limit=2) + r.poll() + r.poll()] for r in readers]
     others = [(r.beat(), r.status(), r.end(), r.acks()) for r in readers]
@@ -185,8 +180,7 @@ def test_after_close_there_is_one_clear_error(segment):
 
 
 def test_a_live_overrun_is_counted_exactly(trainer):
-    process, path = trainer(slots=4, steps=150_000)
-    segment = Segment.open(path, ticker)
+    process, segment = trainer(slots=4, steps=150_000)
     account = Account()
 
     while process.poll() is None:
@@ -194,15 +188,12 @@ def test_a_live_overrun_is_counted_exactly(trainer):
     for _ in range(10):
         account.take(segment.poll())
 
-    assert account.next == 150_000
-    assert account.frames + account.lost == 150_000
+    assert account.next == account.frames + account.lost == 150_000
     assert account.lost > 0
-    segment.close()
 
 
 def test_a_thousand_steps_a_second_lose_nothing(trainer):
-    process, path = trainer(slots=8192, steps=1200, sleep_s=0.001)
-    segment = Segment.open(path, ticker)
+    process, segment = trainer(slots=8192, steps=1200, sleep_s=0.001)
     account = Account()
 
     while process.poll() is None:
@@ -211,30 +202,26 @@ def test_a_thousand_steps_a_second_lose_nothing(trainer):
     account.take(segment.poll(limit=8192))
 
     assert (account.frames, account.lost) == (1200, 0)
-    segment.close()
 
 
 @pytest.mark.parametrize(("slots", "chatty"), [(4, False), (4096, True)])
 def test_what_a_killed_writer_leaves_is_true(trainer, slots, chatty):
-    pick = random.Random(slots)
-    seen = 0
+    pick, seen = random.Random(slots), 0
     for _ in range(4):
-        process, path = trainer(slots=slots, chatty=chatty)
+        process, segment = trainer(slots=slots, chatty=chatty)
         time.sleep(pick.uniform(0, 0.03))
         process.kill()
         process.wait()
-        segment = Segment.open(path, ticker)
         account = Account()
 
         events = list(itertools.chain.from_iterable(segment.poll() for _ in range(10)))
 
         account.take(events)
-        status, end = segment.status(), segment.end()
+        status, end, beat = segment.status(), segment.end(), segment.beat()
         seen += account.frames
         assert isinstance(events[0], Announced)
         assert status.get("step") == status.get("again")
         assert end is None or end[1] == f"step {end[0]}"
-        assert segment.beat().seen_ns // 8 >= account.next - 1 or segment.beat().phase == "startup"
-        segment.close()
-        Path(path).unlink()
+        assert beat.seen_ns // 8 >= account.next - 1 or beat.phase == "startup"
+        Path(segment.path).unlink()
     assert seen > 0

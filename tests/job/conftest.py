@@ -91,8 +91,11 @@ class Shell:
         self._seen = ""
         self.expect("ready> ")
 
-    def type(self, text):
+    def type(self, text, *patterns):
+        """Type, then expect each pattern in turn."""
         os.write(self._fd, text.encode())
+        for pattern in patterns:
+            self.expect(pattern)
 
     def expect(self, pattern):
         """Read until `pattern` appears; what comes after it is kept for the next call."""

@@ -146,19 +146,14 @@ def test_a_terminal_stays_a_terminal(shell, wrapper, tmp_path, kept):
     (tmp_path / "job.py").write_text(RESIZED)
     shell.type("stty cols 91 rows 21\n")
     command = [f"KEEP={kept}", *wrapper, sys.executable, str(tmp_path / "job.py")]
-    shell.type(" ".join(command) + "\n")
-    shell.expect(r"tty \[True, True, True\] os.terminal_size\(columns=91, lines=21\)")
+    size = r"os.terminal_size\(columns=91, lines=21\)"
+    shell.type(" ".join(command) + "\n", rf"tty \[True, True, True\] {size}")
     shell.resize(30, 100)
     shell.expect(r"columns=100, lines=30")
-    shell.type("\x1a")
-    shell.expect("Stopped")
-    shell.expect("ready> ")
-    shell.type("fg\n")
-    shell.expect("job.py")  # now the terminal is the job's: before, the line is the shell's
-    shell.type("hello\n")
-    shell.expect("line hello")
-    shell.type("\x04")
-    shell.expect("ready> ")
+    shell.type("\x1a", "Stopped", "ready> ")
+    shell.type("fg\n", "job.py")  # now the terminal is the job's: before, the line is the shell's
+    shell.type("hello\n", "line hello")
+    shell.type("\x04", "ready> ")
     assert shell.foreground() == shell.bash.pid
     text = kept.read_bytes()
     assert b"line hello\n" in text and b"\r" not in text

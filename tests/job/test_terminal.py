@@ -36,14 +36,22 @@ print("hit", len(hits), flush=True)
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash for job control")
 
 
+ENDLESS = """
+import time
+for n in range(10**6):
+    print("beat", n, flush=True)
+    time.sleep(0.1)
+"""
+
+
 @pytest.fixture
 def run(shell, wrapper, tmp_path):
-    """Type a supervised command into the shell."""
+    """A function that types a supervised command into the shell."""
 
-    def type_it(code: str, suffix: str = "") -> None:
+    def type_it(code, *patterns, suffix=""):
         script = tmp_path / "job.py"
         script.write_text(code)
-        shell.type(" ".join([*wrapper, PYTHON, str(script)]) + f"{suffix}\n")
+        shell.type(" ".join([*wrapper, PYTHON, str(script)]) + f"{suffix}\n", *patterns)
 
     return type_it
 
@@ -55,14 +63,10 @@ def test_the_job_owns_the_terminal_and_gives_it_back(shell, run):
 
     assert shell.foreground() == os.getpgid(pid)
     shell.type("\x03")
-    shell.type("hello\n")
-    shell.expect("line hello hits 1")
-    shell.type("\x04")
-    shell.expect("end of input")
-    shell.expect("ready> ")
+    shell.type("hello\n", "line hello hits 1")
+    shell.type("\x04", "end of input", "ready> ")
     assert shell.foreground() == shell.bash.pid
-    shell.type("echo code $?\n")
-    shell.expect("code 0")
+    shell.type("echo code $?\n", "code 0")
 
 
 def _has_members(group):
@@ -74,30 +78,20 @@ def _has_members(group):
 
 
 def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run):
-    run(f"import os\nos.setsid()\n{WAITER}")
-    shell.expect("up")
+    run(f"import os\nos.setsid()\n{WAITER}", "up")
     wait_until(lambda: _has_members(shell.foreground()))
 
-    shell.type("\x03")
-
-    shell.expect("hit 1")
-    shell.expect("ready> ")
+    shell.type("\x03", "hit 1", "ready> ")
     assert shell.foreground() == shell.bash.pid
 
 
 def test_a_typed_interrupt_is_told_from_one_that_was_sent(shell, run):
-    run("import time\nprint('first one', flush=True)\ntime.sleep(60)")
-    shell.expect(r"pid (\d+)")
-    shell.expect("first one")
-    shell.type("\x03")
-    shell.expect("KeyboardInterrupt")
-    shell.expect("interrupted at the terminal")
-    shell.expect("ready> ")
-    shell.type("echo code $?\n")
-    shell.expect("code 130")
-    run("import time\nprint('second one', flush=True)\ntime.sleep(60)", " < /dev/null &")
+    run(ENDLESS, "beat 1")
+    shell.type("\x03", "KeyboardInterrupt", "interrupted at the terminal", "ready> ")
+    shell.type("echo code $?\n", "code 130")
+    run(ENDLESS, suffix=" < /dev/null &")
     pid = int(shell.expect(r"pid (\d+)")[1])
-    shell.expect("second one")
+    shell.expect("beat 1")
 
     psutil.Process(pid).send_signal(2)
     shell.type("wait %1; echo co''de $?\n")
@@ -111,23 +105,17 @@ def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
     shell.expect("tty True")
 
     for round_ in "12":
-        shell.type("\x1a")
-        shell.expect("Stopped")
-        shell.expect("ready> ")
-        shell.type("echo shell is $((40+2))\n")
-        shell.expect("shell is 42")
-        shell.type("fg\n")
-        shell.expect("job.py")
-        shell.type(f"{round_}\n")
-        shell.expect(f"line {round_} hits 0")
+        shell.type("\x1a", "Stopped", "ready> ")
+        shell.type("echo shell is $((40+2))\n", "shell is 42")
+        shell.type("fg\n", "job.py")
+        shell.type(f"{round_}\n", f"line {round_} hits 0")
 
     assert shell.foreground() == os.getpgid(pid)
-    shell.type("\x04")
-    shell.expect(r"suspended for \d{5,} ns")
+    shell.type("\x04", r"suspended for \d{5,} ns")
 
 
 def test_killing_us_leaves_the_job_running_and_the_shell_usable(shell, run):
-    run("import time\nfor n in range(10**6): print('beat', n, flush=True); time.sleep(0.1)")
+    run(ENDLESS)
     job = psutil.Process(int(shell.expect(r"pid (\d+)")[1]))
     shell.expect("beat 1")
 
@@ -141,52 +129,33 @@ def test_killing_us_leaves_the_job_running_and_the_shell_usable(shell, run):
 
 
 def test_bg_lets_it_run_without_the_terminal(shell, run):
-    run("import time\nfor n in range(10**6): print('beat', n, flush=True); time.sleep(0.1)")
-    shell.expect("beat 3")
+    run(ENDLESS, "beat 3")
 
-    shell.type("\x1a")
-    shell.expect("Stopped")
-    shell.type("bg\n")
-    shell.expect(r"beat \d+\s")
+    shell.type("\x1a", "Stopped")
+    shell.type("bg\n", r"beat \d+\s")
     assert shell.foreground() == shell.bash.pid
-    shell.type("fg\n")
-    shell.expect(r"beat \d+\s")
-    shell.type("\x03")
-
-    shell.expect("KeyboardInterrupt")
-    shell.expect("ready> ")
+    shell.type("fg\n", r"beat \d+\s")
+    shell.type("\x03", "KeyboardInterrupt", "ready> ")
 
 
 def test_a_job_that_reads_at_once_is_not_stopped(shell, wrapper):
     """It may ask for input before we have handed it the terminal."""
     for _ in range(2):
-        shell.type(" ".join([*wrapper, "head", "-n1"]) + "\n")
-        shell.expect(r"pid \d+")
-        shell.type("word\n")
-        shell.expect(r"word\s+word\r\n")
-        shell.expect("ready> ")
+        shell.type(" ".join([*wrapper, "head", "-n1"]) + "\n", r"pid \d+")
+        shell.type("word\n", r"word\s+word\r\n", "ready> ")
 
 
 def test_a_pipeline_around_us_stops_and_goes_on(shell, run):
     """`supervise -- … | cat`: Ctrl-Z stops the pipe as well, so that the shell comes back."""
-    run(COUNTER, " | cat")
-    shell.expect("tty True False True")
+    run(COUNTER, "tty True False True", suffix=" | cat")
 
-    shell.type("\x1a")
-    shell.expect("Stopped")
-    shell.expect("ready> ")
-    shell.type("fg\n")
-    shell.expect("job.py")
-    shell.type("x\n")
-
-    shell.expect("line x hits 0")
+    shell.type("\x1a", "Stopped", "ready> ")
+    shell.type("fg\n", "job.py")
+    shell.type("x\n", "line x hits 0")
 
 
 def test_a_job_that_was_too_quick_for_us_is_continued(shell, run):
     """Stopped for reading although the terminal is its own by now: the shell hears nothing."""
-    run("import os, signal\nos.kill(os.getpid(), signal.SIGTTIN)\nprint('went', input('say: '))")
-
-    shell.expect("say: ")
-    shell.type("on\n")
-
-    shell.expect("went on")
+    stops = "import os, signal\nos.kill(os.getpid(), signal.SIGTTIN)\n"
+    run(f"{stops}print('went', input('say: '))", "say: ")
+    shell.type("on\n", "went on")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -47,6 +48,19 @@ def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
     assert job.poll() is None
 
 
+@contextmanager
+def forking(program, marks):
+    """Start a program that prints the pids of its children; give these and its own."""
+    argv = [sys.executable, "-c", program, str(marks)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as job:
+        children = [int(pid) for pid in job.stdout.readline().split()]
+        try:
+            yield *children, job.pid
+        finally:
+            for pid in (*children, job.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
 FORKED = """
 import os, sys, time
 from supervise_probe.runtime import evidence
@@ -61,18 +75,9 @@ time.sleep(600)
 
 
 def test_a_process_that_was_forked_listens_for_itself(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        child = int(job.stdout.readline())
-        try:
-            of_child = ask_for_stacks(child, tmp_path, timeout_s=30.0)
-            of_parent = ask_for_stacks(job.pid, tmp_path, timeout_s=30.0)
-            opened = [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (child, job.pid)]
-        finally:
-            os.kill(child, signal.SIGKILL)
-            job.kill()
+    with forking(FORKED, tmp_path) as pids:
+        of_child, of_parent = (ask_for_stacks(pid, tmp_path, timeout_s=30.0) for pid in pids)
+        opened = [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
 
     assert opened[0] == opened[1] + 1
     assert any(f"line {number} in" in of_child for number in (8, 9)), of_child
@@ -99,23 +104,14 @@ time.sleep(600)
 
 def test_only_a_fork_that_has_the_handlers_and_their_file_is_asked(tmp_path):
     """What runs another program, or writes elsewhere under that number, is not sent a signal."""
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKS, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        afresh, closed, fork = map(int, job.stdout.readline().split())
-        try:
+    with forking(FORKS, tmp_path) as (afresh, closed, fork, _):
+        with pytest.raises(OSError, match="the probe registered no handler"):
+            ask_for_stacks(fork, tmp_path)  # somebody may work there
+        text = wait_until(lambda: answer(fork, tmp_path), "an answer of the fork")
+        for pid in (afresh, closed):
             with pytest.raises(OSError, match="the probe registered no handler"):
-                ask_for_stacks(fork, tmp_path)  # somebody may work there
-            text = wait_until(lambda: answer(fork, tmp_path), "an answer of the fork")
-            for pid in (afresh, closed):
-                with pytest.raises(OSError, match="the probe registered no handler"):
-                    ask_for_stacks(pid, tmp_path, forks=True)
-            states = [psutil.Process(pid).status() for pid in (afresh, closed, fork)]
-        finally:
-            for pid in (afresh, closed, fork):
-                os.kill(pid, signal.SIGKILL)
-            job.kill()
+                ask_for_stacks(pid, tmp_path, forks=True)
+        states = [psutil.Process(pid).status() for pid in (afresh, closed, fork)]
 
     assert text.count("in stuck_in_here") == 1
     assert states == [psutil.STATUS_SLEEPING] * 3
