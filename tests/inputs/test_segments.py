@@ -38,71 +38,48 @@ def steps(events):
     return [(event.rank, event.values[0]) for event in events if isinstance(event, Frame)]
 
 
+def test_nothing_there_yet_is_nothing_new(tmp_path):
+    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", lambda: 0)
+
+    assert (segments.poll(), segments.interval_s()) == ([], 0.25)
+
+
 def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
     rank(1, 1.5)
-    first = segments.poll()
+    assert steps(segments.poll()) == [(1, 1.5)]
     rank(0, 0.5, 0.75)
-    second = segments.poll()
-
-    assert steps(first) == [(1, 1.5)]
-    assert steps(second) == [(0, 0.5), (0, 0.75)]
+    assert steps(segments.poll()) == [(0, 0.5), (0, 0.75)]
     assert sorted(segments.ranks) == [0, 1]
     assert segments.poll() == []
 
 
-def test_nothing_there_yet_is_nothing_new(tmp_path):
-    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", lambda: 0)
-
-    assert segments.poll() == []
-    assert segments.interval_s() == 0.25
-
-
 def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank):
+    """Under another rank's name, too; and one that is cut short later."""
+    sound, broken = rank(0, 0.5), rank(1, 1.5)
     (shm / "rank-3.31.seg").write_bytes(b"%PDF-1.7" + bytes(4096))
     (shm / "rank-4.41.seg").write_bytes(wire.MAGIC + b"\7\0\0\0" + bytes(4096))
     os.mkfifo(shm / "rank-5.51.seg")
-    (shm / ".rank-6.61.new").write_bytes(b"")
-    (shm / "something-else").write_bytes(b"")
-    rank(0, 0.5)
+    shutil.copy(sound.path, shm / "rank-6.61.seg")
+    for name in (".rank-6.62.new", "something-else"):
+        (shm / name).write_bytes(b"")
 
     events = segments.poll()
-    again = segments.poll() + segments.poll()
 
+    assert steps(events) == [(0, 0.5), (1, 1.5)]
     faults = [event for event in events if isinstance(event, Notice)]
     assert [(fault.kind, fault.rank, fault.data) for fault in faults] == [
-        ("segment-fault", 3, {"pid": 31}),
-        ("segment-fault", 4, {"pid": 41}),
-        ("segment-fault", 5, {"pid": 51}),
+        ("segment-fault", rank, {"pid": 10 * rank + 1}) for rank in (3, 4, 5, 6)
     ]
     assert "same installation" in faults[1].message
-    assert steps(events) == [(0, 0.5)]
-    assert again == []
-
-
-def test_a_segment_that_breaks_later_is_reported_once(segments, rank):
-    broken, sound = rank(0, 0.5), rank(1, 1.5)
-    segments.poll()
+    assert f"is that of rank 0 of process {os.getpid()}" in faults[3].message
     os.truncate(broken.path, 5000)
-    sound.publish(1, 0, [1.75], 20)
+    sound.publish(1, 0, [0.75], 20)
 
-    events = segments.poll()
+    frame, fault, *others = segments.poll() + segments.poll()
 
-    assert [type(event) for event in events] == [Notice, Frame]
-    assert events[0].rank == 0
-    assert "was cut short: 5000 of" in events[0].message
-    assert sorted(segments.ranks) == [1]
-    assert segments.poll() == []
-
-
-def test_a_segment_under_another_ranks_name_is_not_believed(segments, shm, rank):
-    shutil.copy(rank(0, 0.5).path, shm / "rank-1.77.seg")
-
-    events = segments.poll()
-
-    (fault,) = [event for event in events if isinstance(event, Notice)]
-    assert (fault.kind, fault.rank) == ("segment-fault", 1)
-    assert f"is that of rank 0 of process {os.getpid()}" in fault.message
-    assert steps(events) == [(0, 0.5)]
+    assert (fault.kind, fault.rank, others) == ("segment-fault", 1, [])
+    assert "was cut short: 5000 of" in fault.message
+    assert steps([frame]) == [(0, 0.75)] and sorted(segments.ranks) == [0]
 
 
 OTHER = """import sys; from supervise_probe.ipc.segment import Writer
