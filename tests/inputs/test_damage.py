@@ -19,15 +19,16 @@ from supervise_probe.ipc.segment import Mailbox, Writer
 from .conftest import poke, publish
 
 
-def ticker():
-    return 77
+def opened(path):
+    return Segment.open(path, lambda: 77)
 
 
-def write_sample(directory):
-    """Write a segment with something in every part of it; return its bytes."""
-    writer = Writer.create(str(directory), "run-7", 0, 1, slots=4, capacity=3)
-    mailbox = Mailbox(writer)
-    segment = Segment.open(writer.path, ticker)
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """The bytes of a segment with something in every part of it."""
+    folder = str(tmp_path_factory.mktemp("sample"))
+    writer = Writer.create(folder, "run-7", 0, 1, slots=4, capacity=3)
+    mailbox, segment = Mailbox(writer), opened(writer.path)
     writer.announce(["a", "b"])
     writer.announce(["a", "b", "c"])
     publish(writer, *range(6))
@@ -39,15 +40,7 @@ def write_sample(directory):
     writer.last_words(0, "done")
     segment.close()
     writer.close()
-    raw = Path(writer.path).read_bytes()
-    Path(writer.path).unlink()
-    return raw
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory):
-    """The bytes of a whole segment."""
-    return write_sample(tmp_path_factory.mktemp("sample"))
+    return Path(writer.path).read_bytes()
 
 
 def use_everything(segment):
@@ -56,24 +49,19 @@ def use_everything(segment):
         for event in segment.poll():
             if isinstance(event, Frame):
                 assert event.values == (float(event.step),) * 3
-    segment.beat()
-    segment.status()
-    segment.end()
-    segment.acks()
-    segment.step_ns()
+    for read in (segment.beat, segment.status, segment.end, segment.acks, segment.step_ns):
+        read()
     segment.stamp(1)
     segment.lease(2)
     segment.send("k", "resume", {})
 
 
+PARTS = (wire.NAMES_AT, wire.NAMES_AT + wire.NAMES_SIZE)
+PARTS += (wire.STATUS_AT, wire.COMMANDS_AT, wire.LETTERS_AT)
 ANYWHERE = st.one_of(
     st.integers(0, wire.END_AT - 1),  # header and words
     st.integers(wire.END_AT, wire.END_AT + 64),
-    *(
-        st.integers(at, at + 100)
-        for at in (wire.NAMES_AT, wire.NAMES_AT + wire.NAMES_SIZE, wire.STATUS_AT)
-    ),
-    *(st.integers(at, at + 200) for at in (wire.COMMANDS_AT, wire.LETTERS_AT)),
+    *(st.integers(at, at + 200) for at in PARTS),
     st.integers(wire.HEADER_SIZE, wire.layout(4, 3)[-1] - 1),
     st.integers(0, wire.layout(4, 3)[-1] - 1),
 )
@@ -90,7 +78,7 @@ def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample,
     path.write_bytes(sample if already else damaged)
 
     try:
-        segment = Segment.open(path, ticker)
+        segment = opened(path)
     except SegmentError as error:
         assert "damaged.seg" in str(error)
         return
@@ -110,7 +98,7 @@ def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample,
 def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sample, size, already):
     path = tmp_path_factory.getbasetemp() / "short.seg"
     path.write_bytes(sample)
-    segment = Segment.open(path, ticker)
+    segment = opened(path)
     os.truncate(path, size)
 
     if already:
@@ -119,7 +107,7 @@ def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sam
                 call()
     else:
         with pytest.raises(SegmentError, match=r"short.seg (was cut short|holds)"):
-            Segment.open(path, ticker)
+            opened(path)
     segment.close()
     assert path.stat().st_size == size
 
@@ -127,7 +115,7 @@ def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sam
 def test_a_file_that_was_cut_and_grew_again_is_noticed(tmp_path, sample):
     path = tmp_path / "regrown.seg"
     path.write_bytes(sample)
-    segment = Segment.open(path, ticker)
+    segment = opened(path)
     os.truncate(path, 0)
     os.truncate(path, len(sample))
 
@@ -149,7 +137,7 @@ def test_a_half_written_document_leaves_the_one_before_in_force(writer, segment)
 
     assert segment.poll() == []
     assert segment.status() == {"n": 2}
-    other = Segment.open(writer.path, ticker)
+    other = opened(writer.path)
     assert [event.names for event in other.poll()] == [("a",)]
     assert other.status() == {"n": 1}
     other.close()
@@ -175,29 +163,18 @@ def test_a_damaged_table_of_names_is_an_error_once_a_frame_needs_it(writer, segm
         (wire.MAGIC + b"\0\0\0\0" + bytes(200_000), "has wire version 0, .* reads version 1"),
         (wire.MAGIC + b"\2\0\0\0" + bytes(200_000), "has wire version 2, .* reads version 1"),
         (wire.MAGIC + b"\1\0\0\0" + bytes(200_000), "has a damaged header"),
+        (lambda path: None, "No such file"),
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to("/dev/null"), "cannot be opened"),
     ],
 )
-def test_what_is_no_segment_of_ours_is_named(tmp_path, content, message):
+def test_what_is_no_segment_of_ours_is_named_and_does_not_block(tmp_path, content, message):
     path = tmp_path / "rank-0.1.seg"
-    path.write_bytes(content)
+    path.write_bytes(content) if isinstance(content, bytes) else content(path)
 
-    with pytest.raises(SegmentError, match=rf"^segment rank-0\.1\.seg {message}"):
-        Segment.open(path, ticker)
-
-
-def test_odd_files_neither_block_nor_mislead(tmp_path, writer):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to(writer.path)
-
-    for name, message in [
-        ("pipe", "not a regular file"),
-        ("folder", "Is a directory"),
-        ("link", "cannot be opened"),
-        ("nothing", "No such file"),
-    ]:
-        with pytest.raises(SegmentError, match=message):
-            Segment.open(tmp_path / name, ticker)
+    with pytest.raises(SegmentError, match=rf"^segment rank-0\.1\.seg .*{message}"):
+        opened(path)
 
 
 # ── what no probe writes is refused before it becomes an event: under good checksums too ──────────
