@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import pytest
 
@@ -17,16 +16,10 @@ from supervise.store import RunDir
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
 
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
+REWARM = {"start": 0.1, "steps": 50}
 ARGS = Payload(
-    {
-        "checkpoint": "ckpt-2",
-        "path": "/old/ckpt.pt",
-        "step": 99,
-        "bytes": 0,
-        "attempt": 3,
-        "rewarm": {"start": 0.1, "steps": 50},
-        "skip": None,
-    }
+    {"checkpoint": "ckpt-2", "path": "/old/ckpt.pt", "step": 99, "bytes": 0}
+    | {"attempt": 3, "rewarm": REWARM, "skip": None}
 )
 NEWER = ARGS.extended(checkpoint="ckpt-3", step=149)
 STAGES = [{"how": "term", "returncode": -15, "args": ARGS}]
@@ -40,23 +33,16 @@ class Edges:
     Attributes:
         chosen: what the engine orders, one after the other; the last one stands.
         damaged: checkpoints that cannot be prepared. lost: those that cannot be put back.
-        busy_s: how long the main loop is busy before it chooses.
         settled: there is nothing to choose.
         health: what the gate finds while the job runs, and once it is dead. notices: of that.
     """
 
     def __init__(self, start):
-        self.start_process = start
-        self.asked = []
-        self.error = None
-        self.control = None
-        self.is_verifying_now = False
-        self.chosen = [ARGS]
-        self.damaged, self.lost = (), ()
-        self.busy_s = 0.0
-        self.settled = False
+        self.start_process, self.asked, self.notices = start, [], []
+        self.error = self.control = None
+        self.is_verifying_now = self.settled = False
+        self.chosen, self.damaged, self.lost = [ARGS], (), ()
         self.health = {True: [], False: []}
-        self.notices = []
 
     def origin(self, checkpoint):
         return f"/out/{checkpoint}.pt", 7, "/bin/python3"
@@ -86,7 +72,6 @@ class Edges:
         self.is_verifying_now = False
 
     def choose(self):
-        time.sleep(self.busy_s)
         self.asked.append(("choose", self.control.process.returncode))
         return self.chosen.pop(0) if len(self.chosen) > 1 else self.chosen[0]
 
@@ -195,34 +180,24 @@ def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, don
     assert steps(edges) == left
 
 
-def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run):
-    """Everything that follows is about the newer one, which is prepared as the first one was."""
-    edges.chosen = [NEWER]
+@pytest.mark.parametrize("died", [False, True], ids=["by us", "by an heir"])
+def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run, died):
+    """It is prepared as the first one was, also where its choice was all that came on record."""
+    if died:
+        edges.error = StoreError("killed")
+        with pytest.raises(ActionError, match="killed"):
+            relaunch(control)
+        assert written(run)[1] == {"key": "r:1", **STAGES[0]}
+    edges.error, edges.chosen = None, [NEWER]
 
-    seen = relaunch(control)
+    seen = relaunch(control, NEWER if died else ARGS)
 
     assert (seen["checkpoint"], seen["step"]) == ("ckpt-3", 149)
     assert written(run)[1]["args"] == NEWER and "failed" not in seen
-    assert edges.asked[4:] == [
+    assert edges.asked[-3:] == [
         ("prepare", "ckpt-3", -15),
         ("restore", "ckpt-3", -15),
         ("launch", "/ckpt.pt", 149),
-    ]
-
-
-def test_what_an_heir_is_ordered_is_prepared(control, edges, run):
-    """The choice was on record, and its supervisor died before it followed it."""
-    edges.error = StoreError("killed")
-    with pytest.raises(ActionError, match="killed"):
-        relaunch(control)
-    assert written(run)[1] == {"key": "r:1", **STAGES[0]}
-    edges.error, edges.chosen = None, [NEWER]
-
-    assert relaunch(control, NEWER)["step"] == 149
-    assert [each[:2] for each in edges.asked[-3:]] == [
-        ("prepare", "ckpt-3"),
-        ("restore", "ckpt-3"),
-        ("launch", "/ckpt.pt"),
     ]
 
 
@@ -236,11 +211,7 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
 
     assert (seen["checkpoint"], seen["step"]) == ("ckpt-2", 99)
     assert list(seen["failed"]) == ["ckpt-3"] and written(run)[1]["args"] == ARGS
-    assert edges.asked[-3:] == [
-        ("prepare", "ckpt-2", -15),
-        ("restore", "ckpt-2", -15),
-        ("launch", "/ckpt.pt", 99),
-    ]
+    assert steps(edges)[-3:] == ["prepare", "restore", "launch"]
 
 
 def test_when_nothing_can_be_put_back_nothing_is_started(control, edges):
