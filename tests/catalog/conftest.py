@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from supervise.catalog import PolicyErrors, Problem, load_policy
+from supervise.catalog import (
+    PolicyErrors,
+    Problem,
+    Problems,
+    Source,
+    load_policy,
+    parse_yaml,
+    plain_yaml,
+)
 from supervise.core.model import Policy
 
 Loader = Callable[..., Policy]
+Mistakes = Callable[..., list[str]]
+HEAD = "version: supervise/v1\nmode: enforce\n"
+ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
+MARK = "¦"  # where a message should point
 
 # A policy that is right, for tests that make one thing wrong.
 GOOD = """\
@@ -26,6 +39,26 @@ runbooks:
   calm: [snapshot, {lr_scale: {set: 0.5}}, verify]
 budgets: {all: {max: 6}, lr_scale: {max: 2, per: 5000}}
 """
+
+
+def plain(text: str, **parser: Any) -> Any:
+    """Return what a YAML text holds. Raises PolicyErrors."""
+    problems = Problems()
+    root = parse_yaml(Source("x.yaml", text), problems, **parser)
+    problems.stop()
+    assert root is not None
+    return plain_yaml(root)
+
+
+def pointed(text: str) -> tuple[str, list[str]]:
+    """Return the text without its marks, and `line:col: ` of each."""
+    spots = []
+    while MARK in text:
+        before, _, after = text.partition(MARK)
+        line, col = before.count("\n") + 1, len(before) - before.rfind("\n")
+        spots.append(f"{line}:{col}: ")
+        text = before + after
+    return text, spots
 
 
 @pytest.fixture

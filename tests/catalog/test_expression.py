@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.catalog import MAX_LENGTH, ExpressionError, parse_expression
+from supervise.catalog import ExpressionError, parse_expression
 from supervise.core.model import BREACH, OK, UNKNOWN
 
 CODES = (OK, UNKNOWN, BREACH)
@@ -76,7 +76,7 @@ def test_not_binds_closer_than_and_and_closer_than_or(text: str, same: str) -> N
         ("3", 0, "'3' has no meaning here"),
         ("(" * 40 + "a" + ")" * 40, 33, "nested deeper than 32 levels"),
         ("not " * 40 + "a", 132, "nested deeper than 32 levels"),
-        ("a or " * 200 + "a", MAX_LENGTH, "longer than 500 characters"),
+        ("a or " * 200 + "a", 500, "longer than 500 characters"),
     ],
 )
 def test_what_is_no_expression_is_refused_at_its_column(text: str, at: int, said: str) -> None:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from supervise.catalog import PolicyErrors, load_policy, shipped_folder
 
-HEAD = "version: supervise/v1\nmode: enforce\n"
-ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
-Mistakes = Callable[..., list[str]]
-
-NEWLINE = "\n"
-MARK = "¦"  # where the message should point; else its line and column are written out
+from .conftest import HEAD, ONE, Loader, Mistakes, pointed
 
 # What is put in the place of what, in the good policy, and what is said about it.
 CHANGES = [
@@ -146,68 +139,68 @@ def test_one_mistake_is_named_where_it_stands(
 ) -> None:
     """One message is about what was changed, at the very place where it was changed."""
     assert old in good
-    text = good.replace(old, new, 1)
-    if MARK in text:
-        before = text[: text.index(MARK)]
-        said = f"{before.count(NEWLINE) + 1}:{len(before) - before.rfind(NEWLINE)}: {said}"
+    text, spots = pointed(good.replace(old, new, 1))
 
-    found = mistakes(text.replace(MARK, ""))
+    found = mistakes(text)
 
-    assert any(line.startswith(said) for line in found), found
+    assert any(line.startswith("".join([*spots, said])) for line in found), found
 
 
-def test_the_good_policy_is_good(good: str, load: Callable[..., object]) -> None:
+def test_the_good_policy_is_good(good: str, load: Loader) -> None:
     warnings: list[object] = []
-
     load(good, warnings=warnings)  # raises what it has to say
-
     assert warnings == []
 
 
-def test_detectors_that_read_each_other_are_a_circle(mistakes: Mistakes) -> None:
-    found = mistakes(
-        HEAD + "detectors:\n"
-        "  a: {kind: join, any: [b], within: 1}\n"
-        "  b: {kind: join, any: [c], within: 1}\n"
-        "  c: {kind: sequence, steps: [a, d]}\n"
-        "  d: {kind: nonfinite}\n"
-    )
-
-    assert found == ["4:6: detectors read each other: a -> b -> c -> a"]
+def written(rules: str) -> str:
+    return HEAD + ONE + "rules:\n" + rules
 
 
-def test_rules_that_mute_each_other_are_a_circle(mistakes: Mistakes) -> None:
-    """Else which one acts would depend on their order."""
-    rules = "".join(f"  - {{id: {name}, when: a, sev: SEV2}}\n" for name in "rst")
-    found = mistakes(
-        HEAD + ONE + "rules:\n" + rules + "inhibit:\n"
-        "  - {by_rule: r, mute: [s]}\n  - {by_rule: s, mute: [t]}\n  - {by_rule: t, mute: [r]}\n"
-    )
-
-    assert len(found) == 1
-    assert "rules mute each other: " in found[0]
+MUTED = (
+    "  - {id: r, when: a, %s}\n  - {id: s, when: a, sev: SEV2}\n"
+    "inhibit: [{by_rule: s, mute: [¦r]}]\n"
+)
 
 
 @pytest.mark.parametrize(
-    ("worse", "why"),
-    [("sev: SEV1", "which is more severe"), ("sev: SEV2, run: hold", "which has a runbook")],
+    ("text", "said"),
+    [
+        (
+            HEAD + "detectors:\n"
+            "  a: ¦{kind: join, any: [b], within: 1}\n"
+            "  b: {kind: join, any: [c], within: 1}\n"
+            "  c: {kind: sequence, steps: [a, d]}\n"
+            "  d: {kind: nonfinite}\n",
+            "detectors read each other: a -> b -> c -> a",
+        ),
+        (
+            written("".join(f"  - {{id: {name}, when: a, sev: SEV2}}\n" for name in "rst"))
+            + "inhibit:\n  - {by_rule: r, mute: [s]}\n  - {by_rule: s, mute: [t]}\n"
+            "  - {by_rule: t, mute: [r]}\n",  # else which one acts would depend on their order
+            "rules mute each other: ",
+        ),
+        (written(MUTED % "sev: SEV1"), "s cannot mute r, which is more severe"),
+        (written(MUTED % "sev: SEV2, run: hold"), "s cannot mute r, which has a runbook"),
+        (
+            written("  - {id: r, when: a, sev: SEV1, run: ¦rollback-and-rewarm}\n")
+            + "budgets: {all: {max: 1}, rollback: {max: 1}}\n",
+            "rollback-and-rewarm rolls back, but no savepoints are kept; "
+            "rule r runs rollback-and-rewarm (add savepoints: {every: 25, keep: 4})",
+        ),
+    ],
 )
-def test_a_notice_cannot_mute_what_is_worse_or_acts(
-    mistakes: Mistakes, worse: str, why: str
-) -> None:
-    found = mistakes(
-        HEAD + ONE + "rules:\n"
-        f"  - {{id: r, when: a, {worse}}}\n  - {{id: s, when: a, sev: SEV2}}\n"
-        "inhibit: [{by_rule: s, mute: [r]}]\n"
-    )
+def test_what_contradicts_itself_is_one_mistake(mistakes: Mistakes, text: str, said: str) -> None:
+    text, spots = pointed(text)
 
-    assert found == [f"7:31: s cannot mute r, {why}"]
+    [found] = mistakes(text)
+
+    assert found.startswith("".join(spots)) and said in found
 
 
 @pytest.mark.parametrize(
     ("when", "place"),
     [
-        ('"a or (b"', "5:12"),
+        ('"a or (b"', "5:17"),
         ('"a or b"', "5:17"),
         ("a or\n      b", "6:7"),
         (">\n      a or\n\n      b", "8:7"),
@@ -216,23 +209,9 @@ def test_a_notice_cannot_mute_what_is_worse_or_acts(
     ],
 )
 def test_a_place_inside_folded_text_is_found(mistakes: Mistakes, when: str, place: str) -> None:
-    text = HEAD + ONE + f"rules:\n  - when: {when}\n    id: r\n    sev: SEV2\n"
+    found = mistakes(written(f"  - when: {when}\n    id: r\n    sev: SEV2\n"))
 
-    found = mistakes(text.replace("  - when", "  - when"))
-
-    assert found[0].startswith(place if "(" not in when else "5:17"), found[0]
-
-
-def test_a_rollback_without_savepoints_is_refused(mistakes: Mistakes) -> None:
-    found = mistakes(
-        HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: rollback-and-rewarm}]\n"
-        "budgets: {all: {max: 1}, rollback: {max: 1}}\n"
-    )
-
-    assert found == [
-        "4:42: rollback-and-rewarm rolls back, but no savepoints are kept; "
-        "rule r runs rollback-and-rewarm (add savepoints: {every: 25, keep: 4})"
-    ]
+    assert found[0].startswith(place), found[0]
 
 
 def test_a_mistake_of_an_override_is_reported_in_the_override(mistakes: Mistakes) -> None:
@@ -259,73 +238,74 @@ def test_a_mistake_of_an_override_is_reported_in_the_override(mistakes: Mistakes
     ]
 
 
-PACK = (shipped_folder("policies/packs") / "hang.yaml").read_text("utf-8")
+FILES = {
+    "packs/hang.yaml": HEAD + "use: [hang]\n",
+    "runbooks/soften.yaml": HEAD
+    + ONE
+    + "rules: [{id: r, when: a, sev: SEV1, run: soften}]\nsavepoints: {every: 9}\n"
+    "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\n",
+}
+HANG, SOFTEN = FILES
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("file", "old", "new", "said"),
     [
-        ("pack: hang", "pack: hung", "pack 'hung' is in a file named hang.yaml"),
+        (HANG, "pack: hang", "pack: hung", "pack 'hung' is in a file named hang.yaml"),
         (
+            HANG,
             "when: stalled",
             "when: gone",
             "unknown detector 'gone' (known: 'dead', 'erring', 'looping', 'missing', 'stalled', ",
         ),
-        ("id: stuck", "id: stalled", "a detector is named 'stalled' too; overrides need one name"),
-        ("min: 120s", "min: 120", "hang.stalled.after.min is a time and needs a unit"),
         (
+            HANG,
+            "id: stuck",
+            "id: stalled",
+            "a detector is named 'stalled' too; overrides need one name",
+        ),
+        (HANG, "min: 120s", "min: 120", "hang.stalled.after.min is a time and needs a unit"),
+        (
+            HANG,
             "p99_multiple: 8",
             "p99_multiple: 8s",
             "hang.stalled.after.p99_multiple should be a number",
         ),
-        ("run: stop-and-page", "run: stop-and-pag", "no runbook 'stop-and-pag' (did you mean"),
+        (
+            HANG,
+            "run: stop-and-page",
+            "run: stop-and-pag",
+            "no runbook 'stop-and-pag' (did you",
+        ),
+        (SOFTEN, "runbook: soften", "runbook: softer", "runbook 'softer' is in a file named"),
+        (
+            SOFTEN,
+            "  - snapshot\n",
+            "  - snapshto\n",
+            "steps[0]: no action 'snapshto' (did you",
+        ),
+        (SOFTEN, "verify: {", "verfy: {", "the file has no key 'verfy' (did you mean 'verify'?)"),
+        (
+            SOFTEN,
+            "within: 200",
+            "within: 5",
+            "verify.within: must be at least clear_for (20",
+        ),
+        (SOFTEN, "  - snapshot\n", "  - snapshot\n  - verify\n", "runbook soften verifies twice"),
+        (SOFTEN, "if_it_fails: h", "if_it_fails: x", "if_it_fails: no runbook 'xold'"),
+        (SOFTEN, "meaning: Pr", "meaning: oops: Pr", "put quotes around text that holds ': '"),
     ],
 )
-def test_a_mistake_in_a_pack_is_reported_in_the_pack(
-    mistakes: Mistakes, old: str, new: str, said: str
+def test_a_mistake_in_a_pack_or_runbook_is_reported_there(
+    mistakes: Mistakes, file: str, old: str, new: str, said: str
 ) -> None:
     """With its own file's line, whichever policy uses it."""
-    assert old in PACK
+    folder, _, name = file.partition("/")
+    shipped = shipped_folder("policies/packs" if folder == "packs" else folder) / name
+    text = shipped.read_text("utf-8")
+    assert old in text
 
-    found = mistakes(HEAD + "use: [hang]\n", {"packs/hang.yaml": PACK.replace(old, new, 1)})
-
-    assert said in found[0]
-
-
-RUNBOOK = (shipped_folder("runbooks") / "soften.yaml").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (
-            "runbook: soften",
-            "runbook: softer",
-            "runbook 'softer' is in a file named",
-        ),
-        ("  - snapshot\n", "  - snapshto\n", "steps[0]: no action 'snapshto' (did you mean"),
-        ("verify: {", "verfy: {", "the file has no key 'verfy' (did you mean 'verify'?)"),
-        ("within: 200", "within: 5", "verify.within: must be at least clear_for (20 steps)"),
-        ("  - snapshot\n", "  - snapshot\n  - verify\n", "runbook soften verifies twice"),
-        ("if_it_fails: h", "if_it_fails: x", "if_it_fails: no runbook 'xold'"),
-        ("meaning: Pr", "meaning: oops: Pr", "put quotes around text that holds ': '"),
-    ],
-)
-def test_a_mistake_in_a_runbook_is_reported_in_the_runbook(
-    mistakes: Mistakes, old: str, new: str, said: str
-) -> None:
-    """With its own file's line, whichever rule runs it."""
-    assert old in RUNBOOK
-    text = (
-        HEAD
-        + ONE
-        + (
-            "rules: [{id: r, when: a, sev: SEV1, run: soften}]\nsavepoints: {every: 9}\n"
-            "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\n"
-        )
-    )
-
-    found = mistakes(text, {"runbooks/soften.yaml": RUNBOOK.replace(old, new, 1)})
+    found = mistakes(FILES[file], {file: text.replace(old, new, 1)})
 
     assert any(said in line for line in found), found
 

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from supervise.catalog import (
-    MapNode,
-    PolicyErrors,
-    Problems,
-    Source,
-    parse_yaml,
-    plain_yaml,
-    read_yaml,
-)
+from supervise.catalog import PolicyErrors, Problems, Source, load_policy, parse_yaml
+
+from .conftest import plain
 
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
 
 
 @pytest.fixture(params=PARSERS, ids=lambda parser: parser.__name__)
-def parse(request):
-    """Return a parser of text: both of PyYAML's, since libyaml is not everywhere."""
-
-    def parse(text: str) -> MapNode:
-        problems = Problems()
-        root = parse_yaml(Source("x.yaml", text), problems, request.param)
-        problems.stop()
-        assert root is not None
-        return root
-
-    return parse
-
-
-@pytest.fixture
-def refuse(parse):
-    """Return a function that gives back the first problem of text that must be refused."""
-
-    def refuse(text: str) -> tuple[int, int, str]:
-        with pytest.raises(PolicyErrors) as raised:
-            parse(text)
-        problem = raised.value.problems[0]
-        return problem.line, problem.col, f"{problem.message} ({problem.hint})"
-
-    return refuse
+def parser(request):
+    """Both of PyYAML's, since libyaml is not everywhere."""
+    return request.param
 
 
 @pytest.mark.parametrize(
@@ -70,29 +45,19 @@ def refuse(parse):
         ("9" * 30, 1e30),
     ],
 )
-def test_scalars_mean_what_yaml_1_2_says(parse, text: str, value: object) -> None:
+def test_scalars_mean_what_yaml_1_2_says(parser, text: str, value: object) -> None:
     """`1e-3` is a number, `on` and `10:30` are text, nothing is a date."""
-    found = plain_yaml(parse(f"key: {text}\n"))["key"]
+    found = plain(f"key: {text}\n", parser=parser)["key"]
 
     assert found == value
     assert type(found) is type(value)
-
-
-def test_nodes_know_where_they_stand(parse) -> None:
-    """Lines and columns are one-based and count characters, not bytes."""
-    root = parse("a:\n  é: [1, {b: c}]\n")
-    inner = root.get("a")
-    assert isinstance(inner, MapNode)
-    key, value = inner.pairs["é"]
-
-    assert (key.line, key.col) == (2, 3)
-    assert (value.line, value.col) == (2, 6)
 
 
 @pytest.mark.parametrize(
     ("text", "line", "col", "said"),
     [
         ("", 1, 1, "the file is empty"),
+        ("a:\n  é: [1, {b: c, b: d}]\n", 2, 17, "duplicate key 'b'"),  # characters, not bytes
         ("- a\n", 1, 1, "a mapping of keys to values, not a list"),
         ("a: 1\nb: 2\na: 3\n", 3, 1, "duplicate key 'a'; first in line 1"),
         ("a: &x 1\n", 1, 4, "the anchor &x is not allowed"),
@@ -113,15 +78,17 @@ def test_nodes_know_where_they_stand(parse) -> None:
     ],
 )
 def test_a_surprise_is_refused_where_it_stands(
-    refuse, text: str, line: int, col: int, said: str
+    parser, text: str, line: int, col: int, said: str
 ) -> None:
     """Each trap of YAML gives one sentence at its own place."""
-    at_line, _, message = found = refuse(text)
+    with pytest.raises(PolicyErrors) as raised:
+        plain(text, parser=parser)
+    problem = raised.value.problems[0]
 
-    assert said in message
-    assert at_line == line
+    assert said in f"{problem.message} ({problem.hint})"
+    assert problem.line == line
     if "not YAML" not in said:  # there the two parsers point at neighbouring characters
-        assert found[1] == col
+        assert problem.col == col
 
 
 @pytest.mark.parametrize(
@@ -134,22 +101,18 @@ def test_a_surprise_is_refused_where_it_stands(
 )
 def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str) -> None:
     """Other encodings and large files are told apart from mistakes in YAML."""
-    path, problems = tmp_path / "p.yaml", Problems()
+    path = tmp_path / "p.yaml"
     path.write_bytes(raw)
 
-    assert read_yaml(path, "p.yaml", problems) is None
     with pytest.raises(PolicyErrors, match=said):
-        problems.stop()
+        load_policy(path)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
-    path, problems = tmp_path / "p.yaml", Problems()
-    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    path = tmp_path / "p.yaml"
+    path.write_bytes(b"\xef\xbb\xbfversion: supervise/v1\n")
 
-    root = read_yaml(path, "p.yaml", problems)
-
-    assert root is not None
-    assert plain_yaml(root) == {"a": 1}
+    assert load_policy(path).name == "p"
 
 
 def test_mistakes_come_sorted_with_their_lines() -> None:
@@ -166,3 +129,14 @@ def test_mistakes_come_sorted_with_their_lines() -> None:
         "    a: 2",
         "    ^",
     ]
+
+
+def test_loading_a_policy_imports_nothing_heavy() -> None:
+    """httpx costs more than the whole of loading; torch belongs to the job."""
+    code = (
+        "import sys; from supervise.catalog import load_policy; load_policy('nano');"
+        "print([m for m in ('httpx', 'torch', 'numpy', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from supervise.catalog import PolicyErrors, Problem, shipped_folder
 
-HEAD = "version: supervise/v1\nmode: enforce\n"
-ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
-Mistakes = Callable[..., list[str]]
+from .conftest import HEAD, ONE, Loader, Mistakes
 
 ALL_WRONG = """\
 version: supervise/v1
@@ -116,7 +113,7 @@ def test_misspelt_keys_are_one_mistake_each(mistakes: Mistakes) -> None:
         assert f"{key.strip()[:-1]}x'" in mistake
 
 
-def test_warnings_are_told_beside_mistakes(load: Callable[..., object]) -> None:
+def test_warnings_are_told_beside_mistakes(load: Loader) -> None:
     """A misspelt metric is seen in the round in which something else is wrong."""
     warnings: list[Problem] = []
     text = HEAD + (

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,16 +23,13 @@ from supervise.core.model import (
     DEFAULT_TRANSITIONS,
     OK,
     UNKNOWN,
-    Policy,
     Safeguards,
     Savepoints,
     SkipNonfinite,
 )
 from supervise.errors import InputError
 
-Loader = Callable[..., Policy]
-
-HEAD = "version: supervise/v1\nmode: enforce\n"
+from .conftest import HEAD, Loader
 
 
 @pytest.mark.parametrize("name", shipped_names("policies"))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from supervise.core.model import Policy
-
-Loader = Callable[..., Policy]
+from .conftest import HEAD, Loader
 
 PACK = """\
 version: supervise/v1
@@ -26,7 +22,6 @@ rules:
   - {{id: notice, when: z, sev: SEV2, keep: 10}}
 inhibit: [{{by_rule: spike, mute: [notice]}}]
 """
-HEAD = "version: supervise/v1\nmode: enforce\n"
 
 
 def test_a_pack_is_known_by_its_name_from_outside(load: Loader) -> None:

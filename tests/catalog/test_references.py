@@ -11,7 +11,8 @@ from supervise.catalog import Problem, check_file
 from supervise.core import fill_recipe
 from supervise.core.model import PLACEHOLDERS
 
-MARK = "¦"
+from .conftest import pointed
+
 HEAD = """\
 version: supervise/v1
 mode: enforce
@@ -45,17 +46,6 @@ def check(tmp_path: Path) -> Callable[[str], tuple[list[str], list[str]]]:
         return told(found.errors), told(found.warnings)
 
     return check
-
-
-def pointed(text: str) -> tuple[str, list[str]]:
-    """Return the text without its marks, and `line:col: ` of each."""
-    spots = []
-    while MARK in text:
-        before, _, after = text.partition(MARK)
-        line, col = before.count("\n") + 1, len(before) - before.rfind("\n")
-        spots.append(f"{line}:{col}: ")
-        text = before + after
-    return text, spots
 
 
 @pytest.mark.parametrize(

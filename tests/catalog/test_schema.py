@@ -13,71 +13,46 @@ import jsonschema
 import pytest
 
 from supervise.catalog import (
-    DOCUMENT_FILES,
-    DOCUMENTS,
-    MapNode,
-    PackFile,
     PolicyErrors,
-    PolicyFile,
-    Problems,
-    RunbookFile,
-    ScenarioFile,
-    Source,
-    document_path,
-    document_text,
+    check_file,
     load_policy,
-    parse_yaml,
-    plain_yaml,
-    policy_of_tests,
     shipped_folder,
     shipped_names,
 )
 
+from .conftest import HEAD, plain
+
 SORTS = {
-    "policies": (PolicyFile, "policies/policy.schema.json"),
-    "policies/packs": (PackFile, "policies/pack.schema.json"),
-    "runbooks": (RunbookFile, "runbooks/runbook.schema.json"),
-    "policies/tests": (ScenarioFile, "policies/test.schema.json"),
+    "policies": "policies/policy.schema.json",
+    "policies/packs": "policies/pack.schema.json",
+    "runbooks": "runbooks/runbook.schema.json",
+    "policies/tests": "policies/test.schema.json",
 }
 FILES = [(kind, name) for kind in SORTS for name in shipped_names(kind)]
 
 
+def schema_path(kind: str) -> Path:
+    folder, _, name = SORTS[kind].partition("/")
+    return shipped_folder(folder) / name
+
+
 def validator(kind: str) -> jsonschema.Draft7Validator:
-    schema = json.loads(document_text(SORTS[kind][1]))
+    schema = json.loads(schema_path(kind).read_text("utf-8"))
     jsonschema.Draft7Validator.check_schema(schema)  # what the YAML language server speaks
     return jsonschema.Draft7Validator(schema)
 
 
-def parse(text: str) -> MapNode:
-    problems = Problems()
-    root = parse_yaml(Source("x.yaml", text), problems)
-    problems.stop()
-    assert root is not None
-    return root
-
-
-@pytest.mark.parametrize("file", [*DOCUMENT_FILES, *DOCUMENTS])
-def test_the_committed_schema_is_current(file: str) -> None:
-    assert document_path(file).read_text("utf-8") == document_text(file)
-
-
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
-    """Every shipped file, under the schema that its first line names."""
+    """Every shipped file, under the schema that its first line names; a policy also resolved."""
     path = shipped_folder(kind) / f"{name}.yaml"
     text = path.read_text("utf-8")
-
-    assert list(validator(kind).iter_errors(plain_yaml(parse(text)))) == []
+    assert list(validator(kind).iter_errors(plain(text))) == []
+    if kind == "policies":
+        assert list(validator(kind).iter_errors(plain(load_policy(name).resolved))) == []
 
     named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / named).resolve() == document_path(SORTS[kind][1]).resolve()
-
-
-@pytest.mark.parametrize("name", shipped_names("policies"))
-def test_a_resolved_policy_is_valid(name: str) -> None:
-    resolved = plain_yaml(parse(load_policy(name).resolved))
-
-    assert list(validator("policies").iter_errors(resolved)) == []
+    assert (path.parent / named).resolve() == schema_path(kind).resolve()
 
 
 # ── one corpus, two judges ────────────────────────────────────────────────────────────────────────
@@ -149,10 +124,9 @@ tests:
       - {by: 310, message: text}
       - {by: 310, suppressed: "budget:all"}
 """
-SMALL = "version: supervise/v1\nmode: enforce\n"
 USES = {
-    "policies/packs": SMALL + "use: [hang]\n",
-    "runbooks": SMALL
+    "policies/packs": HEAD + "use: [hang]\n",
+    "runbooks": HEAD
     + (
         "detectors: {a: {kind: nonfinite}}\nrules: [{id: r, when: a, sev: SEV0, run: soften}]\n"
         "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\nsavepoints: {every: 9}\n"
@@ -188,16 +162,19 @@ def mutants(value: Any) -> Iterator[Any]:
                 yield [*value[:i], changed, *value[i + 1 :]]
 
 
-def read_tests(document: object, folder: Path) -> None:
-    """Read a file of tests that stands in a folder beside p.yaml."""
-    if not (folder / "tests").exists():
-        (folder / "tests").mkdir()
+def refused(kind: str, document: Any, load: Callable[..., object], folder: Path) -> list[str]:
+    """Return what the loader says of a file of this kind."""
+    if kind == "policies/tests":
+        (folder / "tests").mkdir(exist_ok=True)
         (folder / "p.yaml").write_text(POLICY, "utf-8")
-    problems = Problems()
-    root = parse_yaml(Source("tests.yaml", json.dumps(document)), problems)
-    problems.stop()
-    assert root is not None
-    policy_of_tests(root, folder / "tests" / "p.yaml", problems)
+        (folder / "tests/p.yaml").write_text(json.dumps(document), "utf-8")
+        return [problem.message for problem in check_file(str(folder / "tests/p.yaml")).errors]
+    files = {SUBJECTS[kind][0]: json.dumps(document)}
+    try:
+        load(files.get("p.yaml", USES.get(kind)), files)
+    except PolicyErrors as error:
+        return [problem.message for problem in error.problems]
+    return []
 
 
 @pytest.mark.slow
@@ -206,24 +183,13 @@ def test_schema_and_loader_refuse_the_same_forms(
     kind: str, load: Callable[..., object], tmp_path: Path
 ) -> None:
     """Files with one thing wrong, every sixteenth: where one judge says no, the other does."""
-    judge = validator(kind)
-    name, text = SUBJECTS[kind]
-    if kind == "policies/tests":
-        read_tests(plain_yaml(parse(text)), tmp_path)  # right, before one thing is made wrong
+    judge, right = validator(kind), plain(SUBJECTS[kind][1])
+    assert refused(kind, right, load, tmp_path) == []
     disagreements = []
-    for mutant in islice(mutants(plain_yaml(parse(text))), 0, None, 16):
+    for mutant in islice(mutants(right), 0, None, 16):
         if not isinstance(mutant, dict) or not mutant:
             continue
-        files = {name: json.dumps(mutant)}
-        try:
-            if kind == "policies/tests":
-                read_tests(mutant, tmp_path)
-            else:
-                load(files.get("p.yaml", USES.get(kind)), files)
-            said = []
-        except PolicyErrors as error:
-            said = [problem.message for problem in error.problems]
-        valid = judge.is_valid(mutant)
+        said, valid = refused(kind, mutant, load, tmp_path), judge.is_valid(mutant)
         if not valid and not said:
             disagreements.append(f"only the schema refuses {mutant}")
         form = [text for text in said if FORM.search(text)]

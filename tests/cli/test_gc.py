@@ -10,10 +10,11 @@ import time
 import pytest
 
 from supervise.runtime import start_ticks
-from supervise.store import RUN_PARTS, RunDir
+from supervise.store import RunDir
 from tests.cli.conftest import story
 
 DAY_S = 86400.0
+PARTS = ("savepoints", "journal", "output", "incidents")
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
     freed = out.splitlines()[-1].replace("would free", "freed")
     planned = json.loads(supervise("gc", "--keep", 0, "--dry-run", "--json", old.parent)[1])
     (row,) = [row for row in planned["runs"] if row["path"] == str(old)]
-    assert [part["name"] for part in row["parts"]] == list(RUN_PARTS)
+    assert [part["name"] for part in row["parts"]] == list(PARTS)
     assert planned["dry_run"] and planned["freed_bytes"] > 0 and row["error"] is None
     code, out, _ = supervise("gc", "--keep", 0, old.parent)
     assert (code, out.splitlines()[-1]) == (0, freed)
-    assert not any((old / part).exists() for part in RUN_PARTS)
+    assert not any((old / part).exists() for part in PARTS)
     assert (new / "journal").is_dir()
     rows = json.loads((old / "retention.json").read_text())["removed"]
-    assert [row["part"] for row in rows] == list(RUN_PARTS)
+    assert [row["part"] for row in rows] == list(PARTS)
 
     assert supervise("why", old)[0] == 0
     assert "ended with exit code 3" in supervise("status", old)[1]

@@ -6,14 +6,13 @@ Every function takes a `random.Random`, so that one number gives one change.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import struct
 import zlib
 from random import Random
 from typing import Any
-
-from supervise.store import JOURNAL_MAGIC, audit_leaf
 
 NUMBERS = (0, 1, 2, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-310, 1e308, -1e308, math.nan, math.inf, -math.inf, 2.0**63)
@@ -120,7 +119,7 @@ def records(raw: bytes) -> list[tuple[int, bytes]]:
 
 def segment(rows: list[tuple[int, bytes]], first: int = 0) -> bytes:
     """Return a whole segment of the journal, with good checksums."""
-    raw = bytearray(JOURNAL_MAGIC + struct.pack("<Q", first & (2**64 - 1)))
+    raw = bytearray(b"SUPVJRN1" + struct.pack("<Q", first & (2**64 - 1)))
     for number, (kind, payload) in enumerate(rows, first):
         body = struct.pack("<IB", number & 0xFFFFFFFF, kind & 0xFF) + payload
         raw += struct.pack("<II", len(payload), zlib.crc32(body)) + body
@@ -196,6 +195,6 @@ def chained(rows: list[Any], *, keep: bool = False) -> bytes:
         if isinstance(row, dict) and not keep:
             row = {**row, "seq": seq} | ({"prev": prev} if prev else {})
         body = dumped(row)
-        prev = audit_leaf(body).hex()
+        prev = hashlib.sha256(b"\0" + body).hexdigest()
         out += prev.encode() + b" " + body + b"\n"
     return bytes(out)

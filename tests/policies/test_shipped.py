@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from supervise.catalog import (
-    YAML_PARSER,
     Problem,
     load_policy,
     measured_metrics,
@@ -51,7 +50,7 @@ OFFERED = {"tighten-clip", "closer-look", "restart", "restart-if-stuck", "hold-f
 
 def data(kind: str, name: str) -> dict[str, Any]:
     text = (shipped_folder(kind) / f"{name}.yaml").read_text()
-    loaded: dict[str, Any] = yaml.load(text, YAML_PARSER)
+    loaded: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return loaded
 
 

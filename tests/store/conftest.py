@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import contextmanager
+
 import pytest
 
 from supervise.core.model import Policy
 from supervise.store import Audit, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
+
+
+@contextmanager
+def file_limit(size):
+    """No file of this process may grow beyond `size` bytes: what does not fit is refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

@@ -1,19 +1,14 @@
+"""`supervise export`: all rows of a run, with the time of day of each."""
+
 import csv
 import io
 import math
 
 import pytest
 
+from supervise.cli import invoke
 from supervise.core.model import Announced, Frame, Tick
-from supervise.store import (
-    Audit,
-    Journal,
-    WallClock,
-    export_csv,
-    export_parquet,
-    metric_ids,
-    run_rows,
-)
+from supervise.store import Audit, Journal, run_rows
 
 NAN, INF = float("nan"), float("inf")
 
@@ -38,14 +33,13 @@ def recorded(run):
     return run
 
 
-def test_all_rows_of_all_attempts_are_exported_exactly(recorded):
+def test_all_rows_of_all_attempts_are_exported_exactly(recorded, tmp_path, capsys):
     """Absent is empty, NaN is nan; every number reads back as the same float."""
-    out = io.StringIO()
+    assert invoke(["export", "-o", str(tmp_path / "run.csv"), str(recorded.path)]) == 0
 
-    rows = export_csv(recorded, out, metric_ids(recorded))
-
-    assert rows == 5
-    assert out.getvalue() == (
+    assert "wrote 5 rows" in capsys.readouterr().err
+    text = (tmp_path / "run.csv").read_text()
+    assert text == (
         "step,rank,attempt,wall,train_loss_raw,learning_rate,loss_scale\n"
         "0,0,0,,2.5,0.001,\n"
         "0,1,0,,2.25,,\n"
@@ -53,18 +47,17 @@ def test_all_rows_of_all_attempts_are_exported_exactly(recorded):
         "2,0,0,,inf,-inf,65536.0\n"
         "1,0,1,,0.30000000000000004,5e-324,\n"
     )
-    last = list(csv.DictReader(io.StringIO(out.getvalue())))[-1]
-    assert float(last["train_loss_raw"]) == 0.1 + 0.2
+    assert float(list(csv.DictReader(io.StringIO(text)))[-1]["train_loss_raw"]) == 0.1 + 0.2
 
 
-def test_parquet_holds_the_same_and_its_types(recorded):
+def test_parquet_holds_the_same_and_its_types(recorded, tmp_path):
     """Absent is null, NaN stays NaN."""
     parquet = pytest.importorskip("pyarrow.parquet")
-    out = io.BytesIO()
+    chosen = ["--metrics", "train_loss_raw,loss_scale", "-o", str(tmp_path / "run.parquet")]
+    assert invoke(["export", *chosen, str(recorded.path)]) == 0
 
-    assert export_parquet(recorded, out, ["train_loss_raw", "loss_scale"]) == 5
-
-    table = parquet.read_table(io.BytesIO(out.getvalue()))
+    table = parquet.read_table(tmp_path / "run.parquet")
+    assert table.num_rows == 5
     assert [str(field.type) for field in table.schema] == [
         *("int64", "int32", "int32", "timestamp[ms, tz=UTC]", "double", "double"),
     ]
@@ -74,17 +67,26 @@ def test_parquet_holds_the_same_and_its_types(recorded):
     assert math.isnan(table["train_loss_raw"].to_pylist()[2])
 
 
-def test_the_wall_clock_follows_from_the_audit_log(recorded):
+def test_the_wall_clock_follows_from_the_audit_log(run):
     """A record that was written late does not move it."""
-    audit = Audit.open(recorded.audit_path, recorded.id, at_ns=0, wall="2026-01-05T00:00:00Z")
+    journal = Journal.open(run.journal_path)
+    for event in (
+        Announced(1, 0, 1, 77, ("train_loss_raw",)),
+        Frame(9_250_000_000, 0, 0, 0, (2.5,)),
+        *(Tick(number) for number in range(5)),
+        Frame(3600_000_000_000, 0, 0, 1, (2.5,)),
+    ):
+        journal.append(event)
+    journal.close()
+    audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="2026-01-05T00:00:00Z")
     for number, at_s, second in ((2, 10, 10), (4, 20, 21), (6, 30, 30)):
         wall = f"2026-01-05T10:00:{second}.500Z"
         body = {"event": number, "reason": "", "data": {}}
         at_ns = at_s * 1_000_000_000
         audit.append("note", actor="engine", at_ns=at_ns, wall=wall, step=0, body=body, sync=False)
     audit.close()
-    clock = WallClock(recorded.audit_path)
 
-    assert clock.time_of(0, 9_250_000_000).isoformat() == "2026-01-05T10:00:09.750000+00:00"
-    assert clock.time_of(99, 3600_000_000_000).isoformat() == "2026-01-05T11:00:00.500000+00:00"
-    assert [row.wall.year for row in run_rows(recorded)] == [2026] * 5
+    assert [row.wall.isoformat() for row in run_rows(run)] == [
+        "2026-01-05T10:00:09.750000+00:00",
+        "2026-01-05T11:00:00.500000+00:00",
+    ]

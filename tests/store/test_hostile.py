@@ -20,10 +20,8 @@ BEGIN = f"""
 import resource, sys
 from pathlib import Path
 from supervise.errors import StoreError
-from supervise.checkpoints import registry
-from supervise.store import audit, journal
-from supervise.store.audit import Audit
-from supervise.store.run_directory import RunDir
+from supervise.checkpoints import Register
+from supervise.store import Audit, Journal, RunDir, read_journal, verify_audit
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (300 << 20),) * 2)
 path, HOLE = Path(sys.argv[1]), {HOLE}
@@ -71,8 +69,8 @@ def test_a_journal_that_ends_in_a_hole_is_torn_there(kept):
 
     out = say(
         kept.path,
-        "print(len(list(journal.read(path / 'journal'))))\n"
-        "print(len(journal.Journal.open(path / 'journal')))",
+        "print(len(list(read_journal(path / 'journal'))))\n"
+        "print(len(Journal.open(path / 'journal')))",
     )
 
     assert out.split() == ["9", "9"]
@@ -93,7 +91,7 @@ def test_an_endless_line_in_the_log_takes_no_memory(kept, ending, status):
     out = say(
         kept.path,
         "log = path / 'audit.log'\n"
-        "print(audit.verify(log).status)\n"
+        "print(verify_audit(log).status)\n"
         "print(told(lambda: Audit.open(log, RunDir.open(path).id, at_ns=1,\n"
         "                              wall='now').close()))\n",
     )
@@ -114,7 +112,7 @@ def test_a_document_that_is_a_hole_is_named(kept, name):
         file.truncate(HOLE)
     calls = {
         "run.json": "RunDir.open(path)",
-        "checkpoints.json": "registry.Register(path)",
+        "checkpoints.json": "Register(path)",
     }
 
     out = say(kept.path, f"print(told(lambda: {calls[name]}))")

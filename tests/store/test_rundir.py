@@ -1,9 +1,10 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from supervise.errors import StoreError
-from supervise.store import RunDir, create_file, make_directory
+from supervise.store import RunDir, files
 
 WALL = "2026-01-05T10:11:12.345Z"
 
@@ -25,26 +26,21 @@ def test_a_run_has_a_place_of_its_own(tmp_path, policy, monkeypatch):
     assert (again.id, again.path) == (run.id, run.path)
 
 
-def test_a_directory_with_something_in_it_is_refused(tmp_path, policy):
-    """Two runs never share a directory; what is there stays as it is."""
-    (tmp_path / "notes.txt").write_text("mine")
+def test_a_place_that_is_taken_or_cannot_be_written_is_refused(tmp_path, policy):
+    """Two runs never share a directory; cause and way out, exit code 64, and nothing is made."""
+    (tmp_path / "file").write_text("mine")
 
-    with pytest.raises(StoreError, match="is not empty") as caught:
-        RunDir.create(tmp_path, argv=[], policy=policy, wall=WALL)
-
-    assert caught.value.hint is not None and "--run-dir" in caught.value.hint
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, policy):
-    """A file in the way, or a file system that takes nothing: cause and way out, exit code 64."""
-    (tmp_path / "file").write_text("")
-
-    for place in (tmp_path / "file" / "run", tmp_path / "file", "/proc/run"):
-        with pytest.raises(StoreError, match="cannot create the run directory") as caught:
-            RunDir.create(type(tmp_path)(place), argv=[], policy=policy, wall=WALL)
+    for place, cause in (
+        (tmp_path, "is not empty"),
+        (tmp_path / "file", "cannot create the run directory"),
+        (tmp_path / "file" / "run", "cannot create the run directory"),
+        (Path("/proc/run"), "cannot create the run directory"),
+    ):
+        with pytest.raises(StoreError, match=cause) as caught:
+            RunDir.create(place, argv=[], policy=policy, wall=WALL)
         assert caught.value.exit_code == 64
-        assert caught.value.hint == "choose a writable directory with --run-dir DIR"
+        assert caught.value.hint is not None and "--run-dir" in caught.value.hint
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_directory_that_is_no_run_is_refused_with_a_way_out(tmp_path, run):
@@ -90,7 +86,7 @@ def test_nothing_is_written_into_a_directory_put_in_place_of_the_run(tmp_path, p
 
     with pytest.raises(StoreError, match="moved or replaced"):
         run.write_json("state.json", {})
-    for write in (make_directory, create_file):
+    for write in (files.make_directory, files.create):
         with pytest.raises(OSError, match="moved or replaced"):
             write(run.incidents_path / "inc-1")
     run.discard()

@@ -19,35 +19,22 @@ __all__ = ["PolicyErrors", "Problem", "load_policy", "locate"]
 __getattr__ = lazy_exports(
     __name__,
     {
-        "diagnostics": "MAX_PROBLEMS, PolicyErrors, Problem, Problems, Source, did_you_mean",
+        "diagnostics": "PolicyErrors, Problem, Problems, Source",
         "discover": (
             "actions as action_classes, detectors as detector_classes, name_of, parse_drill"
         ),
-        "docs": (
-            "DOCUMENTS, FILES as DOCUMENT_FILES, PARTS as DOCUMENT_PARTS, "
-            "path_of as document_path, text as document_text"
-        ),
-        "expression": "ExpressionError, MAX_LENGTH, parse as parse_expression",
+        "docs": "documents",
+        "expression": "ExpressionError, parse as parse_expression",
         "loader": (
             "compose as compose_policy, document as policy_document, failure_classes, "
             "isolated as isolated_policy, load_policy"
         ),
         "metrics": (
-            "METRICS, REASONS as ABSENCE_REASONS, everything as all_metrics, "
-            "is_known as is_known_metric, measured as measured_metrics"
+            "REASONS as ABSENCE_REASONS, everything as all_metrics, measured as measured_metrics"
         ),
-        "scenario_subject": "Subject, check_file, of_tests as policy_of_tests",
+        "scenario_subject": "Subject, check_file",
         "scenarios": "Injection, Scenario",
-        "schema": "json_schema, keys_of, written_value",
-        "sections": (
-            "PackFile, PolicyFile, RunbookFile, ScenarioFile, Step, read_detector, "
-            "summary as section_summary"
-        ),
         "shipped": "folder as shipped_folder, locate, names as shipped_names",
-        "validation": "describe as describe_mistakes",
-        "yaml_document": (
-            "MapNode, PARSER as YAML_PARSER, dump as dump_yaml, parse as parse_yaml, "
-            "plain as plain_yaml, read as read_yaml"
-        ),
+        "yaml_document": "parse as parse_yaml, plain as plain_yaml",
     },
 )

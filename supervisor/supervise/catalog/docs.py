@@ -309,15 +309,16 @@ def text(file: str) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def path_of(file: str) -> Path:
-    """Return where one of `FILES` or `DOCUMENTS` is kept."""
-    folder, _, name = file.partition("/")
-    return shipped.folder(folder) / name
+def documents() -> Iterator[tuple[Path, str]]:
+    """Yield each schema file, and what it should hold."""
+    for file in (*FILES, *DOCUMENTS):
+        folder, _, name = file.partition("/")
+        yield shipped.folder(folder) / name, text(file)
 
 
 if __name__ == "__main__":
-    for file in (*FILES, *DOCUMENTS):
-        path_of(file).write_text(text(file), "utf-8")
+    for path, content in documents():
+        path.write_text(content, "utf-8")
 
 PROBE, SUPERVISOR, JOB = "probe", "supervisor", "job"
 BY = {
