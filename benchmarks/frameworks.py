@@ -34,7 +34,7 @@ from pathlib import Path
 
 from recovery import table
 
-from supervise.store import RunDir, read_audit, run_rows
+from supervise.store import RunDir, read_audit, read_rows
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "proving" / "programs"
@@ -144,7 +144,7 @@ def read(job: Job, code: int | None, path: Path) -> Result:
     found = RunDir.open(path / "run")
     records = list(read_audit(found.audit_path))
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
-    frames = [row.values for row in run_rows(found) if row.rank == 0]
+    frames = [row.values for row in read_rows(found) if row.rank == 0]
     results = [r["data"].get("result") or {} for r in records if r["kind"] == "commit"]
     back = sum(r["from_step"] - r["step"] for r in results if r.get("loop") == "keep")
     skipped = sum(bool(values.get("update_skipped")) for values in frames)

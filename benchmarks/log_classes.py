@@ -31,7 +31,7 @@ from pathlib import Path
 
 from supervise.catalog import failure_classes
 from supervise.core.model import LOG_FAILURE, Failure, classify_failure
-from supervise.recordings import READERS, recording_sources
+from supervise.recordings import READERS, find_recordings
 from supervise.runtime import LogFiles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,7 +149,7 @@ def labelled() -> Iterator[str]:
 
 def curves(data: Path) -> Iterator[tuple[str, str]]:
     """Yield class and text of a line for each row of a public curve, in all four forms."""
-    for source in recording_sources([data / "logs", data / "field"]):
+    for source in find_recordings([data / "logs", data / "field"]):
         table = READERS[source.reader].read(source.path)
         name = next((each for each in LOSSES if each in table.columns), None)
         if name is None or "step" not in table.columns:

@@ -49,7 +49,7 @@ from step_job import STEADY, WARM_UP, enough_sequences
 
 from supervise.core.model import Gap
 from supervise.report import count_outcomes, read_records
-from supervise.store import RunDir, read_journal, run_rows
+from supervise.store import RunDir, read_journal, read_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -231,7 +231,7 @@ def gaps(run_dir: Path, seconds: int) -> bool:
     subprocess.run([*under(run_dir, True), *script], env=ENVIRON, check=True)
     run = RunDir.open(run_dir)
     lost = sum(1 for _ in read_journal(run.journal_path, only=(Gap,)))
-    found = [row.step for row in run_rows(run)]
+    found = [row.step for row in read_rows(run)]
     whole = found == list(range(RATE * seconds))
     print(
         f"\n{len(found)} frames of 32 metrics at {RATE} steps/s: {lost} gaps  "

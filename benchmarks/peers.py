@@ -18,10 +18,10 @@ from pathlib import Path
 from supervise.lab import (
     SCORE_CAVEAT,
     AlarmOutcome,
+    format_score_table,
     read_labels,
     run_backtest,
-    score_table,
-    scores_of,
+    score_policies,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,11 +61,11 @@ def outcomes(path: Path, jobs: int) -> list[list[AlarmOutcome]]:
 def logs(data: Path, jobs: int) -> Iterator[str]:
     labels = read_labels(data / "logs" / "incidents.csv")
     found = outcomes(data / "logs", jobs)
-    totals = scores_of(found, labels)
+    totals = score_policies(found, labels)
     rows = sum(each[0].rows for each in found)
     yield "\n## Public logs\n"
     yield f"{len(found)} runs, {rows} logged steps; found / labelled by kind.\n"
-    yield from score_table(totals, labelled=True)
+    yield from format_score_table(totals, labelled=True)
 
 
 def faults(data: Path, jobs: int) -> Iterator[str]:

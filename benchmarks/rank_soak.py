@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from supervise.report import count_outcomes, parse_record
-from supervise.store import RunDir, read_audit, run_rows
+from supervise.store import RunDir, read_audit, read_rows
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "proving" / "programs"
@@ -57,7 +57,7 @@ def run(name: str, ranks: int, steps: int, policy: str, path: Path) -> dict[str,
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
     reflexes = [r for r in records if (r.get("data") or {}).get("what") == "safeguard"]
-    frames = Counter(row.rank for row in run_rows(found))
+    frames = Counter(row.rank for row in read_rows(found))
     return {
         "program": name,
         "ranks": len(frames),

@@ -10,7 +10,7 @@ from typing import Any
 
 from recovery_cases import FAULT_STEP, Case
 
-from supervise.store import RunDir, read_audit, run_rows
+from supervise.store import RunDir, read_audit, read_rows
 
 OF_MACHINE = ("hardware.host_memory", "checkpoint.disk_low", "checkpoint.disk_full")
 
@@ -47,7 +47,7 @@ def read(case: Case, code: int | None, path: Path) -> Result:
     """Read the run directory."""
     found = RunDir.open(path / "run")
     records = list(read_audit(found.audit_path))
-    frames = [(row.step, row.values) for row in run_rows(found) if row.rank == 0]
+    frames = [(row.step, row.values) for row in read_rows(found) if row.rank == 0]
     losses = re.findall(r"^val_loss ([\d.]+)$", (path / "out.txt").read_text(), re.MULTILINE)
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     touching = [action for action in intents if action["touches_job"]]

@@ -32,7 +32,7 @@ import rank_soak
 import toy_soak
 
 from supervise.report import count_outcomes, parse_record
-from supervise.store import RunDir, read_audit, run_rows
+from supervise.store import RunDir, read_audit, read_rows
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / ".soak"
@@ -96,7 +96,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
     loss = re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)
     return {
         "seed": seed,
-        "steps": sum(1 for _ in run_rows(run)),
+        "steps": sum(1 for _ in read_rows(run)),
         "exit": done.returncode,
         "val_loss": loss[1] if loss else "-",
         **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},

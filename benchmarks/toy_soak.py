@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median_low
 
 from supervise.report import count_outcomes, parse_record
-from supervise.store import RunDir, read_audit, run_rows
+from supervise.store import RunDir, read_audit, read_rows
 
 JOB = Path(__file__).with_name("toy_job.py")
 WARMUP = 0.2  # of all steps
@@ -111,7 +111,7 @@ def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: 
     widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
     for row in table:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    numbers = [row.step for row in run_rows(run)]
+    numbers = [row.step for row in read_rows(run)]
     lost = steps - len(numbers) if numbers == list(range(len(numbers))) else steps
     records = list(read_audit(run.audit_path))
     told = Counter(

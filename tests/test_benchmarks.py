@@ -172,7 +172,7 @@ def test_branches_share_their_past_and_differ_by_their_remedy(live):
     ],
 )
 def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wanted):
-    from supervise.lab import ScoredAction, shadowed_outcomes
+    from supervise.lab import ScoredAction, load_in_shadow_mode
 
     lost = {"nothing": 40, "restore_10": 5, "restore_25": 6, "hold_rate": 2, "relaunch": 7}
     lost["hold_rate_now"] = 1
@@ -180,7 +180,7 @@ def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wan
     known = {"row": 60, "before": 1.0, "branches": branches}
     act = ScoredAction(step, "SEV1", "rule", "1", runbook, True, True, False, step)
 
-    found = live.looked_up(known, "rate_x30", act, shadowed_outcomes("nano"), 9.0)
+    found = live.looked_up(known, "rate_x30", act, load_in_shadow_mode("nano"), 9.0)
 
     assert found == wanted
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from supervise import system
-from supervise.runtime import git_facts, run_tool
+from supervise.runtime import read_git_facts, run_tool
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.
 HANGS = """#!/bin/sh
@@ -32,7 +32,7 @@ from supervise import system
 from supervise.runtime import host
 if {polite}:
     threading.Thread(target=hang_up).start()
-print(host.git(pathlib.Path(".")), flush=True)
+print(host.read_git_facts(pathlib.Path(".")), flush=True)
 """
 
 
@@ -78,7 +78,7 @@ def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool):
     fake_git("exit 3" if tool == "in the background" else "sleep 1000")
 
     if tool == "in the background":
-        assert "exit code 3" in git_facts(tmp_path).missing
+        assert "exit code 3" in read_git_facts(tmp_path).missing
     else:
         with pytest.raises(OSError, match=r"longer than 0\.5 s"):
             run_tool(["git"], 0.5)

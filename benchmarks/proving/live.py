@@ -58,7 +58,7 @@ from grid import HEALTHY, PROGRAMS, TOKENS, Cell, Program, cells
 from score import OURS, losses
 
 from supervise.core.model import Policy
-from supervise.lab import ScoredAction, run_backtest, shadowed_outcomes
+from supervise.lab import ScoredAction, load_in_shadow_mode, run_backtest
 from supervise_probe import faults
 
 HERE = Path(__file__).resolve().parent
@@ -221,7 +221,7 @@ def looked_up(
 
 def answers(kept: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, str, str, str, Any]]:
     """Yield program, fault, policy, its first remedy, and what is lost with it."""
-    policies = {policy.name: policy for policy in map(shadowed_outcomes, names)}
+    policies = {policy.name: policy for policy in map(load_in_shadow_mode, names)}
     for program, about in kept.items():
         path = RECORDINGS / f"{program}.parquet"
         if not path.exists():

@@ -29,7 +29,7 @@ from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
 from pyarrow import parquet
 
 from supervise.catalog import parse_drill
-from supervise.store import RunDir, run_rows
+from supervise.store import RunDir, read_rows
 from supervise_probe import faults
 
 HERE = Path(__file__).parent
@@ -89,7 +89,7 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise RuntimeError(f"{cell.program.name} {cell.name}: {refused[0]}")
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
         rows = []
-        for step, rank, attempt, _, values in run_rows(RunDir.open(run)):
+        for step, rank, attempt, _, values in read_rows(RunDir.open(run)):
             kept = {n: v for n, v in values.items() if not LEFT_OUT.match(n) or n == moved(cell)}
             rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
     known = {

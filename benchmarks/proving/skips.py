@@ -32,7 +32,7 @@ from grid import FAULTS, HARMLESS, HEALTHY, PROGRAMS, TOKENS, Program
 from pyarrow import parquet
 from score import RECORDINGS, harms
 
-from supervise.store import RunDir, run_rows
+from supervise.store import RunDir, read_rows
 from supervise_probe.safeguards.skip_outliers import Limits, OutlierRule
 
 TABLE = Path(__file__).with_name("skips.md")
@@ -170,7 +170,7 @@ def live(program: Program, fault: str, row: int) -> tuple[int, float]:
             text=True,
             check=True,
         )
-        frames = [row.values for row in run_rows(RunDir.open(run))]
+        frames = [row.values for row in read_rows(RunDir.open(run))]
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)[-1]
         return sum(bool(values.get("skipped_bad_steps")) for values in frames), float(final)
 

@@ -192,7 +192,7 @@ class Parts:
         self._sample()
         self._follow_steps()
         self._listen()
-        self.pristine = self.collectors.state()
+        self.pristine = self.collectors.save_state()
 
     def _measure(self) -> None:
         context, self.sets = (

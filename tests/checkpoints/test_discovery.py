@@ -8,13 +8,13 @@ import pytest
 
 from supervise.checkpoints import (
     FileIdentity,
-    checkpoint_root,
-    current_checkpoint_name,
-    file_stamp,
+    explain_unusable,
+    find_checkpoint_root,
+    find_current_path,
+    find_matches,
+    find_missing_files,
     has_optimizer_alongside,
-    matches_checkpoint,
-    missing_shards,
-    unusable_reason,
+    stamp_files,
 )
 
 
@@ -30,7 +30,7 @@ def make(tmp_path):
         if index is not None:
             text = json.dumps({"weight_map": dict(enumerate(index))})
             (folder / "model.safetensors.index.json").write_text(text)
-        return missing_shards(str(folder), file_stamp(str(folder)), ranks)
+        return find_missing_files(str(folder), stamp_files(str(folder)), ranks)
 
     return make
 
@@ -69,7 +69,7 @@ def test_patterns_skip_links_and_partial_files(tmp_path):
         (tmp_path / "out" / name).write_bytes(b"x")
     (tmp_path / "out" / "latest.pt").symlink_to("a.pt")
 
-    found = matches_checkpoint(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
+    found = find_matches(["out/*.pt*", str(tmp_path / "out" / "b.*")], tmp_path)
 
     assert sorted(found) == [str(tmp_path / "out" / "a.pt"), str(tmp_path / "out" / "b.pt")]
 
@@ -78,9 +78,9 @@ def test_shard_belongs_to_its_directory(tmp_path):
     """By its name, or because a pattern names the directory."""
     folder = tmp_path / "checkpoint-10"
 
-    assert checkpoint_root(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
-    assert checkpoint_root(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
-    assert checkpoint_root(f"{folder}/model.pt", []) == f"{folder}/model.pt"
+    assert find_checkpoint_root(f"{folder}/m-00001-of-00002.bin", []) == str(folder)
+    assert find_checkpoint_root(f"{folder}/sub/model.pt", [str(folder)]) == str(folder)
+    assert find_checkpoint_root(f"{folder}/model.pt", []) == f"{folder}/model.pt"
 
 
 def test_a_renamed_file_is_followed(tmp_path):
@@ -90,13 +90,13 @@ def test_a_renamed_file_is_followed(tmp_path):
     found = old.stat()
     stat = (found.st_size, found.st_mtime_ns, found.st_ino)
     identity = FileIdentity(found.st_dev, stat, 0.0, 0.0)  # clock of a file server
-    assert current_checkpoint_name(str(old), identity) == str(old)
+    assert find_current_path(str(old), identity) == str(old)
     old.rename(new)
     old.write_bytes(b"another one")
 
-    assert current_checkpoint_name(str(old), identity) == str(new)
-    assert current_checkpoint_name(str(old), None) is None
-    assert current_checkpoint_name(str(tmp_path / "no" / "a"), identity) is None
+    assert find_current_path(str(old), identity) == str(new)
+    assert find_current_path(str(old), None) is None
+    assert find_current_path(str(tmp_path / "no" / "a"), identity) is None
 
 
 def test_inode_is_not_enough(tmp_path):
@@ -110,11 +110,11 @@ def test_inode_is_not_enough(tmp_path):
         early_ns = found.st_mtime_ns - 600_000_000
         identity = FileIdentity(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
 
-        assert current_checkpoint_name(str(tmp_path / "a.pt"), identity) is None
-        seen = file_stamp(str(place))
-        assert current_checkpoint_name(str(tmp_path / "a.pt"), identity, seen) == str(place)
+        assert find_current_path(str(tmp_path / "a.pt"), identity) is None
+        seen = stamp_files(str(place))
+        assert find_current_path(str(tmp_path / "a.pt"), identity, seen) == str(place)
         seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
-        assert current_checkpoint_name(str(tmp_path / "a.pt"), identity, seen) is None
+        assert find_current_path(str(tmp_path / "a.pt"), identity, seen) is None
 
 
 def test_the_files_of_one_step_are_one_checkpoint(tmp_path):
@@ -128,13 +128,13 @@ def test_the_files_of_one_step_are_one_checkpoint(tmp_path):
         return str(tmp_path / name)
 
     def lacks(name):
-        return missing_shards(at(name), file_stamp(at(name)), 1)
+        return find_missing_files(at(name), stamp_files(at(name)), 1)
 
     save("model_00100.pt", "meta_00100.json", "optim_00100_rank0.pt", "optim_00100_rank1.pt")
     save("model_00200.pt", "meta_00200.json", "optim_00200_rank0.pt", "notes_00200.txt")
     for name in ("meta_00100.json", "optim_00100_rank1.pt", "model_00100.pt"):
-        assert checkpoint_root(at(name), []) == at("model_00100.pt")
-    assert checkpoint_root(at("notes_00200.txt"), []) == at("notes_00200.txt")
+        assert find_checkpoint_root(at(name), []) == at("model_00100.pt")
+    assert find_checkpoint_root(at("notes_00200.txt"), []) == at("notes_00200.txt")
     assert lacks("model_00100.pt") == ""
     assert lacks("model_00200.pt") == "optim_00200_rank1.pt is missing"
     assert has_optimizer_alongside(at("model_00200.pt"))
@@ -142,10 +142,10 @@ def test_the_files_of_one_step_are_one_checkpoint(tmp_path):
     assert not has_optimizer_alongside(at("model_00300.pt"))
 
     patterns = ["optim_*.pt"]  # which leave the model out
-    found = matches_checkpoint(patterns, tmp_path)
-    assert checkpoint_root(found[0], found) == found[0]
+    found = find_matches(patterns, tmp_path)
+    assert find_checkpoint_root(found[0], found) == found[0]
     why = "it is a part of model_00200.pt, which is not matched"
-    assert unusable_reason(patterns, tmp_path) == f"optim_00200_rank0.pt: {why}"
-    assert unusable_reason(["model_*.pt"], tmp_path) == ""
-    assert unusable_reason(["model_00200.*"], tmp_path).endswith("rank1.pt is missing")
-    assert unusable_reason(["*.ckpt"], tmp_path) == "nothing matches *.ckpt"
+    assert explain_unusable(patterns, tmp_path) == f"optim_00200_rank0.pt: {why}"
+    assert explain_unusable(["model_*.pt"], tmp_path) == ""
+    assert explain_unusable(["model_00200.*"], tmp_path).endswith("rank1.pt is missing")
+    assert explain_unusable(["*.ckpt"], tmp_path) == "nothing matches *.ckpt"

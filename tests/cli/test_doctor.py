@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import measured_metrics
-from supervise.cli._job_check import ProbeCheck, availability, world_size
+from supervise.cli._job_check import ProbeCheck, list_metric_availability, world_size
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_what_did_not_arrive_has_its_reason():
     arrived = ["3.11.0", "2.0.0", "trained"]
     status = {"collectors": {"timing": "off: ValueError: x", "loss": "on"}}
     tried = ProbeCheck(arrived, "", True, ("step_time",), [], status)
-    answers = {world: availability(tried, None, world) for world in (1, 8, None)}
+    answers = {world: list_metric_availability(tried, None, world) for world in (1, 8, None)}
 
     assert answers[1]["input_time"] == "no: its collector is off: ValueError: x"
     assert answers[1]["train_loss_raw"] == "no: it did not arrive in the check"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervise.runtime import start_ticks
-from supervise.store import foreign_reason
+from supervise.store import find_foreign_writer
 
 from .conftest import story
 
@@ -97,7 +97,7 @@ def test_directories_above_count_too(run_directory, mode, trusted):
     """Who may write there can put another run in its place, but for a sticky one."""
     run_directory.parent.chmod(mode)
 
-    assert bool(foreign_reason(run_directory)[0]) is not trusted
+    assert bool(find_foreign_writer(run_directory)[0]) is not trusted
 
 
 @pytest.mark.parametrize("open_to", ["directory", "file", "subdirectory"])
@@ -110,11 +110,11 @@ def test_files_that_others_may_write_count_where_others_get_in(run_directory, op
     run_directory.chmod(0o711)
     path[open_to].chmod(0o777)
 
-    why, hint = foreign_reason(run_directory)
+    why, hint = find_foreign_writer(run_directory)
     assert "may be written by other users" in why
     assert hint == f"chmod -R go-w {run_directory}"
     run_directory.chmod(0o700)
-    assert foreign_reason(run_directory) == ("", "")
+    assert find_foreign_writer(run_directory) == ("", "")
 
 
 @as_root
@@ -123,4 +123,4 @@ def test_a_file_of_another_user_in_our_directory_counts(run_directory):
     (run_directory / "command.json").write_text("[]")
     give_to(NOBODY, run_directory / "command.json")
 
-    assert "belongs to user nobody" in foreign_reason(run_directory)[0]
+    assert "belongs to user nobody" in find_foreign_writer(run_directory)[0]

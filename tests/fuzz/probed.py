@@ -77,7 +77,7 @@ class Judge:
                 save_report(event, RunPosition())
 
     def status(self, ranks: dict[int, RankView]) -> None:
-        found = status.snapshot(
+        found = status.build_status(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
         json.dumps(plain_decision(found.document()), allow_nan=False).encode()

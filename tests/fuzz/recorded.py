@@ -30,7 +30,7 @@ from supervise.core.model import (
     Policy,
     Tick,
 )
-from supervise.runtime import RankView, status_snapshot
+from supervise.runtime import RankView, build_status
 from supervise.store import Audit, Journal, Recorder, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
@@ -158,7 +158,7 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
             if decision.kind == "intent":
                 queue.insert(0, answer(decision.data["action"], event.at_ns, state.step, {}))
     ranks = {0: RankView(7, "step", 5, Payload({"collectors": {"loss": "on"}}))}
-    found = status_snapshot(
+    found = build_status(
         chosen, state, ranks, wall=WALL, now_ns=9, tier="T1", last=last, trouble=None
     )
     run.write_json("state.json", found.document())

@@ -12,7 +12,7 @@ from supervise.catalog import failure_classes
 from supervise.core import start_engine, step_engine
 from supervise.core.model import Exited, Failure, Launched, Policy, classify_failure
 from supervise.core.model import decision_record as record
-from supervise.notifiers import message_of, render_console, webhook_body
+from supervise.notifiers import build_webhook_body, message_of, render_console
 from supervise.report import Record, failed_records, failure_lines
 from supervise.runtime import Evidence, FailureRecords, OomCounters, group_file
 from supervise_probe.runtime import failure
@@ -126,7 +126,7 @@ def outcome(notices, folder, code):
     return SimpleNamespace(
         cause=state.job.cause,
         console=render_console(message, colour=False),
-        webhook=json.loads(webhook_body(message))["data"],
+        webhook=json.loads(build_webhook_body(message))["data"],
         bundle=json.loads((bundle / "failures.json").read_text()),
         why="\n".join(failure_lines(failed_records(records))),
     )
@@ -190,7 +190,7 @@ def test_the_error_behind_an_error_is_named(error, links, text, cls):
     """Torch's end of a file on a full disk hides why. What was handled on purpose explains none."""
     for name, value in links.items():
         setattr(error, name, value)
-    record = failure.of_error(error)
+    record = failure.record_error(error)
     found = Failure(type=record["type"], message=record["message"])
 
     assert text in found.text and ("from" in text or found.text == text)
@@ -204,7 +204,7 @@ def test_a_full_disk_that_torch_hides_is_named(monkeypatch, bytes_, text):
     exec("def save(f):\n    raise RuntimeError('inline_container.cc: pos 7')\n", module)
     with pytest.raises(RuntimeError) as caught:
         module["save"]("ckpt.pt")
-    found = failure.of_error(caught.value)["message"]
+    found = failure.record_error(caught.value)["message"]
 
     assert found.endswith(text) and ("No space left on device" in found) == bool(bytes_)
 

@@ -10,7 +10,7 @@ import pytest
 import supervise_probe
 from supervise.runtime import (
     child_environment,
-    directory_tier,
+    forecast_tier,
     lend_directory,
     make_environment,
     remove_environment,
@@ -48,7 +48,7 @@ def test_the_kill_switch_changes_nothing(tmp_path):
     off = {"SUPERVISE_DISABLE": "1"}
     assert child_environment(off, tmp_path) == off
     assert "SUPERVISE_PROBE" in child_environment({"SUPERVISE_DISABLE": "0"}, tmp_path)
-    assert directory_tier(["python", "x.py"], off) == ("T0", "SUPERVISE_DISABLE is set")
+    assert forecast_tier(["python", "x.py"], off) == ("T0", "SUPERVISE_DISABLE is set")
 
 
 ORDINARY = """
@@ -85,7 +85,7 @@ make train
 )
 def test_a_command_gets_the_probe_unless_something_keeps_it_out(command, reason):
     """The tier goes down to T0, with the sentence that `doctor` and the run manifest show."""
-    assert directory_tier(command.split()) == ("T0" if reason else "T1", reason)
+    assert forecast_tier(command.split()) == ("T0" if reason else "T1", reason)
 
 
 @pytest.mark.parametrize("flags", ["-I", "-E", "-S", "-u", "-P", "-s", "-Im"])
@@ -96,7 +96,7 @@ def test_the_forecast_is_what_python_does(flags, tmp_path):
 
     out = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
 
-    assert (directory_tier(argv)[0] == "T1") == out.startswith("in")
+    assert (forecast_tier(argv)[0] == "T1") == out.startswith("in")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_script_is_judged_by_its_first_line(head, expected, tmp_path):
     tool.write_text(head)
     tool.chmod(0o755)
 
-    assert directory_tier([str(tool), "--flag"])[1] == expected
-    assert directory_tier(["tool"], {"PATH": str(tmp_path)})[1] == expected
+    assert forecast_tier([str(tool), "--flag"])[1] == expected
+    assert forecast_tier(["tool"], {"PATH": str(tmp_path)})[1] == expected
 
 
 # ── the directory in shared memory: ours while we live, swept when everybody in it is dead ────────

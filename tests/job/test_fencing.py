@@ -8,7 +8,7 @@ import pytest
 
 from supervise.core.model import Payload
 from supervise.errors import ActionError
-from supervise.runtime import Answer, agree_fences, fence_objection
+from supervise.runtime import Answer, agree_on_step, find_step_mismatch
 from supervise.store import Quarantine
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
@@ -155,12 +155,12 @@ def test_ranks_go_back_to_a_step_that_all_have_and_none_doubts():
     first, second = (Answer(steps=steps, undo=[34]) for steps in ([10, 30, 34], [10, 34]))
     args = Payload({"before_step": 25, "sign": 35})
 
-    assert agree_fences("rollback", args, [first, second]) == {"to_step": 34}
+    assert agree_on_step("rollback", args, [first, second]) == {"to_step": 34}
     unsigned = Payload({"before_step": 25})
-    assert agree_fences("rollback", unsigned, [first, second]) == {"to_step": 10}
-    assert agree_fences("rollback", args, [first, Answer(steps=[10, 34])]) == {"to_step": 10}
+    assert agree_on_step("rollback", unsigned, [first, second]) == {"to_step": 10}
+    assert agree_on_step("rollback", args, [first, Answer(steps=[10, 34])]) == {"to_step": 10}
     with pytest.raises(ActionError, match="no savepoint before step 5 that all ranks have"):
-        agree_fences("rollback", Payload({"before_step": 5}), [first, second])
+        agree_on_step("rollback", Payload({"before_step": 5}), [first, second])
 
 
 def test_a_verdict_is_written_once(tmp_path):
@@ -207,11 +207,11 @@ def rows(numbers, starts_ns=0, first=5):
 
 def test_without_a_count_of_collectives_nobody_knows_what_a_step_is():
     row = {0: rows([12, 14, 16])}
-    assert fence_objection({**row, 1: rows([14, 16, 18], 7, first=6)}) is None
-    assert "nobody knows" in fence_objection({**row, 1: []}).why
-    assert fence_objection({**row, 1: []}).lasting
-    assert not fence_objection({**row, 1: rows([30, 32], first=14)}).lasting
-    assert "not mean the same step" in fence_objection({**row, 1: rows([12, 15])}).why
+    assert find_step_mismatch({**row, 1: rows([14, 16, 18], 7, first=6)}) is None
+    assert "nobody knows" in find_step_mismatch({**row, 1: []}).why
+    assert find_step_mismatch({**row, 1: []}).lasting
+    assert not find_step_mismatch({**row, 1: rows([30, 32], first=14)}).lasting
+    assert "not mean the same step" in find_step_mismatch({**row, 1: rows([12, 15])}).why
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_without_a_count_of_collectives_nobody_knows_what_a_step_is():
 def test_ranks_without_a_common_collective_are_judged_by_their_times(
     starts_ns, steps, reason, lasting
 ):
-    found = fence_objection({0: rows([3] * steps), 1: rows([3] * steps, starts_ns)})
+    found = find_step_mismatch({0: rows([3] * steps), 1: rows([3] * steps, starts_ns)})
 
     assert (found is None) == (reason is None)
     assert found is None or (reason in found.why and found.lasting == lasting)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from supervise.core.model import Beat
-from supervise.runtime import Looks, Phases, process_movement
+from supervise.runtime import Looks, Phases, watch_movement
 from tests.support.waiting import wait_until
 
 from .conftest import FakeRank
@@ -35,7 +35,7 @@ def moving(controlled, tmp_path):
         rank.pid = control.process.pid
         if argv[0] != "sleep":
             wait_until((tmp_path / "up").exists, "its start")
-        return process_movement(control, 0.6)
+        return watch_movement(control, 0.6)
 
     return make
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from supervise.runtime import (
     Identity,
     IdentityCollector,
+    compare_identities,
     describe_differences,
-    identity_differences,
 )
 from tests.support.nvml import Driver
 
@@ -130,7 +130,7 @@ def test_what_differs_is_named_field_by_field():
         "hardware": {"cpus": 2},
     }
 
-    found = identity_differences(*[msgspec.convert(part, Identity) for part in (before, after)])
+    found = compare_identities(*[msgspec.convert(part, Identity) for part in (before, after)])
 
     assert [change.field for change in found] == [
         *("code.commit", "files.train.py", "packages.versions.torch"),
@@ -140,4 +140,4 @@ def test_what_differs_is_named_field_by_field():
         "packages.versions.torch 2.13.0 → 2.12.0"
     )
     same = msgspec.convert(before, Identity)
-    assert identity_differences(same, same) == []
+    assert compare_identities(same, same) == []

@@ -21,10 +21,10 @@ from supervise.runtime import (
     Status,
     TrainingProgress,
     first_step_deadline_s,
+    format_capabilities,
     is_known,
-    probe_capabilities,
-    status_line,
-    status_verdict,
+    judge_status,
+    list_capabilities,
 )
 
 NAMES = ("train_loss_raw", "tokens_per_update")
@@ -167,7 +167,7 @@ def training(last_step_s, steps_per_s):
     ],
 )
 def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
-    assert status_verdict(LIVE, status_of(**parts), age_s) == text
+    assert judge_status(LIVE, status_of(**parts), age_s) == text
 
 
 CAUSE = {"text": "OSError at a.py:1"}
@@ -183,7 +183,7 @@ FAILED = "ended with exit code 3: OSError at a.py:1"
     ],
 )
 def test_the_verdict_without_a_supervisor_is_about_the_job(life, cause, text):
-    assert status_verdict(life, status_of(ended_by=cause)) == text
+    assert judge_status(life, status_of(ended_by=cause)) == text
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def capabilities_of(policy, probe, ranks=1, channels=("console",), **missing):
         notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
         state, _ = step_engine(policy, state, notice)
     status = ProbeStatus(**probe)
-    return probe_capabilities(policy, state, status, channels), is_known(policy, state, status)
+    return list_capabilities(policy, state, status, channels), is_known(policy, state, status)
 
 
 def test_a_job_of_a_library_with_nothing_configured():
     found, known = capabilities_of(NANO, READY | {"trained_by": "Trainer"})
 
     assert known
-    assert status_line(found) == (
+    assert format_capabilities(found) == (
         "rollback: yes · relaunch: not configured (Trainer recognised: supervise init -- COMMAND)"
         " · ranks: 1 · messages: console only"
     )
@@ -269,6 +269,5 @@ def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():
     state = start_engine(AGAIN)
     state.checkpoints.notice(CheckpointState(id="ckpt-50", step=50, path="/c/50", ok=True))
     assert (
-        probe_capabilities(AGAIN, state, ProbeStatus(**READY), ())["relaunch"]
-        == "yes, from ckpt-50"
+        list_capabilities(AGAIN, state, ProbeStatus(**READY), ())["relaunch"] == "yes, from ckpt-50"
     )

@@ -11,13 +11,13 @@ from supervise.core import start_engine, step_engine
 from supervise.core.model import Announced, Exited, Frame, Launched, Tick
 from supervise.lab import (
     Label,
-    backtest_outcomes,
-    recording_events,
+    backtest_source,
+    format_outcomes,
+    load_in_shadow_mode,
+    make_events,
     run_backtest,
-    score_lines,
-    shadowed_outcomes,
 )
-from supervise.recordings import Recording, recording_sources
+from supervise.recordings import Recording, find_recordings
 
 POLICY = """
 version: supervise/v1
@@ -60,7 +60,7 @@ def _losses(tmp_path, name, losses, first=0):
 
 
 def _one(path, policy):
-    (found,) = backtest_outcomes(recording_sources([path])[0], [shadowed_outcomes(policy)])
+    (found,) = backtest_source(find_recordings([path])[0], [load_in_shadow_mode(policy)])
     return found[0]
 
 
@@ -95,7 +95,7 @@ def test_it_is_what_the_engine_says(tmp_path, write):
     state, said = start_engine(policy), []
     piece = Recording("", ("train_loss_raw",), [])
     piece.rows = [(i, 0, 0, (v,)) for i, v in enumerate((CALM + SPIKE) * 3 + CALM)]
-    for event in recording_events(piece):
+    for event in make_events(piece):
         state, decisions = step_engine(policy, state, event)
         said += [
             (d.step, d.severity, d.rule, d.incident)
@@ -153,7 +153,7 @@ def test_the_clock_is_the_step_time_or_a_second():
     piece.rows = [(i, 0, 0, (0.5,)) for i in range(100)]
     piece.rows[3] = (3, 0, 0, (float("nan"),))
     piece.rows[4] = (4, 0, 0, (-1.0,))
-    events = list(recording_events(piece))
+    events = list(make_events(piece))
 
     assert [type(event) for event in events[:3]] == [Launched, Announced, Frame]
     assert isinstance(events[-1], Exited)
@@ -198,7 +198,7 @@ def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write
     """Near enough in time and bad enough is the same."""
     path = _losses(tmp_path, "a", CALM + SPIKE + CALM + [4.0] + CALM)
     found = run_backtest([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
-    (line,) = score_lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
+    (line,) = format_outcomes(found, [Label("a", 304, 304, "loss_spike_recovered")])
 
     assert line.policy == "mine"
     assert line.score.kinds == {"loss_spike_recovered": [0, 1]}

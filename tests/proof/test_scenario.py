@@ -18,9 +18,9 @@ from supervise.lab import (
     MetricSeries,
     Outcome,
     ScenarioRunner,
+    parse_series,
     run_suite,
     scenario_engine,
-    series_samples,
 )
 
 Play = Callable[..., Outcome]
@@ -245,11 +245,11 @@ def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
 )
 def test_a_series_is_its_samples(text: str, wanted: list[float | None]) -> None:
     """As in promtool, but that `x3` is three samples."""
-    assert series_samples(text) == wanted
+    assert parse_series(text) == wanted
 
 
 def test_nan_is_a_sample_and_absent_is_none() -> None:
-    nan, absent = series_samples("nan _")
+    nan, absent = parse_series("nan _")
 
     assert nan is not None
     assert math.isnan(nan)
@@ -258,14 +258,14 @@ def test_nan_is_a_sample_and_absent_is_none() -> None:
 
 def test_growth_ends_in_infinity_and_not_in_an_error() -> None:
     """10 to the 400th is more than a float holds."""
-    assert series_samples("1*10x400")[-1] == math.inf
+    assert parse_series("1*10x400")[-1] == math.inf
 
 
 @pytest.mark.parametrize("text", ["1y3", "x3", "1+x3", "1x", "--1", "1x9999999", "1+1+1", "e5"])
 def test_what_is_no_series_is_refused(text: str) -> None:
     """The loader says where; this is the last line."""
     with pytest.raises(ValueError, match="invalid piece"):
-        series_samples(text)
+        parse_series(text)
 
 
 def taken(series: MetricSeries, steps: list[int]) -> list[Any]:

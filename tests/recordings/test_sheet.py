@@ -11,16 +11,16 @@ from supervise.errors import InputError
 from supervise.recordings import (
     NoStepsError,
     Table,
-    discover_recordings,
+    find_recordings,
     read_csv,
-    recording_sources,
+    split_into_runs,
 )
 
 NAN = float("nan")
 
 
 def _read(columns, *rows, **extra):
-    return discover_recordings(Table("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
+    return split_into_runs(Table("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
 
 
 def _spans(found):
@@ -29,7 +29,7 @@ def _spans(found):
 
 def test_what_others_call_our_metrics_is_known():
     """Case, blanks, dashes and a leading `train/` do not matter."""
-    (found,) = discover_recordings(
+    (found,) = split_into_runs(
         Table(
             "t",
             ("iteration", "LM loss", "grad-norm", "Train/learning_rate"),
@@ -72,7 +72,7 @@ def test_a_skip_under_a_loss_scale_is_an_overflow(columns, overflows):
 
 def test_columns_like_ids_pass_and_others_are_said():
     """`my_score` may be a job's own metric, `TFLOPs (max)` is none, a column of words neither."""
-    (found,) = discover_recordings(
+    (found,) = split_into_runs(
         Table(
             "t", ("step", "loss", "my_score", "TFLOPs (max)", "layer"), [(0.0, 1.0, 2.0, 3.0, "a")]
         )
@@ -119,10 +119,10 @@ def test_two_columns_of_one_name_are_refused(twice):
     """Which of them is meant nobody knows; others that are left out anyway may be twice."""
     columns = ("run", "step", "loss", "TFLOPs (max)", "TFLOPs (max)", "")
     row = ("a", 1.0, 2.0, 3.0, 3.0, None)
-    assert len(discover_recordings(Table("t.csv", columns, [row], first_line=2))) == 1
+    assert len(split_into_runs(Table("t.csv", columns, [row], first_line=2))) == 1
 
     with pytest.raises(InputError) as caught:
-        discover_recordings(Table("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
+        split_into_runs(Table("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
 
     assert str(caught.value) == f"t.csv:1: 2 columns are called {twice!r}"
 
@@ -154,7 +154,7 @@ def test_a_log_of_lightning_is_one_piece(tmp_path):
             writer.log_metrics({"epoch": step // 10, "val_loss": 3.0}, step)
             writer.log_metrics({"epoch": step // 10, "train_loss_epoch": 2.0}, step)
     writer.save()
-    (found,) = discover_recordings(read_csv(next(tmp_path.rglob("metrics.csv"))))
+    (found,) = split_into_runs(read_csv(next(tmp_path.rglob("metrics.csv"))))
 
     assert [row[0] for row in found.rows] == list(range(0, 40, 2))
     metrics = dict(zip(found.names, found.rows[4][3], strict=True))
@@ -221,7 +221,7 @@ def _make(folder, *names):
 
 def _named(*paths):
     return [
-        (source.name, source.reader) for source in recording_sources([Path(path) for path in paths])
+        (source.name, source.reader) for source in find_recordings([Path(path) for path in paths])
     ]
 
 
@@ -246,7 +246,7 @@ def test_a_folder_is_searched_once_and_links_are_not_followed(tmp_path):
     _make(tmp_path, "run-1/a.csv", "run-1/notes.txt", ".cache/b.csv")
     (tmp_path / "latest-run").symlink_to(tmp_path / "run-1")
 
-    found = recording_sources([tmp_path, tmp_path / "run-1" / "a.csv"])
+    found = find_recordings([tmp_path, tmp_path / "run-1" / "a.csv"])
 
     assert [(source.name, source.named) for source in found] == [("a", False)]
 
@@ -262,8 +262,8 @@ def test_a_folder_of_events_is_a_run_and_so_are_those_in_it(tmp_path, event_file
 
 def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such file or directory"):
-        recording_sources([tmp_path / "none"])
+        find_recordings([tmp_path / "none"])
     with pytest.raises(InputError, match="holds no recording") as caught:
-        recording_sources([tmp_path])
+        find_recordings([tmp_path])
 
     assert "Parquet" in str(caught.value.hint)

@@ -11,7 +11,7 @@ import pytest
 
 from supervise.core.model import Tick
 from supervise.errors import StoreError, TamperError
-from supervise.store import Journal, Recorder, locked_file, read_audit, verify_audit
+from supervise.store import Journal, Recorder, is_locked, read_audit, verify_audit
 
 from .conftest import file_limit
 
@@ -141,7 +141,7 @@ def test_a_changed_record_is_never_repaired(tmp_path, opened, put):
 
     assert caught.value.seq == 1
     assert path.read_bytes() == changed
-    assert not locked_file(path)
+    assert not is_locked(path)
 
 
 HOLDER = """
@@ -160,14 +160,14 @@ def test_a_second_supervisor_is_refused_until_the_first_is_gone(tmp_path, opened
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"open\n"
-        assert locked_file(path)
+        assert is_locked(path)
         with pytest.raises(StoreError, match=f"is watched by process {holder.pid}"):
             opened(path)
     finally:
         holder.kill()
         holder.communicate()
 
-    assert not locked_file(path)
+    assert not is_locked(path)
     put(opened(path))
 
 

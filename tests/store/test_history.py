@@ -8,7 +8,7 @@ import pytest
 
 from supervise.cli import invoke
 from supervise.core.model import Announced, Frame, Tick
-from supervise.store import Audit, Journal, run_rows
+from supervise.store import Audit, Journal, read_rows
 
 NAN, INF = float("nan"), float("inf")
 
@@ -86,7 +86,7 @@ def test_the_wall_clock_follows_from_the_audit_log(run):
         audit.append("note", actor="engine", at_ns=at_ns, wall=wall, step=0, body=body, sync=False)
     audit.close()
 
-    assert [row.wall.isoformat() for row in run_rows(run)] == [
+    assert [row.wall.isoformat() for row in read_rows(run)] == [
         "2026-01-05T10:00:09.750000+00:00",
         "2026-01-05T11:00:00.500000+00:00",
     ]

@@ -17,7 +17,7 @@ from supervise.core.model import (
     Reloaded,
 )
 from supervise.errors import StoreError
-from supervise.store import Reloader, RunDir, policy_finder
+from supervise.store import Reloader, RunDir, make_policy_finder
 
 WALL = "2026-01-05T10:11:12.345Z"
 
@@ -54,7 +54,7 @@ def test_a_changed_file_is_read_again_and_kept(begun, small):
     assert event.changes == PolicyChanges(detectors=PartChanges(changed=["high"]))
     (kept,) = (run.path / "policies").iterdir()
     assert kept.read_text() == new.resolved
-    assert policy_finder(run, load_policy)(new.digest).digest == new.digest
+    assert make_policy_finder(run, load_policy)(new.digest).digest == new.digest
 
 
 def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):
@@ -73,7 +73,7 @@ def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_pa
 def test_a_missing_policy_is_named(begun):
     run, policy, _ = begun()
     with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
-        policy_finder(run, load_policy)(policy.digest)
+        make_policy_finder(run, load_policy)(policy.digest)
 
 
 def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):

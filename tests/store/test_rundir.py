@@ -86,7 +86,7 @@ def test_nothing_is_written_into_a_directory_put_in_place_of_the_run(tmp_path, p
 
     with pytest.raises(StoreError, match="moved or replaced"):
         run.write_json("state.json", {})
-    for write in (files.make_directory, files.create):
+    for write in (files.make_directory, files.create_file):
         with pytest.raises(OSError, match="moved or replaced"):
             write(run.incidents_path / "inc-1")
     run.discard()

@@ -12,8 +12,8 @@ from supervise.trials import (
     SUITE_LOG,
     VERDICT_LOG,
     arm_environment,
-    log_citation,
-    opened_log,
+    cite_trial,
+    open_log,
     trial_runs,
 )
 
@@ -69,31 +69,31 @@ VERDICT = Payload({"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03,
 def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
     path = tmp_path / "audit.log"
     for verdict in ("PASS", "FAIL"):
-        with opened_log(path) as log:
+        with open_log(path) as log:
             log.note(VERDICT_LOG, verdict, VERDICT.extended(verdict=verdict))
 
-    found = log_citation(path)
+    found = cite_trial(path)
 
     assert (found["verdict"], found["record"], found["records"]) == ("FAIL", 1, 2)
-    assert log_citation(tmp_path) == found, "a directory stands for its log"
+    assert cite_trial(tmp_path) == found, "a directory stands for its log"
     assert found["trial"].startswith("canary-") and len(found["head"]) == 64
     path.write_bytes(path.read_bytes().replace(b'"verdict":"FAIL"', b'"verdict":"PASS"'))
-    with pytest.raises(TamperError), opened_log(path):
+    with pytest.raises(TamperError), open_log(path):
         pass
     with pytest.raises(TamperError):
-        log_citation(path)
+        cite_trial(path)
 
 
 def test_a_trial_without_a_result_cannot_be_cited(tmp_path):
-    with opened_log(tmp_path / "audit.log", SUITE_LOG) as log:
+    with open_log(tmp_path / "audit.log", SUITE_LOG) as log:
         log.note("suite_plan", "1 fault", NOTHING)
 
     with pytest.raises(StoreError, match="has no result of a trial"):
-        log_citation(tmp_path)
+        cite_trial(tmp_path)
 
 
 def test_the_log_of_a_run_is_left_alone(tmp_path, keep_run, make_frames):
     run = keep_run(make_frames(0, 1.0))
 
-    with pytest.raises(StoreError, match="is the log of a run"), opened_log(run.audit_path):
+    with pytest.raises(StoreError, match="is the log of a run"), open_log(run.audit_path):
         pass

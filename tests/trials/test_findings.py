@@ -20,25 +20,25 @@ from supervise.trials import (
     SuiteReport,
     TrialPolicy,
     by_default,
-    clashing_options,
-    drill_finding,
-    drill_monitors,
+    describe_limits,
+    describe_undetected,
+    explain_unhealthy,
     fault_plot,
     fault_result,
     fault_rows,
-    healthy_runs,
-    loss_departure,
-    lost_steps,
+    find_clashes,
+    find_departure,
+    find_moved_metrics,
     monitor_rows,
-    moved_metrics,
-    run_waves,
+    plan_waves,
+    render_suite,
     spread_of,
-    suite_limits,
-    suite_markdown,
     suite_page,
-    suite_summary,
-    undetected_faults,
-    unhealthy_runs,
+    sum_excess_loss,
+    summarize_fault,
+    summarize_healthy_run,
+    summarize_monitors,
+    summarize_suite,
     without_refused,
 )
 
@@ -71,7 +71,7 @@ ACTED_ON = arm(1, acts=[("pause", 60)])
 def judged(unattended, acting=None, control=None, fault=SPIKE):
     """Return the finding of one fault and seed."""
     control = arm(1) if control is None else control
-    return drill_finding(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
+    return summarize_fault(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
 
 
 def climbs(after):
@@ -172,12 +172,12 @@ def test_runs_of_a_job_that_does_not_repeat_itself_are_doubted():
     ],
 )
 def test_a_healthy_run_must_be_whole_to_be_a_control(control, why):
-    assert unhealthy_runs(control, LOSS, STEPS, ONSET) == why
+    assert explain_unhealthy(control, LOSS, STEPS, ONSET) == why
 
 
 def test_a_control_needs_losses_before_the_fault():
-    assert unhealthy_runs(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
-    few = unhealthy_runs(arm(1), LOSS, STEPS, 60)
+    assert explain_unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
+    few = explain_unhealthy(arm(1), LOSS, STEPS, 60)
     assert few == "has 60 values of train_loss_raw before step 60; 64 are needed"
 
 
@@ -195,10 +195,10 @@ def report():
         runs.append(Runs(BATCH, seed, jump, None, arm(seed)))
     lacking = arm(1, climbs, refused="no router")
     runs.append(Runs(drills[2], 1, lacking, None, arm(1)))
-    found = [drill_finding(one, LOSS, STEPS, READS) for one in runs]
+    found = [summarize_fault(one, LOSS, STEPS, READS) for one in runs]
     controls = [
-        healthy_runs(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
-        healthy_runs(2, arm(2), LOSS, STEPS),
+        summarize_healthy_run(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
+        summarize_healthy_run(2, arm(2), LOSS, STEPS),
     ]
     return make_report(
         drills,
@@ -224,7 +224,7 @@ def make_report(drills, found, controls=(), **more):
         rules={},
         healthy=controls,
         faults=[fault_result(drill, found) for drill in drills],
-        **{"means": {}, "plots": {}, "monitors": drill_monitors(found, controls)} | more,
+        **{"means": {}, "plots": {}, "monitors": summarize_monitors(found, controls)} | more,
     )
 
 
@@ -250,16 +250,16 @@ def test_the_columns_of_a_fault_are_those_of_its_best_monitor(report):
 
 
 def test_undetected_faults_and_limits_are_listed(report):
-    (missed,) = undetected_faults(report)
+    (missed,) = describe_undetected(report)
     assert missed == (
         "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
     )
-    found = suite_limits(report)
+    found = describe_limits(report)
     assert (
         "speed has alarms during lr_spike:factor=10, which change nothing that it measures: not "
         "counted above"
     ) in found
-    assert suite_summary(report) == (
+    assert summarize_suite(report) == (
         "2 faults. Harmful: 1, 1 of them paged in every run. With a monitor ahead of the loss: 1. "
         "With a run without an alarm: 1. False alarms: 1 in 2 healthy runs of 400 steps in all"
     )
@@ -270,7 +270,7 @@ def row_of(*found):
     report = make_report([SPIKE], found, monitors=[])
     (row,) = fault_rows(report)
     cells = dict(zip(FAULT_SECTION, row, strict=True))
-    return cells, undetected_faults(report), suite_limits(report)
+    return cells, describe_undetected(report), describe_limits(report)
 
 
 def test_the_best_monitor_is_not_dated_by_another_one():
@@ -340,14 +340,14 @@ def test_the_page_and_the_tables_hold_it_all(report):
     assert reader.open == []
     for text in ("python <train.py>", "SEV2 rate", "not judged: no router", "no alarm in 1 of 2"):
         assert text in reader.text
-    table = suite_markdown(report)
+    table = render_suite(report)
     assert "| lr_spike:factor=10 | SEV2 rate | 0 | 25 |" in table
     assert "Undetected faults:" in table and "Limits of this suite:" in table
     assert not math.isnan(json.loads(report.encode())["faults"][0]["lost"]["median"])
 
 
 def test_runs_come_in_waves_with_names_of_their_own():
-    first, second, third = run_waves([SPIKE, BATCH], 2, 3, acts=True)
+    first, second, third = plan_waves([SPIKE, BATCH], 2, 3, acts=True)
 
     assert [one.name for one in first] == ["healthy-1", "healthy-2", "healthy-3"]
     assert [one.name for one in second] == [
@@ -357,9 +357,9 @@ def test_runs_come_in_waves_with_names_of_their_own():
     assert len(third) == 6
     left = without_refused({BATCH.text: "no"}, third)
     assert {one.drill for one in left} == {SPIKE}
-    assert len(run_waves([SPIKE], 2, 2, acts=False)[2]) == 1
+    assert len(plan_waves([SPIKE], 2, 2, acts=False)[2]) == 1
     alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
-    assert clashing_options([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
+    assert find_clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
     known = ["bad_batch", "crash", "lr_spike"]
     assert by_default(known) == ["bad_batch", "lr_spike"]
 
@@ -401,7 +401,7 @@ def test_a_spread_is_that_of_the_noise_and_not_of_the_trend():
 def test_a_loss_leaves_its_band(change, step):
     control = healthy()
 
-    found = loss_departure(with_fault(control, change), control, BEGIN)
+    found = find_departure(with_fault(control, change), control, BEGIN)
 
     if step is None:
         assert found is None
@@ -411,17 +411,17 @@ def test_a_loss_leaves_its_band(change, step):
 
 def test_another_run_of_the_same_program_stays_in_the_band():
     for seed in range(20):
-        assert loss_departure(healthy(seed + 1), healthy(0), BEGIN) is None
+        assert find_departure(healthy(seed + 1), healthy(0), BEGIN) is None
 
 
 def test_what_is_lost_is_the_sum_over_the_steps_that_both_have():
     control = healthy()
     run = with_fault(control, lambda after: 0.5 if after < 10 else 0.0)
 
-    assert lost_steps(run, control, BEGIN) == pytest.approx(5.0)
-    assert lost_steps({**run, END: 9.0}, control, BEGIN) == pytest.approx(5.0)
-    assert lost_steps({**run, 300: math.nan}, control, BEGIN) == math.inf
-    assert lost_steps(control, control, BEGIN) == 0.0
+    assert sum_excess_loss(run, control, BEGIN) == pytest.approx(5.0)
+    assert sum_excess_loss({**run, END: 9.0}, control, BEGIN) == pytest.approx(5.0)
+    assert sum_excess_loss({**run, 300: math.nan}, control, BEGIN) == math.inf
+    assert sum_excess_loss(control, control, BEGIN) == 0.0
 
 
 def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
@@ -429,18 +429,18 @@ def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
     tokens = dict.fromkeys(range(END), 768.0)
     falling = {s: 1e-3 * (1.0 + math.cos(math.pi * s / END)) for s in range(END)}
 
-    assert moved_metrics(rate, rate, BEGIN, END) is None
-    assert moved_metrics({**rate, 250: 2e-3}, rate, BEGIN, END) == 250
-    assert moved_metrics({**tokens, 201: 767.0}, tokens, BEGIN, END) == 201
-    assert moved_metrics({**tokens, 150: 1.0, 390: 1.0}, tokens, BEGIN, 380) is None
-    assert moved_metrics(tokens, {BEGIN: 1.0}, BEGIN, END) is None, "nothing to compare with"
+    assert find_moved_metrics(rate, rate, BEGIN, END) is None
+    assert find_moved_metrics({**rate, 250: 2e-3}, rate, BEGIN, END) == 250
+    assert find_moved_metrics({**tokens, 201: 767.0}, tokens, BEGIN, END) == 201
+    assert find_moved_metrics({**tokens, 150: 1.0, 390: 1.0}, tokens, BEGIN, 380) is None
+    assert find_moved_metrics(tokens, {BEGIN: 1.0}, BEGIN, END) is None, "nothing to compare with"
     doubled = {s: v * (2.0 if s == 250 else 1.0) for s, v in falling.items()}
-    assert moved_metrics(doubled, falling, BEGIN, END) == 250, "a schedule is no noise"
+    assert find_moved_metrics(doubled, falling, BEGIN, END) == 250, "a schedule is no noise"
 
 
 def test_steps_at_which_the_control_is_not_finite_tell_nothing():
     control = {**healthy(), 250: math.nan}
     run = {**healthy(), 250: math.nan, 260: 9.0}
 
-    assert loss_departure(run, control, BEGIN).step == 260
-    assert lost_steps(run, control, BEGIN) == pytest.approx(9.0 - control[260])
+    assert find_departure(run, control, BEGIN).step == 260
+    assert sum_excess_loss(run, control, BEGIN) == pytest.approx(9.0 - control[260])

@@ -15,11 +15,11 @@ from supervise.trials import (
     Plan,
     against_target,
     arm_order,
-    filled_gate,
+    fill_placeholders,
+    find_missing_placeholders,
     is_decided,
     judge_gate,
-    missing_metrics,
-    plan_of,
+    plan_look,
 )
 
 STEPS = 400
@@ -260,19 +260,21 @@ SHORT = Plan(steps=SHORT_STEPS)
 def test_placeholders_are_needed_and_filled():
     argv = ["train.py", "--out={out}/a", "--seed", "{seed}", "--n={steps}", "{other}"]
 
-    assert missing_metrics(argv, 3) == missing_metrics(["{out}"], 1) == []
-    assert missing_metrics(["{out}"], 2) == ["{seed}"]
-    assert missing_metrics(["train.py"], 3) == ["{out}", "{seed}"]
+    assert find_missing_placeholders(argv, 3) == find_missing_placeholders(["{out}"], 1) == []
+    assert find_missing_placeholders(["{out}"], 2) == ["{seed}"]
+    assert find_missing_placeholders(["train.py"], 3) == ["{out}", "{seed}"]
     words = ["train.py", "--out=/s/{seed}/a", "--seed", "2", "--n=400", "{other}"]
-    assert filled_gate(argv, "/s/{seed}", 2, 400) == words, "what was filled in is not filled again"
+    assert fill_placeholders(argv, "/s/{seed}", 2, 400) == words, (
+        "what was filled in is not filled again"
+    )
 
 
 def test_arms_take_turns_and_looks_share_alpha():
     assert [arm_order(n)[0] for n in range(4)] == ["baseline", "candidate"] * 2
-    levels = [plan_of(SHORT, n, SEEDS).level for n in (1, 2, 3)]
+    levels = [plan_look(SHORT, n, SEEDS).level for n in (1, 2, 3)]
     assert levels == sorted(levels) and levels[0] < 0.001
     assert sum(levels) == pytest.approx(SHORT.alpha)
-    assert plan_of(SHORT, 1, 1).level == SHORT.alpha
+    assert plan_look(SHORT, 1, 1).level == SHORT.alpha
 
 
 def make_short(seed, rng, *, shift=0.0, drift=0.0, exit_code=0, stopped=False, cpu_s=None):
@@ -291,7 +293,7 @@ def make_trial(rng, **about):
     for number in range(1, SEEDS + 1):
         drift = about.get("drift", 0.0)
         pairs.append((make_short(number, rng, drift=drift), make_short(number, rng, **about)))
-        found = judge_gate(pairs, plan_of(SHORT, number, SEEDS))
+        found = judge_gate(pairs, plan_look(SHORT, number, SEEDS))
         if number == SEEDS or is_decided(found, number - 1):
             return found.verdict, number
     raise AssertionError

@@ -230,7 +230,7 @@ class Collectors:
         for name in COUNTING:
             self.by_name[name].rewind(counters)
 
-    def state(self) -> Dict[str, float]:
+    def save_state(self) -> Dict[str, float]:
         """Return what goes back with a rollback."""
         state: Dict[str, float] = {}
         for collector in self.by_name.values():

@@ -54,7 +54,7 @@ def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around
         return listeners.forward.before_forward(*args)
 
     def enter(*args: Any) -> None:
-        listeners.forward.enter(*args)
+        listeners.forward.before_sampled_forward(*args)
 
     def leave(result: Any) -> None:
         listeners.forward.leave(result)

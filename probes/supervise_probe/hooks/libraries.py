@@ -49,7 +49,7 @@ def beside(
     return call
 
 
-def around_save(
+def wrap_save(
     hold: Hold, original: Callable[..., Any], save_target: Callable[..., Tuple[str, Optional[int]]]
 ) -> Callable[..., Any]:
     """Return a function that saves a checkpoint in the phase of that name, and reports it.
@@ -148,7 +148,7 @@ def listen_lightning(hold: Hold, library: Any) -> None:
     trainer._fit_impl = fit
     calls._call_callback_hooks = beside(hold, hook, observe)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
-    trainer.save_checkpoint = around_save(hold, save, save_target)
+    trainer.save_checkpoint = wrap_save(hold, save, save_target)
 
 
 def _unfit(path: str) -> str:
@@ -239,7 +239,7 @@ def listen_trainer(hold: Hold, library: Any) -> None:
     train = resuming(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
     trainer.train = train
     handler.call_event = beside(hold, call, observe)
-    trainer._save_checkpoint = around_save(hold, save, save_target)
+    trainer._save_checkpoint = wrap_save(hold, save, save_target)
 
 
 def _unfit_trainer(path: str) -> str:
@@ -311,7 +311,7 @@ def listen_accelerate(hold: Hold, library: Any) -> None:
             output_dir = os.path.join(str(settings.project_dir), "checkpoints", name)
         return str(output_dir) if self.is_main_process else "", None
 
-    accelerator.save_state = around_save(hold, accelerator.save_state, save_target)
+    accelerator.save_state = wrap_save(hold, accelerator.save_state, save_target)
 
 
 def listen_fabric(hold: Hold, library: Any) -> None:
@@ -321,7 +321,7 @@ def listen_fabric(hold: Hold, library: Any) -> None:
     def save_target(self: Any, path: Any, *args: Any, **kwargs: Any) -> Tuple[str, None]:
         return str(path) if self.is_global_zero else "", None
 
-    fabric.save = around_save(hold, fabric.save, save_target)
+    fabric.save = wrap_save(hold, fabric.save, save_target)
 
 
 ADAPTERS = {

@@ -343,7 +343,9 @@ class ForwardListener:
             self._batches.inputs((*args, *kwargs.values()) if kwargs else args)
         return args, kwargs
 
-    def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+    def before_sampled_forward(
+        self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any
+    ) -> None:
         """The first forward of a step with due samples is about to run."""
         sets = self.sets
         if self._tracker.open:  # it is the next step's

@@ -51,7 +51,7 @@ def is_enabled() -> bool:
     return ARGV[1:3] not in (["-m", "pip"], ["-m", "venv"]) and not any(n in line for n in SPARED)
 
 
-def mark(name: str, text: str = "") -> None:
+def write_marker(name: str, text: str = "") -> None:
     """Leave a small file in the run directory, which explains a probe that stays silent.
 
     A multiprocessing child is its parent's affair: a loader that starts workers every epoch must
@@ -150,9 +150,9 @@ def arm(torch: "ModuleType") -> None:
     """Switch the probe on; without it, the job goes on."""
     try:
         load().arm(torch, CONFIG)
-        mark("armed")
+        write_marker("armed")
     except Exception as error:
-        mark("off", "%s: %s" % (type(error).__name__, error))
+        write_marker("off", "%s: %s" % (type(error).__name__, error))
 
 
 def listen(library: "ModuleType") -> None:
@@ -232,7 +232,7 @@ def enter() -> None:
     sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != HERE]
     sys.path_importer_cache.pop(HERE, None)
     if is_enabled():
-        mark("boot")
+        write_marker("boot")
         try:
             watch_end()
         except Exception:  # then only the exit code tells how it ended

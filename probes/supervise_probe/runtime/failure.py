@@ -74,7 +74,7 @@ def record_end(status: Any, frames: Sequence[Place], *, marks: str, **facts: Any
         return
     error = getattr(sys, "last_value", None)
     if error is not None and not isinstance(error, KeyboardInterrupt):
-        record = of_error(error)
+        record = record_error(error)
     elif error is None and status not in (None, 0) and not _is_spawned(status, frames):
         record = of_exit(status, frames)
     else:
@@ -120,11 +120,12 @@ def _record_thread(thread: Any, error: Optional[BaseException], facts: Dict[str,
         return
     _threads.append(os.getpid())
     _write(
-        facts.pop("marks"), {**of_error(error), "kind": "thread", "thread": thread.name, **facts}
+        facts.pop("marks"),
+        {**record_error(error), "kind": "thread", "thread": thread.name, **facts},
     )
 
 
-def of_error(error: BaseException) -> Dict[str, Any]:
+def record_error(error: BaseException) -> Dict[str, Any]:
     """Return the record of an uncaught error: see `_write` for what is added."""
     trace = traceback.extract_tb(error.__traceback__, limit=-200)
     places = [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)]

@@ -164,7 +164,7 @@ class Slots(Holder):
             set_attribute(self.target, name, value)
 
 
-def holders_of(value: Any, kind: str, name: str) -> List[Holder]:
+def make_holders(value: Any, kind: str, name: str) -> List[Holder]:
     """Return the holders of a value of this kind (see `TypeClasses`): none, one, or several."""
     holders: List[Holder] = []
     if kind == "dict":
@@ -444,7 +444,7 @@ class Saved:
 
     def _enter(self, value: Any, kind: str, name: str, depth: int) -> None:
         """Take in what a container or an object holds."""
-        holders = holders_of(value, kind, name)
+        holders = make_holders(value, kind, name)
         self._holders += holders
         items = [(holder.label(key), item) for holder in holders for key, item in holder.content]
         if kind == "sequence" and isinstance(value, tuple):

@@ -334,7 +334,7 @@ class RollbackController:
 
         position = self._position
         step = position.step - 1
-        state = self._collectors.state()
+        state = self._collectors.save_state()
         self._probe_batch.add_value_to(state, self._savepoints.newest_weights)
         self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
@@ -362,7 +362,7 @@ class RollbackController:
         self._history.remember(step, attempt, values)
         state = self._unfinished.pop(step, None)
         if state is not None:
-            state.update(self._collectors.state())
+            state.update(self._collectors.save_state())
 
     def do_savepoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """The verb `savepoint`."""

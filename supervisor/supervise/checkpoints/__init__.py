@@ -8,13 +8,12 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "discovery": (
-            "FileIdentity, current_name as current_checkpoint_name, has_optimizer_alongside, "
-            "matches as matches_checkpoint, missing as missing_shards, "
-            "root_of as checkpoint_root, stamp as file_stamp, unusable as unusable_reason"
+            "FileIdentity, find_current_path, has_optimizer_alongside, find_matches, "
+            "find_missing_files, find_checkpoint_root, stamp_files, explain_unusable"
         ),
         "registry": (
             "Entry, FileFacts, METRICS as CHECKPOINT_METRICS, Register, RunFacts, VERIFIED, "
-            "read as read_registry"
+            "read_registry"
         ),
         "retention": "PinStore",
         "service": "CheckpointService, RestoredCheckpoint",

@@ -93,7 +93,7 @@ _SHARD = re.compile(r"^(?P<stem>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P
 _RANK = re.compile(r"^(rng_state_|random_states_)(\d+)(\.\w+)$")
 
 
-def stamp(path: str) -> Stamp | None:
+def stamp_files(path: str) -> Stamp | None:
     """Return name, size, time and inode of each file of a checkpoint; None if there is none."""
     root = Path(path)
     try:
@@ -113,7 +113,7 @@ def _row(path: Path, name: str) -> tuple[str, int, int, int]:
     return name, status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
+def find_matches(patterns: Iterable[str], cwd: Path) -> list[str]:
     """Return the absolute paths that the patterns match, oldest first.
 
     Symbolic links and files that are still being written are left out.
@@ -130,12 +130,12 @@ def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
     return sorted(by_path, key=lambda path: by_path[path])
 
 
-def unusable(patterns: Sequence[str], cwd: Path) -> str:
+def explain_unusable(patterns: Sequence[str], cwd: Path) -> str:
     """Return why nothing that the patterns match can be resumed from, "" if something can."""
     reasons = []
-    for path in matches(patterns, cwd):
+    for path in find_matches(patterns, cwd):
         model = model_of(path, ())
-        reason = missing(path, stamp(path) or (), 1)
+        reason = find_missing_files(path, stamp_files(path) or (), 1)
         if model != path:
             reason = f"it is a part of {Path(model).name}, which is not matched"
         if not reason:
@@ -149,7 +149,7 @@ def is_partial(name: str) -> bool:
     return name.endswith(PARTIAL) or name.startswith(("tmp-", ".tmp"))
 
 
-def root_of(path: str, matched: Sequence[str]) -> str:
+def find_checkpoint_root(path: str, matched: Sequence[str]) -> str:
     """Return the checkpoint that a saved file belongs to: itself, its directory or its set."""
     for parent in Path(path).parents:
         if str(parent) in matched:
@@ -195,7 +195,7 @@ def is_same_file(path: str, identity: FileIdentity, previous_stamp: Stamp = ()) 
     if (status.st_dev, status.st_ino) != (identity.device, identity.stat[-1]):
         return False
     known_rows = {row[1:] for row in previous_stamp}
-    return any(row[1:] in known_rows or identity.wrote(row) for row in stamp(path) or ())
+    return any(row[1:] in known_rows or identity.wrote(row) for row in stamp_files(path) or ())
 
 
 def contains(current: Stamp, identity: FileIdentity) -> bool:
@@ -203,7 +203,7 @@ def contains(current: Stamp, identity: FileIdentity) -> bool:
     return any(row[3] == identity.stat[-1] and identity.wrote(row) for row in current)
 
 
-def current_name(
+def find_current_path(
     path: str, identity: FileIdentity | None, previous_stamp: Stamp = ()
 ) -> str | None:
     """Return the present path of a saved file that may have been renamed, see `is_same_file`.
@@ -225,7 +225,7 @@ def current_name(
     return None
 
 
-def missing(path: str, current: Stamp, ranks: int) -> str:
+def find_missing_files(path: str, current: Stamp, ranks: int) -> str:
     """Return which files a checkpoint lacks, as a sentence; "" if it is complete.
 
     Args:
@@ -411,7 +411,7 @@ class OwnershipResolver:
                     continue  # that run ended before
                 version = (status.st_mtime_ns, status.st_ino)
                 if self._cache.get(path, (None,))[0] != version:
-                    entries = registry.read(path.parent).checkpoints
+                    entries = registry.read_registry(path.parent).checkpoints
                     self._cache[path] = version, [(e.how, _rows(e.stamp)) for e in entries]
             except (OSError, StoreError, KeyError, TypeError):
                 continue  # being removed, or not a register

@@ -177,7 +177,7 @@ class Register:
         # A FIFO that the job's user put there is replaced at the first write, not read.
         self.fresh = not self._path.is_file()
         if not self.fresh:
-            document = read(run)
+            document = read_registry(run)
             self._next, self.before = document.next, document.before
             self.entries = document.checkpoints
 
@@ -211,7 +211,7 @@ class Register:
         files.replace(self._path, text.encode(), durable=True)
 
 
-def read(run: Path) -> RegisterDocument:
+def read_registry(run: Path) -> RegisterDocument:
     """Return the register of a run as written; an empty one if there is none.
 
     Raises:

@@ -31,7 +31,7 @@ from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..errors import StoreError
 from ..store import files
 from ..store.files import sync_directory
-from .discovery import stamp
+from .discovery import stamp_files
 from .registry import (
     COPIED,
     FOUND,
@@ -113,7 +113,7 @@ class PinStore:
             OSError: it cannot be copied or linked. InterruptedError: `stopped`.
         """
         fresh = self._fetch(entry, {name: None for name, *_ in entry.stamp})
-        if stamp(entry.path) != entry.stamp:
+        if stamp_files(entry.path) != entry.stamp:
             self.drop(entry)
             raise StoreError(f"{entry.path} was overwritten while it was copied")
         return fresh / DATA / entry.name
@@ -178,7 +178,7 @@ class PinStore:
 
     def differs_by_stamp(self, entry: Entry) -> bool:
         """Whether a linked copy was overwritten in place, by size and time."""
-        return stamp(str(self.data(entry))) != entry.stamp
+        return stamp_files(str(self.data(entry))) != entry.stamp
 
     def stage(self, entry: Entry) -> Path:
         """Copy a pinned checkpoint to a hidden name beside the job's path; return it.
@@ -273,7 +273,7 @@ class PinStore:
             sync_directory(folder)
 
     def _copy(self, source: Path, target: Path) -> None:
-        with _reading(source) as old, os.fdopen(files.create(target), "wb") as new:
+        with _reading(source) as old, os.fdopen(files.create_file(target), "wb") as new:
             by_kernel = True  # shares disk blocks if the file system can
             while not self._interrupted():
                 try:
@@ -374,7 +374,7 @@ class HardLinkHolds:
         required_stamp = entry.stamp if required_stamp is None else required_stamp
         if entry.id not in self._held or (path := self.path(entry)) is None:
             return False
-        held_stamp = stamp(str(path)) or ()
+        held_stamp = stamp_files(str(path)) or ()
         if path.is_dir():
             return held_stamp == required_stamp
         return [row[1:] for row in held_stamp] == [row[1:] for row in required_stamp]
@@ -574,7 +574,7 @@ class Retention:
         try:
             self.holds.clear()
             for entry in self.register.entries:
-                if entry.state == FOUND and stamp(entry.path) is None:
+                if entry.state == FOUND and stamp_files(entry.path) is None:
                     entry.present = False
                     self.release(entry)
             self.write()
@@ -645,7 +645,7 @@ class Retention:
             self.overwrites.on_overwrite(entry.path)
         self.pins.drop(entry)
         entry.pinned = False
-        intact = entry.present and stamp(entry.path) == entry.stamp
+        intact = entry.present and stamp_files(entry.path) == entry.stamp
         if entry.state == COPIED and (intact or self.holds.intact(entry)):
             entry.state = FOUND
         elif entry.state == COPIED or (entry.state == FOUND and not entry.present):

@@ -93,7 +93,7 @@ class Restorer:
             retention.reserved = name
             try:
                 self._check_set_aside(entry)
-                stamp = discovery.stamp(entry.path)
+                stamp = discovery.stamp_files(entry.path)
                 if self._reads_intact(entry):
                     self._prepared = Prepared(name, stamp=stamp)
                 else:
@@ -151,7 +151,9 @@ class Restorer:
         """Whether the verified files are at the job's path."""
         prepared = self._prepared
         if prepared is not None and prepared.id == entry.id:
-            return prepared.stamp is not None and discovery.stamp(entry.path) == prepared.stamp
+            return (
+                prepared.stamp is not None and discovery.stamp_files(entry.path) == prepared.stamp
+            )
         return self._reads_intact(entry)
 
     def _reads_intact(self, entry: Entry) -> bool:
@@ -173,7 +175,7 @@ class Restorer:
         for sibling in retention.register.entries:
             if sibling.path == entry.path and sibling.present and sibling is not entry:
                 self._mark_moved(sibling)
-        entry.present, entry.stamp = True, discovery.stamp(entry.path) or ()
+        entry.present, entry.stamp = True, discovery.stamp_files(entry.path) or ()
         return [] if moved is None else [moved]
 
     def _set_aside(self, entry: Entry) -> list[Path]:
@@ -201,7 +203,7 @@ class Restorer:
     def _check_replace(self, entry: Entry) -> None:
         """Raise StoreError if the file at its path belongs to another run."""
         with self.retention.lock:
-            run = self.owners.claimant(discovery.stamp(entry.path) or ())
+            run = self.owners.claimant(discovery.stamp_files(entry.path) or ())
         if run:
             raise StoreError(
                 f"checkpoint {entry.id} is not restored: the run {run} has written {entry.path} "
@@ -221,7 +223,7 @@ class Restorer:
         for folder in {path.parent for path in paths if path.exists()}:
             trial = files.unpredictable(folder / "supervise")
             try:
-                os.close(files.create(trial))
+                os.close(files.create_file(trial))
                 trial.unlink()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -172,8 +172,8 @@ class CheckpointTracker:
         self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
         self._scans = 0
         if register.fresh:
-            for path in discovery.matches(patterns, cwd):
-                if current := discovery.stamp(path):
+            for path in discovery.find_matches(patterns, cwd):
+                if current := discovery.stamp_files(path):
                     register.before[path] = current
 
     def on_save(self, report: SaveReport) -> None:
@@ -198,7 +198,7 @@ class CheckpointTracker:
             ended: the job has ended, so files need not settle, and none is added.
         """
         changes = Changes()
-        matched = discovery.matches(self._patterns, self._cwd)
+        matched = discovery.find_matches(self._patterns, self._cwd)
         while self._reports:
             self._apply(self._reports.popleft(), matched, now_s, changes)
         self._owners.refresh(matched)
@@ -208,9 +208,11 @@ class CheckpointTracker:
             if entry.state == FOUND:
                 self._follow(entry, now_s, changes, ended=ended)
             elif entry.how == FOREIGN:
-                if closely and discovery.stamp(entry.path) != entry.stamp:
+                if closely and discovery.stamp_files(entry.path) != entry.stamp:
                     self._forget(entry, changes)
-            elif (closely or entry.state == COPIED) and discovery.stamp(entry.path) != entry.stamp:
+            elif (closely or entry.state == COPIED) and discovery.stamp_files(
+                entry.path
+            ) != entry.stamp:
                 self._lose(entry, changes)
         for entry in self._register.entries if closely else ():
             if entry.state in (COPIED, VERIFIED, BAD) and (entry.present or entry.pinned):
@@ -232,9 +234,12 @@ class CheckpointTracker:
         wall: str,
         changes: Changes,
     ) -> None:
-        if self._register.entry_at(path) is not None or discovery.root_of(path, matched) != path:
+        if (
+            self._register.entry_at(path) is not None
+            or discovery.find_checkpoint_root(path, matched) != path
+        ):
             return
-        current = discovery.stamp(path)
+        current = discovery.stamp_files(path)
         if current is None or current == self._register.before.get(path):
             return
         entry = self._register.add(path, step=position.step, attempt=position.attempt, saved=wall)
@@ -246,21 +251,23 @@ class CheckpointTracker:
     def _apply(
         self, report: SaveReport, matched: Sequence[str], now_s: float, changes: Changes
     ) -> None:
-        named = discovery.current_name(report.path, report.identity) or report.path
-        path = discovery.root_of(named, matched)
+        named = discovery.find_current_path(report.path, report.identity) or report.path
+        path = discovery.find_checkpoint_root(named, matched)
         entry = self._register.entry_at(path) or self._by_inode(report)
         self._owners.on_save(report.identity)
         if entry is not None and entry.how in (FOREIGN, CONTESTED):
             entry.state, entry.problems = FOUND, []
         if entry is not None and entry.state != FOUND:
-            if discovery.stamp(entry.path) == entry.stamp:  # a late report, or one of another rank
+            if (
+                discovery.stamp_files(entry.path) == entry.stamp
+            ):  # a late report, or one of another rank
                 if entry.state == COPIED:
                     _describe(entry, report)
                 self._check_ranks(report, entry, changes)
                 return
             self._lose(entry, changes)  # overwritten, or its inode was reused
             entry = None
-        if entry is not None and self._replaced(entry, discovery.stamp(entry.path)):
+        if entry is not None and self._replaced(entry, discovery.stamp_files(entry.path)):
             entry = None
         if entry is not None and discovery.is_partial(entry.name):
             pending = self._pending.get(entry.id)
@@ -268,7 +275,7 @@ class CheckpointTracker:
                 entry = None  # the temporary name was reused before the last file was renamed
         if entry is None:
             entry = self._register.add(path)
-            _set_stamp(entry, discovery.stamp(path) or ())
+            _set_stamp(entry, discovery.stamp_files(path) or ())
         _describe(entry, report)
         self._pending[entry.id] = _Pending(now_s, True, report.identity, report.ranks)
         self._check_ranks(report, entry, changes)
@@ -305,11 +312,11 @@ class CheckpointTracker:
         settle_s = 0.0 if ended else self._settle_s
         patience_s = 0.0 if ended else max(PATIENCE_S, settle_s)
         pending = self._pending.setdefault(entry.id, _Pending(now_s))
-        current = discovery.stamp(entry.path)
+        current = discovery.stamp_files(entry.path)
         if current is None or discovery.is_partial(entry.name):
-            named = discovery.current_name(entry.path, pending.identity, entry.stamp)
+            named = discovery.find_current_path(entry.path, pending.identity, entry.stamp)
             if named is not None and named != entry.path:
-                entry.path, current = named, discovery.stamp(named)
+                entry.path, current = named, discovery.stamp_files(named)
                 changes.any = True
         still_s = now_s - pending.since_s
         if self._replaced(entry, current):
@@ -327,7 +334,7 @@ class CheckpointTracker:
             pending.since_s = now_s
             _set_stamp(entry, current)
         elif pending.reported or still_s >= settle_s:
-            lacks = discovery.missing(entry.path, current, pending.ranks)
+            lacks = discovery.find_missing_files(entry.path, current, pending.ranks)
             if self._disown(entry, changes):
                 pass
             elif not lacks:

@@ -322,7 +322,7 @@ class CheckpointVerifier:
         with retention.lock:
             if entry.state not in (FOUND, COPIED):
                 return
-            path, seen_stamp = entry.path, entry.stamp
+            path, seen = entry.path, entry.stamp
         link = link if copy is None else None
         source = str(copy or link or path)
         try:
@@ -338,13 +338,13 @@ class CheckpointVerifier:
         with retention.lock:
             if retention.closed.is_set():
                 return
-            changed = discovery.stamp(path) != seen_stamp
-            linked = copy is not None and retention.link and discovery.stamp(source) != seen_stamp
+            changed = discovery.stamp_files(path) != seen
+            linked = copy is not None and retention.link and discovery.stamp_files(source) != seen
             if link is None:
                 failed = linked or (changed and (copy is None or not verdict.ok))
             else:  # the job may have been adding files to a directory
-                failed = changed and not verdict.ok and len(seen_stamp) > 1
-                failed = failed or not retention.holds.intact(entry, seen_stamp)
+                failed = changed and not verdict.ok and len(seen) > 1
+                failed = failed or not retention.holds.intact(entry, seen)
             if failed:
                 retention.release(entry, overwritten=True)  # it may have been read half written
                 return
@@ -357,13 +357,13 @@ class CheckpointVerifier:
         if verdict.ok and not self._pin(entry, verdict.environment, link, copied=copy is not None):
             return
         with retention.lock:
-            lost = (now := discovery.stamp(path)) != seen_stamp and not entry.pinned
+            lost = (now := discovery.stamp_files(path)) != seen and not entry.pinned
             lost = lost and (verdict.ok is True or link is None)
             if lost or entry.state != COPIED:
                 retention.release(entry, overwritten=lost)
                 return
             entry.state = STATES[verdict.ok]
-            retention.overwrites.on_verdict(path, overwritten=now not in (seen_stamp, None))
+            retention.overwrites.on_verdict(path, overwritten=now not in (seen, None))
             retention.write()  # before the report: an adopting supervisor must know it too
             self._notifications.verdict(entry, verdict.ok)
         if copy is not None and not verdict.ok:

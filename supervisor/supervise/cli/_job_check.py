@@ -22,7 +22,7 @@ from supervise_probe import collectors
 from .. import system
 from ..catalog import metrics
 from ..checkpoints import registry
-from ..checkpoints.discovery import matches
+from ..checkpoints.discovery import find_matches
 from ..core.job_recipes import Recipe, ScriptCode, of_code
 from ..core.model.events import Announced, Frame
 from ..core.model.policy import Sampling
@@ -129,7 +129,7 @@ def check_probe(interpreter: str) -> ProbeCheck:
     """Run `SCRIPT` in `interpreter` with the probe injected, and read what it published."""
     run_id = f"doctor-{secrets.token_hex(3)}"
     try:
-        memory = environment.make(environment.base(os.environ), run_id)
+        memory = environment.make_environment(environment.base(os.environ), run_id)
     except OSError as error:
         return ProbeCheck(error=f"no shared memory: {error.strerror}")
     sampled = list(Sampling.__struct_fields__)
@@ -153,7 +153,7 @@ def check_probe(interpreter: str) -> ProbeCheck:
             check = _train(interpreter, environment.child_environment(os.environ, path))
             _read(check, memory, marks)
         finally:
-            environment.remove(memory)
+            environment.remove_environment(memory)
     return check
 
 
@@ -244,7 +244,7 @@ def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
     recipe = of_code(code, argv)
     facts = ScriptFacts(Path(script).name if script else "", recipe)
     if recipe is not None and recipe.glob:
-        facts.existing = len(matches([recipe.glob], Path.cwd()))
+        facts.existing = len(find_matches([recipe.glob], Path.cwd()))
     facts.saves = sorted(call.lineno for call in code.calls if _saves(call))
     return facts
 
@@ -345,7 +345,9 @@ _COUNTS = re.compile(
 )
 
 
-def availability(check: ProbeCheck | None, reason: str | None, world: int | None) -> dict[str, str]:
+def list_metric_availability(
+    check: ProbeCheck | None, reason: str | None, world: int | None
+) -> dict[str, str]:
     """Return for each metric `yes`, or when, or under which condition, or why not.
 
     Args:

@@ -17,8 +17,8 @@ from textual.widgets import DataTable, Footer, RichLog, Sparkline, Static
 
 from ..core.model.formats import printable
 from ..errors import MISSHAPEN, StoreError, SuperviseError
-from ..runtime.status import LossCurve, Status, line
-from ..store.files import locked
+from ..runtime.status import LossCurve, Status, format_capabilities
+from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._runs import HIDDEN, LogTail, event_line
 from ._send_command import ask
@@ -67,7 +67,7 @@ class Reader:
         """Return the newest view; a file that cannot be read is its `problem`."""
         try:
             stamp = (_stamp(self.run, "state.json"), _stamp(self.run, "audit.log"))
-            stamps = (*stamp, locked(self.run.audit_path))
+            stamps = (*stamp, is_locked(self.run.audit_path))
             if stamps == self._seen and not self.view.problem:
                 return self.view
             self._seen = stamps
@@ -99,7 +99,9 @@ def view_of(state: RunStatus, events: Sequence[str] = ()) -> View:
     finite = [loss for loss in curve.loss if math.isfinite(loss)]
     return View(
         verdict=printable(state.verdict),
-        protection=printable(line(newest.can)) if newest is not None and newest.can else "",
+        protection=printable(format_capabilities(newest.can))
+        if newest is not None and newest.can
+        else "",
         facts=[(label, printable(text)) for label, text in _facts(state)],
         incident=[printable(text) for text in _open(state)],
         ranks=() if newest is None else _ranks(newest),

@@ -35,7 +35,7 @@ class Options:
         metrics: where the numbers of the run are served; None: nowhere.
         previous: directory of the run that this one follows, None: it follows none.
         quiet: only errors, and messages of SEV0, are printed.
-        cites: what the record cites of trials, see `trial_runs.citation`.
+        cites: what the record cites of trials, see `trial_runs.cite_trial`.
         launch: the first one, from a checkpoint of the run before; None: it begins at step 0.
     """
 

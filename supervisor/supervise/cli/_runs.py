@@ -26,9 +26,9 @@ import click
 from ..core.model.events import Exited, Launched
 from ..errors import MISSHAPEN, StoreError, UsageError, understood
 from ..store import files, journal, run_directory
-from ..store.files import locked
+from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir, is_run
-from ..store.run_records import RunOutcome, skim
+from ..store.run_records import RunOutcome, skim_run
 from ._params import ARGV, PROGRAM
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | No
     Args:
         host: the machine that the run was started on; a process on another one cannot be seen.
     """
-    if locked(run.audit_path):
+    if is_locked(run.audit_path):
         return RUNNING, None
     if outcome.end is not None:
         code = int(outcome.end["data"]["exit_code"])
@@ -69,7 +69,7 @@ def life(run: RunDir, outcome: RunOutcome) -> Life:
     """
     from ..runtime.status import Life  # it imports the engine, which most commands do not need
 
-    if locked(run.audit_path):
+    if is_locked(run.audit_path):
         return Life(supervisor="running", job="running")
     end = outcome.end
     launched, returncode = _last_seen(run)
@@ -146,7 +146,7 @@ def runs_in(directory: Path = RUNS) -> list[Path]:
 
 def live_runs(directory: Path = RUNS) -> list[Path]:
     """Return the runs in a directory that have a supervisor, the newest first."""
-    return [path for path in runs_in(directory) if locked(path / "audit.log")]
+    return [path for path in runs_in(directory) if is_locked(path / "audit.log")]
 
 
 def newest() -> Path:
@@ -177,7 +177,7 @@ def only_adoptable() -> Path:
         with suppress(StoreError, *MISSHAPEN):
             run = RunDir.open(path)
             host = str(run.read_json("run.json")["host"])
-            if state_of(run, skim(run.audit_path), host)[0] in (UNSUPERVISED, LOST):
+            if state_of(run, skim_run(run.audit_path), host)[0] in (UNSUPERVISED, LOST):
                 runs.append(path)
     if len(runs) == 1:
         return runs[0]

@@ -16,7 +16,7 @@ from ..errors import StoreError, UsageError
 from ..runtime import watches
 from ..runtime.status import Status
 from ..store import audit
-from ..store.files import locked
+from ..store.files import is_locked
 from ..store.quarantine_list import Quarantine
 from ..store.run_directory import RUNS, RunDir
 from ._output import echo
@@ -137,7 +137,7 @@ def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tu
         StoreError: the run has no supervisor, or its directory cannot be written.
     """
     directory = RunDir.open(run)
-    if not locked(directory.audit_path):
+    if not is_locked(directory.audit_path):
         raise StoreError(f"{run} has no supervisor", hint=f"supervise status {run}")
     status = None
     with suppress(StoreError):  # only a view
@@ -149,7 +149,7 @@ def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tu
     key = f"{at_ns}-{os.getpid()}"
     operator = by or getpass.getuser()
     try:
-        watches.post(directory.path, command, operator, {**args, "key": key}, at_ns=at_ns)
+        watches.post_command(directory.path, command, operator, {**args, "key": key}, at_ns=at_ns)
     except OSError as error:
         raise StoreError(f"cannot write in {run}: {error.strerror}") from error
     return directory, key
@@ -160,7 +160,9 @@ def poll(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]
     until = time.monotonic() + TIMEOUT_S
     alive = True
     while alive and time.monotonic() < until:
-        alive = locked(run.audit_path)  # before the records: the last one may be written meanwhile
+        alive = is_locked(
+            run.audit_path
+        )  # before the records: the last one may be written meanwhile
         if is_complete(record for n, record in enumerate(audit.read(run.audit_path)) if n >= skip):
             return
         time.sleep(POLL_S)

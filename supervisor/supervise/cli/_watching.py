@@ -123,11 +123,11 @@ def watch_started(
 def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Payload]:
     """Yield what the record cites of the trials that a policy names; a job never waits for one."""
     if policy.cites:
-        from ..trials.trial_runs import citation
+        from ..trials.trial_runs import cite_trial
 
         for path in policy.cites:
             try:
-                yield citation(Path(path))
+                yield cite_trial(Path(path))
             except (SuperviseError, OSError, KeyError) as error:
                 print_line(f"supervise: warning: cites: {error}")
 
@@ -173,7 +173,7 @@ def watch(
             lambda: None if heartbeat is None else heartbeat.end(code, HEARTBEAT_S),
             lambda: app.close(outbox, code),
             lambda: closed(run, outbox.check_channels()),
-            lambda: environment.remove(directory),
+            lambda: environment.remove_environment(directory),
             read_receipt,
         )
         for step in steps:
@@ -196,7 +196,7 @@ def watch(
         heartbeat.start(begins=app.settings.past is None)
     if metrics is not None:
         metrics.start(print_line)
-    index = threading.Thread(target=run_directory.add, args=(run, os.environ), daemon=True)
+    index = threading.Thread(target=run_directory.add_run, args=(run, os.environ), daemon=True)
     with suppress(RuntimeError):  # at the limit of threads
         index.start()  # a home directory may hang
     code, is_over = Foreground(app, process, outbox, forwarder).attend(run_and_close)

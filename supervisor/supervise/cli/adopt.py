@@ -36,7 +36,7 @@ from ..runtime.segment_reader import recorded_end
 from ..runtime.settings import RecoveredRun, Settings
 from ..runtime.signals import Forwarder
 from ..store import audit
-from ..store.files import locked, read_json
+from ..store.files import is_locked, read_json
 from ..store.policies import Reloader, aim, path_of
 from ..store.recorder import Recorder
 from ..store.run_directory import RUNS, RunDescription, RunDir, is_run
@@ -231,7 +231,7 @@ def resume_target(
         return path, None
     run = RunDir.open_own(path)
     # `adopt` refuses a locked log, with the process that holds it.
-    ended = not locked(run.audit_path) and (how_run_ended(run) or last_launch(run) is None)
+    ended = not is_locked(run.audit_path) and (how_run_ended(run) or last_launch(run) is None)
     if not ended:
         return path, run
     _refuse_unfit(path, policy, print_line)
@@ -262,7 +262,9 @@ def _from_checkpoint(
         guard.verify_now(VERIFY_S)
         while guard.is_verifying_now:
             time.sleep(POLL_S)
-        entries = [e for e in registry.read(run.path).checkpoints if e.state in registry.JUDGED]
+        entries = [
+            e for e in registry.read_registry(run.path).checkpoints if e.state in registry.JUDGED
+        ]
         entries = [e for e in entries if e.present or e.pinned]
         if not entries:
             return None

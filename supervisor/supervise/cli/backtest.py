@@ -87,17 +87,19 @@ def backtest_command(
         echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
     with progress("recordings") as report:
-        outcome = backtest.run(recordings, [policy, *against], extra, jobs, left_out, report)
+        outcome = backtest.run_backtest(
+            recordings, [policy, *against], extra, jobs, left_out, report
+        )
     for note in left_out:
         echo(f"supervise: skipped {note}", err=True)
     runs = [outcomes[0].run for outcomes in outcome]
     _warn_of_others(score.unknown_runs(labels_of or (), runs))
     if as_json:
-        for line in score.lines(outcome, labels_of):
+        for line in score.format_outcomes(outcome, labels_of):
             echo_json(msgspec.to_builtins(line))
     else:
         echo(*score.report(outcome, labels_of))
-    failed = score.failures(score.scores(outcome, labels_of)[0], fail_on)
+    failed = score.failures(score.score_policies(outcome, labels_of)[0], fail_on)
     for series, text in failed.items():
         echo(f"supervise: --fail-on {series}: {text}", err=True)
     if failed:
@@ -140,7 +142,7 @@ def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Itera
     unknown = {c: metric for c, metric in extra.items() if not metrics.is_known(metric)}
     if not unknown:
         return
-    loaded = [backtest.shadowed(policy) for policy in policies]
+    loaded = [backtest.load_in_shadow_mode(policy) for policy in policies]
     read = {m for policy_of in loaded for d in policy_of.detectors.values() for m in d.metrics}
     for column, metric in unknown.items():
         if metric not in read:

@@ -306,15 +306,15 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     with own_errors(EXIT.values()):
         from ..trials import trial_runs
         from ..trials.gate_report import gate_report
-        from ..trials.judgement import judge
+        from ..trials.judgement import judge_gate
 
         plan = plan_of(options)
         opened = open_pairs(list(zip(runs[::2], runs[1::2], strict=True)))
         pairs = read_pairs(opened, plan)
-        judgement = judge(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
+        judgement = judge_gate(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
         report = gate_report(judgement, pairs)
         if options["audit"] is not None:
-            with trial_runs.opened(options["audit"]) as log:
+            with trial_runs.open_log(options["audit"]) as log:
                 write_verdict(report, opened, log)
         ctx.exit(print_report(report, options))
 
@@ -465,7 +465,7 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
         from ..trials.gate_report import gate_report
 
         trial = _trial(list(argv), options)
-        with trial_runs.opened(trial.directory / trial_runs.LOG) as log:
+        with trial_runs.open_log(trial.directory / trial_runs.LOG) as log:
             judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
             report = gate_report(judgement, pairs, trial.notes(len(pairs)))
             write_verdict(report, runs, log)
@@ -508,7 +508,7 @@ class _Trial:
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
     from ..catalog.loader import isolated
-    from ..trials.judgement import BASELINE, CANDIDATE, missing
+    from ..trials.judgement import BASELINE, CANDIDATE, find_missing_placeholders
     from ..trials.trial_runs import TrialPolicy
 
     recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
@@ -523,7 +523,7 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     if texts:
         commands[BASELINE] = _split(texts[0])
     for name, template in commands.items():
-        if lacking := missing(template, seeds):
+        if lacking := find_missing_placeholders(template, seeds):
             text = f"the command of the {name} has no {' and no '.join(lacking)}"
             if name == BASELINE and len(template) == 1:
                 text = f"{texts[0]} is not a run, and as a command it has no {{out}}"
@@ -557,7 +557,7 @@ def _run_pairs(
 ) -> tuple[Judgement, list[Pair], list[tuple[RunDir, RunDir]]]:
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
     from ..trials.arms import read_arm
-    from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge, plan_of
+    from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge_gate, plan_look
     from ..trials.trial_runs import CanaryLook, CanaryPlan
 
     plan = replace(trial.plan, steps=trial.steps)
@@ -578,7 +578,7 @@ def _run_pairs(
                 arms[name] = run, read_arm(run, metrics_of(plan))
         runs.append((arms[BASELINE][0], arms[CANDIDATE][0]))
         pairs.append((arms[BASELINE][1], arms[CANDIDATE][1]))
-        judgement = judge(pairs, plan_of(plan, len(pairs), trial.seeds), noise)
+        judgement = judge_gate(pairs, plan_look(plan, len(pairs), trial.seeds), noise)
         text = f"{judgement.verdict} after {len(pairs)} of {trial.seeds} pairs"
         effect = None if judgement.effect is None else judgement.effect.mean
         log.note("canary_look", text, CanaryLook(judgement.verdict, effect))
@@ -591,14 +591,14 @@ def _run_pairs(
 def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
     """Make one arm, and report how it ended."""
     from ..trials.arms import cite, read_arm
-    from ..trials.judgement import filled
+    from ..trials.judgement import fill_placeholders
     from ..trials.trial_runs import ArmSpec, CanaryArm, last_lines, run_arm
 
     arm_name = f"{name}-{number}"
     out = trial.directory / SCRATCH / arm_name
     spec = ArmSpec(
         name=arm_name,
-        argv=filled(trial.commands[name], str(out), number, trial.steps),
+        argv=fill_placeholders(trial.commands[name], str(out), number, trial.steps),
         cwd=trial.cwd[name],
         out=out,
         steps=trial.steps,

@@ -37,9 +37,9 @@ from ._job_check import (
     STEPS,
     ProbeCheck,
     arrived,
-    availability,
     check_probe,
     find_interpreter,
+    list_metric_availability,
     look_at,
     script_of,
     world_size,
@@ -110,10 +110,10 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
     checks = [*_check_machine(run_dir or Path("runs"))]
     tier, probed, measured = None, None, dict[str, str]()
     if argv:
-        tier, reason = environment.tier(argv)
+        tier, reason = environment.forecast_tier(argv)
         facts, probed = check_job(argv)
         checks += facts
-        measured = availability(probed, reason, world_size(argv, os.environ))
+        measured = list_metric_availability(probed, reason, world_size(argv, os.environ))
     if health:
         checks += _check_health(argv)
     broken = any(check.status == "fail" for check in checks)
@@ -129,7 +129,7 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
 
 def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
     """Check the command, its script and its Python; the second result is that of the probe."""
-    tier, reason = environment.tier(argv)
+    tier, reason = environment.forecast_tier(argv)
     if shutil.which(argv[0]) is None:
         return [Check("command", "fail", f"{argv[0]}: command not found")], None
     if reason is not None:

@@ -117,7 +117,7 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
         policy = isolated(options["policy"])
         suite = _suite(list(argv), options, policy)
         directory = suite.settings.directory
-        with trial_runs.opened(directory / trial_runs.LOG, trial_runs.SUITE) as log:
+        with trial_runs.open_log(directory / trial_runs.LOG, trial_runs.SUITE) as log:
             log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
             report = _run(suite, policy, log)
             _save(directory, report, log)
@@ -147,21 +147,21 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     from ..catalog import discover as inventory
     from ..core.model.decisions import ACTING_MODES
     from ..trials.drill_findings import Drill
-    from ..trials.judgement import missing
-    from ..trials.trial_runs import SuitePlan, SuiteSettings, by_default, clashes
+    from ..trials.judgement import find_missing_placeholders
+    from ..trials.trial_runs import SuitePlan, SuiteSettings, by_default, find_clashes
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
     fault_step = steps // 2 if options["at"] is None else options["at"]
     if fault_step >= steps:
         raise UsageError(f"the fault at step {fault_step} comes after the {steps} steps of a run")
-    if lacking := missing(argv, healthy):
+    if lacking := find_missing_placeholders(argv, healthy):
         text = f"the command has no {' and no '.join(lacking)}"
         raise UsageError(text, hint=EXAMPLE)
     names = list(inventory.drill_facts())
     texts = list(dict.fromkeys(options["faults"] or by_default(names)))
     drills = [Drill(text, inventory.parse_drill(f"{text}@{fault_step}").fault) for text in texts]
-    if alike := clashes(drills):
+    if alike := find_clashes(drills):
         raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
     acts = options["act"]
     plan = SuitePlan(
@@ -215,10 +215,10 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     """Make the runs, and return the report."""
     from ..trials import trial_runs
     from ..trials.arms import cite
-    from ..trials.trial_runs import SuiteRun, waves, without_refused
+    from ..trials.trial_runs import SuiteRun, plan_waves, without_refused
 
     settings = suite.settings
-    planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
+    planned = plan_waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
     count, planned_count = 0, sum(map(len, planned))
     arms: dict[PlannedRun, FaultArm] = {}
     refused: dict[str, str] = {}
@@ -259,12 +259,12 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
 
 def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
     """Refuse a job whose healthy runs are no controls. Raises UsageError."""
-    from ..trials.drill_findings import unhealthy
+    from ..trials.drill_findings import explain_unhealthy
     from ..trials.trial_runs import last_lines
 
     settings = suite.settings
     for planned_run, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
-        if reason := unhealthy(arm, suite.metric, settings.steps, settings.fault_step):
+        if reason := explain_unhealthy(arm, suite.metric, settings.steps, settings.fault_step):
             output = settings.directory / f"{planned_run.name}.log"
             tail = last_lines(output, 3)
             text = f"the healthy run of seed {planned_run.seed} {reason}" + (
@@ -308,10 +308,12 @@ def _report(
         for rule in document.rules
     }
     findings = [
-        drill_findings.finding(planned_run, metric, settings.steps, reads) for planned_run in runs
+        drill_findings.summarize_fault(planned_run, metric, settings.steps, reads)
+        for planned_run in runs
     ]
     controls = [
-        drill_findings.healthy(s, arm, metric, settings.steps) for s, arm in healthy.items()
+        drill_findings.summarize_healthy_run(s, arm, metric, settings.steps)
+        for s, arm in healthy.items()
     ]
     plots: dict[str, FaultPlot] = {}
     for run, finding in zip(runs, findings, strict=True):
@@ -333,7 +335,7 @@ def _report(
         rules={rule.id: document.digest_of(rule) for rule in document.rules},
         healthy=controls,
         faults=[fault_result(drill, findings) for drill in suite.drills],
-        monitors=drill_findings.monitors(findings, controls),
+        monitors=drill_findings.summarize_monitors(findings, controls),
         plots=plots,
     )
 
@@ -371,14 +373,14 @@ def _by_digest(report: SuiteReport) -> dict[str, MonitorResult]:
 
 def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
     """Write the reports, and the result to the log. Raises StoreError."""
-    from ..trials.suite_report import markdown, suite_page, summary
+    from ..trials.suite_report import render_suite, suite_page, summarize_suite
     from ..trials.trial_runs import RESULT, SuiteResult
 
     data = report.encode().encode()
     try:
         files.replace(directory / DOCUMENT, data, durable=True)
         files.replace(directory / PAGE, suite_page(report).encode(), durable=False)
-        files.replace(directory / TABLES, markdown(report).encode(), durable=False)
+        files.replace(directory / TABLES, render_suite(report).encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from error
     result = SuiteResult(
@@ -389,7 +391,7 @@ def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
         {fault.fault: fault.runs for fault in report.faults},
         _by_digest(report),
     )
-    log.note(RESULT, summary(report), result)
+    log.note(RESULT, summarize_suite(report), result)
 
 
 def _print(report: SuiteReport) -> None:
@@ -397,18 +399,21 @@ def _print(report: SuiteReport) -> None:
         FAULTS,
         MONITORS,
         READING,
+        describe_limits,
+        describe_undetected,
         fault_rows,
-        limits,
         monitor_rows,
-        summary,
-        undetected,
+        summarize_suite,
     )
 
-    echo(summary(report), "")
+    echo(summarize_suite(report), "")
     print_table(list(fault_rows(report)), FAULTS)
     echo("", *textwrap.wrap(READING, 100), "")
     print_table(list(monitor_rows(report)), MONITORS)
-    for title, texts in (("Undetected faults", undetected(report)), ("Limits", limits(report))):
+    for title, texts in (
+        ("Undetected faults", describe_undetected(report)),
+        ("Limits", describe_limits(report)),
+    ):
         if texts:
             echo("", f"{title}:")
         for text in texts:

@@ -17,7 +17,7 @@ from ..core.model.decisions import document
 from ..core.model.payload import Payload
 from ..errors import StoreError, TamperError, UsageError, understood
 from ..store import audit, journal, policies, recorder, run_records
-from ..store.files import locked
+from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json
 from ._params import duration
@@ -56,7 +56,9 @@ def events_command(
     tail = LogTail(directory.audit_path)
     is_reported, is_over = False, False
     while True:
-        alive = locked(directory.audit_path)  # before the records: the last one may come meanwhile
+        alive = is_locked(
+            directory.audit_path
+        )  # before the records: the last one may come meanwhile
         records = tail.read()
         with understood(f"the records in {directory.audit_path}", "supervise audit verify RUN"):
             _print(records, moment, everything=everything, as_json=as_json)
@@ -283,11 +285,11 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> ReplayResult:
     thinned = journal.thinned(directory.journal_path)
     count, differences = engine.compare(
         load_policy(directory.policy_path),
-        journal.until(directory.journal_path, thinned[0][0])
+        journal.read_until(directory.journal_path, thinned[0][0])
         if thinned
         else journal.read(directory.journal_path),
         log,
-        policies.finder(directory, load_policy),
+        policies.make_policy_finder(directory, load_policy),
     )
     gap = recorder.incomplete(log)
     cut = next((difference.event for difference in differences if difference.lacking), None)

@@ -138,7 +138,7 @@ def _notes(file: str) -> Iterator[str]:
         return
     policy = load_policy(file)
     patterns = policy.job.checkpoints.glob
-    if reason := discovery.unusable(patterns, Path.cwd()) if patterns else "":
+    if reason := discovery.explain_unusable(patterns, Path.cwd()) if patterns else "":
         yield f"job.checkpoints.glob finds nothing here to resume from; {reason}"
     for path in policy.cites:
         yield from _cited(policy, path)
@@ -147,10 +147,10 @@ def _notes(file: str) -> Iterator[str]:
 def _cited(policy: Policy, path: str) -> Iterator[str]:
     """Yield why a trial that a policy cites does not show what it does today."""
     from ..report.stability_monitors import CitedSuite
-    from ..trials.trial_runs import citation
+    from ..trials.trial_runs import cite_trial
 
     try:
-        monitors = citation(Path(path)).parse(CitedSuite).monitors
+        monitors = cite_trial(Path(path)).parse(CitedSuite).monitors
     except (SuperviseError, OSError) as error:
         yield f"cites: {error}"
         return
@@ -596,7 +596,7 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
     from ..lab import policy_diff
 
     drafts = [compose(name) for name in (a, b)]
-    changes = policy_diff.compare(*(loader.document(draft) for draft in drafts))
+    changes = policy_diff.compare_policies(*(loader.document(draft) for draft in drafts))
     if as_json:
         report = {
             "same": not changes,

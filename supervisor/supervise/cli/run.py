@@ -179,9 +179,9 @@ def _citations(
 ) -> tuple[Payload, ...]:
     if not paths:
         return ()
-    from ..trials.trial_runs import citation
+    from ..trials.trial_runs import cite_trial
 
-    return tuple(citation(path) for path in paths)
+    return tuple(cite_trial(path) for path in paths)
 
 
 @click.command(
@@ -421,7 +421,7 @@ def supervise(
         policy: the whole, or the part that `launch_policy` caches for a launch.
     """
     environ = dict(os.environ)
-    tier, reason = environment.tier(argv, environ)
+    tier, reason = environment.forecast_tier(argv, environ)
     clean = redactor(argv, environ, policy)
     run = RunDir.create(
         run_dir,
@@ -435,9 +435,9 @@ def supervise(
     directory = environment.segment_directory(root, run.id)
     forwarder = Forwarder()
     try:
-        environment.sweep(root)
+        environment.sweep_environments(root)
         try:
-            environment.make(root, run.id)
+            environment.make_environment(root, run.id)
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
@@ -447,7 +447,7 @@ def supervise(
         forwarder.install()
         process = launcher.start(policy, options.launch or Launch())
     except SuperviseError:
-        environment.remove(directory)
+        environment.remove_environment(directory)
         run.discard()
         raise
 

@@ -23,9 +23,9 @@ from ..core.model.decisions import plain
 from ..core.model.policy import Checkpoints
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store import run_records
-from ..store.files import locked
+from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir
-from ..store.run_records import Survey, skim
+from ..store.run_records import Survey, skim_run
 from ._output import age, echo, echo_json, number, print_table
 from ._params import duration
 from ._runs import NO_RUN, STATES, UNKNOWN, run_argument, runs_in, state_of
@@ -112,7 +112,7 @@ def _fill(row: RunSummary, run: RunDir) -> None:
     status = None
     with suppress(StoreError):  # no status was written yet
         status = Status.read(run)
-    outcome = skim(run.audit_path)
+    outcome = skim_run(run.audit_path)
     row.state, row.exit_code = state_of(run, outcome, described.host)
     row.step = -1 if outcome.last is None else int(outcome.last["step"])
     if status is not None:
@@ -256,7 +256,7 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     """
     if verify:
         return _verify(RunDir.open_own(run))
-    entries = registry.read(RunDir.open(run).path).checkpoints
+    entries = registry.read_registry(RunDir.open(run).path).checkpoints
     if as_json:
         echo_json(msgspec.to_builtins(entries))
     elif entries:
@@ -272,7 +272,7 @@ def _verify(run: RunDir) -> int:
     Raises:
         UsageError: a supervisor does it, or there is none.
     """
-    if locked(run.audit_path):
+    if is_locked(run.audit_path):
         raise UsageError(
             f"{run.path} has a supervisor, which verifies its checkpoints",
             hint=f"supervise checkpoints {run.path}",

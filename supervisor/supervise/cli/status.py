@@ -26,12 +26,12 @@ from ..runtime.status import (
     Request,
     Status,
     UndeliveredMessages,
-    line,
-    verdict,
+    format_capabilities,
+    judge_status,
 )
 from ..store import audit
 from ..store.run_directory import RunDir
-from ..store.run_records import IncidentOutcome, read_outcome, skim
+from ..store.run_records import IncidentOutcome, read_outcome, skim_run
 from ._output import echo_json, number, print_table, rate, seconds_since, span, spark
 from ._runs import life, run_argument
 
@@ -88,7 +88,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
     """
     newest = Status.read(run)
     with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
-        outcome = read_outcome(_until_damage(run)) if verified else skim(run.audit_path)
+        outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
         alive = life(run, outcome)
     is_live = alive.supervisor == "running" and newest is not None
     old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest and is_live else None
@@ -96,7 +96,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
         run.id,
         newest,
         alive,
-        verdict(alive, newest, old_s).replace(" RUN", f" {run_path(run)}"),
+        judge_status(alive, newest, old_s).replace(" RUN", f" {run_path(run)}"),
         outcome.gravest[:3],
         str(outcome.incomplete.get("reason")) if outcome.incomplete else "",
         len(late_messages.waiting(run.path)),
@@ -200,7 +200,7 @@ def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
     """Return what can be done to the run, what is left of it, and who is notified."""
     lines = [("state", f"{newest.state} (mode {newest.mode}, tier {newest.tier})")]
     if newest.can:
-        lines.append(("protection", line(newest.can)))
+        lines.append(("protection", format_capabilities(newest.can)))
     if newest.budgets:
         lines.append(("budgets", ", ".join(budgets_left(newest.budgets))))
     broken = newest.channels or {}

@@ -28,7 +28,7 @@ from ..report.records import (
     read_records,
 )
 from ..store import audit, files, journal, policies
-from ..store.files import locked
+from ..store.files import is_locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
@@ -141,7 +141,7 @@ def run_phase(run: RunDir, records: Sequence[Record]) -> str:
     if end is not None:
         return f"the run ended at step {end.step}, {end.reason}"
     step = records[-1].step if records else -1
-    if locked(run.audit_path):
+    if is_locked(run.audit_path):
         return f"the run is in progress, at step {step} or later"
     report = audit.verify(run.audit_path)
     if report.status == "truncated":  # a killed supervisor, or an incomplete copy
@@ -263,7 +263,7 @@ def why_not_command(
             load_policy(directory.policy_path),
             lambda: journal.read(directory.journal_path),
             records,
-            policies.finder(directory, load_policy),
+            policies.make_policy_finder(directory, load_policy),
         )
     if as_json:
         echo_json(msgspec.to_builtins(answer))

@@ -7,25 +7,19 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "backtest": (
-            "events_of as recording_events, outcomes as backtest_outcomes, run as run_backtest, "
-            "shadowed as shadowed_outcomes"
-        ),
+        "backtest": "make_events, backtest_source, run_backtest, load_in_shadow_mode",
         "fake_job": "FakeJob",
-        "policy_diff": "Change, compare as compare_policies",
+        "policy_diff": "Change, compare_policies",
         "scenario_runner": (
             "Coverage, MetricSeries, Outcome, ScenarioRunner, engine as scenario_engine, "
-            "load_suite, run as run_scenario, run_suite, samples as series_samples"
+            "load_suite, run_scenario, run_suite, parse_series"
         ),
         "score": (
             "Act as ScoredAction, Alarm, CAVEAT as SCORE_CAVEAT, Delay, LEAD as LEAD_STEPS, "
-            "Label, Outcome as AlarmOutcome, SLACK as SLACK_STEPS, Score, lines as score_lines, "
-            "outcome_line, poisson_interval, read_labels, score as score_alarms, "
-            "scores as scores_of, table as score_table"
+            "Label, Outcome as AlarmOutcome, SLACK as SLACK_STEPS, Score, format_outcomes, "
+            "outcome_line, poisson_interval, read_labels, score_alarms, score_policies, "
+            "format_score_table"
         ),
-        "why_not": (
-            "blocking as blocking_conditions, if_fired as answer_if_fired, "
-            "missing as missing_metrics"
-        ),
+        "why_not": "find_blocking_conditions, answer_if_fired, find_unmet_conditions",
     },
 )

@@ -45,8 +45,8 @@ from ..core.model.policy import HOLD, Ledger, Policy
 from ..core.rank_monitor import RankMonitor
 from ..core.run_state import State
 from ..errors import InputError, StoreError
-from ..recordings.readers import READERS, Reader, Source, sources
-from ..recordings.table import NoStepsError, Recording, Table, recordings
+from ..recordings.readers import READERS, Reader, Source, find_recordings
+from ..recordings.table import NoStepsError, Recording, Table, split_into_runs
 from ..store import journal
 from ..store.run_directory import RunDir
 from .score import Act, Alarm, Outcome
@@ -87,7 +87,7 @@ def events_of_run(path: Path) -> Iterator[Event]:
         raise InputError(str(error), hint=error.hint) from error
 
 
-def events_of(piece: Recording) -> Iterator[Event]:
+def make_events(piece: Recording) -> Iterator[Event]:
     """Yield a piece of a recording as the events of a run that was launched for it.
 
     The clock is the step time where there is one, else one second per row. Rows keep their steps,
@@ -148,7 +148,7 @@ class Sampled:
         return is_complete_row
 
 
-def shadowed(name_or_path: str | Path) -> Policy:
+def load_in_shadow_mode(name_or_path: str | Path) -> Policy:
     """Load a policy in shadow mode; one in observe mode stays in it.
 
     Raises:
@@ -158,7 +158,7 @@ def shadowed(name_or_path: str | Path) -> Policy:
     return policy if policy.mode == "observe" else replace(policy, mode="shadow")
 
 
-def outcomes(
+def backtest_source(
     source: Source, policies: Sequence[Policy], extra: Mapping[str, str] | None = None
 ) -> list[list[Outcome]]:
     """Return, for every run of a source, the outcome of each policy in turn.
@@ -169,7 +169,7 @@ def outcomes(
     if source.reader == RUN:
         return [[_of_run(source, policy) for policy in policies]]
     by_run: dict[str, list[Recording]] = {}
-    for piece in recordings(READERS[source.reader].read(source.path), extra):
+    for piece in split_into_runs(READERS[source.reader].read(source.path), extra):
         by_run.setdefault(piece.run, []).append(piece)
     return [
         [_of_pieces(_name(source, run), pieces, policy) for policy in policies]
@@ -190,7 +190,7 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
     opened_count, monitors = 0, list[RankMonitor]()
     for piece in pieces:
         names.update(piece.names)
-        state = _fold(policy, events_of(piece), outcome, opened_count)
+        state = _fold(policy, make_events(piece), outcome, opened_count)
         opened_count += state.history.opened
         monitors += state.monitors.values()
         leader = min(row[1] for row in piece.rows)
@@ -367,7 +367,7 @@ _policies: list[Policy] = []  # per worker: a policy holds closures and cannot b
 _extra: dict[str, str] = {}
 
 
-def run(
+def run_backtest(
     paths: Sequence[Path],
     policies: Sequence[str],
     extra: Mapping[str, str],
@@ -388,9 +388,9 @@ def run(
         InputError: a policy or a recording cannot be read.
     """
     loaded = [
-        shadowed(policy) for policy in policies
+        load_in_shadow_mode(policy) for policy in policies
     ]  # a mistake is reported before the work starts
-    work = sources(paths, {RUN: RUN_READER})
+    work = find_recordings(paths, {RUN: RUN_READER})
     jobs = min(jobs or _useful_jobs(work), len(work))
     if jobs <= 1:
         _init_worker(policies, extra, loaded)
@@ -444,7 +444,7 @@ def _init_worker(
 ) -> None:
     if (parent := parent_process()) is not None:
         Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _policies[:] = loaded or [shadowed(policy) for policy in policies]
+    _policies[:] = loaded or [load_in_shadow_mode(policy) for policy in policies]
     _extra.clear()
     _extra.update(extra)
 
@@ -458,7 +458,7 @@ def _end_with(parent: BaseProcess) -> None:
 def _work(source: Source) -> list[list[Outcome]] | None:
     """Return a source's outcomes; None for a table found in a folder that has no steps."""
     try:
-        return outcomes(source, _policies, _extra)
+        return backtest_source(source, _policies, _extra)
     except NoStepsError:
         if source.named:
             raise

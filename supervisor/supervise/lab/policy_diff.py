@@ -55,7 +55,7 @@ class Change:
     effect: str
 
 
-def compare(old: Document, new: Document) -> list[Change]:
+def compare_policies(old: Document, new: Document) -> list[Change]:
     """Return the differences in behaviour; names and summaries are ignored."""
     changes = list(_sections(old, new))
     return sorted(changes, key=lambda change: (ORDER.index(change.effect), change.part, change.key))

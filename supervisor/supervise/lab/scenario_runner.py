@@ -47,7 +47,7 @@ from .fake_job import FakeJob
 Columns = Mapping[str, Sequence[float | None]]
 
 
-def samples(series: str) -> list[float | None]:
+def parse_series(series: str) -> list[float | None]:
     """Return the samples of a series; None is absent.
 
     Raises:
@@ -89,9 +89,9 @@ class MetricSeries:
     def __init__(
         self, series: Mapping[str, str], sequels: Sequence[Mapping[str, str]] = ()
     ) -> None:
-        self._first: Columns = {name: samples(text) for name, text in series.items()}
+        self._first: Columns = {name: parse_series(text) for name, text in series.items()}
         self._sequels: list[Columns] = [
-            {name: samples(text) for name, text in sequel.items()} for sequel in sequels
+            {name: parse_series(text) for name, text in sequel.items()} for sequel in sequels
         ]
         self.names = tuple(dict.fromkeys([*self._first, *(n for s in self._sequels for n in s)]))
         self._now: Columns = self._first
@@ -131,7 +131,7 @@ FOREVER = 1 << 60
 MAX_FRAMES = 1_000_000  # bounds sequels that never stop rolling back
 
 
-def run(policy: Policy, form: Scenario) -> ScenarioResult:
+def run_scenario(policy: Policy, form: Scenario) -> ScenarioResult:
     """Run a scenario under a policy; the same arguments give the same result."""
     return ScenarioRunner(policy, form).run()
 
@@ -459,7 +459,7 @@ def run_suite(subject: Subject) -> list[Outcome]:
     """Run all scenarios of a file."""
     outcomes = []
     for form, node in subject.scenarios:
-        result = run(subject.policy, form)
+        result = run_scenario(subject.policy, form)
         failures = []
         for failure in assertions.failures(form, result, subject.names):
             location = assertions.node_of(node, failure)

@@ -282,7 +282,7 @@ class Score(ScoreCounts):
         )
 
 
-def score(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> Score:
+def score_alarms(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> Score:
     """Score the outcomes of one policy."""
     by_run: dict[str, list[Label]] = {}
     for label in labels:
@@ -432,7 +432,7 @@ class OutcomeLine(Struct, kw_only=True):
     not_here: Sequence[Alarm] | UnsetType = UNSET
 
 
-def lines(results: Found, labels: Sequence[Label] | None) -> Iterator[OutcomeLine]:
+def format_outcomes(results: Found, labels: Sequence[Label] | None) -> Iterator[OutcomeLine]:
     """Yield one line per run.
 
     The outcomes of further policies have the alarms that only one of the two raised.
@@ -465,14 +465,14 @@ def outcome_line(outcome: Outcome, labels: Sequence[Label] | None = None) -> Out
         no_heartbeat=outcome.no_heartbeat,
         unjudged=outcome.unjudged,
         notes=outcome.notes,
-        score=UNSET if labels is None else score(outcome.policy, [outcome], labels).line(),
+        score=UNSET if labels is None else score_alarms(outcome.policy, [outcome], labels).line(),
     )
 
 
-def scores(results: Found, labels: Sequence[Label] | None) -> list[Score]:
+def score_policies(results: Found, labels: Sequence[Label] | None) -> list[Score]:
     """Return the score of each policy over all runs."""
     columns = [list(outcomes) for outcomes in zip(*results, strict=True)]
-    return [score(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
+    return [score_alarms(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
 
 
 def only_in(outcome: Outcome, right: Outcome) -> list[Alarm]:
@@ -495,7 +495,7 @@ def only_in(outcome: Outcome, right: Outcome) -> list[Alarm]:
 
 def report(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     """Yield the lines of a report."""
-    totals = scores(results, labels)
+    totals = score_policies(results, labels)
     rows = sum(outcomes[0].rows for outcomes in results)
     runs = f"{len(results)} run" + ("s" if len(results) != 1 else "")
     yield f"{totals[0].policy} on {runs}, {rows} rows, in shadow"
@@ -513,7 +513,7 @@ def report(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
         yield "    if the column has another name: --alias COLUMN=METRIC"
     yield from _unjudged([outcomes[0] for outcomes in results])
     yield ""
-    yield from table(totals, labelled=labels is not None)
+    yield from format_score_table(totals, labelled=labels is not None)
     yield ""
     used = _budget_usage([outcomes[0] for outcomes in results])
     yield f"  highest budget use in one run: {used or 'none'}"
@@ -583,7 +583,7 @@ def _limited(texts: Iterator[str]) -> Iterator[str]:
         yield f"  … {hidden} more: --json prints all"
 
 
-def table(totals: Sequence[Score], *, labelled: bool) -> list[str]:
+def format_score_table(totals: Sequence[Score], *, labelled: bool) -> list[str]:
     """Return a padded Markdown table with a row per policy.
 
     Without labels no alarm is known to be false: the columns count all of them.

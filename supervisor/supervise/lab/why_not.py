@@ -148,7 +148,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     verdict: str = ""
 
 
-def missing(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[Condition]:
+def find_unmet_conditions(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[Condition]:
     """Return the conditions of a rule that were not met, unknown ones first."""
     codes = {name: monitor.codes[i] for name, i in monitor.index.items()}
     tree = parse(rule.text, limit=len(rule.text)).tree
@@ -378,7 +378,9 @@ def _metric_problem(metric: str, monitor: RankMonitor) -> str | None:
     return None
 
 
-def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[Obstacle]:
+def find_blocking_conditions(
+    rule: Rule, policy: Policy, decisions: Iterable[Decision]
+) -> list[Obstacle]:
     """Return everything in the way of a rule's runbook.
 
     Args:
@@ -389,7 +391,7 @@ def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[
     return [Obstacle(gate, text) for gate, text in gates.items()]
 
 
-def if_fired(
+def answer_if_fired(
     rule: Rule, policy: Policy, state: State, machine_before: str, rank: int
 ) -> list[Decision]:
     """Return what the engine would decide if the rule fired on a rank; `state` stays as it is.
@@ -508,9 +510,9 @@ def answer(
         fired=now is not None,
         firing=watch.firing,
         record=record,
-        missing=[] if watch.code == BREACH else missing(rule, policy, monitor),
+        missing=[] if watch.code == BREACH else find_unmet_conditions(rule, policy, monitor),
         inactive=inactive(monitor, index),
-        obstacles=blocking(rule, policy, _answered(moment, rule, question, now)),
+        obstacles=find_blocking_conditions(rule, policy, _answered(moment, rule, question, now)),
         consequences=[] if now is None else _consequences(moment, rule, now, records),
         since_step=since_step,
     )
@@ -523,7 +525,7 @@ def _answered(
     """Return what the engine decided when the rule fired; else what it would have decided."""
     if firing is not None:
         return [decision for _, decision in moment.decisions]
-    return if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
+    return answer_if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
 
 
 def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, int, list[int]]:

@@ -139,12 +139,12 @@ def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "console": "render as render_console",
+        "console": "render_console",
         "email": "EmailSender",
         "heartbeat": "DeadManPing, Health, Vitals",
         "outbox": "Outbox, Result, Undelivered, message_of",
         "pagerduty": "PagerDutySender",
         "slack": "SlackBotSender, SlackSender",
-        "webhook": "WebhookSender, body as webhook_body",
+        "webhook": "WebhookSender, build_webhook_body",
     },
 )

@@ -109,7 +109,7 @@ class Health:
         return Trouble(channel, since, lost + waiting, lost, self.error or "no answer yet")
 
 
-def failed(trouble: Trouble, template: Message, now: float) -> Message:
+def build_failed_message(trouble: Trouble, template: Message, now: float) -> Message:
     """Return the message to the other channels; `template`: any message of the run."""
     count, lasted = trouble.undelivered, now - trouble.since_s
     since = f"no message was delivered for {lasted:.0f} s; " if lasted >= FAILED_S else ""
@@ -129,7 +129,7 @@ def failed(trouble: Trouble, template: Message, now: float) -> Message:
     )
 
 
-def recovered(trouble: Trouble, template: Message) -> Message:
+def build_recovered_message(trouble: Trouble, template: Message) -> Message:
     """Return the message after the next successful delivery."""
     lost = f"{_messages(trouble.lost)} lost" if trouble.lost else ""
     return replace(

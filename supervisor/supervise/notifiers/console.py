@@ -51,7 +51,7 @@ class ConsoleSender:
 
     def send(self, message: Message, *, key: str) -> str:
         """Print, unless it repeats the last message. Raises NotifyError if stderr is closed."""
-        text = render(message, colour=self._colour)
+        text = render_console(message, colour=self._colour)
         content = text.replace(f"step {message.step}", "")
         if self._shown.get(message.incident) == content:
             return "unchanged, not printed"
@@ -75,7 +75,7 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def render(message: Message, *, colour: bool) -> str:
+def render_console(message: Message, *, colour: bool) -> str:
     """Return the lines of one message."""
     severity: str = message.severity
     if colour and severity in _COLOURS:

@@ -163,7 +163,9 @@ class Outbox:
             if trouble is not None:
                 self._failed[queue.name] = trouble
                 if previous is None:
-                    make = partial(channel_queue.failed, trouble, now=self._monotonic())
+                    make = partial(
+                        channel_queue.build_failed_message, trouble, now=self._monotonic()
+                    )
                     self._notify(
                         make,
                         [other_queue for other_queue in self._queues if other_queue is not queue],
@@ -174,7 +176,7 @@ class Outbox:
                 readers = [
                     reader for reader in self._queues if reader is not queue or previous.lost
                 ]
-                self._notify(partial(channel_queue.recovered, previous), readers)
+                self._notify(partial(channel_queue.build_recovered_message, previous), readers)
         return list(self._failed.values())
 
     def _notify(self, make: Callable[[Message], Message], queues: Iterable[ChannelQueue]) -> None:

@@ -67,17 +67,17 @@ class PagerDutySender:
         """Deliver. Raises NotifyError."""
         if message.kind == FINISHED and message.severity == "INFO":
             return "a good end is no alert, nothing sent"
-        return self._poster.post(body(message, self._key, key), {})
+        return self._poster.post(build_pagerduty_event(message, self._key, key), {})
 
 
-def body(message: Message, routing_key: str, key: str) -> bytes:
+def build_pagerduty_event(message: Message, routing_key: str, key: str) -> bytes:
     """Return the JSON of the event. `key`: of the message."""
     action = "resolve" if message.kind == CLOSED else "trigger"
     action = "acknowledge" if message.acknowledged_by else action
     event = {
         "routing_key": routing_key,
         "event_action": action,
-        "dedup_key": dedup_key(message, key),
+        "dedup_key": make_dedup_key(message, key),
     }
     if action == "trigger":
         event["client"] = "supervise"
@@ -85,7 +85,7 @@ def body(message: Message, routing_key: str, key: str) -> bytes:
     return fit(lambda _: event, MAX_BYTES)
 
 
-def dedup_key(message: Message, key: str) -> str:
+def make_dedup_key(message: Message, key: str) -> str:
     """Return "run:incident"; of a message about none "run:end", or the key of the message."""
     subject = message.incident or ("end" if message.kind == FINISHED else "")
     text = f"{message.run}:{subject}" if subject else key

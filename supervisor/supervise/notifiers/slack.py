@@ -48,7 +48,7 @@ PASSING = (
 )
 
 
-def png(curve: LossCurve) -> bytes | None:
+def draw_png(curve: LossCurve) -> bytes | None:
     """Return a PNG of the loss by step, undone steps paler; None without matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -127,7 +127,7 @@ class SlackSender:
 
     def send(self, message: Message, *, key: str) -> str:
         """Deliver. Raises NotifyError."""
-        return self._poster.post(body(message), {})
+        return self._poster.post(build_slack_body(message), {})
 
 
 class SlackBotSender:
@@ -167,11 +167,11 @@ class SlackBotSender:
         further try would say it twice.
         """
         thread = self._threads.get(message.incident or "")
-        picture = None if message.curve is None else png(message.curve)
+        picture = None if message.curve is None else draw_png(message.curve)
         keys: dict[str, Any] = {"channel": self._channel, "metadata": _metadata(key)}
         if thread is not None:
             keys["thread_ts"] = thread[1]
-        answer = self._call(self._post, body(message, keys))
+        answer = self._call(self._post, build_slack_body(message, keys))
         outcome = "delivered" if thread is None else "delivered in its thread"
         if thread is None:
             thread = str(answer.get("channel", self._channel)), str(answer.get("ts", ""))
@@ -179,7 +179,7 @@ class SlackBotSender:
         else:
             try:
                 update = {"channel": thread[0], "ts": thread[1]}
-                self._call(self._update, body(message, update))
+                self._call(self._update, build_slack_body(message, update))
             except NotifyError as error:
                 outcome += f"; the first message was not updated: {error}"
         if picture is not None:
@@ -238,7 +238,7 @@ def _metadata(key: str) -> dict[str, Any]:
     return {"event_type": "supervise_message", "event_payload": {"key": key}}
 
 
-def body(message: Message, keys: Mapping[str, Any] | None = None) -> bytes:
+def build_slack_body(message: Message, keys: Mapping[str, Any] | None = None) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES; `keys`: further ones."""
     return fit(lambda share: {**_payload(message, share), **(keys or {})}, MAX_BYTES)
 

@@ -84,7 +84,7 @@ class WebhookSender:
 
     def send(self, message: Message, *, key: str) -> str:
         """Deliver. Raises NotifyError."""
-        content = body(message)
+        content = build_webhook_body(message)
         digest = hashlib.sha256(f"{message.run}|{key}".encode("utf-8", "replace")).hexdigest()
         message_id = f"msg_{digest[:32]}"
         headers = {"webhook-id": message_id, "webhook-timestamp": str(int(self._now()))}
@@ -192,7 +192,7 @@ class WebhookMessage(Struct, frozen=True):
     data: MessageData
 
 
-def body(message: Message) -> bytes:
+def build_webhook_body(message: Message) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES."""
     event = f"supervise.{'incident' if message.incident else 'run'}.{message.kind}"
 

@@ -262,7 +262,9 @@ READERS: Mapping[str, Reader] = {
 }
 
 
-def sources(paths: Sequence[Path], extra: Mapping[str, Reader] | None = None) -> list[Source]:
+def find_recordings(
+    paths: Sequence[Path], extra: Mapping[str, Reader] | None = None
+) -> list[Source]:
     """Return the recordings at and below `paths`, in that order, each once.
 
     A recording is called by its path below the root of its collection, without its suffix: the

@@ -179,7 +179,7 @@ def missing(path: Path, package: str) -> InputError:
     )
 
 
-def recordings(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Recording]:
+def split_into_runs(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Recording]:
     """Return every run of a sheet, in pieces where its steps go back or jump far.
 
     A column `run` names the run of a row; so does `file`, for snippets taken from several logs.

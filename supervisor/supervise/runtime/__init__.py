@@ -15,30 +15,23 @@ __getattr__ = lazy_exports(
         "adoption": "Adoption",
         "controller": "Control",
         "environment": (
-            "child_environment, inner_restarts, lend as lend_directory, "
-            "make as make_environment, remove as remove_environment, "
-            "sweep as sweep_environments, take_ownership, tier as directory_tier"
+            "child_environment, inner_restarts, lend_directory, make_environment, "
+            "remove_environment, sweep_environments, take_ownership, forecast_tier"
         ),
         "evidence": "Evidence",
         "failures": "FailureRecords",
-        "fencing": (
-            "Answer, Lease, PendingCommand, agree as agree_fences, objection as fence_objection"
-        ),
+        "fencing": ("Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch"),
         "frame_enrichment": "FrameEnricher",
         "hardware": "Growth, Hardware",
         "host": (
-            "HealthGate, HostMemo, OomCounters, Start, available_bytes, git as git_facts, "
+            "HealthGate, HostMemo, OomCounters, Start, available_bytes, read_git_facts, "
             "group_file, run_tool"
         ),
         "identity": (
-            "Identity, IdentityCollector, describe as describe_differences, "
-            "differences as identity_differences"
+            "Identity, IdentityCollector, describe as describe_differences, compare_identities"
         ),
-        "idleness": "Looks, Phases, movement as process_movement",
-        "late_messages": (
-            "Courier, FILE as UNDELIVERED_FILE, read as read_undelivered, "
-            "write as write_undelivered"
-        ),
+        "idleness": "Looks, Phases, watch_movement",
+        "late_messages": "Courier, FILE as UNDELIVERED_FILE, read_undelivered, write_undelivered",
         "launcher": "Launch, Launcher, first_environment, probe_config",
         "logs": "JobOutput, LogFiles, SupervisorLog",
         "loop": "forward_save, may_come_back",
@@ -53,12 +46,12 @@ __getattr__ = lazy_exports(
         "segments": "ReadCursor, Segments",
         "settings": "RecoveredRun, Settings",
         "signals": "Forwarder",
-        "stacks": "RankSurvey, ask as ask_for_stacks, main_frames, own_place, py_spy",
+        "stacks": "RankSurvey, ask_for_stacks, main_frames, own_place, py_spy",
         "status": (
-            "Life, Status, TrainingProgress, capabilities as probe_capabilities, is_known, "
-            "line as status_line, snapshot as status_snapshot, verdict as status_verdict"
+            "Life, Status, TrainingProgress, list_capabilities, is_known, format_capabilities, "
+            "build_status, judge_status"
         ),
         "status_writer": "first_step_deadline_s",
-        "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post as post_command",
+        "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",
     },
 )

@@ -37,9 +37,9 @@ from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
 from .fencing import Lease, PendingCommand, Rank, Ranks, Standing, carry_out, ending, judge
-from .idleness import Looks, work
+from .idleness import Looks, measure_work
 from .process import LOOP_S, Process, halt
-from .process_tree import halted, suspended
+from .process_tree import halted, is_suspended
 from .segment_reader import Ack, RankView
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
@@ -405,7 +405,7 @@ class Control:
                 pids = self.on_loop(lambda: [r.pid for r in self._segments.ranks.values()], LOOP_S)
         if self.withdrawn:
             raise ActionError(self.withdrawn, refused=True)
-        if self.standstill and any(suspended(pid) for pid in pids):
+        if self.standstill and any(is_suspended(pid) for pid in pids):
             # The next tick withdraws it; without that, the refusal would count as a failure.
             until = time.monotonic() + LOOP_S
             while not self.withdrawn and time.monotonic() < until:
@@ -489,7 +489,7 @@ class Control:
 
     def work(self, within_s: float) -> dict[str, float]:
         """Watch the job for `within_s` seconds; return what it used and moved."""
-        return work(self.process, within_s, self.looks.device)
+        return measure_work(self.process, within_s, self.looks.device)
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank."""

@@ -193,7 +193,9 @@ def launched(name: str) -> int | None:
     return min((pid for pid, parent in processes.items() if parent not in processes), default=None)
 
 
-def tier(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
+def forecast_tier(
+    argv: Sequence[str], environ: Mapping[str, str] | None = None
+) -> tuple[str, str | None]:
     """Forecast how much of the job can be seen: `("T1", None)`, or `("T0", reason)`.
 
     Args:
@@ -307,7 +309,7 @@ def base(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("SUPERVISE_SHM") or DEFAULT)
 
 
-def make(root: Path, run_id: str) -> Path:
+def make_environment(root: Path, run_id: str) -> Path:
     """Make the directory of a run, mode 0700, ours while this process lives. Raises OSError."""
     path = segment_directory(root, run_id)
     files.make_directory(path, exist_ok=False)
@@ -339,10 +341,10 @@ def take_ownership(path: Path) -> None:
             return  # no locks on this file system
 
 
-def lend(path: Path, pid: int) -> None:
+def lend_directory(path: Path, pid: int) -> None:
     """Say whose directory it is: the job's, which may have no segment for long after its start."""
     with suppress(OSError):
-        os.close(files.create(path / f"{JOB}{pid}"))
+        os.close(files.create_file(path / f"{JOB}{pid}"))
 
 
 def slots(path: Path, slot_count: int) -> int:
@@ -358,7 +360,7 @@ def slots(path: Path, slot_count: int) -> int:
     return max(LEAST_SLOTS, min(slot_count, free.f_bavail * free.f_frsize // 32 // SLOT_BYTES))
 
 
-def remove(path: Path) -> None:
+def remove_environment(path: Path) -> None:
     """Remove a run's directory: ours by name, owner and mark; what cannot be removed is left.
 
     While a process that writes there lives, all of it is: `sweep` removes it later.
@@ -374,7 +376,7 @@ def _clear(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep(root: Path) -> list[Path]:
+def sweep_environments(root: Path) -> list[Path]:
     """Remove directories of ours whose supervisor and jobs are all dead; return them."""
     removed = []
     for path in root.glob(f"supervise-{os.getuid()}-*"):

@@ -50,7 +50,15 @@ from ..errors import FULL, ActionError
 from ..store import files
 from . import host
 from .segment_reader import RankView
-from .stacks import ANSWER_S, PY_SPY_S, RankSurvey, ask, kernel, main_stack, py_spy
+from .stacks import (
+    ANSWER_S,
+    PY_SPY_S,
+    RankSurvey,
+    ask_for_stacks,
+    main_stack,
+    py_spy,
+    read_kernel_stack,
+)
 
 BEFORE = 5  # steps before the first breach: the cause may be a slightly earlier batch
 NAMED = 12  # shards in the summary
@@ -68,7 +76,7 @@ class Onset(Protocol):
     def breach_step(self) -> int: ...
 
 
-def trace(
+def trace_origins(
     tapes: Mapping[int, Any],
     ranks: Mapping[int, RankView],
     window: Frames,
@@ -260,7 +268,7 @@ class Evidence:
 
     def _fill(self, bundle: Bundle, job: EvidenceSource, incident: str, key: str) -> None:
         members = job.processes()[:PROCESSES]
-        bundle.text("kernel.txt", "".join(kernel(process.pid) for process in members))
+        bundle.text("kernel.txt", "".join(read_kernel_stack(process.pid) for process in members))
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
         survey = RankSurvey(ranks, members)
         ended = bundle.source("failures", lambda: job.on_loop(self._failures, LOOP_S))
@@ -310,12 +318,12 @@ class Evidence:
         rows = host.processes(members)
         rows = [msgspec.structs.replace(r, command=clean.command(r.command)) for r in rows]
         bundle.json("processes.json", rows)
-        bundle.json("git.json", bundle.source("git", lambda: host.git(self._directory)))
+        bundle.json("git.json", bundle.source("git", lambda: host.read_git_facts(self._directory)))
         disks = (self._incidents, Path("/dev/shm"))  # noqa: S108 - only its free space is read
         bundle.json("host.json", bundle.source("host", lambda: host.machine_facts(*disks)))
         logs = host.output_files(leader) | {str(log.resolve()): log for log in self._logs}
         for number, (name, log) in enumerate(logs.items()):
-            text = bundle.source(f"log {name}", partial(host.tail, log))
+            text = bundle.source(f"log {name}", partial(host.read_tail, log))
             if text is not None:
                 bundle.text(clean.text(f"log-{number}-{Path(name).name}"), text)
 
@@ -328,7 +336,7 @@ class Evidence:
             forks: of what was forked, too: nobody works whom a signal may disturb.
         """
         forks = forks and bundle.left_s() > 2 * ANSWER_S
-        readers = [partial(ask, process.pid, self._marks, forks=forks)]
+        readers = [partial(ask_for_stacks, process.pid, self._marks, forks=forks)]
         if is_hung and bundle.left_s() > 1.0:
             limit_s = min(PY_SPY_S, bundle.left_s())
             readers.append(partial(py_spy, process.pid, limit_s))
@@ -389,7 +397,7 @@ def _shards(
         path = bundle.path / f"rank-{rank}-batches.json"
         if path.exists():
             tapes[rank] = bundle.source(path.name, partial(_json, path))
-    origins = trace(tapes, ranks, window, breach)
+    origins = trace_origins(tapes, ranks, window, breach)
     if origins is not None:
         bundle.json(SHARDS, origins)
 
@@ -483,7 +491,7 @@ class Bundle:
         self._write(name, json.dumps(self.redactor.tree(plain), indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        fd = files.create(self.path / name)
+        fd = files.create_file(self.path / name)
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()

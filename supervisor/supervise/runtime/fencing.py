@@ -168,7 +168,7 @@ class Objection(NamedTuple):
     lasting: bool = False
 
 
-def objection(boundaries: Mapping[int, Sequence[Boundary]]) -> Objection | None:
+def find_step_mismatch(boundaries: Mapping[int, Sequence[Boundary]]) -> Objection | None:
     """Return which ranks do not mean the same step by its number, None where all do."""
     first, *others = sorted(boundaries)
     for rank in others:
@@ -419,7 +419,7 @@ class Fence:
         if objection is None:
             step = promises[0].step  # of a supervisor before us, maybe
             try:
-                agreed = agree(self._verb, self._args, promises)
+                agreed = agree_on_step(self._verb, self._args, promises)
             except ActionError as error:
                 objection = Objection(str(error))
             else:
@@ -526,7 +526,9 @@ class Fence:
             return Objection(missing)
         if len({_step(ack) for ack in answers.values()}) > 1:
             return Objection("they have promised to wait at different steps")
-        return objection({r: ack.result.read(Answer).boundaries for r, ack in answers.items()})
+        return find_step_mismatch(
+            {r: ack.result.read(Answer).boundaries for r, ack in answers.items()}
+        )
 
     def _path(self) -> str:
         return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
@@ -555,7 +557,7 @@ def _step(promise: Ack) -> int:
     return promise.result.read(Answer).step
 
 
-def agree(verb: str, args: Payload, promises: Sequence[Answer]) -> dict[str, int]:
+def agree_on_step(verb: str, args: Payload, promises: Sequence[Answer]) -> dict[str, int]:
     """Return `to_step`, where all ranks roll back to; nothing for another verb.
 
     Raises:

@@ -67,7 +67,7 @@ class Ranks:
         ranks[rank] = values
         if len(ranks) == world_size:
             complete = [ranks[r] for r in sorted(ranks)]
-            self._newest = {**together(complete), **self._own.add(complete)}
+            self._newest = {**join_ranks(complete), **self._own.add(complete)}
             if self._replicas:
                 self._newest |= skips_apart(complete)
             self._replicas = hold_the_same(complete, self._replicas)
@@ -134,7 +134,7 @@ class OwnTimes:
         }
 
 
-def together(ranks: Sequence[Values]) -> dict[str, float]:
+def join_ranks(ranks: Sequence[Values]) -> dict[str, float]:
     """Return the numbers of one step of which every rank's values are there.
 
     loss_dispersion: standard deviation of the raw losses. loss_outlier_rank: the rank whose loss

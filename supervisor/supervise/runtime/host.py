@@ -169,7 +169,7 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: str | UnsetType = UNSET
 
 
-def git(directory: Path) -> CodeVersion:
+def read_git_facts(directory: Path) -> CodeVersion:
     """Return the version of the code in `directory`: commit, branch, dirty files, hash of the diff.
 
     The diff itself is left out: it may contain secrets. Its SHA-256 shows whether two runs had the
@@ -280,7 +280,7 @@ def output_files(pid: int) -> dict[str, Path]:
     return paths
 
 
-def tail(path: Path, limit: int = TAIL_BYTES) -> str:
+def read_tail(path: Path, limit: int = TAIL_BYTES) -> str:
     """Return the last `limit` bytes of a file as text, from a line's beginning.
 
     Raises:

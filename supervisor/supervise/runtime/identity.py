@@ -291,11 +291,11 @@ class ByteBudget:
 
 def code(directory: Path, argv: Sequence[str]) -> CodeVersion:
     """Return the version of the job's code: of its working directory, else of its script."""
-    version = host.git(directory)
+    version = host.read_git_facts(directory)
     scripts = [path.parent for path in _paths(argv, directory) if path.suffix == ".py"]
     for folder in scripts[:1]:
         if version.missing and folder != directory:
-            version = host.git(folder)
+            version = host.read_git_facts(folder)
     # Untracked files come and go with what the job writes.
     return replace(version, dirty=UNSET, dirty_count=UNSET)
 
@@ -462,7 +462,7 @@ def _guarded_digests(read: Callable[[], Digests]) -> Digests:
         return {"missing": f"{type(error).__name__}: {error}"}
 
 
-def differences(previous: Identity, current: Identity) -> list[Difference]:
+def compare_identities(previous: Identity, current: Identity) -> list[Difference]:
     """Return the fields that are known in both and differ."""
     changes = []
     for part in previous.__struct_fields__:

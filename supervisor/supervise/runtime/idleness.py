@@ -23,7 +23,7 @@ from ..core.model.action import busy, usage
 from ..core.model.events import DEAD, LOADING, SUSPENDED, Beat, Notice
 from ..core.model.payload import Payload
 from .process import Process
-from .process_tree import suspended
+from .process_tree import is_suspended
 
 WINDOWS = 2  # of which none may show anything; project default
 WAKES = 1.0  # a second, of a main thread; torch's loader wakes each 5 s to wait on; project default
@@ -52,7 +52,7 @@ class Idle(Protocol):
     def pids(self) -> Mapping[int, int]: ...
 
 
-def movement(job: Idle, within_s: float) -> str:
+def watch_movement(job: Idle, within_s: float) -> str:
     """Watch the job for `within_s` seconds, in `WINDOWS` windows; say why it cannot count as idle.
 
     Returns:
@@ -131,7 +131,7 @@ class Phases:
             ranks: pid and beat of each rank.
             dead: ranks whose process died otherwise than at its own end.
         """
-        stopped = frozenset(beat.rank for pid, beat in ranks if suspended(pid))
+        stopped = frozenset(beat.rank for pid, beat in ranks if is_suspended(pid))
         notices = [
             Notice(0, "stopped", _stopped(beat.rank, pid), rank=beat.rank)
             for pid, beat in ranks
@@ -186,7 +186,7 @@ def _stopped(rank: int, pid: int) -> str:
     )
 
 
-def work(
+def measure_work(
     process: Process, within_s: float, device: Callable[[], float] = lambda: 0.0
 ) -> dict[str, float]:
     """Watch the job for `within_s` seconds; return what `core.model.action.Job.work` says.

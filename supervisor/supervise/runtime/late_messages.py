@@ -117,7 +117,7 @@ class Summary(msgspec.Struct, frozen=True):
         )
 
 
-def write(
+def write_undelivered(
     run: RunDir,
     undelivered: Sequence[Undelivered],
     notify: Mapping[str, Mapping[str, object]],
@@ -155,7 +155,7 @@ def write(
     return [Summary.from_message(message) for message in messages]
 
 
-def read(run: Path) -> list[LateMessage]:
+def read_undelivered(run: Path) -> list[LateMessage]:
     """Return all messages in the directory of a run, [] without the file. Raises StoreError."""
     path = run / FILE
     try:
@@ -170,7 +170,7 @@ def read(run: Path) -> list[LateMessage]:
 
 def waiting(run: Path) -> list[LateMessage]:
     """Return the messages of a run that are still to be sent. Raises StoreError."""
-    return [message for message in read(run) if message.state == "waits"]
+    return [message for message in read_undelivered(run) if message.state == "waits"]
 
 
 def runs(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -237,7 +237,7 @@ class Flush:
         with _claim(run) as is_ours:
             if not is_ours:
                 return
-            messages = read(run)
+            messages = read_undelivered(run)
             for index, message in enumerate(messages):
                 if self._stop.is_set():
                     return

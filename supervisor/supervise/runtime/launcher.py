@@ -137,7 +137,7 @@ class Launcher:
         outputs = {} if self._output is None else self._output.outputs
         self.oom_counters.start()
         process = Process.start(argv, environ, terminal=self._terminal, outputs=outputs)
-        environment.lend(self.directory, process.pid)
+        environment.lend_directory(self.directory, process.pid)
         ticks = start_ticks(process.pid) or 0
         self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
         return process

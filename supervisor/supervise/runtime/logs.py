@@ -330,7 +330,7 @@ def _open(fd: int) -> _Stream:
         modes[OFLAG] &= ~termios.OPOST  # the terminal itself does that
         modes[LFLAG] &= ~termios.ECHO
         termios.tcsetattr(job, termios.TCSANOW, modes)
-    size = output_relay.size_of(target)
+    size = output_relay.read_terminal_size(target)
     if size is not None:
         fcntl.ioctl(source, termios.TIOCSWINSZ, size)
     return _Stream(job, source, target)

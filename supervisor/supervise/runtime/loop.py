@@ -159,7 +159,7 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
     checkpoints.verify_awaited(before_step)
 
 
-class LastLook:
+class FinalVerification:
     """Has the guard verify at once what a process of the job left, once per process."""
 
     def __init__(
@@ -172,7 +172,7 @@ class LastLook:
         self._process: Process | None = None  # the newest whose checkpoints were looked at
         self._next_ns = self._began_ns = 0
 
-    def begin(self, process: Process) -> bool:
+    def verify_after_exit(self, process: Process) -> bool:
         """Begin with what a process left that has ended; False: that was done, or must not be.
 
         A job that may come back needs a good checkpoint; of another one the newest is verified,
@@ -189,7 +189,7 @@ class LastLook:
         self._next_ns = self._began_ns + FIRST_NS
         return True
 
-    def choose_between(self, process: Process, steps: tuple[int, int], within_s: float) -> None:
+    def verify_between(self, process: Process, steps: tuple[int, int], within_s: float) -> None:
         """Begin with what a relaunch may go back to: between these steps, both exclusive."""
         if process is not self._process:
             self._process = process
@@ -285,7 +285,7 @@ class App:
         forwarder.keep = self._segments.keep_signals
         self._status = StatusWriter(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = service(settings, self.processor)
-        self._last_look = LastLook(self._checkpoints, self.processor, settings.print_line)
+        self._last_look = FinalVerification(self._checkpoints, self.processor, settings.print_line)
         self._phases = Phases(
             lambda: () if self.control is None else self.control.processes(),
             lambda: self._hardware.device_share,
@@ -373,7 +373,7 @@ class App:
         outbox.close(within_s)
         self.processor.mark_progress()
         settings = self.settings
-        undelivered = late_messages.write(
+        undelivered = late_messages.write_undelivered(
             settings.run, outbox.undelivered(), settings.policy.notify, settings.print_line
         )
         self.processor.mark_progress()
@@ -496,7 +496,7 @@ class App:
                 return False  # another one runs; or what the stop comes to is told before the end
             waits = self._forwarder.final is None and performing != "relaunch"
             waits = waits and not self._orphans.left
-            if waits and (is_verifying_now or self._last_look.begin(process)):
+            if waits and (is_verifying_now or self._last_look.verify_after_exit(process)):
                 return False  # what it left is verified before anybody chooses from it
             if process is not self._ended_process:  # else it was reported for a relaunch
                 self._on_exit(process)
@@ -644,7 +644,7 @@ class App:
         assert self.control is not None
         steps = self.processor.candidate_steps()
         if steps is not None:
-            self._last_look.choose_between(self.control.process, steps, within_s)
+            self._last_look.verify_between(self.control.process, steps, within_s)
         return steps is not None
 
     def choose(self) -> Payload:

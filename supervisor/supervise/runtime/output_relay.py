@@ -162,9 +162,9 @@ def write_all(fd: int, data: bytes) -> None:
 
 def follow_size(source: int, terminal: int, over: threading.Event) -> None:
     """Give the pseudo terminal the size of the terminal, whenever that changes."""
-    previous_size = size_of(terminal)
+    previous_size = read_terminal_size(terminal)
     while not over.wait(SIZE_S):
-        size = size_of(terminal)
+        size = read_terminal_size(terminal)
         if size in (previous_size, None):
             continue
         previous_size = size
@@ -173,7 +173,7 @@ def follow_size(source: int, terminal: int, over: threading.Event) -> None:
             os.killpg(os.tcgetpgrp(terminal), signal.SIGWINCH)
 
 
-def size_of(terminal: int) -> bytes | None:
+def read_terminal_size(terminal: int) -> bytes | None:
     """Return rows and columns as the kernel packs them, None if it is no terminal any more."""
     try:
         return fcntl.ioctl(terminal, termios.TIOCGWINSZ, struct.pack("4H", 0, 0, 0, 0))

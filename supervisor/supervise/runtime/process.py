@@ -51,8 +51,8 @@ from .process_tree import (
     STATE,
     Terminal,
     Tree,
-    alive,
     group_of,
+    is_alive,
     start_ticks,
     stat_fields,
     stop_ourselves,
@@ -76,7 +76,7 @@ def become_subreaper() -> bool:
         return False
 
 
-def spawn(
+def spawn_job(
     argv: Sequence[str], environ: Mapping[str, str], outputs: Mapping[int, int] = NO_OUTPUTS
 ) -> tuple[int, int]:
     """Start `argv` in a process group of its own; return its pid and the id of the group.
@@ -273,7 +273,7 @@ class Process:
             LaunchError: it was not found or is not executable.
         """
         earlier_children = frozenset((child, start_ticks(child)) for child in _children())
-        pid, group = spawn(argv, environ, outputs)
+        pid, group = spawn_job(argv, environ, outputs)
         if terminal is not None:
             terminal.lend(group)
         return cls(pid, group, terminal, earlier_children)
@@ -519,7 +519,7 @@ class AdoptedTree(Tree):
                 members.update(dict.fromkeys(root.children(recursive=True)))
             except psutil.NoSuchProcess:
                 continue
-        return [process for process in members if process.pid != os.getpid() and alive(process)]
+        return [process for process in members if process.pid != os.getpid() and is_alive(process)]
 
     def reap(self, every_s: float = 1.0) -> int:
         """Collect nothing: they are not our children."""

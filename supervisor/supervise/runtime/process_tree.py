@@ -42,7 +42,7 @@ def stat_fields(pid: int) -> list[bytes] | None:
         return None
 
 
-def suspended(pid: int) -> bool:
+def is_suspended(pid: int) -> bool:
     """Return whether a process is stopped by a signal (SIGSTOP, Ctrl-Z); one traced is not."""
     stat = stat_fields(pid)
     return stat is not None and stat[STATE] == b"T"
@@ -97,7 +97,7 @@ class Tree:
                 members += child.children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
-        return [process for process in members if alive(process)]
+        return [process for process in members if is_alive(process)]
 
     def signal(self, signum: int, *, group: int | None = None) -> int:
         """Send `signum` to every process of the job; return how many it was sent to.
@@ -173,7 +173,7 @@ def group_of(pid: int) -> int | None:
         return None
 
 
-def alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

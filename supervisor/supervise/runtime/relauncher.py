@@ -53,7 +53,7 @@ from ..store import files
 from ..store.run_directory import RunDir
 from .controller import Control
 from .host import HealthGate, HostMemo, Machine, Start
-from .idleness import movement
+from .idleness import watch_movement
 from .launcher import UNFIT, Launch
 from .process import LOOP_S, halt
 
@@ -234,7 +234,7 @@ class Relauncher:
 
     def _movement(self, job: Control, idle_s: float) -> str:
         """Return why a job that lives cannot count as idle, "" where it can or need not."""
-        works = movement(job, idle_s) if idle_s else ""
+        works = watch_movement(job, idle_s) if idle_s else ""
         return works if job.process.returncode is None else ""
 
     def _check_host(

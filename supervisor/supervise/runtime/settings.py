@@ -98,7 +98,10 @@ class RecoveredRun:
         """
         past = cls(load(run.policy_path))
         log = [record for record in audit.read(run.audit_path) if record["actor"] == "engine"]
-        events, find = journal.read(run.journal_path), policies.finder(run, load)
+        events, find = (
+            journal.read(run.journal_path),
+            policies.make_policy_finder(run, load),
+        )
         record_count = end = 0
         for number, event, policy, state, decisions in engine.fold(past.policy, events, None, find):
             past.policy, past.state = policy, state
@@ -197,7 +200,7 @@ class Settings:
     Attributes:
         argv: the command as it may be shown; the launcher has the one that is run.
         reloader: loads another policy when an operator asks for it.
-        tier, tier_reason: the forecast of `job.environment.tier`.
+        tier, tier_reason: the forecast of `runtime.environment.forecast_tier`.
         facts: what goes into the audit log's `run_start` beside the command and the policy.
         print_line: shows a line to the person at the terminal.
         redactor: takes the job's secrets out of all that is recorded or told.

@@ -43,7 +43,7 @@ _LIVED_S = 2.0  # the start of a process is known to a second
 _THREADS = 64  # per process, in the kernel's view
 
 
-def catches(pid: int, signum: int) -> bool:
+def catches_signal(pid: int, signum: int) -> bool:
     """Return True when the process has a handler for `signum` (SigCgt of /proc/<pid>/status)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -53,7 +53,9 @@ def catches(pid: int, signum: int) -> bool:
     return match is not None and bool(int(match[1], 16) >> (signum - 1) & 1)
 
 
-def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S, *, forks: bool = False) -> str:
+def ask_for_stacks(
+    pid: int, marks: Path, timeout_s: float = ANSWER_S, *, forks: bool = False
+) -> str:
     """Signal the probe to write the stacks of all threads, or of the main one, and return them.
 
     Each of the two may take `timeout_s`. Reading frames while they change kills the job, so the
@@ -71,7 +73,9 @@ def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S, *, forks: bool = Fal
         file = marks / f"stacks.{pid}.txt"
         if not file.exists() and forks:
             file = _inherited(main, marks) or file
-        if not file.exists() or not (catches(pid, STACKS) and catches(pid, MAIN_STACK)):
+        if not file.exists() or not (
+            catches_signal(pid, STACKS) and catches_signal(pid, MAIN_STACK)
+        ):
             raise OSError("the probe registered no handler for it")
         start = file.stat().st_size
         cpu_s = _main_cpu_s(main)
@@ -173,7 +177,7 @@ def py_spy(pid: int, timeout_s: float = PY_SPY_S) -> str:
     return run_tool(command, timeout_s).decode("utf-8", "replace")
 
 
-def kernel(pid: int) -> str:
+def read_kernel_stack(pid: int) -> str:
     """Return state, wait channel and kernel stack of every thread from /proc."""
     lines = [f"process {pid}"]
     try:
@@ -348,7 +352,7 @@ def _location(frame: re.Match[str]) -> str:
 def main_stack(marks: Path, pid: int) -> str:
     """Return the frames of a process's main thread, "" where they cannot be read."""
     try:
-        frames = main_frames(ask(pid, marks).splitlines())
+        frames = main_frames(ask_for_stacks(pid, marks).splitlines())
     except OSError:
         return ""
     return "\n".join(frame[0].strip() for frame in frames)

@@ -251,7 +251,7 @@ REFUSED, CANNOT = "unavailable: ", "cannot act: "
 INIT = "supervise init -- COMMAND"  # writes a policy with it
 
 
-def capabilities(
+def list_capabilities(
     policy: Policy, state: State, probe: ProbeStatus, channels: Sequence[str]
 ) -> dict[str, str]:
     """Return what can be done -> how, or why not.
@@ -276,7 +276,7 @@ def capabilities(
     return availability
 
 
-def line(availability: Mapping[str, str]) -> str:
+def format_capabilities(availability: Mapping[str, str]) -> str:
     """Return them as one line."""
     return " · ".join(f"{remedy}: {state}" for remedy, state in availability.items())
 
@@ -376,7 +376,7 @@ _PHASES = {
 }
 
 
-def verdict(life: Life, status: Status | None, age_s: float | None = None) -> str:
+def judge_status(life: Life, status: Status | None, age_s: float | None = None) -> str:
     """Return `healthy`, or what is wrong or under way, the gravest first.
 
     Args:
@@ -627,7 +627,7 @@ def _higher(a: float, b: float) -> float:
 FAILURES = 8  # shown of them
 
 
-def snapshot(
+def build_status(
     policy: Policy,
     state: State,
     ranks: Mapping[int, RankView],

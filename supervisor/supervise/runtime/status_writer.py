@@ -31,14 +31,14 @@ from .identity import (
     Difference,
     Identity,
     RecordedIdentity,
+    compare_identities,
     describe,
-    differences,
 )
 from .logs import LogFiles
 from .processor import METRICS, PROGRESS, EventProcessor
 from .segment_reader import ProbeStatus, RankView
 from .settings import Settings
-from .status import capabilities, is_known, line
+from .status import format_capabilities, is_known, list_capabilities
 
 TICK_NS = 1_000_000_000
 IDENTITY_S = 1.0  # for what is still being read of a job that has ended; project default
@@ -180,7 +180,7 @@ class StatusWriter:
         views, progress = self._processor.views, self._processor.training.status
         training = views.make(PROGRESS, progress, policy.job.steps, now_ns, probe)
         newest = msgspec.structs.replace(
-            status.snapshot(
+            status.build_status(
                 policy,
                 self._processor.state,
                 ranks,
@@ -212,14 +212,14 @@ class StatusWriter:
         That is when the savepoints have shown it, after a minute in any case.
         """
         policy, state = self._processor.policy, self._processor.state
-        self._can = capabilities(policy, state, probe or ProbeStatus(), self._channels)
+        self._can = list_capabilities(policy, state, probe or ProbeStatus(), self._channels)
         if state.job.lost is not None or state.step < 0 or probe is None:
             return None
         self._first_frame_ns = self._first_frame_ns or now_ns
         elapsed_s = (now_ns - self._first_frame_ns) / 1e9
         if elapsed_s < SETTLED_S and not is_known(policy, state, probe):
             return None
-        text = line(self._can)
+        text = format_capabilities(self._can)
         self._settings.print_line(self._settings.redactor.text(f"supervise: {text}"))
         return Notice(now_ns, "capabilities", text)
 
@@ -265,7 +265,7 @@ class _LaunchIdentity:
         changes: list[Difference] = []
         comparison = {}
         if previous is not None:
-            changes = differences(previous.identity, identity)
+            changes = compare_identities(previous.identity, identity)
             other_run = "" if previous.run == run.id else f" of run {previous.run}"
             launch = f"attempt {previous.attempt}{other_run}"
             text = f"the job is the same as in {launch}"

@@ -71,7 +71,9 @@ DIRECTORY = "control"
 MAX_BYTES = 64 << 10  # of one command; a list of thousands of shards fits
 
 
-def post(run: Path, command: str, operator: str, args: Mapping[str, Any], *, at_ns: int) -> Path:
+def post_command(
+    run: Path, command: str, operator: str, args: Mapping[str, Any], *, at_ns: int
+) -> Path:
     """Post a command to the supervisor of `run`. Raises OSError."""
     directory = run / DIRECTORY
     files.make_directory(directory)
@@ -350,7 +352,7 @@ class PolicyWatch:
             return False
         at_ns = system.monotonic_ns()
         args = {"policy": None, "mode": mode, "key": f"{at_ns}-{OPERATOR}"}
-        post(self._run, "reload", OPERATOR, args, at_ns=at_ns)
+        post_command(self._run, "reload", OPERATOR, args, at_ns=at_ns)
         return True
 
     def _work(self) -> None:

@@ -10,12 +10,12 @@ __getattr__ = lazy_exports(
         "audit": (
             "Audit, Chain, decode as decode_audit, read as read_audit, verify as verify_audit"
         ),
-        "files": "foreign as foreign_reason, locked as locked_file",
-        "journal": ("Journal, pack as pack_event, read as read_journal, unpack as unpack_event"),
-        "policies": "Reloader, finder as policy_finder",
+        "files": "find_foreign_writer, is_locked",
+        "journal": "Journal, pack_event, read as read_journal, unpack_event",
+        "policies": "Reloader, make_policy_finder",
         "quarantine_list": "Quarantine",
         "recorder": "Recorder",
-        "run_directory": "RunDescription, RunDir, add as add_run",
-        "run_records": "rows as run_rows, skim as skim_run",
+        "run_directory": "RunDescription, RunDir, add_run",
+        "run_records": "read_rows, skim_run",
     },
 )

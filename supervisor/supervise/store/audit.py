@@ -53,7 +53,7 @@ from ..system import Thread
 from . import files
 
 
-def leaf(record: bytes) -> bytes:
+def hash_record(record: bytes) -> bytes:
     """Return the 32-byte leaf digest of one record."""
     return hashlib.sha256(b"\x00" + record).digest()
 
@@ -101,7 +101,7 @@ def decode(value: Any) -> Any:
     return value
 
 
-def genesis(run_id: str) -> str:
+def hash_genesis(run_id: str) -> str:
     """Return the `prev` of record 0 of the run `run_id`."""
     return hashlib.sha256(GENESIS + run_id.encode("utf-8", "backslashreplace")).hexdigest()
 
@@ -132,12 +132,12 @@ class Chain:
     @property
     def head(self) -> str:
         """Digest of the newest record; before record 0 what its `prev` has to be."""
-        return self._head or genesis(self.run or "")
+        return self._head or hash_genesis(self.run or "")
 
     def line(self, record: Mapping[str, Any]) -> bytes:
         """Return the line of the next record; call `take` once it is written."""
         body = document(record, separators=(",", ":")).encode()
-        return leaf(body).hex().encode() + b" " + body + b"\n"
+        return hash_record(body).hex().encode() + b" " + body + b"\n"
 
     def take(self, line: bytes) -> dict[str, Any]:
         """Check one complete line as the next record, and return it.
@@ -146,7 +146,7 @@ class Chain:
             TamperError: it does not continue the chain.
         """
         digest, space, body = line[:64], line[64:65], line[65:-1]
-        hashed = leaf(body)
+        hashed = hash_record(body)
         if space != b" " or line[-1:] != b"\n" or hashed.hex().encode() != digest:
             raise self._tampered("its digest does not match its content")
         try:
@@ -598,7 +598,7 @@ class Audit:
         with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
         try:
-            fd = files.create(self._reserve)
+            fd = files.create_file(self._reserve)
             try:
                 os.posix_fallocate(fd, 0, RESERVE_BYTES)
             finally:

@@ -184,7 +184,7 @@ def read(path: Path, *, foreign: bool = False, limit: int | None = None) -> byte
     return raw
 
 
-def create(path: Path, *, shared: bool = False) -> int:
+def create_file(path: Path, *, shared: bool = False) -> int:
     """Create a file and return its descriptor for writing.
 
     Args:
@@ -236,7 +236,7 @@ def is_own_directory(path: Path) -> bool:
         return True
     try:
         trial = unpredictable(path / "owner")
-        fd = create(trial)
+        fd = create_file(trial)
     except OSError:
         return False
     try:
@@ -262,7 +262,7 @@ def replacing(
     """
     fresh = unpredictable(path)
     try:
-        with os.fdopen(create(fresh, shared=shared), mode, **options) as file:
+        with os.fdopen(create_file(fresh, shared=shared), mode, **options) as file:
             yield file
         fresh.replace(path)
     except BaseException:
@@ -340,7 +340,7 @@ def refuse_exchanged(path: Path) -> None:
                 raise OSError(errno.ESTALE, "the directory was moved or replaced", str(parent))
 
 
-def foreign(path: Path) -> tuple[str, str]:
+def find_foreign_writer(path: Path) -> tuple[str, str]:
     """Return who else may have written what lies in the directory `path`, and what to do about it.
 
     Two empty strings: the directory, those above it, its files and those one level below belong to
@@ -473,7 +473,7 @@ def holder(fd: int) -> int | None:
     return None
 
 
-def locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return whether a running supervisor has the audit log `path` open."""
     try:
         fd = open_file(path)

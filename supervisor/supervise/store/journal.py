@@ -83,7 +83,7 @@ _FRAME_HEAD = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of v
 _MAX = 1 << 63
 
 
-def pack(event: Event) -> tuple[int, bytes]:
+def pack_event(event: Event) -> tuple[int, bytes]:
     """Return the kind number and the payload of `event`."""
     if isinstance(event, Frame):
         return FRAME, _pack_frame(event)
@@ -98,7 +98,7 @@ def _builtins(value: Payload | PolicyChanges) -> object:
     return dict(value) if isinstance(value, Payload) else msgspec.to_builtins(value)
 
 
-def unpack(kind: int, payload: bytes) -> Event:
+def unpack_event(kind: int, payload: bytes) -> Event:
     """Return the event.
 
     Raises:
@@ -422,7 +422,7 @@ class Journal:
         """
         number = self._number + len(self._batch)
         try:
-            kind, payload = pack(event)
+            kind, payload = pack_event(event)
         except (struct.error, ValueError, TypeError, RecursionError) as error:
             name = type(event).__name__
             raise StoreError(f"event {number} ({name}) cannot be encoded: {error}") from error
@@ -659,7 +659,7 @@ def thinned(directory: Path) -> list[tuple[int, int]]:
     return [(first, end) for (first, is_thin), (end, _) in pairwise(starts) if is_thin]
 
 
-def until(directory: Path, end: int) -> Iterator[tuple[int, Event]]:
+def read_until(directory: Path, end: int) -> Iterator[tuple[int, Event]]:
     """Yield the events before event `end`. Raises StoreError as `read`."""
     for number, kind, payload, path in _records(directory):
         if number >= end:
@@ -702,7 +702,7 @@ def _records(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def heads(directory: Path, sizes: Collection[int]) -> dict[int, str]:
+def hash_prefixes(directory: Path, sizes: Collection[int]) -> dict[int, str]:
     """Return the SHA-256 over the first `size` bytes of all segments, for each of `sizes`.
 
     Sizes beyond the end are left out.
@@ -742,7 +742,7 @@ def _segments(directory: Path) -> list[Path]:
 
 def _event(kind: int, payload: bytes, number: int, path: Path) -> Event:
     try:
-        return unpack(kind, payload)
+        return unpack_event(kind, payload)
     except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
         text = f"event {number} in {path} cannot be decoded: {error}"
         raise StoreError(text, hint="it was written by another version, or changed") from error

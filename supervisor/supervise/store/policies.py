@@ -54,7 +54,7 @@ def keep(run: RunDir, policy: Policy) -> Path:
     return path
 
 
-def finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
+def make_policy_finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
     """Return a function from a digest to that policy of the run.
 
     It raises StoreError if the file is missing, and whatever `load` raises.

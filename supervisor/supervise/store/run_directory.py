@@ -193,9 +193,9 @@ class RunDir:
         """
         run = cls.open(path)
         try:
-            reason, hint = files.foreign(run.path)
+            reason, hint = files.find_foreign_writer(run.path)
             if not reason and run.secrets_path.exists():
-                reason, hint = files.foreign(run.secrets_path)
+                reason, hint = files.find_foreign_writer(run.secrets_path)
         except OSError as error:
             raise StoreError(f"cannot read {run.path}: {error.strerror}") from error
         if reason:
@@ -364,7 +364,7 @@ def _near(path: Path) -> str:
 MAX_RUNS = 1000  # the newest; the ids begin with the time
 
 
-def add(run: RunDir, environ: Mapping[str, str]) -> None:
+def add_run(run: RunDir, environ: Mapping[str, str]) -> None:
     """Make a run findable from everywhere. It never fails: a run does without."""
     with suppress(OSError):
         folder = _folder(environ)

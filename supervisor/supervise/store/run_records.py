@@ -129,7 +129,7 @@ def read_outcome(records: Iterable[Record]) -> RunOutcome:
     return outcome
 
 
-def skim(path: Path) -> RunOutcome:
+def skim_run(path: Path) -> RunOutcome:
     """Return the incidents and the end from a log that is neither verified nor read in full.
 
     For lists of many runs. A damaged line is passed over: `audit verify` reports it.
@@ -210,7 +210,7 @@ def _since_boot(at_ns: int) -> timedelta:
     return timedelta(microseconds=at_ns // 1000)
 
 
-def rows(run: RunDir) -> Iterator[Row]:
+def read_rows(run: RunDir) -> Iterator[Row]:
     """Yield all frames in the order of reception.
 
     Raises:
@@ -268,7 +268,7 @@ def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str]) -> int:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*HEAD, *map(cell, metrics)])
     count = 0
-    for step, rank, attempt, wall, values in rows(run):
+    for step, rank, attempt, wall, values in read_rows(run):
         time = "" if wall is None else wall.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
         cells = [repr(values[name]) if name in values else "" for name in metrics]
         writer.writerow([step, rank, attempt, time, *cells])
@@ -296,7 +296,7 @@ def export_parquet(run: RunDir, out: BinaryIO, metrics: Sequence[str]) -> int:
     )
     fields = [*head, *((name, arrow.float64()) for name in metrics)]
     schema = arrow.schema(fields, metadata={"supervise.run": run.id})
-    count, source = 0, rows(run)
+    count, source = 0, read_rows(run)
     with parquet.ParquetWriter(out, schema, compression="zstd") as writer:
         while group := list(islice(source, GROUP_ROWS)):
             columns: list[Any] = list(zip(*(row[:4] for row in group), strict=True))
@@ -477,7 +477,7 @@ def _pieces(run: RunDir, pieces: list[tuple[str, int, str]], *, ended: bool) -> 
 def _journal(run: RunDir, digests: Digests) -> Part:
     if digests.pieces is not None:
         return _pieces(run, digests.pieces, ended=digests.ended)
-    actual = journal.heads(run.journal_path, [size for _, size, _, _ in digests.heads])
+    actual = journal.hash_prefixes(run.journal_path, [size for _, size, _, _ in digests.heads])
     for events, size, expected, record in digests.heads:
         subject = f"the journal up to event {events} (byte {size}, record {record})"
         if size not in actual:
@@ -643,7 +643,7 @@ def _why_kept(path: Path, host: str, lives: Callable[[RunDir], bool]) -> str:
             return "belongs to another user"
         if not run.audit_path.exists():
             return "has no audit log"
-        if files.locked(run.audit_path):
+        if files.is_locked(run.audit_path):
             return "is watched"
         ended, open_incident = _end(run)
         if not ended and run.read_json("run.json")["host"] != host:

@@ -16,29 +16,25 @@ __getattr__ = lazy_exports(
     {
         "arms": "Act, Alarm, Arm, ArmBuilder, FaultArm",
         "drill_findings": (
-            "Drill, Runs, departure as loss_departure, finding as drill_finding, "
-            "healthy as healthy_runs, lost as lost_steps, monitors as drill_monitors, "
-            "moved as moved_metrics, spread_of, unhealthy as unhealthy_runs"
+            "Drill, Runs, find_departure, summarize_fault, summarize_healthy_run, "
+            "sum_excess_loss, summarize_monitors, find_moved_metrics, spread_of, explain_unhealthy"
         ),
         "gate_statistics": (
-            "Differences, against_target, autocorrelation_time, block_means, "
-            "estimate as estimate_difference, look_levels, spent_alpha, student_cdf, "
-            "student_quantile, successive_variance"
+            "Differences, against_target, autocorrelation_time, block_means, estimate_difference, "
+            "look_levels, spent_alpha, student_cdf, student_quantile, successive_variance"
         ),
         "judgement": (
             "IGNORABLE as IGNORABLE_GUARDS, NAMES as GUARD_NAMES, Plan, arm_order, "
-            "filled as filled_gate, is_decided, judge as judge_gate, "
-            "missing as missing_metrics, plan_of"
+            "fill_placeholders, is_decided, judge_gate, find_missing_placeholders, plan_look"
         ),
         "suite_report": (
             "FAULTS as FAULT_SECTION, SuiteReport, TrialPolicy, fault_plot, fault_result, "
-            "fault_rows, limits as suite_limits, markdown as suite_markdown, monitor_rows, "
-            "suite_page, summary as suite_summary, undetected as undetected_faults"
+            "fault_rows, describe_limits, render_suite, monitor_rows, suite_page, "
+            "summarize_suite, describe_undetected"
         ),
         "trial_runs": (
-            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, arm_environment, by_default, "
-            "citation as log_citation, clashes as clashing_options, opened as opened_log, "
-            "waves as run_waves, without_refused"
+            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, arm_environment, by_default, cite_trial, "
+            "find_clashes, open_log, plan_waves, without_refused"
         ),
     },
 )

@@ -207,7 +207,7 @@ def read_arm(
         StoreError: a record is missing, or cannot be understood; TamperError: it was changed.
     """
     builder = ArmBuilder(metrics)
-    for row in run_records.rows(run):
+    for row in run_records.read_rows(run):
         builder.take(row.step, row.rank, row.attempt, row.values)
     exit_code: int | None = None
     inputs: Mapping[str, str] | None = None
@@ -224,7 +224,7 @@ def read_arm(
         builder.arm(name or str(run.path)),
         exit_code=exit_code,
         stopped=stopped,
-        live=files.locked(run.audit_path),
+        live=files.is_locked(run.audit_path),
         inputs=inputs,
         cpu_s=cpu_s,
     )
@@ -269,7 +269,7 @@ def _repeated(run: RunDir) -> int:
     """Return how many steps the first rank made more than once."""
     leader: int | None = None
     steps: list[int] = []
-    for row in run_records.rows(run):
+    for row in run_records.read_rows(run):
         leader = row.rank if leader is None else leader
         if row.rank == leader:
             steps.append(row.step)

@@ -86,7 +86,7 @@ def spread_of(series: Series, onset: int) -> float:
     return spread(steps, median(steps)) / math.sqrt(2.0)
 
 
-def departure(run: Series, control: Series, onset: int) -> Departure | None:
+def find_departure(run: Series, control: Series, onset: int) -> Departure | None:
     """Return when a loss left the band of its control, at or after `onset`; None: it never did.
 
     None, too, where the control has fewer than 8 losses before the onset: it has no band.
@@ -110,7 +110,7 @@ def departure(run: Series, control: Series, onset: int) -> Departure | None:
     return None
 
 
-def lost(run: Series, control: Series, onset: int) -> float:
+def sum_excess_loss(run: Series, control: Series, onset: int) -> float:
     """Return the sum of the loss minus that of the control from `onset` on, nats x steps.
 
     Over the steps that both have; infinite once a loss is not finite. Below 0 the run did better.
@@ -125,7 +125,7 @@ def lost(run: Series, control: Series, onset: int) -> float:
     return total
 
 
-def moved(run: Series, control: Series, onset: int, until: int) -> int | None:
+def find_moved_metrics(run: Series, control: Series, onset: int, until: int) -> int | None:
     """Return the first step from `onset` to `until` (excluded) at which a metric left its control.
 
     By more than 6 spreads of the control around its trend, and of the difference before the onset.
@@ -278,7 +278,7 @@ class _Score:
     false_alarms: int = 0
 
 
-def unhealthy(arm: FaultArm, metric: str, planned: int, fault_step: int) -> str:
+def explain_unhealthy(arm: FaultArm, metric: str, planned: int, fault_step: int) -> str:
     """Return why a healthy run cannot be a control, "" if it can.
 
     Args:
@@ -299,7 +299,9 @@ def unhealthy(arm: FaultArm, metric: str, planned: int, fault_step: int) -> str:
     return ""
 
 
-def finding(runs: Runs, metric: str, planned: int, reads: Mapping[str, Collection[str]]) -> Finding:
+def summarize_fault(
+    runs: Runs, metric: str, planned: int, reads: Mapping[str, Collection[str]]
+) -> Finding:
     """Return what one fault with one seed showed.
 
     A monitor whose alarm the healthy control has, too, from the fault on and no later, is not
@@ -322,7 +324,7 @@ def finding(runs: Runs, metric: str, planned: int, reads: Mapping[str, Collectio
     )
     if not loss or math.isnan(spread_of(healthy, onset)):
         return Finding(fault, seed, excluded=f"too few values of {metric}")
-    loss_departure = departure(loss, healthy, onset)
+    departure = find_departure(loss, healthy, onset)
     alarms = list(_detections(unattended, runs.control, onset, end_step))
     wrong = [a.rule for a in alarms if is_unaffected(reads.get(a.rule, ()), runs.drill.name)]
     end = ending(unattended, planned)
@@ -336,12 +338,12 @@ def finding(runs: Runs, metric: str, planned: int, reads: Mapping[str, Collectio
         fault,
         seed,
         injected=onset,
-        departed=None if loss_departure is None else loss_departure.step - onset,
-        size=0.0 if loss_departure is None else loss_departure.size,
+        departed=None if departure is None else departure.step - onset,
+        size=0.0 if departure is None else departure.size,
         detections=tuple(alarm for alarm in alarms if alarm.rule not in wrong),
         misattributed=tuple(wrong),
-        lost=None if end else lost(loss, healthy, onset),
-        lost_acting=lost(acting_loss, healthy, onset)
+        lost=None if end else sum_excess_loss(loss, healthy, onset),
+        lost_acting=sum_excess_loss(acting_loss, healthy, onset)
         if is_comparable and acting_loss is not None
         else None,
         repeated=0 if acting is None else acting.repeated,
@@ -353,9 +355,7 @@ def finding(runs: Runs, metric: str, planned: int, reads: Mapping[str, Collectio
         end_acting=end_acting,
         harmed=bool(end) or not final - final_healthy <= margin,
         lower=final_healthy - final > margin,
-        moved=tuple(
-            _moved(runs, onset, end_step if loss_departure is None else loss_departure.step)
-        ),
+        moved=tuple(_moved(runs, onset, end_step if departure is None else departure.step)),
         not_repeatable=_differs(loss, healthy, onset, noise),
     )
 
@@ -383,7 +383,7 @@ def _moved(runs: Runs, onset: int, until: int) -> Iterator[tuple[str, int]]:
         unattended, control = (
             a.arm.series(metric, 0, until) for a in (runs.unattended, runs.control)
         )
-        step = moved(unattended, control, onset, until)
+        step = find_moved_metrics(unattended, control, onset, until)
         if step is not None:
             yield metric, step - onset
 
@@ -405,7 +405,7 @@ def ending(arm: FaultArm, planned: int) -> str:
     return f"ended after {steps} steps {code}"
 
 
-def healthy(seed: int, arm: FaultArm, metric: str, planned: int) -> Healthy:
+def summarize_healthy_run(seed: int, arm: FaultArm, metric: str, planned: int) -> Healthy:
     """Return what a healthy run showed."""
     end_step = arm.arm.first_step + planned
     loss = arm.arm.series(metric, 0, end_step)
@@ -413,7 +413,7 @@ def healthy(seed: int, arm: FaultArm, metric: str, planned: int) -> Healthy:
     return Healthy(seed, len(arm.arm.steps), last_mean(loss, TAIL), alarms, _acts(arm, 0))
 
 
-def monitors(findings: Sequence[Finding], controls: Sequence[Healthy]) -> list[Monitor]:
+def summarize_monitors(findings: Sequence[Finding], controls: Sequence[Healthy]) -> list[Monitor]:
     """Return every rule with an alarm of its own or a false one, the most valuable first."""
     scores: dict[str, _Score] = {}
     for finding in findings:

@@ -212,7 +212,7 @@ def block_length(values: Sequence[float], least: int = BLOCK) -> int:
     return max(least, math.ceil(MEMORIES * autocorrelation_time(values)))
 
 
-def estimate(
+def estimate_difference(
     pairs: Sequence[Differences], level: float, calibration: Sequence[Differences] = ()
 ) -> Effect:
     """Estimate the mean difference with an interval.

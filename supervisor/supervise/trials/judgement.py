@@ -28,7 +28,7 @@ from .gate_statistics import (
     Differences,
     Effect,
     differences,
-    estimate,
+    estimate_difference,
     look_levels,
 )
 
@@ -475,7 +475,7 @@ class Judgement:
     plan: Plan
 
 
-def judge(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = ()) -> Judgement:
+def judge_gate(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = ()) -> Judgement:
     """Judge candidates against baselines.
 
     The gravest of all findings counts: a crash, a differing invariant (VOID), a failed guard or a
@@ -533,7 +533,7 @@ def _looks(
             yield Look(share, end, None, fails=False)
             continue
         aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
-        effect = estimate(differences_of_pairs, level, aa)
+        effect = estimate_difference(differences_of_pairs, level, aa)
         yield Look(share, end, effect, fails=effect.low > 0.0 and effect.mean > plan.margin)
 
 
@@ -587,13 +587,13 @@ def _texts(checks: Sequence[Check]) -> list[str]:
     return [f"{c.name}{f' (pair {c.pair + 1})' if several else ''}: {c.text}" for c in checks]
 
 
-def missing(argv: Sequence[str], seeds: int) -> list[str]:
+def find_missing_placeholders(argv: Sequence[str], seeds: int) -> list[str]:
     """Return the placeholders that a command needs and lacks."""
     needed = [OUT, SEED] if seeds > 1 else [OUT]
     return [name for name in needed if not any(name in argument for argument in argv)]
 
 
-def filled(argv: Sequence[str], out: str, seed: int, steps: int) -> list[str]:
+def fill_placeholders(argv: Sequence[str], out: str, seed: int, steps: int) -> list[str]:
     """Return a command with its placeholders replaced."""
     values = {OUT: out, SEED: str(seed), STEPS: str(steps)}
     return [PLACE.sub(lambda argument: values[argument[0]], argument) for argument in argv]
@@ -607,7 +607,7 @@ def arm_order(number: int) -> tuple[str, str]:
     return (BASELINE, CANDIDATE) if number % 2 == 0 else (CANDIDATE, BASELINE)
 
 
-def plan_of(plan: Plan, pairs: int, seeds: int) -> Plan:
+def plan_look(plan: Plan, pairs: int, seeds: int) -> Plan:
     """Return the plan of the look at the first `pairs` of `seeds` pairs.
 
     Each pair adds the same share of the data, so alpha is spent over pairs as over steps.

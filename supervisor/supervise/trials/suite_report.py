@@ -130,7 +130,7 @@ class SuiteReport(Struct, frozen=True, kw_only=True):
 
     def encode(self) -> str:
         """Return it as JSON, with its summary."""
-        return document({**plain(self), "summary": summary(self)})
+        return document({**plain(self), "summary": summarize_suite(self)})
 
 
 def fault_plot(runs: Runs, finding: Finding, metric: str) -> FaultPlot | None:
@@ -297,7 +297,7 @@ def monitor_rows(report: SuiteReport) -> Iterator[tuple[str, ...]]:
         )
 
 
-def undetected(report: SuiteReport) -> list[str]:
+def describe_undetected(report: SuiteReport) -> list[str]:
     """Return a sentence for each fault without an alarm in some run, the harmful ones first."""
     rows = []
     for fault in report.faults:
@@ -321,7 +321,7 @@ def undetected(report: SuiteReport) -> list[str]:
     return [text for _, text in sorted(rows, key=lambda pair: pair[0])]
 
 
-def limits(report: SuiteReport) -> list[str]:
+def describe_limits(report: SuiteReport) -> list[str]:
     """Return a sentence for each thing that makes the suite say less than it seems to."""
     texts = list(report.notes)
     finals: dict[float, int] = {}
@@ -351,7 +351,7 @@ def limits(report: SuiteReport) -> list[str]:
     return texts
 
 
-def summary(report: SuiteReport) -> str:
+def summarize_suite(report: SuiteReport) -> str:
     """Return the suite in one sentence."""
     judged_faults = [fault for fault in report.faults if not fault.excluded]
     harmful = [fault for fault in judged_faults if fault.harmed]
@@ -392,7 +392,7 @@ def suite_page(report: SuiteReport) -> str:
     return render(
         "suite",
         report=report,
-        summary=summary(report),
+        summary=summarize_suite(report),
         subtitle=(
             f"policy {policy.name} ({policy.digest[:12]}) · {report.steps} steps, the "
             f"fault at {report.fault_step} · seeds {', '.join(map(str, report.seeds))}"
@@ -401,7 +401,7 @@ def suite_page(report: SuiteReport) -> str:
         fault_head=list(FAULTS),
         faults=list(fault_rows(report)),
         meanings=[f"{fault}: {text}" for fault, text in report.means.items()],
-        undetected=list(undetected(report)),
+        undetected=list(describe_undetected(report)),
         monitor_head=list(MONITORS),
         monitors=list(monitor_rows(report)),
         matrix_note=MATRIX,
@@ -409,7 +409,7 @@ def suite_page(report: SuiteReport) -> str:
         matrix=list(_matrix(report, faults)),
         figure_note=KEY,
         figures=list(_figures(report)),
-        limits=list(limits(report)),
+        limits=list(describe_limits(report)),
     )
 
 
@@ -444,10 +444,10 @@ def _figures(report: SuiteReport) -> Iterator[Figure]:
             yield figure
 
 
-def markdown(report: SuiteReport) -> str:
+def render_suite(report: SuiteReport) -> str:
     """Return a summary, the tables, undetected faults, and the limits of the suite."""
     lines = [
-        *_wrapped(f"{summary(report)}."),
+        *_wrapped(f"{summarize_suite(report)}."),
         "",
         *_table(FAULTS, fault_rows(report)),
         "",
@@ -455,8 +455,10 @@ def markdown(report: SuiteReport) -> str:
         "",
         *_table(MONITORS, monitor_rows(report)),
         "",
-        *_listed("Undetected faults", undetected(report), "None of those that were tried."),
-        *_listed("Limits of this suite", limits(report), ""),
+        *_listed(
+            "Undetected faults", describe_undetected(report), "None of those that were tried."
+        ),
+        *_listed("Limits of this suite", describe_limits(report), ""),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -43,7 +43,7 @@ from ..store.run_directory import RunDir
 from ..system import Child
 from .arms import RunCitation
 from .drill_findings import Drill
-from .judgement import filled
+from .judgement import fill_placeholders
 
 # Sources: the environment variables of wandb, huggingface_hub, datasets, transformers, MLflow,
 # neptune and ClearML, as each of them documents its offline mode.
@@ -337,7 +337,7 @@ class _Follower:
         """Return how many steps were made; the first one is read once."""
         if self._first_step is None:
             with suppress(StoreError):
-                row = next(run_records.rows(RunDir.open(self._path)), None)
+                row = next(run_records.read_rows(RunDir.open(self._path)), None)
                 self._first_step = None if row is None else row.step
         return 0 if self._first_step is None else step + 1 - self._first_step
 
@@ -382,7 +382,7 @@ def by_default(faults: Iterable[str]) -> list[str]:
     return [name for name in faults if name not in ASKED_FOR]
 
 
-def waves(
+def plan_waves(
     drills: Iterable[Drill], seeds: int, healthy: int, acts: bool
 ) -> tuple[list[PlannedRun], list[PlannedRun], list[PlannedRun]]:
     """Return the runs in three waves.
@@ -409,7 +409,7 @@ def without_refused(refused: Mapping[str, str], planned: Iterable[PlannedRun]) -
     return [run for run in planned if run.drill is None or run.drill.text not in refused]
 
 
-def clashes(drills: Iterable[Drill]) -> list[str]:
+def find_clashes(drills: Iterable[Drill]) -> list[str]:
     """Return the faults whose files would be called like those of one before them."""
     names: dict[str, str] = {}
     clashing = []
@@ -507,7 +507,7 @@ def _run(
     drill = [] if run.drill is None else ["--drill", f"{run.drill.text}@{settings.fault_step}"]
     spec = ArmSpec(
         name=run.name,
-        argv=filled(settings.argv, str(out), run.seed, settings.steps),
+        argv=fill_placeholders(settings.argv, str(out), run.seed, settings.steps),
         cwd=settings.cwd,
         out=out,
         steps=settings.steps,
@@ -635,7 +635,7 @@ class TrialLog:
 
 
 @contextmanager
-def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
+def open_log(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
     """Yield the log at a path, a new one or one that further trials are added to.
 
     Raises:
@@ -655,7 +655,7 @@ def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
         log.close()
 
 
-def citation(path: Path) -> Payload:
+def cite_trial(path: Path) -> Payload:
     """Return what a record may cite of the newest trial in a log, or in the directory of one.
 
     Raises:
