@@ -14,9 +14,7 @@ def step():
     return loss
 """
 
-SAVED = (
-    MODEL
-    + """
+SAVED = """
 import copy, pickle
 from pathlib import Path
 for _ in range(3):
@@ -35,12 +33,11 @@ replica = model._replicate_for_data_parallel()
 assert "_compiled_call_impl" not in vars(replica)
 step()
 """
-)
 
 
 def test_models_are_saved_and_copied_without_a_trace(probed, bare):
     """A whole model that is saved under the probe loads where there is none."""
-    job = probed.run(SAVED)
+    job = probed.run(MODEL + SAVED)
     assert job.err == "" and len(job.frames) == 4
     path = str(job.folder / "model.pt")
     code = f"emit(shape=torch.load({path!r}, weights_only=False)(torch.ones(1, 8)).shape)"
@@ -74,9 +71,7 @@ def test_nothing_is_kept_alive(probed, savepoints):
     assert job.output[0]["known"] == 0 and job.output[0]["grown"] < 60
 
 
-BROKEN = (
-    MODEL
-    + """
+BROKEN = """
 probe = __import__("sys").modules["_supervise_probe"]._probe
 
 def boom(*args):
@@ -94,7 +89,6 @@ for _ in range(70):
     step()
 finish(model)
 """
-)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +100,7 @@ finish(model)
 )
 def test_a_collector_that_fails_or_is_dear_is_switched_off(probed, bare, call, part, what, why):
     """It is said once, the others go on, and training is the same to the bit."""
-    job = probed.run(BROKEN.format(call=call, part=part, what=what))
+    job = probed.run(MODEL + BROKEN.format(call=call, part=part, what=what))
     status = job.segment().status()["collectors"]
     assert status.pop(part).startswith(f"off: {why}") and set(status.values()) == {"on"}
     others = ["measurement-changed"]  # where the steps are short
@@ -116,9 +110,7 @@ def test_a_collector_that_fails_or_is_dear_is_switched_off(probed, bare, call, p
     assert job.output == straight.output and job.err == ""
 
 
-DEAD = (
-    MODEL
-    + """
+DEAD = """
 probe = __import__("sys").modules["_supervise_probe"]._probe
 for n in range(10):
     if n == 4:
@@ -126,21 +118,18 @@ for n in range(10):
     step()
 finish(model)
 """
-)
 
 
 @pytest.mark.parametrize("what", ["before_step", "close"])
 def test_a_broken_probe_goes_off_and_the_job_goes_on(probed, bare, what):
     """Whatever breaks inside: the weights are those of an undisturbed run, and a mark says why."""
-    job = probed.run(DEAD.format(what=what))
+    job = probed.run(MODEL + DEAD.format(what=what))
     assert "TypeError" in job.marks["off"] and job.segment().status()["tier"] == "T0"
     straight = bare.run(MODEL + "for n in range(10):\n    step()\nfinish(model)")
     assert job.output == straight.output and job.err == ""
 
 
-ALARM = (
-    MODEL
-    + """
+ALARM = """
 import signal
 probe = __import__("sys").modules["_supervise_probe"]._probe
 
@@ -164,12 +153,11 @@ try:
 except TooLate:
     emit(caught=True)
 """
-)
 
 
 def test_what_a_signal_handler_raises_reaches_the_job(probed):
     """Even if the signal comes while the probe runs."""
-    assert probed.run(ALARM).output == [{"caught": True}]
+    assert probed.run(MODEL + ALARM).output == [{"caught": True}]
 
 
 RAISES = """

@@ -170,9 +170,7 @@ def test_the_savepoint_that_is_retained_outlives_newer_ones(probed, limit, only_
     assert "there is no savepoint before step 9" in refusal.error
 
 
-SMALL = (
-    WRITTEN
-    + """
+SMALL = """
 model = nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
@@ -193,11 +191,10 @@ for n in range(16):
     AFTER
 finish(model)
 """
-)
 
 
 def small(setup="", after="pass"):
-    return SMALL.replace("SETUP", setup).replace("AFTER", after)
+    return WRITTEN + SMALL.replace("SETUP", setup).replace("AFTER", after)
 
 
 OLDEST = ("rollback", {"before_step": 0})  # is told

@@ -6,17 +6,12 @@ import re
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
 OF_THE_MACHINE = re.compile("time|share|per_sec|probe|mem|load|temp")
 
-MODEL = """
+MADE_AGAIN = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 
 def batch():
     x = torch.randn(16, 8)
     return x, x.sum(1, keepdim=True)
-"""
-
-MADE_AGAIN = (
-    MODEL
-    + """
 import supervise_probe
 
 class Raises(torch.optim.Adam):
@@ -51,7 +46,6 @@ for step in range(12):
         second.step()
     emit(train_loss_raw=total, grad_global_norm=true)
 """
-)
 
 
 def test_a_step_that_is_made_again_counts_once(probed):

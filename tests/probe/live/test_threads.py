@@ -31,15 +31,12 @@ def start(name, *args):
     return thread
 """
 
-MOVES_ON = (
-    TRAINING
-    + """
+MOVES_ON = """
 one = training(1)
 steps(20, *one, 6)
 start("second", 90, *one, 8, 0.02).join()
 finish(one[0])
 """
-)
 
 
 def same(frames, rows):
@@ -52,8 +49,8 @@ def same(frames, rows):
 
 def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     """The main thread waits for it: after a second the other one is the rank's, steps go on."""
-    job = probed.run(MOVES_ON)
-    assert job.output == bare.run(MOVES_ON).output
+    job = probed.run(TRAINING + MOVES_ON)
+    assert job.output == bare.run(TRAINING + MOVES_ON).output
 
     *rows, _ = job.output
     frames = job.frames
@@ -67,9 +64,7 @@ def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     assert set(job.segment().status()["collectors"].values()) == {"on"}
 
 
-IN_TURN = (
-    TRAINING
-    + """
+IN_TURN = """
 one = training(1)
 threads = []
 for name in ("first", "second", "third"):  # none has the identity of one before
@@ -83,21 +78,18 @@ for gate, thread in threads:
     thread.join()
 finish(one[0])
 """
-)
 
 
 def test_a_thread_that_ended_is_followed_by_the_next(probed):
     """Nobody is left to wait for: only the step that showed it has no frame."""
-    job = probed.run(IN_TURN)
+    job = probed.run(TRAINING + IN_TURN)
     *rows, _ = job.output
     del rows[20], rows[10]
     assert job.column("step") == list(range(28))
     same(job.frames, rows)
 
 
-AT_ONCE = (
-    TRAINING
-    + """
+AT_ONCE = """
 one, two = training(1), training(2)
 steps(3, *one, 6, 0.15)
 aside = start("aside", 200, *two, 8, 0.005)
@@ -106,19 +98,16 @@ for _ in range(6):
     threading.Event().wait(0.15)
 aside.join()
 """
-)
 
 
 def test_of_threads_that_train_at_once_the_first_is_watched(probed):
     """However many steps the other one makes between two of it."""
-    job = probed.run(AT_ONCE)
+    job = probed.run(TRAINING + AT_ONCE)
     same(job.frames, [row for row in job.output if row["thread"] == "MainThread"])
     assert not [n for n in job.notices if "thread" in n.message]
 
 
-FROM_THE_START = (
-    TRAINING
-    + """
+FROM_THE_START = """
 together, trained = threading.Barrier(3), [training(1) for _ in range(3)]
 
 def trains(i):
@@ -132,12 +121,11 @@ for thread in threads:
 for thread in threads:
     thread.join()
 """
-)
 
 
 def test_of_threads_that_begin_together_one_is_watched(probed):
     """Each would make the segment; whoever is second there trains on unseen."""
-    job = probed.run(FROM_THE_START)
+    job = probed.run(TRAINING + FROM_THE_START)
     assert job.err == "" and "off" not in job.kinds()
     whole = job.frames[1:]  # the first may hold what went into the models before
     (tokens,) = {frame["tokens_per_update"] for frame in whole}

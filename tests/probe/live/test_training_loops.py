@@ -19,32 +19,30 @@ def batch():
 def gradients(module=model):
     return [p.grad for p in module.parameters()]
 
+def copies(tensors):
+    return [tensor.detach().clone() for tensor in tensors]
+
 def moved(params, old):
     change = norm(p.detach() - q for p, q in zip(params, old))
     return {"update_norm": change, "update_to_weight": change / norm(old)}
 """
 
-PLAIN = """
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+LOOPS = {
+    "plain": """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 for step in range(30):
-    x = torch.randn(16, 8)
+    x, y = batch()
     optimizer.zero_grad()
-    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    loss = ((model(x) - y) ** 2).mean()
     loss.backward()
-    old = [p.detach().clone() for p in model.parameters()]
-    gradient = norm(p.grad for p in model.parameters())
+    old, gradient = copies(model.parameters()), norm(gradients())
     optimizer.step()
-    moved = norm(p - q for p, q in zip(model.parameters(), old))
     emit(train_loss_raw=loss.item(), grad_global_norm=gradient, learning_rate=0.05,
-         update_norm=moved, update_to_weight=moved / norm(old))
+         **moved(model.parameters(), old))
 finish(model)
-"""
-
-
-CLIPPED_OTHERWISE = (
-    MODEL
-    + """
+""",
+    "clipped-otherwise": """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 for step in range(9):
     x, y = batch()
@@ -59,12 +57,8 @@ for step in range(9):
         total = nn.utils.get_total_norm([p.grad for p in model.parameters()])
         nn.utils.clip_grads_with_norm_(model.parameters(), 1e-3, total)
     optimizer.step()
-"""
-)
-
-GROUPS = (
-    MODEL
-    + """
+""",
+    "groups": """
 optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 1e-2},
                                {"params": model[2].parameters(), "lr": torch.tensor(1e-3)}])
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
@@ -77,7 +71,7 @@ for step in range(10):
     (F.mse_loss(model(x), y) + (extra**2).sum()).backward()
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    old = [p.detach().clone() for p in owned]
+    old = copies(owned)
     true = norm(p.grad for p in owned)
     optimizer.step()
     if step < 5:
@@ -85,12 +79,8 @@ for step in range(10):
     emit(learning_rate=rates[0], **{"learning_rate.1": rates[1]}, learning_rate_scheduled=rates[0],
          grad_global_norm=true, update_norm=norm(p - q for p, q in zip(owned, old)),
          **({"learning_rate.2": 0.5} if step >= 5 else {}))
-"""
-)
-
-CLOSURE = (
-    MODEL
-    + """
+""",
+    "closure": """
 optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
 for step in range(6):
     x, y = batch()
@@ -104,16 +94,11 @@ for step in range(6):
             first.extend([loss.item(), norm(gradients())])
         return loss
 
-    old = [p.detach().clone() for p in model.parameters()]
+    old = copies(model.parameters())
     optimizer.step(closure)
-    moved = norm(p - q for p, q in zip(model.parameters(), old))
-    emit(train_loss_raw=first[0], grad_global_norm=first[1], update_norm=moved)
-"""
-)
-
-TWO_LOSSES = (
-    MODEL
-    + """
+    emit(train_loss_raw=first[0], grad_global_norm=first[1], **moved(model.parameters(), old))
+""",
+    "two-losses": """
 critic = nn.Linear(8, 1)
 first = torch.optim.SGD(model.parameters(), lr=0.05)
 second = torch.optim.SGD(critic.parameters(), lr=0.01)
@@ -129,12 +114,8 @@ for step in range(6):   # as a GAN: each has its own backward, so each is a step
     loss.backward()
     emit(train_loss_raw=loss.item(), grad_global_norm=norm(p.grad for p in critic.parameters()))
     second.step()
-"""
-)
-
-NOW_AND_THEN = (
-    MODEL
-    + """
+""",
+    "now-and-then": """
 first = torch.optim.SGD(model[0].parameters(), lr=0.05)
 second = torch.optim.SGD(model[2].parameters(), lr=0.01)
 for step in range(10):  # the second optimizer steps every other time
@@ -148,12 +129,8 @@ for step in range(10):  # the second optimizer steps every other time
     first.step()
     if both:
         second.step()
-"""
-)
-
-RELOADED = (
-    MODEL
-    + """
+""",
+    "reloaded": """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 kept = {k: v.clone() for k, v in model.state_dict().items()}
 for step in range(8):
@@ -164,14 +141,11 @@ for step in range(8):
         model.load_state_dict(kept)
     if step == 5:
         model[0].weight.data = model[0].weight.data.clone() * 2
-    old = [p.detach().clone() for p in model.parameters()]
+    old = copies(model.parameters())
     optimizer.step()
-    moved = norm(p - q for p, q in zip(model.parameters(), old))
-    emit(update_norm=moved, update_to_weight=moved / norm(old))
-"""
-)
-
-ODD_TENSORS = """
+    emit(**moved(model.parameters(), old))
+""",
+    "odd-tensors": """
 table, body = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4).to(torch.bfloat16)
 first = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
 second = torch.optim.SGD(body.parameters(), lr=1e-2)
@@ -184,11 +158,8 @@ for step in range(5):
     emit(train_loss_raw=loss.item(), grad_global_norm=norm(dense))
     first.step()
     second.step()
-"""
-
-NESTED = (
-    MODEL
-    + """
+""",
+    "nested": """
 from torch.utils.checkpoint import checkpoint
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 for step in range(5):   # a checkpointed block runs a backward inside the backward
@@ -198,10 +169,8 @@ for step in range(5):   # a checkpointed block runs a backward inside the backwa
     loss.backward()
     emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients()))
     optimizer.step()
-"""
-)
-
-REPLACED_IN_ITS_GROUP = """
+""",
+    "replaced-in-its-group": """
 points, opacity = nn.Parameter(torch.randn(20, 3)), nn.Parameter(torch.zeros(20, 1))
 optimizer = torch.optim.Adam([{"params": [points], "lr": 0.01}, {"params": [opacity], "lr": 0.05}])
 for step in range(12):
@@ -221,13 +190,9 @@ for step in range(12):
     true, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
     optimizer.step()
     optimizer.zero_grad()
-    change = norm(p.detach() - q for p, q in zip(params, old))
-    emit(train_loss_raw=loss.item(), grad_global_norm=true, update_norm=change,
-         update_to_weight=change / norm(old))
-"""
-
-
-TWO_CLOSURES = """
+    emit(train_loss_raw=loss.item(), grad_global_norm=true, **moved(params, old))
+""",
+    "two-closures": """
 body, head = nn.Linear(8, 16), nn.Linear(16, 4)
 pairs = [(torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), m) for m in (body, head)]
 for step in range(6):       # one half of the weights after the other, each with a loss of its own
@@ -244,27 +209,13 @@ for step in range(6):       # one half of the weights after the other, each with
             first.extend([loss.item(), norm(p.grad for p in module.parameters())])
             return loss
 
-        old = [p.detach().clone() for p in module.parameters()]
+        old = copies(module.parameters())
         optimizer.step(closure)
         change = norm(p.detach() - q for p, q in zip(module.parameters(), old))
         rate = "learning_rate" if module is body else "learning_rate.1"
         emit(train_loss_raw=first[0], grad_global_norm=first[1], tokens_per_update=24,
              update_norm=change, **{rate: optimizer.param_groups[0]["lr"]})
-"""
-
-
-LOOPS = {
-    "plain": PLAIN,
-    "clipped-otherwise": CLIPPED_OTHERWISE,
-    "groups": GROUPS,
-    "closure": CLOSURE,
-    "two-losses": TWO_LOSSES,
-    "now-and-then": NOW_AND_THEN,
-    "reloaded": RELOADED,
-    "odd-tensors": ODD_TENSORS,
-    "nested": NESTED,
-    "replaced-in-its-group": REPLACED_IN_ITS_GROUP,
-    "two-closures": TWO_CLOSURES,
+""",
 }
 
 
@@ -273,8 +224,9 @@ LOOPS = {
 def test_each_loop_is_measured_as_its_author_would(probed, bare, name, late):
     """Steps are counted as the loop means them, and each frame holds what the script computes,
     which is what it computes without the probe, to the bit."""
-    job = probed.run(LOOPS[name], sampling=ALWAYS, late=late)
-    assert job.err == "" and job.output == bare.run(LOOPS[name]).output
+    script = MODEL + LOOPS[name]
+    job = probed.run(script, sampling=ALWAYS, late=late)
+    assert job.err == "" and job.output == bare.run(script).output
     rows = [row for row in job.output if "sha" not in row]
     assert job.column("step") == list(range(len(rows)))
     check_frames(job.frames, rows)

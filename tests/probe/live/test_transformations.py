@@ -14,9 +14,7 @@ def step():
     return loss
 """
 
-COMPILED = (
-    MODEL
-    + """
+COMPILED = """
 import warnings
 from torch._dynamo.utils import counters
 warnings.simplefilter("ignore")         # torch's own
@@ -55,13 +53,13 @@ for _ in range(3):
 emit(graphs=counters["stats"]["unique_graphs"], recompiled=len(counters["recompiles"]), codes=codes)
 finish(model)
 """
-)
 
 
 @pytest.mark.chaos
 def test_compiled_code_has_no_more_graphs(probed, bare):
     """fullgraph=True still works, nothing recompiles, and the losses are the same to the bit."""
-    job, untouched = probed.run(COMPILED), bare.run(COMPILED)
+    script = MODEL + COMPILED
+    job, untouched = probed.run(script), bare.run(script)
     assert job.output[:3] == untouched.output[:3] and job.output[-1] == untouched.output[-1]
     assert job.output[3]["graphs"] <= untouched.output[3]["graphs"] + 2
     for name in ("recompiled", "codes"):
@@ -72,9 +70,7 @@ def test_compiled_code_has_no_more_graphs(probed, bare):
     ]
 
 
-TRANSFORMED = (
-    MODEL
-    + """
+TRANSFORMED = """
 import warnings
 warnings.simplefilter("ignore")         # torch's own
 
@@ -112,13 +108,13 @@ with FakeTensorMode():
     shadow.step()
 step()
 """
-)
 
 
 def test_other_transformations_do_not_meet_the_probe(probed, bare):
     """TorchScript, tracing, functorch and fake tensors see torch's own functions."""
-    job = probed.run(TRANSFORMED)
-    assert job.output == bare.run(TRANSFORMED).output, "a traced step holds operations of ours"
+    script = MODEL + TRANSFORMED
+    job = probed.run(script)
+    assert job.output == bare.run(script).output, "a traced step holds operations of ours"
     assert job.err == "" and job.notices == []
     assert len(job.frames) == 2
     assert set(job.segment().status()["collectors"].values()) == {"on"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-TWO_RANKS = """
+COLLECTIVES = """
 import torch.distributed as dist
 
 
@@ -20,11 +20,6 @@ if os.fork() == 0:  # the other rank, which is late each time
     dist.barrier()
     os._exit(0)
 group(0)
-"""
-
-COLLECTIVES = (
-    TWO_RANKS
-    + """
 spent = 0.0
 
 
@@ -81,7 +76,6 @@ for at in (None, None, "loop", "forward", "work", "backward", "closure", None):
 timed(dist.barrier)
 dist.destroy_process_group()
 """
-)
 
 PARTS = ("input_time", "forward_time", "backward_time", "optimizer_time", "comm_time", "other_time")
 
