@@ -60,34 +60,33 @@ def test_each_signal_is_passed_on_once(listener):
     assert listener.returncode == 0
 
 
-def test_the_third_kills_the_whole_tree(wrapped, job_pid):
-    code = (
-        f"import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)\n{LISTENER}"
-    )
-    popen = wrapped(PYTHON, "-c", code)
+def test_the_third_kills_the_whole_tree(wrapped):
+    sleeps = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    popen = wrapped(PYTHON, "-c", f"{sleeps}\n{LISTENER}")
     popen.stdout.readline()
     tree = psutil.Process(popen.pid).children(recursive=True)
 
-    for _ in range(2):
+    for _ in range(3):
         popen.send_signal(signal.SIGTERM)
         popen.stdout.readline()
-    popen.send_signal(signal.SIGTERM)
 
     assert popen.wait() == 137
     assert len(tree) == 2
     assert psutil.wait_procs(tree, timeout=60)[1] == []
 
 
+SAVES = """
+import os, signal, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "60"])
+def save(*_):
+    time.sleep(0.2); os.write(1, b"%r\\n" % worker.poll()); worker.kill(); sys.exit(7)
+signal.signal(signal.SIGTERM, save); os.write(1, b"on\\n"); time.sleep(60)
+"""
+
+
 def test_term_reaches_the_job_but_not_its_workers(wrapped):
     """A job that saves a checkpoint on TERM still has its data workers while it does."""
-    code = (
-        "import os, signal, subprocess, sys, time\n"
-        "worker = subprocess.Popen(['sleep', '60'])\n"
-        "def save(*_):\n"
-        "    time.sleep(0.2); os.write(1, b'%r\\n' % worker.poll()); worker.kill(); sys.exit(7)\n"
-        "signal.signal(signal.SIGTERM, save); os.write(1, b'on\\n'); time.sleep(60)\n"
-    )
-    popen = wrapped(PYTHON, "-c", code)
+    popen = wrapped(PYTHON, "-c", SAVES)
     assert popen.stdout.readline() == "on\n"
 
     popen.send_signal(signal.SIGTERM)
@@ -231,7 +230,8 @@ def test_a_signal_to_all_processes_counts_once(forwarder, holding, first):
 
 def test_what_the_job_handles_does_not_wait_even_behind_one_that_does(forwarder, start):
     forwarder.allow_holding()
-    process = start("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.05; done")
+    handler = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))"
+    process = start(PYTHON, "-c", f"{handler}\nwhile True: signal.pause()")
     forwarder.attach(process)
     wait_until(lambda: not is_handled(process.pid, signal.SIGUSR2))  # behind its exec
     wait_until(lambda: is_handled(process.pid, signal.SIGUSR1))
