@@ -45,8 +45,10 @@ def test_nothing_there_yet_is_nothing_new(tmp_path):
 
 
 def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
-    rank(1, 1.5)
+    first = rank(1, 1.5)
     assert steps(segments.poll()) == [(1, 1.5)]
+    segments.keep_signals(7)
+    assert first.keep_until_ns() == 7
     rank(0, 0.5, 0.75)
     assert steps(segments.poll()) == [(0, 0.5), (0, 0.75)]
     assert sorted(segments.ranks) == [0, 1]

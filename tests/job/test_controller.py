@@ -35,6 +35,7 @@ def test_the_ack_of_rank_0_comes_back_with_its_step_and_the_number_of_ranks(cont
         assert (key, verb, args["value"]) == ("k1", "x", 0.5)
         assert args["until_ns"] > time.monotonic_ns()  # after it the probe would refuse
     assert control.world_size == 2
+    assert control.snapshot("inc-1", key="k2", deadline_s=5) == {"args": ("inc-1", "k2", 5)}
 
 
 def unwritable():

@@ -15,20 +15,20 @@ __getattr__ = lazy_exports(
         "adoption": "Adoption",
         "controller": "Control",
         "environment": (
-            "child_environment, inner_restarts, lend_directory, make_environment, "
-            "remove_environment, sweep_environments, take_ownership, forecast_tier"
+            "child_environment, forecast_tier, inner_restarts, lend_directory, "
+            "make_environment, remove_environment, sweep_environments, take_ownership"
         ),
         "evidence": "Evidence",
         "failures": "FailureRecords",
-        "fencing": ("Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch"),
+        "fencing": "Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch",
         "frame_enrichment": "FrameEnricher",
         "hardware": "Growth, Hardware",
         "host": (
-            "HealthGate, HostMemo, OomCounters, Start, available_bytes, read_git_facts, "
-            "group_file, run_tool"
+            "HealthGate, HostMemo, OomCounters, Start, available_bytes, group_file, "
+            "read_git_facts, run_tool"
         ),
         "identity": (
-            "Identity, IdentityCollector, describe as describe_differences, compare_identities"
+            "Identity, IdentityCollector, compare_identities, describe as describe_differences"
         ),
         "idleness": "Looks, Phases, watch_movement",
         "late_messages": "Courier, FILE as UNDELIVERED_FILE, read_undelivered, write_undelivered",
@@ -48,8 +48,8 @@ __getattr__ = lazy_exports(
         "signals": "Forwarder",
         "stacks": "RankSurvey, ask_for_stacks, main_frames, own_place, py_spy",
         "status": (
-            "Life, Status, TrainingProgress, list_capabilities, is_known, format_capabilities, "
-            "build_status, judge_status"
+            "Life, Status, TrainingProgress, build_status, format_capabilities, is_known, "
+            "judge_status, list_capabilities"
         ),
         "status_writer": "first_step_deadline_s",
         "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",

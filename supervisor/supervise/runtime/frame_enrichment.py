@@ -60,8 +60,6 @@ class Ranks:
 
     def add(self, attempt: int, step: int, rank: int, world_size: int, values: Values) -> None:
         """Take one rank's frame."""
-        if world_size < 2:
-            return
         key = (attempt, step)
         ranks = self._open.setdefault(key, {})
         ranks[rank] = values
