@@ -27,16 +27,14 @@ __getattr__ = lazy_exports(
             "HealthGate, HostMemo, OomCounters, Start, available_bytes, group_file, "
             "read_git_facts, run_tool"
         ),
-        "identity": (
-            "Identity, IdentityCollector, compare_identities, describe as describe_differences"
-        ),
+        "identity": "Identity, IdentityCollector, compare_identities, describe_differences",
         "idleness": "Looks, Phases, watch_movement",
-        "late_messages": "Courier, FILE as UNDELIVERED_FILE, read_undelivered, write_undelivered",
+        "late_messages": "Courier, UNDELIVERED_FILE, read_undelivered, write_undelivered",
         "launcher": "Launch, Launcher, first_environment, probe_config",
         "logs": "JobOutput, LogFiles, SupervisorLog",
         "loop": "forward_save, may_come_back",
         "nvml_report": "driver_report",
-        "output_relay": "Log as OutputLog",
+        "output_relay": "OutputLog",
         "preemptor": "Preemptor",
         "process": "AdoptedProcess, Process, become_subreaper, exit_code",
         "process_tree": "Terminal, is_handled, start_ticks",

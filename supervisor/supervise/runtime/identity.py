@@ -502,7 +502,7 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, Leaf]]:
         yield name, plain
 
 
-def describe(changes: Sequence[Difference]) -> str:
+def describe_differences(changes: Sequence[Difference]) -> str:
     """Return differences as one sentence."""
     parts = [
         f"{change.field} {_short(change.before)} → {_short(change.after)}" for change in changes[:4]

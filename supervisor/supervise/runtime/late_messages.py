@@ -33,7 +33,7 @@ from ..store import files, run_directory
 from ..store.run_directory import RunDir
 from ..system import Thread
 
-FILE = "undelivered.json"
+UNDELIVERED_FILE = "undelivered.json"
 MAX_AGE_S = 7 * 86_400.0  # of a message that the next run sends
 HOUR_S = 3600.0
 PAUSE_S = 60.0  # before the second round of a run; doubles up to an hour
@@ -157,7 +157,7 @@ def write_undelivered(
 
 def read_undelivered(run: Path) -> list[LateMessage]:
     """Return all messages in the directory of a run, [] without the file. Raises StoreError."""
-    path = run / FILE
+    path = run / UNDELIVERED_FILE
     try:
         return msgspec.json.decode(files.read(path, limit=files.MAX_JSON), type=list[LateMessage])
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def runs(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the runs of this user that may have undelivered messages, the newest first."""
     for path in run_directory.entries(environ).values():
         with suppress(OSError):
-            if (path / FILE).lstat().st_size:
+            if (path / UNDELIVERED_FILE).lstat().st_size:
                 yield path
 
 
@@ -258,7 +258,7 @@ class Flush:
         try:
             _write(run, messages, durable=False)
         except OSError as error:
-            raise StoreError(f"cannot write {run / FILE}: {error.strerror}") from error
+            raise StoreError(f"cannot write {run / UNDELIVERED_FILE}: {error.strerror}") from error
 
     def _try(self, late: LateMessage) -> LateMessage | None:
         """Return the message with its outcome, None where its channel is to be spared."""
@@ -371,9 +371,9 @@ class Courier:
 def _claim(run: Path) -> Iterator[bool]:
     """Lock the messages of a run; False where another process sends them."""
     try:
-        fd = files.open_file(run / f".{FILE}.lock", os.O_RDWR | os.O_CREAT)
+        fd = files.open_file(run / f".{UNDELIVERED_FILE}.lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise StoreError(f"cannot lock {run / FILE}: {error.strerror}") from error
+        raise StoreError(f"cannot lock {run / UNDELIVERED_FILE}: {error.strerror}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield True
@@ -385,7 +385,7 @@ def _claim(run: Path) -> Iterator[bool]:
 
 def _write(run: Path, messages: Sequence[LateMessage], *, durable: bool) -> None:
     """Write the file. Raises OSError."""
-    files.replace(run / FILE, msgspec.json.encode(messages), durable=durable)
+    files.replace(run / UNDELIVERED_FILE, msgspec.json.encode(messages), durable=durable)
 
 
 def _minute(wall: str) -> str:

@@ -36,7 +36,7 @@ SIZE_S = 0.25  # between two looks at the size of a terminal
 IGNORED = ("HUP", "INT", "QUIT", "PIPE", "TERM", "USR1", "USR2", "TSTP", "TTIN", "TTOU")
 
 
-class Log:
+class OutputLog:
     """The file that keeps the output, and `.1` to `.3`, which hold what came before.
 
     Args:
@@ -121,7 +121,7 @@ class Log:
         self._fd = -1
 
 
-def copy(source: int, target: int, log: Log | None) -> None:
+def copy(source: int, target: int, log: OutputLog | None) -> None:
     """Copy until nobody has the other end of `source` open."""
     has_reader, partial = True, b""
     while True:
@@ -185,7 +185,7 @@ def main(path: str, streams: Iterable[str]) -> None:
     """Copy all streams to their ends."""
     for name in IGNORED:
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
-    log, over, threads = Log(path), threading.Event(), []
+    log, over, threads = OutputLog(path), threading.Event(), []
     for stream in streams:
         source, target = map(int, stream.split(":"))
         threads.append(threading.Thread(target=copy, args=(source, target, log)))

@@ -32,7 +32,7 @@ from .identity import (
     Identity,
     RecordedIdentity,
     compare_identities,
-    describe,
+    describe_differences,
 )
 from .logs import LogFiles
 from .processor import METRICS, PROGRESS, EventProcessor
@@ -270,7 +270,7 @@ class _LaunchIdentity:
             launch = f"attempt {previous.attempt}{other_run}"
             text = f"the job is the same as in {launch}"
             if changes:
-                text = f"the job differs from {launch}: {describe(changes)}"
+                text = f"the job differs from {launch}: {describe_differences(changes)}"
             plain_changes = msgspec.to_builtins(changes[:MAX_DIFFERENCES])
             comparison = {"since": launch, "differs": plain_changes}
         self._recorder.note("identity", state.step, text, document | comparison)
