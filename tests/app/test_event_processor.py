@@ -29,12 +29,7 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 def processor():
     """A processor whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(
-        metrics=None,
-        run=None,
-        reloader=None,
-        argv=(),
-        policy=POLICY,
-        redactor=Redactor(),
+        metrics=None, run=None, reloader=None, argv=(), policy=POLICY, redactor=Redactor()
     )
     quiet = {"event": lambda _, **__: 1, "decision": lambda *_: 1}
     processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))

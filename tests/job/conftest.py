@@ -219,9 +219,7 @@ def control_of(start):
     def make(*ranks, argv=("sleep", "60"), relaunch=None, held=None, **options):
         make.ranks = {rank.rank: rank for rank in ranks}
         segments = SimpleNamespace(
-            ranks=make.ranks,
-            directory=Path("nowhere"),
-            keep_signals=lambda until_ns: None,
+            ranks=make.ranks, directory=Path("nowhere"), keep_signals=lambda until_ns: None
         )
         collect, restart = edges()
         return Control(start(*argv), segments, collect, relaunch or restart, held, **options)

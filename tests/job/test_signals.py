@@ -212,10 +212,7 @@ def test_a_signal_to_all_processes_counts_once(forwarder, holding, first):
     assert kept == [0]  # of a process below the first
     forwarder.offer(60.0, 5.0, ["SIGTERM"])
     assert time.monotonic_ns() < kept[-1] < time.monotonic_ns() + 5_000_000_000
-    ways = [
-        lambda: os.kill(os.getpid(), signal.SIGTERM),
-        lambda: forwarder.on_retained("SIGTERM"),
-    ]
+    ways = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: forwarder.on_retained("SIGTERM")]
     for way in ways if first == "the supervisor" else ways[::-1]:
         way()
     os.kill(os.getpid(), signal.SIGTERM)

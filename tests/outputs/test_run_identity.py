@@ -10,12 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from supervise.runtime import (
-    Identity,
-    IdentityCollector,
-    compare_identities,
-    describe_differences,
-)
+from supervise.runtime import Identity, IdentityCollector, compare_identities, describe_differences
 from tests.support.nvml import Driver
 
 
@@ -133,7 +128,7 @@ def test_what_differs_is_named_field_by_field():
     found = compare_identities(*[msgspec.convert(part, Identity) for part in (before, after)])
 
     assert [change.field for change in found] == [
-        *("code.commit", "files.train.py", "packages.versions.torch"),
+        *("code.commit", "files.train.py", "packages.versions.torch")
     ]
     assert describe_differences(found) == (
         "code.commit aaaaaaaaaaaa → bbbbbbbbbbbb; files.train.py 1 → 2; "

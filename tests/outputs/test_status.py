@@ -8,13 +8,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import start_engine, step_engine
-from supervise.core.model import (
-    CheckpointState,
-    Frame,
-    JobSettings,
-    Notice,
-    RelaunchSettings,
-)
+from supervise.core.model import CheckpointState, Frame, JobSettings, Notice, RelaunchSettings
 from supervise.runtime import (
     Life,
     ProbeStatus,
