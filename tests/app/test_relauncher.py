@@ -241,19 +241,14 @@ def test_where_nothing_is_chosen_the_order_is_carried_out(control, edges, attrib
     assert steps(edges) == ["prepare", "verify_candidates", "restore", "launch"]
 
 
-def test_a_newer_one_for_which_there_is_no_time_is_not_prepared(control, edges):
+def test_neither_preparing_nor_verifying_takes_longer_than_there_is_time(control, edges):
     edges.chosen = [NEWER.extended(bytes=60 * SLOWEST_RELAUNCH)]
-
-    assert relaunch(control)["step"] == 99
-    assert [each[1] for each in edges.asked if each[0] == "prepare"] == ["ckpt-2"]
-
-
-def test_the_verification_takes_no_longer_than_there_is_time(control, edges):
     edges.end_verification = lambda: None  # it never comes to its end
     large = ARGS.extended(bytes=54 * SLOWEST_RELAUNCH)
 
     assert relaunch(control, large)["step"] == 99
     assert edges.is_verifying_now
+    assert [each[1] for each in edges.asked if each[0] == "prepare"] == ["ckpt-2"]
 
 
 UNFIT = [Finding("disk", "bad", "1.0 GB free in /out, and a checkpoint has 2.0 GB")]

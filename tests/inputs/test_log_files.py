@@ -40,6 +40,8 @@ def write(path, text, mode="a"):
 
 def test_what_is_new_is_found_once_and_fit_for_a_screen(logs, tmp_path):
     log = tmp_path / "train.log"
+    os.mkfifo(tmp_path / "pipe.log")  # what is no regular file is left alone
+    (tmp_path / "folder.log").mkdir()
     write(log, f"old {OOM}\n")
     logs.launched()
     assert found(logs) == []
@@ -111,10 +113,3 @@ def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
     assert [cls for cls, _ in found(logs, last=True)][-1:] == ["gpu-hardware"]
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
-
-
-def test_what_is_no_regular_file_is_left_alone(logs, tmp_path):
-    os.mkfifo(tmp_path / "pipe.log")
-    (tmp_path / "folder.log").mkdir()
-    logs.launched()
-    assert found(logs) == []

@@ -85,13 +85,17 @@ def test_the_curve_is_bounded_and_loses_no_spike(count):
     assert curve.steps == sorted(set(curve.steps))
 
 
-def test_numbers_of_all_ranks_come_before_those_of_one():
+def after(names, *rows):
+    """Return the training after a step a second with these values."""
     progress = TrainingProgress()
-    names = ("tokens_per_update", "job_tokens", "train_loss", "job_loss")
-    for step, values in enumerate([(8.0, None, 2.0, None), (8.0, 32.0, 2.0, 3.0)]):
+    for step, values in enumerate(rows):
         progress.take(names, Frame(step * SECOND, 0, 0, step, values))
+    return progress.status(None, SECOND)
 
-    training = progress.status(None, SECOND)
+
+def test_numbers_of_all_ranks_come_before_those_of_one():
+    names = ("tokens_per_update", "job_tokens", "train_loss", "job_loss")
+    training = after(names, (8.0, None, 2.0, None), (8.0, 32.0, 2.0, 3.0))
 
     assert (training.loss, training.loss_metric) == (3.0, "job_loss")
     assert (training.tokens_per_s, training.tokens_of) == (32.0, "job")
@@ -99,12 +103,7 @@ def test_numbers_of_all_ranks_come_before_those_of_one():
 
 def test_one_metric_makes_the_curve():
     """A loss that is absent in a step is not replaced by another one."""
-    progress = TrainingProgress()
-    names = ("train_loss_raw", "train_loss")
-    for step, values in enumerate([(8.0, 2.0), (8.0, None), (8.0, 1.9)]):
-        progress.take(names, Frame(step, 0, 0, step, values))
-
-    training = progress.status(None, 3)
+    training = after(("train_loss_raw", "train_loss"), (8.0, 2.0), (8.0, None), (8.0, 1.9))
     assert training.loss_metric == "train_loss"
     assert (training.curve.steps, training.curve.loss) == ([0, 2], [2.0, 1.9])
 
