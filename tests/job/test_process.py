@@ -131,7 +131,6 @@ def test_a_job_that_forks_while_it_dies_is_still_killed(start):
 
 
 RUN = "20310504-030201-abcdef"
-PYTHON = sys.executable
 # Linux 6.15 keeps the code of a collected process for those who held a pidfd of it.
 REMEMBERS = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
 # Its child lives in a session of its own, and outlives it.
