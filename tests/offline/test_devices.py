@@ -36,9 +36,8 @@ class Faulty:
             out.view(torch.int32)[7, 11] ^= 1
 
 
-def test_one_wrong_bit_is_found(monkeypatch):
+def test_one_wrong_bit_is_found():
     """On the device that made it, and in no other product."""
-    monkeypatch.setattr(products, "ON_CPU", 64)
     first, second = products.multiply(Faulty(), ["cpu", "cpu"], 0.1)
 
     assert (first["wrong"], second["wrong"]) == (0, 1)
@@ -53,9 +52,8 @@ def test_one_wrong_bit_is_found(monkeypatch):
         (torch.cuda.OutOfMemoryError("out of memory"), "out of memory", True),
     ],
 )
-def test_a_device_that_fails_is_left_alone(monkeypatch, error, text, no_memory):
+def test_a_device_that_fails_is_left_alone(error, text, no_memory):
     """The others go on."""
-    monkeypatch.setattr(products, "ON_CPU", 64)
     first, second = products.multiply(Faulty(error), ["cpu", "cpu"], 0.1)
 
     assert (second["products"], second["error"], second["no_memory"]) == (0, text, no_memory)
