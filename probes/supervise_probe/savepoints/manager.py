@@ -47,7 +47,6 @@ class Savepoints:
         self._torch = torch
         self._registry = registry
         self._store = SavepointStore(torch, keep, max_bytes, spill, max_disk_bytes)
-        self._permanent_obstacle: Optional[str] = None
         self._taking = False
         self._optimizer_died = functools.partial(_drop_dead_optimizer, weakref.ref(self))
 
@@ -128,16 +127,13 @@ class Savepoints:
         )
         if older_moments and (older is None or not older.copies.in_memory):
             raise Busy("no older savepoint is in memory")
-        if self._permanent_obstacle is not None:
-            raise CannotRestore(self._permanent_obstacle)
         self._taking = True
         try:
             job_frames(self._torch)  # refuses a step inside of backward
             self._drop_without_optimizer()
             self._store.keep_only(lambda savepoint: savepoint.step < step)
             new = self._new(step, attempt, extra)
-        except CannotRestore as refusal:
-            self._permanent_obstacle = str(refusal)
+        except CannotRestore:
             self._store.clear()
             raise
         finally:
@@ -218,7 +214,7 @@ class Savepoints:
             )
         if had_any:
             raise CannotRestore("the optimizer of the savepoints no longer exists")
-        raise CannotRestore(self._permanent_obstacle or "no savepoint has been taken yet")
+        raise CannotRestore("no savepoint has been taken yet")
 
     def _drop_without_optimizer(self) -> None:
         self._store.keep_only(lambda savepoint: savepoint.training.is_alive())

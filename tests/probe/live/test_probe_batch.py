@@ -2,6 +2,7 @@
 the job is bit for bit what it is without it."""
 
 from math import log
+from pathlib import Path
 
 import pytest
 
@@ -318,7 +319,7 @@ def test_what_a_checkpoint_has_no_value_for_is_not_judged(probed, tmp_path):
     _, notice = second_life(probed, first, told, KIND="drift")
     assert notice.data["probe_batch"] == {"verdict": "not judged", **told}
 
-    _, proof, _ = rolled_back(probed, "plain", before=2)
+    plain, proof, _ = rolled_back(probed, "plain", before=2)
     assert proof["why"] == "no batch had been seen when it was saved"
 
     (tmp_path / "broken.pt").write_bytes(b"no such thing")
@@ -326,6 +327,12 @@ def test_what_a_checkpoint_has_no_value_for_is_not_judged(probed, tmp_path):
     job, notice = second_life(probed, first, broken, KIND="plain")
     assert "broken.pt cannot be read" in notice.data["probe_batch"]["why"]
     assert len(job.frames) == 10
+
+    told = of_save(plain)
+    batch = Path(told["path"])
+    batch.write_bytes(batch.read_bytes()[:-1])
+    _, notice = second_life(probed, plain, told, KIND="plain")
+    assert "its hash differs" in notice.data["probe_batch"]["why"]
 
 
 def test_without_the_switch_nothing_is_run(probed):

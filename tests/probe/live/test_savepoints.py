@@ -268,13 +268,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 for step in range(16):
     if step == 12:
         barrier("go")
-        held = optimizer.state[model.weight]
         held["exp_avg"] = held["exp_avg"].clone()  # the tensor that was saved is gone
     (model.weight**2).sum().to_local().backward()
     optimizer.step()
     optimizer.zero_grad()
-    moments = optimizer.state[model.weight]["exp_avg"]
-    emit(weight=model.weight.to_local().tolist(), moments=moments.to_local().tolist())
+    held = optimizer.state[model.weight]
+    emit(weight=model.weight.to_local().tolist(), moments=held["exp_avg"].to_local().tolist())
 distributed.destroy_process_group()
 """
 
