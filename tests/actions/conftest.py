@@ -39,6 +39,10 @@ class FakeJob:
         self.calls.append(("relaunch", dict(args), key, deadline_s))
         return self._answer()
 
+    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        self.calls.append((args, key))
+        return self._answer()
+
     def work(self, within_s: float) -> dict[str, float]:
         self.calls.append(("work", within_s))
         return self.works
