@@ -10,14 +10,12 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import can_fire
 from supervise.core.model import (
-    Beat,
     Budget,
     Gap,
     Ladder,
     Ledger,
     Rule,
     Runbook,
-    Tick,
     state_diagram,
     state_flaws,
 )
@@ -205,20 +203,14 @@ def hang_story(tell, **changes):
     return tell(detectors=detectors, rules=rules, runbooks=runbooks, **changes)
 
 
-def beat(story, phase="step"):
-    for _ in range(40):
-        story.at_ns += SECOND
-        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
-
-
 def test_silence_counts_only_while_the_probe_is_known_to_be_there(tell):
     """No beat, a probe that is off, a job that is exiting: nothing is stopped for it."""
     story = hang_story(tell)
     story.frames(2.0, times=50)
     story.tick()
-    beat(story, phase="exiting")
+    story.beat(40, "exiting")
     story.notice("probe-off", "it failed", rank=0)
-    beat(story)
+    story.beat(40)
 
     assert story.actions() == []
     assert story.state.incident is None
@@ -231,14 +223,14 @@ def test_a_hang_is_answered_whatever_was_tried_before(tell):
         story.frames(2.0, times=50)
         story.frames(8.0)
         story.frames(2.0, times=recovered)
-        beat(story)
+        story.beat(40)
         assert story.actions()[-1].endswith("0-end"), story.actions()
 
     story = hang_story(tell, ladder=Ladder(("soften", "hold")))
     story.frames(2.0, times=50)
     story.frames(8.0, times=60)
     assert story.state.machine == "holding"
-    beat(story)
+    story.beat(40)
     assert story.actions()[-1].endswith("0-end")
 
 

@@ -193,14 +193,8 @@ def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
 def test_a_line_of_a_log_is_news_once_per_class(tell):
     story = tell(job=JobSettings())
     for text in ("NVRM: Xid 79", "NVRM: Xid 31"):
-        data = {
-            "kind": "log",
-            "message": text,
-            "file": "out/k.log",
-            "cls": "gpu",
-            "title": "a fault",
-        }
-        story.notice("failure", "", data=data)
+        data = {"kind": "log", "message": text, "file": "out/k.log", "cls": "gpu"}
+        story.notice("failure", "", data={**data, "title": "a fault"})
 
     assert [message["title"] for message in messages(story)] == [
         "a line in a log of the job: a fault: NVRM: Xid 79 in out/k.log"
@@ -215,23 +209,16 @@ def test_a_job_that_differs_from_its_last_launch_is_reported(tell):
     assert [(m["severity"], m["title"]) for m in messages(story)] == [("SEV2", text)]
 
 
-def test_a_program_that_failed_long_before_explains_no_end(tell):
-    story = tell(job=JobSettings())
-    story.notice("failure", "", data={"type": "Probe", "at_ns": 1})
-    story.tick(90)
-    story.exit(1)
-
-    assert story.state.job.cause is None
-
-
-def test_what_a_launcher_answered_is_no_cause_of_a_later_end(tell):
+def test_what_was_long_before_and_what_a_launcher_answered_explain_no_end(tell):
     """It started the ranks again by itself."""
-    story = tell(job=JobSettings())
-    story.notice("failure", "", data={"type": "E", "pid": 1})
-    story.announce(0, 1, 2, story.names, segment=9, again=True)
-    story.exit(1)
-
-    assert story.state.job.cause is None
+    old, answered = tell(job=JobSettings()), tell(job=JobSettings())
+    old.notice("failure", "", data={"type": "Probe", "at_ns": 1})
+    old.tick(90)
+    answered.notice("failure", "", data={"type": "E", "pid": 1})
+    answered.announce(0, 1, 2, answered.names, segment=9, again=True)
+    for story in (old, answered):
+        story.exit(1)
+        assert story.state.job.cause is None
 
 
 def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
@@ -435,12 +422,6 @@ def stuck(tell):
     return begin
 
 
-def hang(story, seconds=40):
-    for _ in range(seconds):
-        story.at_ns += SECOND
-        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
-
-
 def again(story, to=49):
     relaunched(story, 40, ended=True)
     story.frames(2.0, times=to - 40)
@@ -453,11 +434,11 @@ def starts(story):
 def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
     """Two more starts came to the same step: it is ended with evidence, and not held for ever."""
     story = stuck()
-    hang(story)
+    story.beat(40)
     again(story)
-    hang(story)
+    story.beat(40)
     again(story)
-    hang(story)
+    story.beat(40)
 
     assert starts(story) == 2
     assert [key.split("-", 2)[-1] for key in story.actions()[-2:]] == ["snapshot", "stop"]
@@ -481,7 +462,7 @@ def test_progress_between_two_hangs_clears_them(stuck):
     story = stuck()
     for step in (49, 60, 75, 90, 120):
         story.frames(2.0, times=max(0, step - story.step))
-        hang(story)
+        story.beat(40)
         again(story, to=step + 1)
 
     assert starts(story) == 5
@@ -491,9 +472,9 @@ def test_progress_between_two_hangs_clears_them(stuck):
 def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
     story = stuck()
     for _ in range(2):
-        hang(story)
+        story.beat(40)
         again(story)
-    hang(story)
+    story.beat(40)
     works = "the job makes no steps but works: not stopped"
     story.finish(story.actions()[-1], {}, works)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core import Recipe, recognise_recipe
+from supervise.core import recognise_recipe
 
 ACCELERATE = """\
 \"\"\"Fine-tunes a model without using a Trainer.\"\"\"
@@ -52,90 +52,39 @@ state = torch.load(args.resume)
 NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
 
 
+TRAINER = "from transformers import Trainer, TrainingArguments\nTrainer(m).train()"
+LIGHTNING = "import lightning as L\nL.Trainer(max_steps=9).fit(model)"
+WITH_STATE = ACCELERATE % '"--resume_from_checkpoint", type=str, help="a (saved) one"'
+OLMO = "from olmo_core.train import TrainerConfig\n"
+NANOCHAT = 'from nanochat.gpt import GPT\nparser.add_argument("--resume-from-step", type=int)'
+SWITCH = RESUMES % '"--resume", action="store_true"'
+TITAN = "torchrun --nproc_per_node=8 -m torchtitan.train --dump_folder ./o"
+
+
 @pytest.mark.parametrize(
-    ("script", "command", "expected"),
+    ("script", "command", "name", "glob", "args"),
     [
-        pytest.param(
-            "from transformers import Trainer, TrainingArguments\nTrainer(m).train()",
-            "python train.py",
-            Recipe("Trainer", resume="library"),
-            id="Trainer",
-        ),
-        pytest.param(
-            DERIVED, "python t.py", Recipe("Trainer", resume="library"), id="a derived Trainer"
-        ),
-        pytest.param(
-            ELSEWHERE, "python t.py", Recipe("Trainer", resume="library"), id="in another file"
-        ),
-        pytest.param(
-            "import lightning as L\nL.Trainer(max_steps=9).fit(model)",
-            "torchrun --nproc-per-node 2 train.py",
-            ("Lightning", "", "library", ()),
-            id="Lightning",
-        ),
-        pytest.param(
-            ACCELERATE % '"--resume_from_checkpoint", type=str, help="a (saved) one"',
-            "accelerate launch train.py",
-            ("accelerate", "", "args", ("--resume_from_checkpoint={checkpoint}",)),
-            id="accelerate",
-        ),
-        pytest.param(
-            FABRIC,
-            "python train.py",
-            ("Fabric", "", "args", ("--resume-from={checkpoint}",)),
-            id="Fabric",
-        ),
-        pytest.param(
-            "",
-            "/venv/bin/litgpt pretrain pythia-14m --out_dir=out/p",
-            ("litgpt", "", "args", ("--resume={checkpoint}",)),
-            id="litgpt",
-        ),
-        pytest.param(
-            "",
-            "torchrun --nproc_per_node=8 -m torchtitan.train --dump_folder ./o",
-            ("torchtitan", "o/checkpoint/step-*", "args", ()),
-            id="torchtitan",
-        ),
-        pytest.param(
-            "from olmo_core.train import TrainerConfig\n",
-            "torchrun train.py run --trainer.save_folder=/ckpt/run",
-            ("OLMo-core", "/ckpt/run/step*", "args", ()),
-            id="OLMo-core",
-        ),
-        pytest.param(
-            'from nanochat.gpt import GPT\nparser.add_argument("--resume-from-step", type=int)',
-            "python -m scripts.base_train",
-            ("nanochat", "", "args", ("--resume-from-step={step}",)),
-            id="nanochat",
-        ),
-        pytest.param(
-            NANOGPT,
-            "python train.py config/x.py",
-            ("nanoGPT-like", "", "args", ("--init_from=resume",)),
-            id="nanoGPT",
-        ),
-        pytest.param(
-            NANO,
-            "python train.py",
-            ("script with --resume", "", "args", ("--resume={checkpoint}",)),
-        ),
-        pytest.param(
-            RESUMES % '"--resume", action="store_true"',
-            "python train.py",
-            ("script with --resume", "", "args", ("--resume",)),
-            id="a switch",
-        ),
+        (TRAINER, "python train.py", "Trainer", "", None),
+        (DERIVED, "python t.py", "Trainer", "", None),
+        (ELSEWHERE, "python t.py", "Trainer", "", None),
+        (LIGHTNING, "torchrun --nproc-per-node 2 train.py", "Lightning", "", None),
+        (WITH_STATE, "python t.py", "accelerate", "", "--resume_from_checkpoint={checkpoint}"),
+        (FABRIC, "python train.py", "Fabric", "", "--resume-from={checkpoint}"),
+        ("", "/venv/bin/litgpt pretrain p --out_dir=out/p", "litgpt", "", "--resume={checkpoint}"),
+        ("", TITAN, "torchtitan", "o/checkpoint/step-*", ""),
+        (OLMO, "torchrun t.py run --trainer.save_folder=/c/run", "OLMo-core", "/c/run/step*", ""),
+        (NANOCHAT, "python -m scripts.base_train", "nanochat", "", "--resume-from-step={step}"),
+        (NANOGPT, "python train.py config/x.py", "nanoGPT-like", "", "--init_from=resume"),
+        (NANO, "python train.py", "script with --resume", "", "--resume={checkpoint}"),
+        (SWITCH, "python train.py", "script with --resume", "", "--resume"),
     ],
 )
-def test_a_known_job_is_started_again_by_its_recipe(script, command, expected):
+def test_a_known_job_is_started_again_by_its_recipe(script, command, name, glob, args):
     found = recognise_recipe(script, command.split())
 
     assert found is not None and found.works
-    if isinstance(expected, Recipe):
-        assert found == expected
-    else:
-        assert (found.name, found.glob, found.resume, found.args) == expected
+    assert (found.name, found.glob, found.args) == (name, glob, (args,) if args else ())
+    assert found.resume == ("library" if args is None else "args")
 
 
 @pytest.mark.parametrize(

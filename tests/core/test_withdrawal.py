@@ -218,9 +218,7 @@ def test_silence_that_has_a_reason_fails_no_verification(high, phase, fails):
     """Two hours without a frame to verify by: somebody stopped the job, or it restores."""
     story = high(TAKES_BACK, answer=lambda key: {})
     assert story.actions()[-1].endswith("touch")
-    for _ in range(7200):
-        story.at_ns += SECOND
-        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
+    story.beat(7200, phase)
 
     assert bool(story.kinds("verify", "failed")) is fails
 
