@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from supervise.cli.backtest import backtest_command
+from supervise.cli import group
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_a_healthy_series_is_left_alone(
         csv.writer(file).writerow(["step", *columns])
         csv.writer(file).writerows(zip(range(ROWS), *columns.values(), strict=False))
 
-    result = CliRunner().invoke(backtest_command, ["--policy", "observe", "--json", str(path)])
+    result = CliRunner().invoke(group, ["backtest", "--policy", "observe", "--json", str(path)])
 
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["fired"].get(rule, 0) == 0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from supervise.cli.backtest import backtest_command
+from supervise.cli import group
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -170,8 +170,8 @@ class Climbing(Healthy):
     rates = (1e-4, 1e-4)
 
     def plan(self, step: int) -> None:
-        for group in self.made.param_groups if 0 <= step - STEPS // 2 <= 40 else ():
-            group["lr"] = 1e-4 * (1.0 + 29.0 * (step - STEPS // 2) / 40)
+        for parameters in self.made.param_groups if 0 <= step - STEPS // 2 <= 40 else ():
+            parameters["lr"] = 1e-4 * (1.0 + 29.0 * (step - STEPS // 2) / 40)
 
 
 class OtherOptimizer(Healthy):
@@ -253,8 +253,8 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _backtest(policy: str, recordings: Path) -> list[dict[str, Any]]:
-    args = ["--policy", policy, "--json", *map(str, sorted(recordings.glob("*.csv")))]
-    result = CliRunner().invoke(backtest_command, args)
+    args = ["backtest", "--policy", policy, "--json", *map(str, sorted(recordings.glob("*.csv")))]
+    result = CliRunner().invoke(group, args)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 

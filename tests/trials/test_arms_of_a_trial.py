@@ -12,9 +12,11 @@ from supervise.trials import (
     SUITE_LOG,
     VERDICT_LOG,
     arm_environment,
+    changed_files,
     cite_trial,
+    fingerprint,
+    open_for_writing,
     open_log,
-    trial_runs,
 )
 
 
@@ -33,11 +35,11 @@ def test_files_that_are_open_for_writing_are_seen(tmp_path):
     written, read = tmp_path / "written", tmp_path / "read"
     read.touch()
     with written.open("w"), read.open():
-        found = set(trial_runs.open_for_writing([os.getpid()]))
+        found = set(open_for_writing([os.getpid()]))
 
     assert str(written) in found
     assert str(read) not in found
-    assert list(trial_runs.open_for_writing([2**22 + 7])) == []
+    assert list(open_for_writing([2**22 + 7])) == []
 
 
 def test_files_that_changed_are_named(tmp_path):
@@ -45,22 +47,21 @@ def test_files_that_changed_are_named(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
     own = [str(tmp_path / "own")]
-    before = trial_runs.fingerprint(tmp_path, own)
+    before = fingerprint(tmp_path, own)
     for name in ("other", "own/x", ".git/x", "__pycache__/x", "new"):
         (tmp_path / name).write_text("22")
 
-    found = trial_runs.changed(before, trial_runs.fingerprint(tmp_path, own))
+    found = changed_files(before, fingerprint(tmp_path, own))
 
     assert found == [str(tmp_path / "new"), str(tmp_path / "other")]
 
 
-def test_too_many_files_are_not_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial_runs, "MAX_FILES", 1)
+def test_too_many_files_are_not_compared(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).touch()
 
-    assert trial_runs.fingerprint(tmp_path, []) == {}
-    assert trial_runs.changed({}, {"a": (1, 1)}) == []
+    assert fingerprint(tmp_path, [], most=1) == {}
+    assert changed_files({}, {"a": (1, 1)}) == []
 
 
 VERDICT = Payload({"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs": []})

@@ -33,8 +33,9 @@ __getattr__ = lazy_exports(
             "summarize_suite, describe_undetected"
         ),
         "trial_runs": (
-            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, arm_environment, by_default, cite_trial, "
-            "find_clashes, open_log, plan_waves, without_refused"
+            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, arm_environment, by_default, "
+            "changed as changed_files, cite_trial, find_clashes, fingerprint, open_for_writing, "
+            "open_log, plan_waves, without_refused"
         ),
     },
 )

@@ -125,7 +125,9 @@ def _is_written(pid: int, name: str) -> bool:
     return flags & os.O_ACCMODE != os.O_RDONLY
 
 
-def fingerprint(directory: Path, skipped: Sequence[str]) -> dict[str, tuple[int, int]]:
+def fingerprint(
+    directory: Path, skipped: Sequence[str], most: int = MAX_FILES
+) -> dict[str, tuple[int, int]]:
     """Return `(time of change in ns, bytes)` of the files below a directory; {} for too many."""
     paths: dict[str, tuple[int, int]] = {}
     for folder, names, leaves in os.walk(directory):
@@ -140,7 +142,7 @@ def fingerprint(directory: Path, skipped: Sequence[str]) -> dict[str, tuple[int,
             with suppress(OSError):
                 status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - thousands of them
                 paths[f"{folder}/{name}"] = status.st_mtime_ns, status.st_size
-        if len(paths) > MAX_FILES:
+        if len(paths) > most:
             return {}
     return paths
 
