@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core import recognise_recipe
+from supervise.core import ScriptCode, recognise_recipe
 
 ACCELERATE = """\
 \"\"\"Fine-tunes a model without using a Trainer.\"\"\"
@@ -80,7 +80,7 @@ TITAN = "torchrun --nproc_per_node=8 -m torchtitan.train --dump_folder ./o"
     ],
 )
 def test_a_known_job_is_started_again_by_its_recipe(script, command, name, glob, args):
-    found = recognise_recipe(script, command.split())
+    found = recognise_recipe(ScriptCode(script), command.split())
 
     assert found is not None and found.works
     assert (found.name, found.glob, found.args) == (name, glob, (args,) if args else ())
@@ -97,7 +97,7 @@ def test_a_known_job_is_started_again_by_its_recipe(script, command, name, glob,
     ],
 )
 def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, command, why):
-    found = recognise_recipe(script, command.split())
+    found = recognise_recipe(ScriptCode(script), command.split())
 
     assert found is not None and not found.works and re.search(why, found.note)
 
@@ -105,7 +105,7 @@ def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, comma
 @pytest.mark.parametrize("option", ['"--resume", type=int', '"--resume", choices=["a"]', '"--lr"'])
 def test_an_unknown_job_has_no_recipe(option):
     """Nor has one whose option takes something else than a path."""
-    assert recognise_recipe(RESUMES % option, ["python", "t.py"]) is None
+    assert recognise_recipe(ScriptCode(RESUMES % option), ["python", "t.py"]) is None
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_an_unknown_job_has_no_recipe(option):
 )
 def test_prose_is_no_code(script):
     """A comment, a docstring, another text; a name of the script's own; an option without use."""
-    assert recognise_recipe(script, ["python", "t.py"]) is None
+    assert recognise_recipe(ScriptCode(script), ["python", "t.py"]) is None

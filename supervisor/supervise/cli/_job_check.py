@@ -23,7 +23,7 @@ from .. import system
 from ..catalog import metrics
 from ..checkpoints import registry
 from ..checkpoints.discovery import find_matches
-from ..core.job_recipes import Recipe, ScriptCode, of_code
+from ..core.job_recipes import Recipe, ScriptCode, recognise_recipe
 from ..core.model.events import Announced, Frame
 from ..core.model.policy import Sampling
 from ..runtime import environment, frame_enrichment, hardware
@@ -241,7 +241,7 @@ def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
         except OSError:
             text = ""
     code = ScriptCode(text)
-    recipe = of_code(code, argv)
+    recipe = recognise_recipe(code, argv)
     facts = ScriptFacts(Path(script).name if script else "", recipe)
     if recipe is not None and recipe.glob:
         facts.existing = len(find_matches([recipe.glob], Path.cwd()))

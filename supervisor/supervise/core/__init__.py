@@ -25,7 +25,7 @@ __getattr__ = lazy_exports(
         ),
         "incident": "HELD, Incident, Intent, RunbookExecution",
         "job_lifecycle": "start_failed",
-        "job_recipes": "Recipe, fill as fill_recipe, recognise as recognise_recipe",
+        "job_recipes": "ScriptCode, fill as fill_recipe, recognise_recipe",
         "policy_reload": "differences as policy_differences",
         "rank_monitor": "can_fire",
         "rule_scope": "needs_dense_sampling",

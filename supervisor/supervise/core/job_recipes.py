@@ -241,18 +241,13 @@ class Recipe:
     note: str = ""
 
 
-def recognise(script: str, argv: Sequence[str]) -> Recipe | None:
+def recognise_recipe(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     """Return the recipe of a job, None if it is of no known kind.
 
     Args:
-        script: text of the training script, "" if there is none to read.
+        code: of the training script, or of "" if there is none to read.
         argv: the command, launchers such as torchrun included.
     """
-    return of_code(ScriptCode(script), argv)
-
-
-def of_code(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
-    """Return the recipe of a job whose script has this code."""
     return next(
         (recipe for recipe_of in RECIPES if (recipe := recipe_of(code, argv)) is not None), None
     )

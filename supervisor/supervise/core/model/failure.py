@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from .values import Section, doc, named
 
 KIND = "failure"  # of the notice
-ALWAYS, ONCE, NEVER = RELAUNCHES = ("always", "once", "never")
+ALWAYS, ONCE, NEVER = ("always", "once", "never")
 EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER = "exception", "signal", "exit", "thread", "launcher"
 LOG = "log"
 _RANKING = (EXCEPTION, LOG, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
