@@ -101,24 +101,6 @@ def test_on_a_full_disk_the_remedy_comes_without_evidence(tell):
     assert [r.data["action"]["id"] for r in story.kinds("abort")] == ["inc-1/1/1-snapshot"]
 
 
-def test_an_undo_without_an_outcome_is_asked_for_once(tell):
-    """Then held, SEV0 and said: nobody resumes a job seven times in the dark."""
-
-    def answer(key):
-        if "undo" in key:
-            return None
-        return (BACK, "lost") if "2-rollback" in key else BACK
-
-    story = tell(answer=answer, **mending("mend"), healthy=50, then=8.0)
-    for _ in range(5):
-        story.tick(1000.0)
-
-    undone = [action for action in story.actions() if "undo-" in action]
-    assert len(undone) == len(set(undone)) == 1
-    assert story.state.machine == "holding"
-    assert story.state.incident.severity == "SEV0"
-
-
 @pytest.mark.parametrize(("calm", "second"), [(100, "touch"), (560, "reach")])
 def test_the_ladder_resets_only_after_clean_steps(tell, calm, second):
     """A new incident 100 steps after a recovery enters no lower; after 500 it starts below."""
@@ -197,15 +179,15 @@ def test_a_lower_rate_that_did_not_help_is_taken_back_before_the_next_rung(tell)
     assert order[-4:] == ["verify", "intent", "intent", "verify"]
 
 
-def test_an_undo_that_fails_holds_instead_of_climbing(tell):
-
-    def answer(key):
-        return ({}, "gone" if "undo" in key else None)
-
-    story = easing(tell, answer=answer)
+@pytest.mark.parametrize("outcome", [({}, "gone"), None])
+def test_an_undo_that_fails_or_has_no_outcome_is_asked_for_once_and_holds(tell, outcome):
+    """SEV0, and said: nobody takes a step back seven times in the dark, nor climbs over it."""
+    story = easing(tell, answer=lambda key: outcome if "undo" in key else {})
     story.frames(8.0, times=60)
+    for _ in range(5):
+        story.tick(1000.0)
 
-    assert labels(story)[-1] == "1/undo-lr_scale"
+    assert labels(story)[-1] == "1/undo-lr_scale" and labels(story).count("1/undo-lr_scale") == 1
     assert story.state.machine == "holding"
     assert story.state.incident.severity == "SEV0"
 

@@ -50,8 +50,12 @@ def test_one_frame_of_the_job_stands_behind_those_of_all_ranks(order):
 def test_replicas_count_once_and_ranks_out_of_sight_as_those_in_sight():
     same = {"grad_global_norm": 3.0, "grad_norm_share": 1.5, "batch_copies": 2.0}
     rows = {rank: {**same, "tokens_per_update": 8.0} for rank in range(2)}
+    unknown = {rank: {"grad_global_norm": 3.0 + rank} for rank in range(2)}
+
     found = fold_frames(rows, 0, ["grad_global_norm", "tokens_per_update"], 4)
     assert found == {"grad_global_norm": 3.0, "tokens_per_update": 16.0}
+    alone = fold_frames(unknown, 0, ["grad_global_norm"], 2)
+    assert alone == {"grad_global_norm": 3.0}, "the leader's own, as of a stage of a pipeline"
 
 
 def test_what_is_not_finite_on_one_rank_is_so_of_the_job_and_names_it():
@@ -77,12 +81,6 @@ def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
     assert job_of(alone)["tokens_per_update"] == 60.0  # as if the other had as many
     frames.add(frame(1, 91), 91, 2)  # it is back
     assert job_of(frames.add(frame(0, 91), 91, 2)[0])["job_ranks"] == 2.0
-
-
-def test_where_nobody_knows_how_weights_are_spread_the_leader_keeps_its_own_norm():
-    """As with the stages of a pipeline; a rank that is missing is another matter."""
-    rows = {rank: {"grad_global_norm": 3.0 + rank} for rank in range(2)}
-    assert fold_frames(rows, 0, ["grad_global_norm"], 2) == {"grad_global_norm": 3.0}
 
 
 def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):

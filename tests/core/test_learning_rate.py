@@ -145,6 +145,7 @@ def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_
     assert not found.cleared
     assert found.used == pytest.approx(0.113)
     assert 0.02 < found.limit < 0.05
+    assert weigh([]) is None, "a job without a rate"
 
 
 @pytest.mark.parametrize(
@@ -190,10 +191,6 @@ def test_a_rate_that_merely_moved_first_is_not_tested(untested):
 )
 def test_a_rate_that_the_run_had_for_long_is_cleared(rates):
     assert weigh(rates, onset=370).cleared
-
-
-def test_the_rate_of_a_job_that_has_none_is_not_known():
-    assert weigh([]) is None
 
 
 @pytest.fixture

@@ -112,11 +112,7 @@ def test_a_short_past_gives_a_level_and_no_slope(count):
 
     assert (band.slope, band.samples) == (0.0, min(count, 256))
     assert band.level == pytest.approx(2.01, abs=0.01)
-
-
-def test_fewer_than_eight_losses_give_no_band():
-    assert band_of([(step, 2.0) for step in range(7)], 7) is None
-    assert band_of([(step, 2.0) for step in range(100)], 7) is None
+    assert band_of(losses[:7], 7) is None and band_of(losses, 7) is None, "fewer than eight"
 
 
 ONSET = 1000
@@ -154,6 +150,18 @@ def test_a_spike_that_comes_back_is_recoverable():
     assert (first.window, first.frames, first.peak) == (50, 72, 5.0)
     assert verdict.questions.eval_shifted.text == "no evaluation to compare"
     assert verdict.questions.else_happened.text in verdict.text
+    left = judge_spike(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5)))).questions.rejoined
+    assert (left.answer, left.rejoined_step) == ("no", ONSET + 5)
+
+
+def test_the_numbers_of_the_questions_are_in_the_verdict():
+    questions = judge_spike(replace(PLATEAU, norms=WILD)).questions
+    update = questions.norms_stayed.metrics["update_norm"]
+
+    assert questions.rejoined.residual == pytest.approx(0.3)
+    assert questions.eval_shifted.answer == "yes" and questions.else_happened.answer == "no"
+    assert (questions.norms_stayed.answer, questions.norms_stayed.high) == ("no", ["update_norm"])
+    assert (update.before, update.after, update.limit) == pytest.approx((0.1, 0.4, 0.15))
 
 
 def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
@@ -175,12 +183,6 @@ def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
     first = next(i for i, w in enumerate(windows) if np.median(w) <= WIDTH and smoothed(w) <= WIDTH)
 
     assert judge_spike(Evidence(BAND, losses)).questions.rejoined.rejoined_step == ONSET + first
-
-
-def test_one_that_left_again_is_not_back():
-    first = judge_spike(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5)))).questions.rejoined
-
-    assert (first.answer, first.rejoined_step) == ("no", ONSET + 5)
 
 
 def test_the_shift_is_measured_from_the_evaluations_own_trend():
@@ -293,18 +295,6 @@ def test_the_evidence_decides_the_class(case, kind, says):
 
     assert verdict.kind == kind
     assert says in f"{verdict.advice} {verdict.text}"
-
-
-def test_the_numbers_of_the_questions_are_in_the_verdict():
-    verdict = judge_spike(replace(PLATEAU, norms=WILD))
-    third = verdict.questions.norms_stayed
-
-    assert verdict.questions.rejoined.residual == pytest.approx(0.3)
-    assert verdict.questions.eval_shifted.answer == "yes"
-    assert verdict.questions.else_happened.answer == "no"
-    assert (third.answer, third.high) == ("no", ["update_norm"])
-    update = third.metrics["update_norm"]
-    assert (update.before, update.after, update.limit) == pytest.approx((0.1, 0.4, 0.15))
 
 
 # ── the classes on recorded runs: what the labels and the faults' own README say of them ──────────

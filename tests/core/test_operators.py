@@ -98,9 +98,13 @@ def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):
     story.send(delivered)  # it waits no more
 
 
-def test_a_second_yes_is_harmless(tell):
+def test_a_second_yes_is_harmless_and_one_to_other_arguments_is_none(tell):
     story = asked(tell)
-    story.say("approve", id="ask-1")
+    sha = story.kinds("approval_requested")[0].data["args_sha256"]
+    said = story.say("approve", id="ask-1", sha="abcdef")
+    assert not said.data["ok"]
+    assert "has other arguments" in said.data["answer"]
+    assert story.say("approve", id="ask-1", sha=sha[7:15]).data["ok"]
     said = story.say("approve", "bo", id="ask-1")
 
     assert said.data["ok"]
@@ -109,15 +113,6 @@ def test_a_second_yes_is_harmless(tell):
     said = story.say("deny", "bo", id="ask-1")
     assert not said.data["ok"]
     assert said.data["answer"].startswith("too late: ask-1 was approved")
-
-
-def test_a_yes_to_other_arguments_is_none(tell):
-    story = asked(tell)
-    sha = story.kinds("approval_requested")[0].data["args_sha256"]
-    said = story.say("approve", id="ask-1", sha="abcdef")
-    assert not said.data["ok"]
-    assert "has other arguments" in said.data["answer"]
-    assert story.say("approve", id="ask-1", sha=sha[7:15]).data["ok"]
 
 
 def test_what_ended_by_itself_needs_no_answer(tell):

@@ -122,37 +122,21 @@ def test_it_is_on_record_and_replay_agrees(tell):
     assert [d for _, d in again] == [record_run(d) for d in story.log]
 
 
-def test_an_action_under_way_gets_its_time_anew(tell):
-    """Its outcome is waited for as long as if it had just begun; then it is in doubt."""
-    story = tell(answer=lambda action_id: None, healthy=30, then=8.0)
-    (waiting,) = story.actions()
-    adopt(story)
-    story.tick()
-    assert not story.kinds("in_doubt")
+def test_the_time_in_which_nobody_looked_counts_against_nothing(tell):
+    """Neither an action under way, nor a verification, nor a request for an answer."""
+    acting = tell(answer=lambda action_id: None, healthy=30, then=8.0)
+    verifying, asking = tell(healthy=30, then=8.0), tell(mode="approve", healthy=50, then=8.0)
+    verifying.frames(2.0)
+    for story in (acting, verifying, asking):
+        adopt(story)
+        story.tick()
 
-    story.finish(waiting, {"ack_step": story.step})
-    assert [d.data["action"]["id"] for d in story.kinds("commit")] == [waiting]
-
-
-def test_a_verification_does_not_fail_because_nobody_looked(tell):
-    """No frame for an hour means nothing when nobody could have seen one."""
-    story = tell(healthy=30, then=8.0)
-    story.frames(2.0)
-    adopt(story)
-    story.tick()
-
-    assert not story.kinds("verify", "failed")
-
-
-def test_a_request_waits_on_and_can_be_answered(tell):
-    """The time in which nobody could have taken an answer does not count against it."""
-    story = tell(mode="approve", healthy=50, then=8.0)
-    adopt(story)
-    story.tick()
-    assert story.state.approvals.pending.id == "ask-1"
-
-    assert story.say("approve", id="ask-1").data["ok"]
-    assert len(story.actions()) == 1
+    assert not acting.kinds("in_doubt") and not verifying.kinds("verify", "failed")
+    (waiting,) = acting.actions()
+    acting.finish(waiting, {"ack_step": acting.step})
+    assert [d.data["action"]["id"] for d in acting.kinds("commit")] == [waiting]
+    assert asking.say("approve", id="ask-1").data["ok"]
+    assert len(asking.actions()) == 1
 
 
 def everything(tell):
