@@ -210,13 +210,7 @@ def test_the_rank_that_the_others_wait_for_is_named(second, others, ranks, text)
     assert found.ranks == ranks and text in found.text
 
 
-def test_of_two_ranks_that_wait_for_each_other_none_is_blamed():
-    found = explain_standstill({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
-
-    assert (found.ranks, "different paths" in found.text) == ((), True)
-
-
-def test_several_ranks_that_took_other_paths_are_named():
+def test_several_ranks_that_took_other_paths_are_named_and_none_of_two():
     ranks = {0: REDUCES, 1: BARRIER, 2: REDUCES, 3: BARRIER, 4: REDUCES}
     found = explain_standstill(ranks, {rank: 70 + rank for rank in ranks})
 
@@ -225,11 +219,10 @@ def test_several_ranks_that_took_other_paths_are_named():
         "ranks 1, 3 took other paths: rank 1 in barrier, rank 3 in barrier; ranks 0, 2, 4 wait in "
         "all_reduce (call 121)",
     )
-
-
-def test_of_one_rank_the_place_is_said():
-    found = explain_standstill({0: LOADS._replace(cpu=1.0)}, {0: 70})
-    assert found == ((0,), "rank 0 computes at train.py:9 in load, after step 59")
+    both = explain_standstill({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
+    assert (both.ranks, "different paths" in both.text) == ((), True)
+    alone = explain_standstill({0: LOADS._replace(cpu=1.0)}, {0: 70})
+    assert alone == ((0,), "rank 0 computes at train.py:9 in load, after step 59")
 
 
 LOCKED = LoaderWorker(80, "", 0.0, "busy", "train.py:9 in read", waits_for_lock=True)

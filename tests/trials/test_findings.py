@@ -228,7 +228,7 @@ def make_report(drills, found, controls=(), **more):
     )
 
 
-def test_monitors_are_ranked_by_what_they_are_worth(report):
+def test_monitors_are_ranked_and_a_fault_has_the_columns_of_its_best_one(report):
     ranked = [monitor.rule for monitor in report.monitors]
     rows = {row[0]: row for row in monitor_rows(report)}
 
@@ -236,29 +236,19 @@ def test_monitors_are_ranked_by_what_they_are_worth(report):
     assert rows["rate"][2].endswith(" ahead)")
     assert rows["loss"][3].endswith("bad_batch (with it, 1 of 2)")
     assert rows["speed"][5] == "1"
-
-
-def test_the_columns_of_a_fault_are_those_of_its_best_monitor(report):
-    names = FAULT_SECTION
-    spike, batch, router = (dict(zip(names, row, strict=True)) for row in fault_rows(report))
-
+    cells = [dict(zip(FAULT_SECTION, row, strict=True)) for row in fault_rows(report)]
+    spike, batch, router = cells
     assert (spike["best monitor"], spike["alarm"], spike["page"]) == ("SEV2 rate", "0", "25")
     assert spike["lead"].endswith(" ahead") and spike["harm"] == "2 of 2"
     assert spike["with actions"] == "0, 7 steps again" and spike["actions"] == "hold_rate"
     assert (batch["best monitor"], batch["alarm"]) == ("SEV1 loss", "0 (1 of 2)")
     assert router["best monitor"] == "not judged: no router"
-
-
-def test_undetected_faults_and_limits_are_listed(report):
-    (missed,) = describe_undetected(report)
-    assert missed == (
-        "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
-    )
-    found = describe_limits(report)
+    missed = "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
+    assert describe_undetected(report) == [missed]
     assert (
         "speed has alarms during lr_spike:factor=10, which change nothing that it measures: not "
         "counted above"
-    ) in found
+    ) in describe_limits(report)
     assert summarize_suite(report) == (
         "2 faults. Harmful: 1, 1 of them paged in every run. With a monitor ahead of the loss: 1. "
         "With a run without an alarm: 1. False alarms: 1 in 2 healthy runs of 400 steps in all"
@@ -273,6 +263,27 @@ def row_of(*found):
     return cells, describe_undetected(report), describe_limits(report)
 
 
+ENDED = "ended after 150 steps with code 1"
+
+
+@pytest.mark.parametrize(
+    ("unattended", "lost", "missed"),
+    [
+        (arm(1, nothing, made=150, code=1), ENDED, f"no alarm; harm, the run {ENDED}"),
+        (
+            arm(1, lambda after: -1.0),
+            None,
+            "no alarm; the loss ends lower, so it does not measure what this fault does",
+        ),
+    ],
+)
+def test_a_run_without_an_alarm_is_named(unattended, lost, missed):
+    cells, undetected, _ = row_of(judged(unattended))
+
+    assert undetected == [f"lr_spike:factor=10: {missed}"]
+    assert cells["best monitor"] == "none" and cells["lost"] == (lost or cells["lost"])
+
+
 def test_the_best_monitor_is_not_dated_by_another_one():
     early = [("early", "SEV1", 100), ("late", "SEV1", 130)]
     found = [judged(arm(1, climbs, alarms=alarms)) for alarms in (early, early, early[1:])]
@@ -281,24 +292,6 @@ def test_the_best_monitor_is_not_dated_by_another_one():
 
     assert (cells["best monitor"], cells["alarm"]) == ("SEV1 late", "30")
     assert cells["lead"].endswith(" behind")
-
-
-def test_a_run_that_died_without_an_alarm_is_named_and_costs_no_number():
-    cells, missed, _ = row_of(judged(arm(1, nothing, made=150, code=1)))
-
-    assert (cells["lost"], cells["best monitor"]) == ("ended after 150 steps with code 1", "none")
-    assert missed == [
-        "lr_spike:factor=10: no alarm; harm, the run ended after 150 steps with code 1"
-    ]
-
-
-def test_a_loss_that_falls_for_good_is_no_recovery():
-    _, missed, _ = row_of(judged(arm(1, lambda after: -1.0)))
-
-    assert missed == [
-        "lr_spike:factor=10: no alarm; the loss ends lower, so it does not measure what this fault "
-        "does"
-    ]
 
 
 def test_a_seed_that_was_not_judged_is_a_limit():

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from supervise.trials import (
-    GUARD_NAMES,
     IGNORABLE_GUARDS,
     ArmBuilder,
     Plan,
@@ -204,7 +203,7 @@ def test_a_baseline_without_its_end_needs_a_planned_length(about):
 
 def test_an_ignored_guard_does_not_count_but_a_crash_does():
     candidate = make_arm(1, change=on(0, grad_global_norm=3.0))
-    ignoring = replace(PLAN, ignored=frozenset(GUARD_NAMES))
+    ignoring = replace(PLAN, ignored=frozenset(IGNORABLE_GUARDS))
 
     assert judge_gate([(BASELINE, candidate)], ignoring).verdict == "PASS"
     assert judge_gate([(BASELINE, replace(candidate, exit_code=2))], ignoring).verdict == "FAIL"
