@@ -16,23 +16,32 @@ def check(args, result, *rest):
 def test_it_aims_before_the_cause_not_before_the_alarm(context):
     """First breach at 150, seen at 153, 10 steps of margin: a savepoint before 140."""
     assert Rollback().plan(context()) == {"before_step": 140, "rewarm": {"start": 0.1, "steps": 50}}
-
-
-def test_without_rewarm_the_learning_rate_is_left_alone(context):
-    """`rewarm: 0` is none, not one that ends at once."""
-    assert Rollback(rewarm=0).plan(context())["rewarm"] is None
-
-
-def test_when_nothing_can_be_old_enough_it_is_refused(context):
-    """Trouble at step 10 with a margin of 10: there is no step before step 0."""
-    with pytest.raises(Refused, match="started at step 10, so no savepoint can be 10 steps older"):
-        Rollback().plan(context(breach_step=10))
-
+    assert Rollback(rewarm=0).plan(context())["rewarm"] is None, "none, not one that ends at once"
+    assert Rollback(moments="zero").plan(context())["moments"] == "zero"
     assert Rollback().plan(context(breach_step=11))["before_step"] == 1
 
 
-def test_moments_are_zeroed_where_the_policy_says_so(context):
-    assert Rollback(moments="zero").plan(context())["moments"] == "zero"
+@pytest.mark.parametrize(
+    ("action", "changes", "why"),
+    [
+        (
+            Rollback(),
+            {"breach_step": 10},
+            "started at step 10, so no savepoint can be 10",
+        ),
+        (
+            Relaunch(),
+            {"breach_step": 80},
+            r"no good checkpoint from before step 70 \(2 good",
+        ),
+        (Relaunch(), {"unavailable": {"relaunch": "the policy does not say how"}}, "not say how"),
+    ],
+)
+def test_where_nothing_is_old_enough_or_no_way_is_known_it_is_refused(
+    context, action, changes, why
+):
+    with pytest.raises(Refused, match=why):
+        action.plan(context(**changes))
 
 
 def test_weights_from_before_suspect_moments_need_be_older_than_the_first_breach_only(
@@ -86,23 +95,12 @@ def test_what_is_skipped_ends_with_the_first_breach(skip, steps, context):
     assert Relaunch(skip=skip).plan(context())["skip"] == [steps]
 
 
-def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
-    said = "no good checkpoint from before step 70 \\(2 good in all\\)"
-    with pytest.raises(Refused, match=said):
-        Relaunch().plan(context(breach_step=80))
-
-
 def test_weights_alone_are_no_exact_continuation(context):
     """They are taken otherwise, and people are told."""
     weights = Checkpoint("w", 99, 0, "/c/w.pt", ok=True, resumable=WEIGHTS_ONLY)
     with pytest.raises(Refused, match="w holds weights only, so training cannot go on exactly"):
         Relaunch(continuity="exact").plan(context(good=(weights,)))
     assert Relaunch().plan(context(good=(weights,)))["resumable"] == WEIGHTS_ONLY
-
-
-def test_without_words_in_the_policy_it_is_refused(context):
-    with pytest.raises(Refused, match="does not say how"):
-        Relaunch().plan(context(unavailable={"relaunch": "the policy does not say how"}))
 
 
 @pytest.mark.parametrize(

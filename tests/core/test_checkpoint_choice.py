@@ -363,16 +363,6 @@ def test_the_search_begins_while_evidence_is_taken(calming):
     assert "from before step 50 are verified at once" in messages(story)[-1]["next"]
 
 
-def test_a_job_that_stands_still_is_not_paused(refused):
-    """It ruins nothing meanwhile, and would not answer: the relaunch would wait for the refusal."""
-    story = refused(job=WAITS)
-    story.state.incident.trigger.still = True
-    search(story, 2)
-    evidence(story)
-
-    assert story.actions() == [FIRST]
-
-
 def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
     """It does not train on; a person may let it."""
     story = paused(refused)
@@ -388,15 +378,19 @@ def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
 
 
 @pytest.mark.parametrize(
-    ("changes", "candidates"),
+    ("changes", "candidates", "still"),
     [
-        ({"job": JobSettings(relaunch=RelaunchSettings(wait="train"))}, 2),
-        ({"job": WAITS, "mode": "approve"}, 2),
-        ({"job": WAITS}, 0),
+        ({"job": WAITS}, 2, True),  # it ruins nothing, and would not answer
+        ({"job": JobSettings(relaunch=RelaunchSettings(wait="train"))}, 2, False),
+        ({"job": WAITS, "mode": "approve"}, 2, False),
+        ({"job": WAITS}, 0, False),
     ],
 )
-def test_a_job_trains_on_where_it_may_or_nothing_is_to_be_verified(refused, changes, candidates):
+def test_a_job_trains_on_where_it_may_or_nothing_is_to_be_verified(
+    refused, changes, candidates, still
+):
     story = refused(**changes)
+    story.state.incident.trigger.still = still
     search(story, candidates)
     evidence(story)
     story.frames(8.0, times=40)

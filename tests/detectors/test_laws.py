@@ -122,7 +122,7 @@ often = settings(max_examples=10)
 @each
 @given(data=st.data())
 @often
-def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, data):
+def test_a_copy_goes_on_like_the_original_and_a_reset_is_a_new_start(name, data):
     """Cut anywhere: both continue alike, and what one is fed the other never sees."""
     detector = ALL[name]
     events = data.draw(_events(detector, 10, 80))
@@ -133,12 +133,13 @@ def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, data):
     head = _feed(watch, events[:cut])
     twin, stray = watch.copy(), watch.copy()
     _feed(stray, [(step + 1000, sample) for step, sample in events])
-    stray.rewind(0)
+    stray.reset()
     tail = _feed(twin, events[cut:])
 
     assert head + tail == whole
     assert _feed(watch, events[cut:]) == tail
     assert str(watch.numbers()) == str(twin.numbers())
+    assert _feed(stray, events) == whole
 
 
 @each
@@ -183,19 +184,6 @@ def test_a_step_that_is_not_newer_is_not_processed(name, data):
     if name != "nonfinite":  # to it a NaN counts whenever it comes
         assert (code, watch.raw) == (UNKNOWN, UNKNOWN)
     assert _feed(watch, onwards) == _feed(twin, onwards)
-
-
-@each
-@given(data=st.data())
-@often
-def test_reset_is_a_new_start(name, data):
-    detector = ALL[name]
-    watch = detector.start()
-    _feed(watch, data.draw(_events(detector, 5, 60)))
-    watch.reset()
-    events = data.draw(_events(detector, 5, 60))
-
-    assert _feed(watch, events) == _feed(detector.start(), events)
 
 
 @each

@@ -81,15 +81,9 @@ def test_growth_is_no_jump_and_a_warm_up_again(read, settled):
     watch = settled()
 
     assert read(watch, [[1.4], [2.0], [2.9], *[[4.4]] * 65, [6.7]], 100) == "o" * 68 + "B"
-
-
-def test_a_warm_up_may_grow_by_more_than_half(read):
-    watch = RateGuard(("a",)).start()
-    linear = [[0.01 * i] for i in range(40)]
-
-    assert read(watch, linear) == "?" * 16 + "o" * 24
-    assert read(watch, [[0.97], [1.2], [2.5]], 40) == "ooo"
-    assert read(watch, [[6.3]], 43) == "B"
+    first = RateGuard(("a",)).start()  # a warm-up may grow by more than half
+    assert read(first, [[0.01 * i] for i in range(40)]) == "?" * 16 + "o" * 24
+    assert read(first, [[0.97], [1.2], [2.5], [6.3]], 40) == "oooB"
 
 
 def test_a_scheduler_announces_what_it_does(read, settled):
@@ -100,20 +94,12 @@ def test_a_scheduler_announces_what_it_does(read, settled):
     assert read(watch, [[100.0, 10.0, 10.0], [10.0, 100.0, 10.0]], 101) == "BB"
     assert watch.numbers()["metric"] == "b"
     assert read(watch, [[10.0, 10.0, 10.0], [40.0, 100.0, 40.0]], 103) == "oB"
-
-
-def test_the_first_word_of_a_scheduler_is_against_the_rate_before(read):
-    watch = RateGuard(("a",), announced=("e",)).start()
-    read(watch, [[1.0, None]] * 100)
-
-    assert read(watch, [[2.0, 2.0], [2.0, None], [9.0, None]], 100) == "ooB"
-
-
-def test_a_scale_of_ours_that_is_over_is_announced_too(read, settled):
-    watch = settled("a", announced=("e", "s"))
-    read(watch, [[1.0, 1.0, 0.1]] * 20, 100)
-
-    assert read(watch, [[10.0, 1.0, 1.0], [100.0, 1.0, 1.0]], 120) == "oB"
+    first = RateGuard(("a",), announced=("e",)).start()  # against the rate before
+    read(first, [[1.0, None]] * 100)
+    assert read(first, [[2.0, 2.0], [2.0, None], [9.0, None]], 100) == "ooB"
+    scaled = settled("a", announced=("e", "s"))  # a scale of ours that is over
+    read(scaled, [[1.0, 1.0, 0.1]] * 20, 100)
+    assert read(scaled, [[10.0, 1.0, 1.0], [100.0, 1.0, 1.0]], 120) == "oB"
 
 
 def test_what_the_rate_moves_confirms_a_jump(read, settled):
@@ -123,13 +109,9 @@ def test_what_the_rate_moves_confirms_a_jump(read, settled):
     assert read(watch, [[3.0, 2.8], [3.0, 1.0], [1.0, 1.0]], 100) == "BBo"
     assert read(twin, [[3.0, None], [3.0, None], [3.0, 1.6], [3.0, 9.0]], 100) == "??BB"
     assert read(third, [[3.0, 1.4], [3.0, 2.0], [4.0, 3.0]], 100) == "ooo"
-
-
-def test_what_is_moved_is_compared_with_its_newest_samples(read):
-    watch = RateGuard(("a",), confirm="u").start()
-    read(watch, [[1.0, 9.0]] * 90 + [[1.0, 2.0]] * 10)
-
-    assert read(watch, [[2.0, 4.0]], 100) == "B"
+    newest = RateGuard(("a",), confirm="u").start()
+    read(newest, [[1.0, 9.0]] * 90 + [[1.0, 2.0]] * 10)
+    assert read(newest, [[2.0, 4.0]], 100) == "B"
 
 
 def test_layers_that_are_thawed_begin_at_any_rate(read, settled):

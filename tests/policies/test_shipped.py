@@ -101,17 +101,13 @@ def verbs(one: Policy) -> set[str]:
     return found
 
 
-def test_observe_acts_never() -> None:
-    assert policy("observe").mode == "observe"
-    assert policy("observe").savepoints is None
-    assert policy("observe").safeguards == Safeguards()
-
-
-def test_canary_touches_a_job_only_to_end_it() -> None:
+def test_observe_acts_never_and_canary_touches_a_job_only_to_end_it() -> None:
     """A gate does not repair what it judges."""
+    assert policy("observe").mode == "observe"
     assert verbs(policy("canary")) == {*NO_TOUCH, "stop"}
-    assert policy("canary").savepoints is None
-    assert policy("canary").safeguards == Safeguards()
+    for name in ("observe", "canary"):
+        assert policy(name).savepoints is None
+        assert policy(name).safeguards == Safeguards()
 
 
 @pytest.mark.parametrize("name", ["nano", "medium", "large", "moe"])

@@ -68,7 +68,10 @@ CALM, SPIKE = [2.0] * 150, [6.0, 6.0, 10.0, 2.0]
 
 
 def test_a_severity_counts_from_the_step_of_its_raising(tmp_path, write):
-    """Opened at 150, raised at 152, when it would have rolled back."""
+    """Opened at 150, raised at 152, when it would have rolled back.
+
+    No learning rate is in this file, and no recording has a heartbeat.
+    """
     outcome = _one(_losses(tmp_path, "a", CALM + SPIKE + CALM), write())
 
     told = [(a.step, a.severity, a.rule, a.incident, a.change, a.row) for a in outcome.alarms]
@@ -86,10 +89,11 @@ def test_a_severity_counts_from_the_step_of_its_raising(tmp_path, write):
     )
     assert outcome.firings == {"notice": 1, "act": 1}
     assert outcome.rows == 304
+    assert (outcome.inactive, outcome.no_heartbeat) == (["hot"], ["stuck"])
 
 
 def test_it_is_what_the_engine_says(tmp_path, write):
-    """The same events through `engine.step` by hand, in shadow."""
+    """The same events step by step, in shadow; one rollback is allowed of three."""
     path = _losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM)
     policy = load_policy(write(), mode="shadow")
     state, said = start_engine(policy), []
@@ -103,9 +107,12 @@ def test_it_is_what_the_engine_says(tmp_path, write):
             if d.kind == "incident" and d.data["what"] in ("opened", "raised")
         ]
 
-    incidents = _one(path, policy=write()).alarms
+    outcome = _one(path, policy=write())
+    incidents = outcome.alarms
     assert [(alarm.step, alarm.severity, alarm.rule, alarm.incident) for alarm in incidents] == said
     assert len(said) == 6
+    assert len(outcome.actions) == 3
+    assert outcome.budgets == {"all": [1, 4, 0], "rollback": [1, 1, 2]}
 
 
 def test_an_alarm_knows_whether_people_would_be_told(tmp_path, write):
@@ -115,21 +122,6 @@ def test_an_alarm_knows_whether_people_would_be_told(tmp_path, write):
     told = [(a.rule, a.notified) for a in outcome.alarms]
     assert told[:2] == [("act", True), ("notice", False)]
     assert 2 < sum(known for _, known in told) < len(told) // 2
-
-
-def test_a_budget_that_is_spent_refuses(tmp_path, write):
-    """One rollback is allowed, three would have been wanted."""
-    outcome = _one(_losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM), write())
-
-    assert len(outcome.actions) == 3
-    assert outcome.budgets == {"all": [1, 4, 0], "rollback": [1, 1, 2]}
-
-
-def test_what_cannot_be_judged_is_said(tmp_path, write):
-    """No learning rate in this file, and no recording has a heartbeat."""
-    outcome = _one(_losses(tmp_path, "a", CALM), write())
-
-    assert (outcome.inactive, outcome.no_heartbeat) == (["hot"], ["stuck"])
 
 
 def test_pieces_of_a_run_start_from_nothing_and_count_on(tmp_path, write):
