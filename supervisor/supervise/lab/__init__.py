@@ -12,14 +12,12 @@ __getattr__ = lazy_exports(
         "policy_diff": "Change, compare_policies",
         "scenario_runner": (
             "Coverage, MetricSeries, Outcome, ScenarioRunner, engine as scenario_engine, "
-            "load_suite, run_scenario, run_suite, parse_series"
+            "load_suite, run_suite, parse_series"
         ),
         "score": (
-            "Act as ScoredAction, Alarm, CAVEAT as SCORE_CAVEAT, Delay, LEAD as LEAD_STEPS, "
-            "Label, Outcome as AlarmOutcome, SLACK as SLACK_STEPS, Score, format_outcomes, "
-            "outcome_line, poisson_interval, read_labels, score_alarms, score_policies, "
-            "format_score_table"
+            "Act as ScoredAction, Alarm, CAVEAT as SCORE_CAVEAT, Delay, Label, "
+            "Outcome as AlarmOutcome, Score, format_outcomes, outcome_line, poisson_interval, "
+            "read_labels, score_alarms, score_policies, format_score_table"
         ),
-        "why_not": "find_blocking_conditions, answer_if_fired, find_unmet_conditions",
     },
 )

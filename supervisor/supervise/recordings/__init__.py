@@ -7,7 +7,7 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "readers": "BLOCK as READ_BLOCK, HEAD as READ_HEAD, READERS, read_csv, find_recordings",
+        "readers": "READERS, read_csv, find_recordings",
         "table": "NAMES as COLUMN_NAMES, NoStepsError, Recording, Table, split_into_runs",
     },
 )

@@ -17,15 +17,17 @@ __getattr__ = lazy_exports(
         "arms": "Act, Alarm, Arm, ArmBuilder, FaultArm",
         "drill_findings": (
             "Drill, Runs, find_departure, summarize_fault, summarize_healthy_run, "
-            "sum_excess_loss, summarize_monitors, find_moved_metrics, spread_of, explain_unhealthy"
+            "sum_excess_loss, summarize_monitors, find_moved_metrics, spread_of, "
+            "explain_unhealthy"
         ),
         "gate_statistics": (
-            "Differences, against_target, autocorrelation_time, block_means, estimate_difference, "
-            "look_levels, spent_alpha, student_cdf, student_quantile, successive_variance"
+            "Differences, against_target, autocorrelation_time, block_means, "
+            "estimate_difference, look_levels, spent_alpha, student_cdf, student_quantile, "
+            "successive_variance"
         ),
         "judgement": (
-            "IGNORABLE as IGNORABLE_GUARDS, NAMES as GUARD_NAMES, Plan, arm_order, "
-            "fill_placeholders, is_decided, judge_gate, find_missing_placeholders, plan_look"
+            "IGNORABLE as IGNORABLE_GUARDS, Plan, arm_order, fill_placeholders, is_decided, "
+            "judge_gate, find_missing_placeholders, plan_look"
         ),
         "suite_report": (
             "FAULTS as FAULT_SECTION, SuiteReport, TrialPolicy, fault_plot, fault_result, "
