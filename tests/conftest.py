@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +121,33 @@ def launch(make_folder):
         return probed_job.launch(folder or make_folder(), script, *argv, **options)
 
     return run
+
+
+@pytest.fixture
+def receiver():
+    """A function that starts a real receiver; it returns `(url, what was received)`."""
+    servers: list[HTTPServer] = []
+
+    def start(code: int) -> tuple[str, list[tuple[str, Any]]]:
+        received: list[tuple[str, Any]] = []
+
+        class Receiver(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                is_json = self.headers["Content-Type"] == "application/json"
+                received.append((self.path, json.loads(body) if is_json else body.decode()))
+                self.send_response(code)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Receiver)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}", received
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

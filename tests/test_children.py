@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 
 from supervise import system
 from supervise.runtime import read_git_facts, run_tool
+from tests.support.waiting import wait_until
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.
 HANGS = """#!/bin/sh
@@ -66,12 +66,6 @@ def _tree(mark: Path) -> list[psutil.Process]:
     return found
 
 
-def _gone(mark: Path) -> None:
-    deadline = time.monotonic() + 20.0
-    while _tree(mark) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("tool", ["evidence", "in the background"])
 def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool):
     """When its time is up, or when it ends and leaves others that hold its pipes."""
@@ -90,16 +84,14 @@ def test_a_tool_that_hangs_ends_with_us(fake_git, tmp_path, end):
     started = fake_git()
     code = OWNER.format(polite=end == "end_all", started=str(started))
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20.0
-    while not started.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(started.exists)
 
     if end != "end_all":
         owner.send_signal(getattr(signal, end))
     out, _ = owner.communicate(timeout=60)
 
     assert ("exit code -9" in out) == (end == "end_all")
-    _gone(tmp_path)
+    wait_until(lambda: not _tree(tmp_path))
 
 
 @pytest.mark.parametrize("how", ["exit 7", "kill -SEGV $$", "kill -KILL $$"])

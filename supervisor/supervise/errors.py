@@ -1,14 +1,4 @@
-"""Every error this package raises on purpose.
-
-    SuperviseError
-    ├── UsageError          the command line cannot work; exit 64
-    ├── InputError          a file the user gave cannot work; exit 65
-    │   └── PolicyError     a policy, pack or runbook is wrong (carries file:line:col)
-    ├── SegmentError        the shared-memory segment is not one we can read
-    ├── LaunchError         the command could not be started; exit 126 or 127
-    ├── StoreError          the run directory cannot be written or read
-    │   └── TamperError     the audit log was changed after it was written
-    └── ActionError         an action did not do its job; `retryable` says whether to try again
+"""Every error this package raises on purpose; one that is defined elsewhere only refines these.
 
 Anything else that escapes is a bug, and is allowed to crash loudly before the job is started. Once
 it runs, the supervisor fails open: the bug is reported and the job goes on. In what is made for

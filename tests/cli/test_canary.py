@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from xml.etree import ElementTree
 
 import pytest
@@ -110,3 +111,32 @@ def test_runs_against_a_target(supervise, arm):
     code, out, _ = supervise(*target, 3.1, "--needed", 0.1, *runs[:2], "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "PASS")
     assert supervise(*target, 3.1, *runs, arm("crashed", end=1))[0] == 1
+
+
+CANARY = "canary run --steps 200 --baseline"
+SUITE = "drill suite --steps 200"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            f"{CANARY} 'python a.py {{out}} {{seed}}' -- python a.py {{out}}",
+            "candidate has no {seed}",
+        ),
+        (f"{CANARY} 'x {{out}} {{seed}}' -- y {{out}}", "try: supervise canary run --baseline"),
+        (f"{CANARY} runs/mian -- python a.py {{out}} {{seed}}", "runs/mian is not a run"),
+        (f"{CANARY} 'x {{out}} {{seed}}'", "command"),
+        ("canary run --steps 100 --baseline 'x {out}' -- y {out}", "200"),
+        (f"{SUITE} -- python a.py {{out}}", "the command has no {seed}"),
+        (f"{SUITE} --fault lr_spyke -- a {{out}} {{seed}}", "lr_spike"),
+        (f"{SUITE} --at 200 -- a {{out}} {{seed}}", "comes after the 200 steps"),
+        (SUITE, "command"),
+    ],
+)
+def test_trials_that_cannot_be_made_are_refused(supervise, tmp_path, monkeypatch, line, said):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = supervise(*shlex.split(line))
+
+    assert (code, said in err) == (64, True), err
+    assert not any(tmp_path.iterdir()), "nothing was made"

@@ -1,38 +1,13 @@
 """`supervise notify test` against a real receiver."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-import pytest
 
 
-@pytest.fixture
-def hook(monkeypatch):
-    """The variable of a channel; `bodies` is what its receiver got."""
-    bodies = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        monkeypatch.setenv("HOOK_URL", f"http://127.0.0.1:{server.server_port}/secret")
-        monkeypatch.setenv("DEAD_URL", "http://127.0.0.1:1/secret")
-        yield bodies
-        server.shutdown()
-        thread.join()
-
-
-def test_each_channel_gets_one_test_message(supervise, hook, monkeypatch, tmp_path):
+def test_each_channel_gets_one_test_message(supervise, receiver, monkeypatch, tmp_path):
     """The outcome of each is printed; one that fails, or is not set, is exit code 1."""
+    url, received = receiver(200)
+    monkeypatch.setenv("HOOK_URL", f"{url}/secret")
+    monkeypatch.setenv("DEAD_URL", "http://127.0.0.1:1/secret")
     policy = tmp_path / "mine.yaml"
     policy.write_text(
         "version: supervise/v1\npolicy: mine\nuse: [nonfinite]\nmode: observe\n"
@@ -45,7 +20,7 @@ def test_each_channel_gets_one_test_message(supervise, hook, monkeypatch, tmp_pa
     assert out.splitlines()[0] == "console: ok: printed"
     assert "slack: FAILED: no connection (ConnectError)" in out and "secret" not in out + err
     assert "pagerduty: FAILED: pagerduty notifications are off" in out
-    assert [body["data"]["title"][:17] for body in hook] == ["test message from"]
+    assert [body["data"]["title"][:17] for _, body in received] == ["test message from"]
 
     code, out, _ = supervise("notify", "test", "-p", policy, "webhook", "--json")
     assert (code, [one["channel"] for one in json.loads(out)]) == (0, ["webhook"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +16,9 @@ HALVES = """\
 version: supervise/v1
 policy: halves
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 1.0}
-rules:
-  - {id: high, when: high, sev: SEV1, run: half}
-runbooks:
-  half:
-    meaning: The loss is high.
-    impact: It may not come back.
-    steps: [{lr_scale: {set: 0.5, rewarm: 10}}]
-    verify: {within: 30, clear_for: 5}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 1.0}}
+rules: [{id: high, when: high, sev: SEV1, run: half}]
+runbooks: {half: [lr_scale: {set: 0.5, rewarm: 10}, verify: {within: 30, clear_for: 5}]}
 budgets: {all: {max: 8, per: 1000}, lr_scale: {max: 4, per: 1000}}
 escalate: {ladder: [half, hold], reset_after: 500}
 warmup: 10
@@ -37,29 +27,45 @@ probation: 20
 COMES_BACK = """\
 version: supervise/v1
 policy: comes-back
-summary: Starts the job again from its own checkpoint.
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 5.0}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 5.0}}
 rules:
   - {id: blown, when: high, sev: SEV1, run: relaunch-and-rewarm, for: 2, cooldown: 100}
 job:
   on_crash: restart
   probe_batch: true
   relaunch: {args: ["--init_from=resume"]}
-budgets:
-  all: {max: 4, per: 10000}
-  restart: {max: 2, per: 10000}
+budgets: {all: {max: 4, per: 10000}, restart: {max: 2, per: 10000}}
 escalate: {ladder: [relaunch-and-rewarm, hold], reset_after: 5000}
 runbooks:
   relaunch-and-rewarm:
-    steps:
-      - snapshot
-      - relaunch: {at_least: 10, start: 0.1, rewarm: 20}
+    steps: [snapshot, relaunch: {at_least: 10, start: 0.1, rewarm: 20}]
     verify: {within: 100, clear_for: 20}
 warmup: 10
 probation: 20
 """
+
+
+LOOP = """\
+import os, sys, time, torch
+from pathlib import Path
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+"""
+
+
+@pytest.fixture
+def script(supervise: Supervise) -> Any:
+    """A function that writes a job, behind what all of them begin with; returns its command."""
+
+    def write(text: str) -> list[str]:
+        (supervise.home / "train.py").write_text(LOOP + text)
+        return [sys.executable, "train.py"]
+
+    return write
 
 
 @pytest.fixture
@@ -93,33 +99,3 @@ def resuming_job(tmp_path: Path) -> Any:
     words |= {"wait_file": tmp_path / "run" / "audit.log"}
     job = [sys.executable, str(JOBS / "resuming.py"), *(f"--{k}={v}" for k, v in words.items())]
     return lambda *more: [*job, *more]
-
-
-@pytest.fixture
-def receiver():
-    """A function that starts a real receiver; it returns `(url, what was received)`."""
-    servers: list[HTTPServer] = []
-
-    def start(code: int) -> tuple[str, list[tuple[str, Any]]]:
-        received: list[tuple[str, Any]] = []
-
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                is_json = self.headers["Content-Type"] == "application/json"
-                received.append((self.path, json.loads(body) if is_json else body.decode()))
-                self.send_response(code)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        server = HTTPServer(("127.0.0.1", 0), Receiver)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}", received
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()

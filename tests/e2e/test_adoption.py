@@ -12,7 +12,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,12 +20,12 @@ import psutil
 import pytest
 
 from supervise.core.model import Adopted, Exited, Frame, Launched
-from tests.support.supervised_run import FAST_TORCH, Records, tiny
+from tests.support.supervised_run import Records, Supervise, tiny
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-MORTAL = Path(__file__).with_name("mortal.py")
+DRIVER = (str(Path(__file__).with_name("driver.py")),)
 KILLED = -signal.SIGKILL
 CODE = 7  # of the job
 STEPS = 220
@@ -36,24 +35,14 @@ QUICK = """\
 version: supervise/v1
 policy: quick
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 0.7}
-rules:
-  - {id: high, when: high, sev: SEV1, run: back}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 0.7}}
+rules: [{id: high, when: high, sev: SEV1, run: back}]
 runbooks:
   back:
-    meaning: The loss is high.
-    impact: Some steps are lost.
-    steps:
-      - pause: {lease: 900s}
-      - snapshot
-      - rollback: {at_least: 5, start: 0.5, rewarm: 5}
-      - resume
+    steps: [pause: {lease: 900s}, snapshot, rollback: {at_least: 5, start: 0.5, rewarm: 5}, resume]
     verify: {within: 60, clear_for: 5}
 savepoints: {every: 10, keep: 40}
-budgets:
-  all: {max: 8, per: 1000}
-  rollback: {max: 2, per: 1000}
+budgets: {all: {max: 8, per: 1000}, rollback: {max: 2, per: 1000}}
 escalate: {ladder: [back, hold], reset_after: 500}
 warmup: 10
 probation: 20
@@ -64,35 +53,24 @@ class Lives:
     """One run under supervisors that die, one after the other."""
 
     def __init__(
-        self, home: Path, job: list[str], drill: str = "lr_spike@60", policy: str = QUICK
+        self, supervise: Supervise, job: list[str], drill: str = "lr_spike@60", policy: str = QUICK
     ) -> None:
-        self.run = home / "run"
-        self.out = home / "out.txt"
-        self._home = home
-        self._job = job
-        self._drill = drill
-        self._env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": FAST_TORCH}
-        (home / "policy.yaml").write_text(policy)
+        self._supervise, self._job, self._drill = supervise, job, drill
+        self.run, self.out = supervise.home / "run", supervise.home / "out.txt"
+        (supervise.home / "policy.yaml").write_text(policy)
 
     def begin(self, death: str) -> int:
         """Start the job under a supervisor that dies as told; return its returncode."""
-        return self._mortal("run", death, "policy.yaml", str(self.run), self._drill, *self._job)
+        return self._driven("run", death, "policy.yaml", self.run, self._drill, *self._job)
 
     def adopt(self, death: str = "never") -> int:
         """Let another one take over, which dies as told."""
-        return self._mortal("adopt", death, str(self.run))
+        return self._driven("adopt", death, self.run)
 
-    def _mortal(self, *args: str) -> int:
-        with self.out.open("a") as out:
-            return subprocess.run(
-                [sys.executable, str(MORTAL), *args],
-                cwd=self._home,
-                env=self._env,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=120,
-                check=False,
-            ).returncode
+    def _driven(self, *args: object) -> int:
+        with self.out.open("a") as out:  # the job goes on writing
+            driver = self._supervise.start(*args, by=DRIVER, stdout=out, stderr=subprocess.STDOUT)
+            return driver.wait(timeout=120)
 
     def events(self, kind: type) -> list:
         return Records(self.run).events(kind)
@@ -104,9 +82,9 @@ class Lives:
 
 
 @pytest.fixture
-def lives(tmp_path):
+def lives(supervise):
     """A run of the small job that a drill throws off, and that a rollback saves."""
-    return Lives(tmp_path, tiny("--steps", STEPS, "--sleep", 0.01, "--exit", CODE))
+    return Lives(supervise, tiny("--steps", STEPS, "--sleep", 0.01, "--exit", CODE))
 
 
 def assert_saved_once(lives, supervise, records):
@@ -149,9 +127,9 @@ def test_supervisors_die_one_after_the_other_and_the_job_is_rolled_back_once(liv
     assert {r["epoch"] for r in records} == {1, 2, 3, 4, 5}
 
 
-def test_a_job_that_ended_alone_is_closed_properly(tmp_path, supervise):
+def test_a_job_that_ended_alone_is_closed_properly(supervise):
     """All of its frames, none twice, its exit code; a second time there is nothing to take over."""
-    lives = Lives(tmp_path, tiny("--steps", 60, "--exit", CODE), drill="hang@9999")
+    lives = Lives(supervise, tiny("--steps", 60, "--exit", CODE), drill="hang@9999")
     assert lives.begin("record 3") == KILLED
     lives.wait_for_the_end_of_the_job()
     assert lives.adopt() == CODE, lives.out.read_text()
@@ -184,9 +162,9 @@ def test_a_run_has_one_supervisor(supervise):
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("late", [True, False])
-def test_a_paused_job_outlives_its_supervisor(tmp_path, supervise, late):
+def test_a_paused_job_outlives_its_supervisor(supervise, late):
     """It goes on by itself, and what relied on the pause fails; unless another one is in time."""
-    lives = Lives(tmp_path, tiny("--steps", 2000, "--sleep", 0.01, "--exit", CODE))
+    lives = Lives(supervise, tiny("--steps", 2000, "--sleep", 0.01, "--exit", CODE))
     assert lives.begin("commit pause") == KILLED
     while late and "step 300" not in lives.out.read_text():
         time.sleep(0.1)
@@ -205,10 +183,9 @@ def test_one_effect_whenever_the_supervisor_dies(tmp_path, supervise):
     """After each single record of the whole run, until one is too late to be written."""
     job = tiny("--steps", STEPS, "--sleep", 0.01, "--exit", CODE)
     for number in itertools.count(1):
-        home = tmp_path / str(number)
-        home.mkdir()
-        lives = Lives(home, job)
-        supervise.home = home
+        supervise.home = tmp_path / str(number)
+        supervise.home.mkdir()
+        lives = Lives(supervise, job)
         code = lives.begin(f"record {number}")
         if code == CODE:
             break  # it ended before it had written so many
@@ -232,12 +209,10 @@ def test_one_effect_whenever_the_supervisor_dies(tmp_path, supervise):
         ("commit relaunch",),
     ],
 )
-def test_one_launch_whenever_the_supervisor_dies(
-    tmp_path, supervise, comes_back, resuming_job, deaths
-):
+def test_one_launch_whenever_the_supervisor_dies(supervise, comes_back, resuming_job, deaths):
     """Between the end of the old process and the first step of the new one."""
     job = resuming_job("--max_iters=350")
-    lives = Lives(tmp_path, job, HIT, comes_back.read_text())
+    lives = Lives(supervise, job, HIT, comes_back.read_text())
 
     assert lives.begin(deaths[0]) == KILLED
     for death in deaths[1:]:
@@ -255,10 +230,10 @@ def test_one_launch_whenever_the_supervisor_dies(
 
 @pytest.mark.chaos
 def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
-    tmp_path, supervise, comes_back, resuming_job
+    supervise, comes_back, resuming_job
 ):
     """It died while it started the job again, or while it wrote the run's last record."""
-    lives = Lives(tmp_path, resuming_job(), HIT, comes_back.read_text())
+    lives = Lives(supervise, resuming_job(), HIT, comes_back.read_text())
 
     assert lives.begin("event Exited") == KILLED, lives.out.read_text()
     status = " ".join(supervise("status", "run").stdout.split())
@@ -286,7 +261,7 @@ def test_a_relaunch_that_fails_needs_a_person_whoever_is_there_by_then(
     job = tmp_path / "job.sh"
     job.write_text(f'#!/bin/sh\nrm "$0"\nexec {shlex.join(resuming_job())} "$@"\n')
     job.chmod(0o755)
-    lives = Lives(tmp_path, [str(job)], HIT, comes_back.read_text())
+    lives = Lives(supervise, [str(job)], HIT, comes_back.read_text())
 
     assert lives.begin("event Exited") == KILLED, lives.out.read_text()
     assert lives.adopt() == 78, lives.out.read_text()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
-# Deletes its first checkpoint, spoils its second, and waits until both were looked at.
+# Deletes its first checkpoint, spoils its second, and waits until both were looked at. The disk is
+# full at the last, or its copy was cut off.
 JOB = """
-import json, os, pathlib, sys, time
-import torch
+import json
 
-register, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+register, out = Path("run/checkpoints.json"), Path("out")
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters())
 
@@ -53,6 +52,8 @@ until("ckpt-2", "bad")
 while "checkpoint.verification_failed" not in (register.parent / "audit.log").read_text():
     step()
     time.sleep(0.05)
+save("last.pt")
+(out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:20_000])
 """
 
 POLICY = """
@@ -64,62 +65,29 @@ job: {checkpoints: {verify: [load, finite, optimizer]}}
 """
 
 
-def test_a_good_and_a_bad_one(supervise, tmp_path):
-    """The good one outlives the job's rotation; the bad one is an incident."""
-    (tmp_path / "job.py").write_text(JOB)
+def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise, script, tmp_path):
+    """The good one outlives the job's rotation; the bad one is an incident; of the last one nobody
+    would know before it is needed. The exit code stays the job's."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     register, out = tmp_path / "run" / "checkpoints.json", tmp_path / "out"
     out.mkdir()
-    job = [sys.executable, str(tmp_path / "job.py"), str(register), str(out)]
 
-    run = supervise.run("--policy", str(tmp_path / "policy.yaml"), job=job)
+    run = supervise.run("--policy", tmp_path / "policy.yaml", job=script(JOB))
 
     assert run.returncode == 0, run.stderr
-    good, bad = json.loads(register.read_text())["checkpoints"]
+    good, bad, last = json.loads(register.read_text())["checkpoints"]
     assert (good["step"], good["state"], good["pinned"]) == (4, "verified", True)
     assert (bad["state"], bad["problems"]) == ("bad", ["model.weight has NaN"])
     assert (run.directory / "checkpoints/ckpt-1/data/a.pt").exists()
     assert not (out / "a.pt").exists() and run.actions == []
+    assert last["state"] == "bad" and "not verified" not in run.stderr
+    told = [one["data"]["message"] for one in run.kinds("notify_intent")]
+    (title,) = (one["title"] for one in told if "newest checkpoint is damaged" in one["title"])
+    assert title.startswith("finished at step ")
     (opened,) = run.kinds("incident", "opened")
     assert (
         opened["rule"] == "checkpoint.verification_failed" and "checkpoint_ok 0" in opened["reason"]
     )
-
-
-LAST = """
-import pathlib, sys
-import torch
-
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(5):
-    model(torch.ones(2, 64)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step == 2:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "a.pt")
-path = pathlib.Path("last.pt")
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-path.write_bytes(path.read_bytes()[:20_000])  # the disk was full, or a copy was cut off
-"""
-
-
-def test_the_last_one_is_verified_after_the_end(supervise, tmp_path):
-    """Nobody would look at it before it is needed; the exit code stays the job's."""
-    (tmp_path / "job.py").write_text(LAST)
-    (tmp_path / "policy.yaml").write_text(POLICY)
-
-    run = supervise.run(
-        "--policy", tmp_path / "policy.yaml", job=[sys.executable, str(tmp_path / "job.py")]
-    )
-
-    assert run.returncode == 0, run.stderr
-    good, bad = run.checkpoints
-    assert (good["state"], bad["state"]) == ("verified", "bad")
-    told = [one["data"]["message"] for one in run.kinds("notify_intent")]
-    titles = [(one["severity"], one["title"]) for one in told]
-    assert ("SEV1", "finished at step 4, and the newest checkpoint is damaged") in titles
-    assert "not verified" not in run.stderr
     run_id = json.loads((run.directory / "run.json").read_text())["run"]
     assert supervise("checkpoints", run_id).returncode == 0  # as messages name it, not below ./runs
     run.prove()

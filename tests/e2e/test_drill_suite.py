@@ -75,20 +75,3 @@ def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(super
     mine.write_text(f"{POLICY}cites: [suite]\noverride: {{{first}: {{for: 2}}}}\n")
     checked = supervise("policy", "check", mine).stdout
     assert f"cites {path}: rules that changed since: {first}" in checked
-
-
-def test_a_suite_that_cannot_be_made_is_refused(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def refused(*argv):
-        code = invoke(["drill", "suite", *argv])
-        return code, capsys.readouterr().err
-
-    code, err = refused("--steps", "200", "--", "python", "a.py", "{out}")
-    assert (code, "the command has no {seed}" in err) == (64, True)
-    code, err = refused("--steps", "200", "--fault", "lr_spyke", "--", "a", "{out}", "{seed}")
-    assert (code, "lr_spike" in err) == (64, True)
-    code, err = refused("--steps", "200", "--at", "200", "--", "a", "{out}", "{seed}")
-    assert (code, "comes after the 200 steps" in err) == (64, True)
-    assert refused("--steps", "200")[0] == 64, "no command"
-    assert not any(tmp_path.iterdir()), "nothing was made"

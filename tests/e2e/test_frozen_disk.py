@@ -9,15 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from supervise.core.model import Frame, Notice
-from supervise.store import read_audit, read_journal
-from tests.support.supervised_run import FAST_TORCH, tiny
+from tests.support.supervised_run import Records, Supervise, tiny
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -34,31 +31,18 @@ sys.exit(7)
 """
 
 
-class Frozen:
+class Frozen(Records):
     """A run whose disk is frozen and thawed at will."""
 
-    def __init__(self, home: Path) -> None:
-        self.run, self._gate = home / "run", home / "gate"
-        self.popen: subprocess.Popen[str] | None = None
-        self.pid = 0
+    def __init__(self, supervise: Supervise) -> None:
+        super().__init__(supervise.home / "run")
+        self._supervise, self._gate = supervise, supervise.home / "gate"
 
-    def start(self, *job: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-        pipe, argv = subprocess.PIPE, [*by, *job] if by else self.command(*job)
-        self.popen = subprocess.Popen(
-            argv,
-            cwd=self.run.parent,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": FAST_TORCH},
-        )
-        self.pid = self.popen.pid
+    def start(self, *job: str) -> subprocess.Popen[str]:
+        driver = str(Path(__file__).with_name("driver.py"))
+        given = ("run", f"gate {self._gate}", "nano", self.directory, "", *job)
+        self.popen = self._supervise.start(*given, by=(driver,), stdin=subprocess.PIPE)
         return self.popen
-
-    def command(self, *job: str) -> list[str]:
-        driver = Path(__file__).with_name("frozen.py")
-        return [sys.executable, str(driver), "nano", str(self.run), str(self._gate), *job]
 
     def expect(self, text: str) -> None:
         """Read what the job prints until it says that."""
@@ -72,18 +56,12 @@ class Frozen:
     def freeze(self) -> None:
         """Return once somebody waits for the disk."""
         os.mkfifo(self._gate)
-        tasks = Path(f"/proc/{self.pid}/task")
+        tasks = Path(f"/proc/{self.popen.pid}/task")
         wait_until(lambda: any(_waits(task) for task in tasks.iterdir()), "a wait for the disk")
 
     def thaw(self) -> None:
         aside = self._gate.rename(self._gate.with_suffix(".thawed"))
         os.close(os.open(aside, os.O_WRONLY))
-
-    def records(self):
-        return list(read_audit(self.run / "audit.log"))
-
-    def events(self, kind):
-        return [e for _, e in read_journal(self.run / "journal") if isinstance(e, kind)]
 
 
 def _waits(task: Path) -> bool:
@@ -97,15 +75,8 @@ def _waits(task: Path) -> bool:
 
 
 @pytest.fixture
-def frozen(tmp_path):
-    found = Frozen(tmp_path)
-    yield found
-    if found.popen is not None and found.popen.poll() is None:
-        for process in psutil.Process(found.popen.pid).children(recursive=True):
-            process.kill()
-        found.popen.kill()
-    if found.popen is not None:
-        found.popen.communicate()
+def frozen(supervise):
+    return Frozen(supervise)
 
 
 def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
@@ -124,7 +95,7 @@ def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
     signals = [e for e in frozen.events(Notice) if e.kind == "signal"]
     assert [e.message for e in signals] == ["SIGUSR1 was passed on", "SIGTERM was passed on"]
     assert all(e.at_ns < forwarded_ns for e in signals)
-    assert frozen.records()[-1]["kind"] == "run_end"
+    assert frozen.records[-1]["kind"] == "run_end"
 
 
 def test_the_third_term_kills_and_we_end_with_its_code(frozen):
@@ -155,7 +126,7 @@ def test_after_the_thaw_nothing_is_missing(frozen):
 
     assert popen.returncode == 0, said
     assert [e.step for e in frozen.events(Frame)] == list(range(120))
-    assert not [r for r in frozen.records() if r["kind"] in ("gap", "intent")]
+    assert not [r for r in frozen.records if r["kind"] in ("gap", "intent")]
 
 
 @pytest.mark.chaos
@@ -171,7 +142,7 @@ def test_a_job_that_ends_while_the_disk_hangs(frozen, supervise):
     adopted = supervise.process("adopt", "run")
     assert adopted.returncode == 3, adopted.stderr
     assert [e.step for e in frozen.events(Frame)] == list(range(70))
-    assert frozen.records()[-1]["kind"] == "run_end"
+    assert frozen.records[-1]["kind"] == "run_end"
 
 
 @pytest.fixture
@@ -200,12 +171,12 @@ def file_system(tmp_path):
 def test_a_file_system_that_is_really_frozen(file_system, frozen, supervise, ends):
     """Signals arrive; an end before the thaw is told; a process in the kernel dies after it."""
     where, freeze = file_system
-    frozen.run = where / "run"
+    frozen.directory = where / "run"
     job = [sys.executable, "-c", LISTENER]
-    by = [sys.executable, "-m", "supervise", "--run-dir", str(frozen.run), "--"]
-    popen = frozen.start(*job, by=by)
+    options = ("--run-dir", frozen.directory, "--", *job)
+    popen = frozen.popen = supervise.start(*options, stdin=subprocess.PIPE)
     frozen.expect("up\n")
-    wait_until(lambda: (frozen.run / "state.json").exists(), "a first round")
+    wait_until(lambda: (frozen.directory / "state.json").exists(), "a first round")
     freeze("--freeze")
     wait_until(lambda: _uninterruptible(popen.pid), "a thread that waits for the file system")
     popen.send_signal(signal.SIGTERM)
@@ -222,8 +193,8 @@ def test_a_file_system_that_is_really_frozen(file_system, frozen, supervise, end
 
     assert popen.returncode == (137 if ends else 7)
     if not ends:
-        assert frozen.records()[-1]["kind"] == "run_end"
-        supervise.prove(frozen.run)
+        assert frozen.records[-1]["kind"] == "run_end"
+        frozen.prove()
 
 
 def _uninterruptible(pid: int) -> bool:

@@ -34,20 +34,13 @@ def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
     """Actions, messages and the guard fail, each told; the steps are seen, and the job's code."""
     argv = ["--policy", halves, "--run-dir", "run", "--drill", "lr_spike:factor=3000,steps=8@100"]
     job = tiny("--steps", 150, "--sleep", 0.005, "--exit", CODE)
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *map(str, [*argv, "--", *job])],
-        cwd=supervise.home,
-        env=supervise.env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    running = supervise.start(*argv, "--", *job, by=("-c", LIMITED))
+    _, errors = running.communicate(timeout=120)
     records = supervise.records("run")
     notes = " ".join(r["reason"] for r in records if r["kind"] == "note")
 
-    assert done.returncode == CODE, done.stderr
-    assert f"supervise: exit code {CODE} at step 149" in done.stderr
+    assert running.returncode == CODE, errors
+    assert f"supervise: exit code {CODE} at step 149" in errors
     assert "no thread for the action: can't start new thread" in str(records)
     assert "the checkpoint guard failed: can't start new thread" in notes
     assert "the machine is not measured: can't start new thread" in notes
@@ -146,10 +139,7 @@ def test_an_error_of_ours_that_ends_the_protection_is_told_everywhere(supervise,
     supervise.env["HOOK"] = url
     options = ["-p", halves, "--notify", "webhook:HOOK", "--run-dir", "run"]
     job = tiny("--steps", 100000, "--sleep", 0.01)
-    argv = [sys.executable, "-c", BROKEN, "run", *map(str, options), "--", *job]
-    running = subprocess.Popen(
-        argv, cwd=supervise.home, env=supervise.env, stderr=subprocess.PIPE, text=True
-    )
+    running = supervise.start("run", *options, "--", *job, by=("-c", BROKEN))
     wait_until(lambda: received and run.state.get("protection_off"), "the message and the status")
     status, refused = supervise("status", "run"), supervise("lr", "run", "0.5")
     running.send_signal(signal.SIGTERM)

@@ -7,10 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft7Validator
+from yaml import safe_load
 
 from tests.support.supervised_run import FAST_TORCH, Records, Supervise, nano
 
@@ -21,21 +22,8 @@ SECTION = re.compile(r"## A policy for a number of your own\n(.*?)\n## ", re.DOT
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def walk(tmp_path_factory):
-    """The walk, under way beside the first test: its trainings mostly sleep."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(walk_through, tmp_path_factory.mktemp("newcomer"))
-
-
-@pytest.fixture(scope="module")
-def walked(walk):
-    """The folder, and what each command block printed, in order."""
-    return walk.result()
-
-
 def walk_through(folder):
-    """Write the section's files and run its commands."""
+    """Write the section's files and run its commands; return what each block printed, in order."""
     section = SECTION.search(README.read_text("utf-8"))
     assert section is not None
     environ = {
@@ -62,7 +50,7 @@ def walk_through(folder):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
-    return folder, said
+    return said
 
 
 def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
@@ -83,45 +71,27 @@ def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
     command.close()
 
 
-def test_the_editor_gets_a_schema_that_knows_her_policy(walked):
-    from jsonschema import Draft7Validator
-    from yaml import safe_load
-
-    folder, _ = walked
-    schema = json.loads((folder / "policy.schema.json").read_text("utf-8"))
-    policy = safe_load((folder / "mine.yaml").read_text("utf-8"))
-
-    assert not list(Draft7Validator(schema).iter_errors(policy))
+def test_the_walk_through_does_what_it_says(tmp_path):
+    """The editor's schema knows her policy; the check warns of her metric and of nothing else;
+    shadow says what it would have done, and why; the back-test finds the rotten run only; enforced,
+    that one is stopped and the good one is not."""
+    said = walk_through(tmp_path)
+    schema = Draft7Validator(json.loads((tmp_path / "policy.schema.json").read_text("utf-8")))
+    policy = safe_load((tmp_path / "mine.yaml").read_text("utf-8"))
+    assert not list(schema.iter_errors(policy))
     policy["detectors"]["fell"]["windw"] = 64
-    assert list(Draft7Validator(schema).iter_errors(policy))
+    assert list(schema.iter_errors(policy))
 
-
-def test_the_check_warns_of_her_metric_and_nothing_else(walked):
-    _, said = walked
     check = next(text for text in said if "my_score" in text and "warning" in text)
-
     assert check.count(": warning:") == 1
     assert "the job must report it itself" in check
+    assert "would have run stop-with-evidence" in "\n".join(said)
 
-
-def test_shadow_says_what_it_would_have_done_and_why(walked):
-    folder, said = walked
-    story = "\n".join(said)
-
-    assert "would have run stop-with-evidence" in story
-    assert Records(folder / "runs" / "rotten").intents == []
-
-
-def test_the_back_test_finds_the_rotten_run_only(walked):
-    _, said = walked
     lines = [json.loads(x) for text in said for x in text.splitlines() if x.startswith('{"run"')]
     found = {Path(line["run"]).name: line["incidents"] for line in lines}
-
     assert not [i for i in found["good"] if i["severity"] != "SEV2"]
     assert any(i["rule"] == "score" and 200 <= i["step"] <= 220 for i in found["rotten"])
 
-
-def test_enforced_the_rotten_run_is_stopped_and_the_good_one_is_not(walked):
-    folder, _ = walked
-    assert "stop" in Records(folder / "runs" / "stopped").intents
-    assert Records(folder / "runs" / "untouched").intents == []
+    intents = {path.name: Records(path).intents for path in (tmp_path / "runs").iterdir()}
+    assert intents["rotten"] == intents["untouched"] == []
+    assert "stop" in intents["stopped"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import urllib.request
 from collections import Counter
 
@@ -80,17 +79,10 @@ def test_operator_commands_are_answered_and_recorded(supervise, tmp_path):
 
 # Where the test says so, it reports a trouble once, and dies once.
 OBEYING = """\
-import sys
-import time
-from pathlib import Path
-
 import numpy.random  # as torch does with its compiler
-import torch
 import supervise_probe
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
-model = torch.nn.Linear(8, 1)
+model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 step = 0
 for argument in sys.argv[1:]:
@@ -139,13 +131,12 @@ probation: 5
 
 
 @pytest.mark.chaos
-def test_an_operators_rate_composes_with_what_the_policy_does(supervise):
+def test_an_operators_rate_composes_with_what_the_policy_does(supervise, script):
     """Set before a rollback, within its re-warm, and before the job dies: it is applied, and stays
     through the relaunch."""
     (supervise.home / "gentler.yaml").write_text(GENTLER)
-    (supervise.home / "train.py").write_text(OBEYING)
-    job = (sys.executable, "train.py")
-    watcher = supervise.start("--policy", "gentler.yaml", "--run-dir", "runs/r1", "--", *job)
+    options = ("--policy", "gentler.yaml", "--run-dir", "runs/r1")
+    watcher = supervise.start(*options, "--", *script(OBEYING))
     run = supervise.run_of("runs/r1")
     verified_checkpoint = lambda: any(  # noqa: E731
         r["data"]["details"].get("ok") for r in run.kinds("note", "checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -33,14 +34,15 @@ CONFIG = ("probe.json", "probe/off.PID")
 
 def planted(supervise, names: tuple[str, ...]):
     job = [sys.executable, str(PLANTER), ",".join(names), *tiny("--steps", 150, "--exit", 3)]
-    return supervise.run("--policy", "nano", "--drill", "nan_grad@100", job=job)
+    run = supervise.run("--policy", "nano", "--drill", "nan_grad@100", job=job)
+    assert run.returncode == 3, run.stderr
+    return run
 
 
 def test_the_run_goes_on_beside_fifos(supervise):
     """Every step is seen and judged, the job ends as it would, and the record is whole."""
     run = planted(supervise, RECORDS)
 
-    assert run.returncode == 3, run.stderr
     assert run.state["tier"] == "T1" and run.state["step"] == 149
     assert run.kinds("note", "safeguard")
     run.prove()
@@ -48,10 +50,7 @@ def test_the_run_goes_on_beside_fifos(supervise):
 
 def test_a_probe_that_cannot_be_told_anything_leaves_the_job_alone(supervise):
     """The import of torch does not wait for probe.json."""
-    run = planted(supervise, CONFIG)
-
-    assert run.returncode == 3, run.stderr
-    assert "finite" in run.stdout
+    assert "finite" in planted(supervise, CONFIG).stdout
 
 
 def test_commands_answer_beside_fifos(supervise):
@@ -84,28 +83,19 @@ def test_a_run_is_for_its_owner_alone(supervise, tmp_path):
         if (mode := stat.S_IMODE(path.stat().st_mode)) != (0o700 if path.is_dir() else 0o600)
     ]
     assert wrong == []
-    assert any(path.name == "manifest.json" for path in paths), "no evidence was taken"
+    (manifest,) = (path for path in paths if path.name == "manifest.json")
+    assert json.loads(manifest.read_text())["missing"] == []
 
 
 EVIDENCE = """\
 version: supervise/v1
 policy: evidence
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: learning_rate, gt: 0.1}
-rules:
-  - {id: high, when: high, sev: SEV1, run: look}
-runbooks:
-  look:
-    meaning: The rate is high.
-    impact: None.
-    steps: [snapshot, {lr_scale: {set: 0.5, rewarm: 10}}]
-    verify: {within: 30, clear_for: 5}
+detectors: {high: {kind: threshold, metric: learning_rate, gt: 0.1}}
+rules: [{id: high, when: high, sev: SEV1, run: look}]
+runbooks: {look: [snapshot, {lr_scale: {set: 0.5, rewarm: 10}}, {verify: {within: 30}}]}
 savepoints: {every: 25, keep: 2}
-budgets:
-  all: {max: 8, per: 1000}
-  lr_scale: {max: 2, per: 1000}
-escalate: {ladder: [look, hold], reset_after: 500}
+budgets: {all: {max: 8, per: 1000}, lr_scale: {max: 2, per: 1000}}
 warmup: 10
 probation: 20
 """

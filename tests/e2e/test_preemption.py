@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import pytest
 
@@ -14,7 +13,6 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 JOB = """
-import sys, time, torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 step = 0
@@ -31,14 +29,13 @@ while step < 2000:
 
 
 @pytest.mark.parametrize("cause", ["SIGTERM", "drain"])
-def test_the_step_of_the_end_is_in_a_checkpoint(supervise, tmp_path, cause):
+def test_the_step_of_the_end_is_in_a_checkpoint(supervise, script, tmp_path, cause):
     """TERM to all processes: it waits for the checkpoint, 143. A drain file: stopped, 75."""
-    (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "p.yaml").write_text(
         "version: supervise/v1\npolicy: p\nextends: nano\njob: {preempt: {margin: 60s}}\n"
     )
-    job = [sys.executable, str(tmp_path / "job.py")]
-    watcher = supervise.start("--policy", tmp_path / "p.yaml", "--run-dir", "run", "--", *job)
+    options = ("--policy", tmp_path / "p.yaml", "--run-dir", "run")
+    watcher = supervise.start(*options, "--", *script(JOB))
     wait_until(lambda: (tmp_path / "ckpt.pt").exists(), "the job's own checkpoint")
     if cause == "SIGTERM":
         wait_until(lambda: supervise.run_of().kinds("note", "checkpoint-saved"), "the report of it")

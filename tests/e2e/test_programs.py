@@ -15,9 +15,7 @@ pytestmark = pytest.mark.slow
 
 # Its gradient at step 30 is no number.
 PROGRAM = """
-import sys, time, torch
-torch.set_num_threads(1)
-model = torch.nn.Linear(4, 2)
+model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(40):
     optimizer.zero_grad()
@@ -30,12 +28,10 @@ for i in range(40):
 """
 
 
-def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path):
+def test_the_second_program_is_watched_as_the_first_was(supervise, script):
     """The record says that step numbers come again. The incident of the first program ends with
     it; the same rules fire in the second, and that is another incident."""
-    script = tmp_path / "ex.py"
-    script.write_text(PROGRAM)
-    python = shlex.join([sys.executable, str(script)])
+    python = shlex.join(script(PROGRAM))
     job = ["bash", "-c", f"{python} && {python}"]
     run = supervise.run("--policy", "nano", "--mode", "shadow", job=job)
 
@@ -56,8 +52,6 @@ def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path):
 
 
 LOOP = """
-import time, torch
-torch.set_num_threads(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for i in range(110):
@@ -71,11 +65,9 @@ for i in range(110):
 """
 
 
-def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(supervise, tmp_path):
+def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(supervise, script):
     """One line on the console, the same in the status; later what is lost, what it means, once."""
-    script = tmp_path / "ex.py"
-    script.write_text(LOOP)
-    run = supervise.run("--policy", "nano", job=[sys.executable, str(script)])
+    run = supervise.run("--policy", "nano", job=script(LOOP))
 
     assert run.returncode == 0
     can = [line for line in run.stderr.splitlines() if line.startswith("supervise: rollback: ")]
@@ -94,8 +86,6 @@ def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(superv
 
 
 SKIPS = """
-import os, sys, time, torch
-torch.set_num_threads(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for i in range(1100):
@@ -126,12 +116,11 @@ override:
 """
 
 
-def test_a_job_that_skips_by_itself_is_told_and_left_alone(supervise, tmp_path):
+def test_a_job_that_skips_by_itself_is_told_and_left_alone(supervise, script, tmp_path):
     """Contained first, a SEV1 when it repeats; in the end no step comes, and that is no hang."""
-    (tmp_path / "skips.py").write_text(SKIPS)
     (tmp_path / "impatient.yaml").write_text(IMPATIENT)
-    job = [sys.executable, str(tmp_path / "skips.py")]
-    running = supervise.start("--policy", "impatient.yaml", "--run-dir", "run", "--", *job)
+    options = ("--policy", "impatient.yaml", "--run-dir", "run")
+    running = supervise.start(*options, "--", *script(SKIPS))
     run = supervise.run_of()
     sent = lambda: [r["reason"] for r in run.kinds("notify_intent")]  # noqa: E731
     wait_until(lambda: any("no optimizer step" in reason for reason in sent()), "the message")

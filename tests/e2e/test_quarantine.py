@@ -15,14 +15,10 @@ POLICY = """
 version: supervise/v1
 policy: shards
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 20.0}
-rules:
-  - {id: high, when: high, sev: SEV1, run: set-aside}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 20.0}}
+rules: [{id: high, when: high, sev: SEV1, run: set-aside}]
 runbooks:
   set-aside:
-    meaning: The same shard again.
-    impact: Its data is lost.
     steps: [snapshot, {quarantine: {shards: suspects}}]
     verify: {within: 60, clear_for: 10}
     if_refused: tell

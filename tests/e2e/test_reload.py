@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from tests.support.supervised_run import tiny
+from tests.support.supervised_run import sha, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -14,23 +12,19 @@ POLICY = """\
 version: supervise/v1
 policy: mine
 mode: shadow
+runbooks: {lower: [lr_scale: {set: 0.5}, verify]}
+budgets: {all: {max: 2}, lr_scale: {max: 2}}
 detectors:
   high: {kind: threshold, metric: train_loss_raw, gt: 1000.0}
 rules:
   - {id: high, when: high, sev: SEV2}
 """
-RULE = "  - {id: seen, when: seen, sev: SEV2}\n"
-
-
-def sha(stdout: str) -> str:
-    found = re.search(r"sha ([0-9a-f]+)", stdout)
-    assert found, stdout
-    return found[1]
+RULE = "  - {id: seen, when: seen, sev: SEV2, run: lower}\n"
 
 
 def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
-    """The rule that was added fires; a broken file and a mode that may not be entered are refused;
-    the weights are those of the job alone, and replay agrees."""
+    """The rule that was added fires, and in shadow nothing is done about it; a broken file and a
+    mode that may not be entered are refused; the weights are those of the job alone."""
     alone = supervise.bare(tiny())
     policy = tmp_path / "mine.yaml"
     policy.write_text(POLICY)
@@ -58,6 +52,10 @@ def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
     assert "the policy was not reloaded" in errors
     why = supervise("why", "--full", "run").stdout
     assert "seen (SEV2)" in why and "policies/" in why
+    run = supervise.run_of()
+    would = [r for r in run.kinds("suppressed") if r["data"]["suppressed_by"] == "mode:shadow"]
+    assert [step["verb"] for step in would[0]["data"]["would"]] == ["lr_scale"]
+    assert run.intents == []
     supervise.prove()
     asked = supervise("why-not", "run", "--rule", "high", "--step", "199")
     assert "needs > 1000" in asked.stdout

@@ -178,10 +178,8 @@ def test_on_a_host_that_is_not_fit_it_is_not_started_again(supervise, comes_back
 
 
 SAVES = """\
-import glob, os, sys, time
-import torch
-torch.set_num_threads(1)
-model = torch.nn.Linear(4, 4)
+import glob
+model = nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 os.makedirs("ck", exist_ok=True)
 start, found = 0, sorted(glob.glob("ck/*.pt"))
@@ -209,17 +207,17 @@ job:
 """
 
 
-def test_after_an_interrupt_the_same_command_goes_on_from_the_newest_checkpoint(supervise):
+def test_after_an_interrupt_the_same_command_goes_on_from_the_newest_checkpoint(supervise, script):
     """The last line is that command. Without a recipe it is refused, and no file is written over;
     `--fresh` starts the command as it is, and a plain run never gets an argument."""
     home = supervise.home
-    (home / "job.py").write_text(SAVES)
+    job = script(SAVES)
     (home / "none.yaml").write_text(RECIPE)
     (home / "recipe.yaml").write_text(RECIPE + '  relaunch: {args: ["--resume"]}\n')
 
     def interrupted(policy, *options, name="main"):
         given = ("run", "--policy", policy, "--run-dir", name, *options)
-        watcher = supervise.start(*given, "--", sys.executable, "job.py")
+        watcher = supervise.start(*given, "--", *job)
         begin = next(line for line in watcher.stdout if line.startswith("begins at"))
         next(line for line in watcher.stdout if line == "saved\n")
         watcher.send_signal(signal.SIGINT)
@@ -230,15 +228,13 @@ def test_after_an_interrupt_the_same_command_goes_on_from_the_newest_checkpoint(
     assert begin == "begins at 0\n"
     command = told.splitlines()[-1].removeprefix("  to go on: ")
     assert command == (
-        f"supervise run --policy recipe.yaml --run-dir main --resume-run -- {sys.executable} job.py"
+        f"supervise run --policy recipe.yaml --run-dir main --resume-run -- {' '.join(job)}"
     ), told
     (home / "ck/00080.pt").write_bytes((home / "ck/00060.pt").read_bytes()[:300])  # cut off
     before = {path.name: path.stat().st_mtime_ns for path in (home / "ck").iterdir()}
 
-    refused = supervise.process(
-        *("run", "--policy", "none.yaml", "--run-dir", "main", "--resume-run", "--"),
-        *(sys.executable, "job.py"),
-    )
+    options = ("--policy", "none.yaml", "--run-dir", "main", "--resume-run")
+    refused = supervise.process("run", *options, "--", *job)
     assert refused.returncode == 64, refused.stderr
     assert "job.relaunch" in refused.stderr and "supervise init -- " in refused.stderr
     assert {path.name: path.stat().st_mtime_ns for path in (home / "ck").iterdir()} == before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.support.waiting import wait_until
@@ -17,23 +15,14 @@ mode: approve
 warmup: 10
 probation: 20
 savepoints: {every: 10, keep: 4}
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 100.0}
-rules:
-  - {id: blown, when: high, sev: SEV1, run: back}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 100.0}}
+rules: [{id: blown, when: high, sev: SEV1, run: back}]
 runbooks:
-  back:
-    steps: [snapshot, {rollback: {at_least: 10, rewarm: 0}}]
-    verify: {within: 100, clear_for: 20}
+  back: [snapshot, rollback: {at_least: 10, rewarm: 0}, verify: {within: 100, clear_for: 20}]
 budgets: {all: {max: 4}, rollback: {max: 2}}
 """
 BLOWN_AT = 60  # steps, and once: after going back it learns on
 JOB = """\
-import os, time, torch
-from torch import nn
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 step = 0
@@ -52,12 +41,10 @@ while step < 50000 and not os.path.exists("enough"):
 """
 
 
-def test_a_late_approval_still_finds_its_savepoint(supervise):
+def test_a_late_approval_still_finds_its_savepoint(supervise, script):
     """At the time of the answer, four savepoints reach no further back than 40 steps."""
     (supervise.home / "mine.yaml").write_text(POLICY)
-    (supervise.home / "train.py").write_text(JOB)
-    job = (sys.executable, "train.py")
-    watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "run", "--", *job)
+    watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "run", "--", *script(JOB))
     run = supervise.run_of()
 
     (request,) = wait_until(lambda: run.state.get("approvals"), "an approval request")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.supervised_run import Supervise, tiny
+from tests.support.supervised_run import Supervise, sha, tiny
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -17,25 +15,17 @@ pytestmark = pytest.mark.slow
 STEPS = 150
 
 
-def sha(stdout: str) -> str:
-    found = re.search(r"sha ([0-9a-f]+)", stdout)
-    assert found, stdout
-    return found[1]
-
-
 def impatient(folder: Path, seconds: int) -> Path:
     """Write a policy that takes so many seconds without a step for a hang."""
     policy = folder / "impatient.yaml"
-    policy.write_text(
-        "version: supervise/v1\n"
-        "policy: impatient\n"
-        "mode: enforce\n"
-        "use: [hang]\n"
-        "override:\n"
-        f"  hang.stalled: {{after: {{min: {seconds}s, p99_multiple: 8}}}}\n"
-        "runbooks:\n"
-        "  stop-and-page: [snapshot, notify, {stop: {grace: 2s, if_idle: 2s}}]\n"
-    )
+    policy.write_text(f"""\
+version: supervise/v1
+policy: impatient
+mode: enforce
+use: [hang]
+override: {{hang.stalled: {{after: {{min: {seconds}s, p99_multiple: 8}}}}}}
+runbooks: {{stop-and-page: [snapshot, notify, stop: {{grace: 2s, if_idle: 2s}}]}}
+""")
     return policy
 
 
@@ -101,7 +91,7 @@ def test_a_killed_supervisor_does_not_harm_the_job(supervise, alone, tmp_path):
 
 # A warm-up in the main thread, which then waits for the rest; one stall behind step 110.
 MOVES = """
-import threading, time, torch
+import threading
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 def train(first, last):
@@ -118,12 +108,10 @@ print("done")
 """
 
 
-def test_a_job_that_goes_on_after_a_stall_is_not_stopped(supervise, tmp_path):
+def test_a_job_that_goes_on_after_a_stall_is_not_stopped(supervise, script, tmp_path):
     """Training moves to another thread, which is no hang; it stalls there for longer than the
     limit, and goes on before the stop is due."""
-    (tmp_path / "moves.py").write_text(MOVES)
-    job = [sys.executable, str(tmp_path / "moves.py")]
-    run = supervise.run("--policy", impatient(tmp_path, 2), job=job)
+    run = supervise.run("--policy", impatient(tmp_path, 2), job=script(MOVES))
 
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
     assert len(run.kinds("rule", "fired")) == 1

@@ -16,24 +16,14 @@ POLICY = """\
 version: supervise/v1
 policy: told
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 20.0}
-rules:
-  - {id: high, when: high, sev: SEV1, run: look}
-runbooks:
-  look:
-    meaning: The loss is high.
-    impact: It may not come back.
-    steps: [snapshot, rollback: {at_least: 5}]
-    verify: {within: 30, clear_for: 5}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 20.0}}
+rules: [{id: high, when: high, sev: SEV1, run: look}]
+runbooks: {look: [snapshot, rollback: {at_least: 5}, verify: {within: 30, clear_for: 5}]}
 savepoints: {every: 10, keep: 2}
 notify:
   slack: {url_env: PAGER, min_sev: INFO}
   webhook: {url_env: HOOK, secret_env: SIGNED_WITH, min_sev: INFO}
-budgets:
-  all: {max: 8, per: 1000}
-  rollback: {max: 2, per: 1000}
-escalate: {ladder: [look, hold], reset_after: 500}
+budgets: {all: {max: 8, per: 1000}, rollback: {max: 2, per: 1000}}
 warmup: 10
 probation: 20
 """
@@ -87,25 +77,18 @@ def test_no_secret_of_a_job_leaves_it(supervise, receiver, tmp_path):
         f"--data=https://me:{hidden['Login']}@host/x?sig={hidden['Query']}",
     ]
     log = tmp_path / "out.txt"
-    with log.open("w") as out:
-        done = subprocess.run(
-            [sys.executable, "-m", "supervise", "--policy", policy, "--run-dir", "run", "--", *job],
-            cwd=tmp_path,
-            env=supervise.env,
-            stdout=out,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+    with log.open("w") as out:  # evidence has its end
+        options = ("--policy", policy, "--run-dir", "run")
+        running = supervise.start(*options, "--", *job, stdout=out)
+        _, errors = running.communicate(timeout=200)
     run = tmp_path / "run"
     texts = [*hidden.values(), *map(secret, ("Pager", "Hook", "Git")), signed]
 
-    assert run.is_dir(), done.stderr
+    assert run.is_dir(), errors
     assert where(run, texts) == []
     assert {path.split("/")[1] for path, _ in received} == {"slack", "hook"}
     assert [t for t in texts if t in json.dumps([body for _, body in received])] == []
-    told = done.stderr.split("Traceback")[0]  # the job's own comes behind it
+    told = errors.split("Traceback")[0]  # the job's own comes behind it
     assert [t for t in texts if t in told] == []
     for words in (["status"], ["why"], ["audit", "show"], ["doctor", "--", *job[2:]]):
         said = supervise(*words, *([] if "doctor" in words else ["run"]))

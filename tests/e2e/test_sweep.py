@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 pytestmark = pytest.mark.slow
 
 SWEEP = """
-import hashlib, sys, time, torch
-torch.set_num_threads(1)
-torch.manual_seed(0)
+import hashlib
+
 teacher = torch.randn(16, 10)
-F = torch.nn.functional
 
 def train(model, optimizer, steps):
     step = 0
@@ -49,33 +45,23 @@ print("sha", hashlib.sha256(model[0].weight.detach().numpy().tobytes()).hexdiges
 LOWERS = """\
 version: supervise/v1
 policy: lowers
-summary: Halves a rate that is too high.
 mode: enforce
-detectors:
-  high: {kind: threshold, metric: learning_rate, gt: 0.01}
-rules:
-  - {id: rate, when: high, sev: SEV1, run: lower, cooldown: 100}
-budgets:
-  all: {max: 4, per: 10000}
-  lr_scale: {max: 4, per: 10000}
+detectors: {high: {kind: threshold, metric: learning_rate, gt: 0.01}}
+rules: [{id: rate, when: high, sev: SEV1, run: lower, cooldown: 100}]
+budgets: {all: {max: 4, per: 10000}, lr_scale: {max: 4, per: 10000}}
 escalate: {ladder: [lower, hold], reset_after: 5000}
-runbooks:
-  lower:
-    steps: [{lr_scale: {set: 0.5}}]
-    verify: {within: 100, clear_for: 50}
+runbooks: {lower: [lr_scale: {set: 0.5}, verify: {within: 100, clear_for: 50}]}
 warmup: 10
 probation: 20
 """
 
 
 @pytest.fixture
-def sweep(supervise, tmp_path):
+def sweep(supervise, script):
     """Run it supervised, and bare if nobody acts; returns the run and the rows of its frames."""
-    script = tmp_path / "sweep.py"
-    script.write_text(SWEEP)
 
     def watch(*args, policy="nano"):
-        job = [sys.executable, str(script), *args]
+        job = [*script(SWEEP), *args]
         run = supervise.run("--policy", policy, job=job)
         assert run.returncode == 0
         if not run.actions:

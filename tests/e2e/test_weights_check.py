@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -16,10 +14,8 @@ warmup: 10
 probation: 10
 savepoints: {every: 10, keep: 4}
 job: {rollback: in_process, probe_batch: true}
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 4.0}
-rules:
-  - {id: high, when: high, sev: SEV1, run: back, for: 2}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 4.0}}
+rules: [{id: high, when: high, sev: SEV1, run: back, for: 2}]
 runbooks:
   back:
     steps: [check_weights, pause, snapshot, {rollback: {at_least: 5, rewarm: 0}}, resume]
@@ -28,12 +24,6 @@ budgets: {all: {max: 4}, rollback: {max: 2}}
 """
 BAD_BATCHES, DAMAGE = range(60, 64), 100
 JOB = f"""\
-import time, torch
-from torch import nn
-from torch.nn import functional as F
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
 model = nn.Linear(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
 for step in range(140):
@@ -51,11 +41,9 @@ for step in range(140):
 """
 
 
-def test_bad_batches_are_left_alone_and_damaged_weights_are_not(supervise):
+def test_bad_batches_are_left_alone_and_damaged_weights_are_not(supervise, script):
     (supervise.home / "mine.yaml").write_text(POLICY)
-    (supervise.home / "train.py").write_text(JOB)
-    job = [sys.executable, "train.py"]
-    run = supervise.run("--policy", "mine.yaml", job=job)
+    run = supervise.run("--policy", "mine.yaml", job=script(JOB))
 
     assert run.intents[:2] == ["check_weights", "snapshot"], run.stderr
     withdrawn = run.kinds("abort", "withdrawn")[0]  # a late answer on a busy machine is another
@@ -67,12 +55,6 @@ def test_bad_batches_are_left_alone_and_damaged_weights_are_not(supervise):
 
 FLIP = 160
 CLASSIFIER = f"""\
-import time, torch
-from torch import nn
-from torch.nn import functional as F
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
 chance = torch.Generator().manual_seed(3)
 centres = 0.25 * torch.randn(10, 1, 8, 8, generator=chance)
 layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU()
@@ -94,9 +76,8 @@ for step in range(260):
 """
 
 
-def test_a_flipped_bit_that_costs_a_little_for_good_is_taken_back(supervise):
-    (supervise.home / "train.py").write_text(CLASSIFIER)
-    run = supervise.run("--policy", "nano", job=[sys.executable, "train.py"])
+def test_a_flipped_bit_that_costs_a_little_for_good_is_taken_back(supervise, script):
+    run = supervise.run("--policy", "nano", job=script(CLASSIFIER))
 
     assert run.actions == ["pause", "rollback", "resume"], run.stderr
     assert "SEV1 inc-1: One weight moved alone, and the loss is higher for it" in run.stderr

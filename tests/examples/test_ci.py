@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,16 +13,20 @@ import yaml
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 
+from supervise.cli import invoke
 from tests.support.supervised_run import JOBS
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """\
-import argparse, runpy, sys
+import argparse, pathlib, runpy, sys
 parser = argparse.ArgumentParser()
 for name in ("--out", "--seed"):
     parser.add_argument(name, required=True)
 seed = parser.parse_args().seed
-sys.argv = [JOB, "--steps", "400", "--seed", seed, "--exit", str(CODE)]
+if CODE:
+    pathlib.Path("result.txt").write_text("written to the working directory")
+steps = "400" if CODE else "100000"  # it is stopped after those of the gate
+sys.argv = [JOB, "--steps", steps, "--seed", seed, "--exit", str(CODE)]
 runpy.run_path(JOB, run_name="__main__")
 """
 
@@ -37,6 +42,7 @@ def workflow(tmp_path):
             (tmp_path / name).mkdir()
             script = f"JOB, CODE = {str(JOBS / 'tiny.py')!r}, {exit_code}\n{TRAIN}"
             (tmp_path / name / "train.py").write_text(script)
+        (tmp_path / "temporary").mkdir()
         summary = tmp_path / "summary.md"
         env = {
             **os.environ,
@@ -44,6 +50,7 @@ def workflow(tmp_path):
             "GITHUB_ACTIONS": "true",
             "GITHUB_STEP_SUMMARY": str(summary),
             "XDG_STATE_HOME": str(tmp_path / "state"),
+            "TMPDIR": str(tmp_path / "temporary"),
         }
         bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
         place = tmp_path / step["working-directory"]
@@ -58,8 +65,10 @@ def workflow(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_check_fails_for_a_candidate_that_crashes(workflow):
+def test_the_check_fails_for_a_candidate_that_crashes(workflow, tmp_path):
+    """And what it writes elsewhere is reported; nothing of either is left."""
     done, junit, summary = workflow(3)
+    gate = json.loads((tmp_path / "canary" / "gate.json").read_text())
 
     assert done.returncode == 1, done.stderr
     assert (junit.failures, junit.errors) == (1, 0)
@@ -69,6 +78,13 @@ def test_the_check_fails_for_a_candidate_that_crashes(workflow):
     assert "::error title=supervise canary FAIL::" in done.stderr
     assert "<h3>supervise canary: FAIL</h3>" in summary
     assert "<td>crash</td>\n<td>fail</td>" in summary
+    assert gate["reasons"] == ["crash: the candidate ended with exit code 3"]
+    assert gate["pairs"][0]["paired"] and gate["pairs"][0]["mean"] == 0.0
+    changed = f"files outside of its directory changed: {tmp_path / 'candidate' / 'result.txt'}"
+    assert f"while candidate-1 ran, {changed}" in gate["notes"]
+    assert "exit code 143" in done.stderr, "the baseline does not end by itself"
+    assert list((tmp_path / "canary" / "scratch").iterdir()) == []
+    assert invoke(["audit", "verify", str(tmp_path / "canary" / "audit.log")]) == 0
 
 
 @pytest.mark.chaos

@@ -25,6 +25,11 @@ class Base(pl.LightningModule):
         self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4))
         self.log_of_steps, self.total, self.count, self.started = [], 0.0, 0, 0.0
 
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
     def loss(self, batch):
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
@@ -69,11 +74,6 @@ class Automatic(Base):
     def lr_scheduler_step(self, scheduler, metric):    # the first thing behind the step
         self.book.after()
         super().lr_scheduler_step(scheduler, metric)
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 run(Automatic(), accumulate_grad_batches=2, gradient_clip_val=0.3)
 from lightning.fabric import Fabric

@@ -8,7 +8,7 @@ import pytest
 from supervise.core import fold_frames
 from tests.support.probed_job import check_frames
 
-SCRIPT = '''
+BEGIN = '''
 import atexit, hashlib, warnings
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -71,8 +71,15 @@ def step(model, optimizer, several):
 
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
-
-
+'''
+END = """
+told.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+SCRIPT = (
+    BEGIN
+    + """
 model = DistributedDataParallel(whole)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for n in range(6):
@@ -94,13 +101,14 @@ for value in whole.state_dict().values():
 emit(note="sha", sha=digest.hexdigest(), dtensor=type(value).__name__)
 emit(note="collectives", count=dist.distributed_c10d._get_default_group().
      _get_sequence_number_for_group())
-told.close()
-dist.barrier()
-dist.destroy_process_group()
+"""
+    + END
+    + """
 if "RANK" in os.environ:      # FSDP2 keeps gloo's threads, which may abort Python as it ends
     atexit._run_exitfuncs()
     os._exit(0)
-'''
+"""
+)
 
 
 def told(job):
@@ -155,7 +163,7 @@ def test_ranks_that_the_job_forks_are_told_apart(pair, ranks, untouched):
 
 
 APART = (
-    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    BEGIN
     + """
 model = DistributedDataParallel(whole)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -166,9 +174,8 @@ for layer in whole:
         fully_shard(layer)
 optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
 step(whole, optimizer, 1)
-dist.barrier()
-dist.destroy_process_group()
 """
+    + END
 )
 
 
@@ -198,7 +205,7 @@ def _digests(frame):
 
 
 PIPELINE = (
-    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    BEGIN
     + """
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -225,10 +232,8 @@ for kind, mean in ((ScheduleGPipe, True), (Schedule1F1B, True), (ScheduleGPipe, 
         loss = sum(part.item() for part in losses) / (4 if mean else 1)
         known = {"train_loss_raw": loss} if rank else {}
         emit(grad_global_norm=true, update_norm=moved, **known)
-told.close()
-dist.barrier()
-dist.destroy_process_group()
 """
+    + END
 )
 
 
@@ -247,7 +252,7 @@ def test_stages_of_a_pipeline(pair, ranks):
 
 
 SHARDS = (
-    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    BEGIN
     + """
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -273,10 +278,8 @@ for wrap in (
         optimizer.step()
         optimizer.zero_grad()
         emit(train_loss_raw=loss.item(), total=total.item())
-told.close()
-dist.barrier()
-dist.destroy_process_group()
 """
+    + END
 )
 
 
@@ -295,7 +298,7 @@ def test_the_norms_of_shards_add_up(pair, ranks):
 
 
 UNLIKE = (
-    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    BEGIN
     + """
 def go(model, optimizer, times, masked=False, clips=False):
     x, y = batch(2)
@@ -322,10 +325,8 @@ optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
 go(whole, optimizer, 1.0, clips=True)
 go(whole, optimizer, 1.0, clips=True)
 go(whole, optimizer, 1.0)
-told.close()
-dist.barrier()
-dist.destroy_process_group()
 """
+    + END
 )
 
 

@@ -1,5 +1,7 @@
 """Jobs that are told from outside to go on from a checkpoint that their library wrote."""
 
+from .test_lightning import BEGIN
+
 TRAINER = """
 from transformers import (
     GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -24,46 +26,30 @@ trainer.train(ARGUMENTS)
 finish(model)
 """
 
-LIGHTNING = """
-import logging, warnings
-warnings.filterwarnings("ignore", module="lightning")    # it advises more workers
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-import lightning.pytorch as pl
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        generator = torch.Generator().manual_seed(i)
-        return torch.randn(8, generator=generator), torch.randint(0, 4, (), generator=generator)
-
-class Net(pl.LightningModule):
+LIGHTNING = (
+    BEGIN
+    + """
+class Net(Base):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.net[2] = nn.Identity()     # nothing is random
 
     def training_step(self, batch, i):
-        return F.cross_entropy(self.net(batch[0]), batch[1])
+        return self.loss(batch)
 
     def on_before_optimizer_step(self, optimizer):
         pass_by(self.trainer.global_step)
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 keep = pl.callbacks.ModelCheckpoint("saved", "{step}", every_n_train_steps=5, save_top_k=-1)
 trainer = pl.Trainer(
     max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[keep],
     enable_model_summary=False, accumulate_grad_batches=1, default_root_dir="saved",
 )
-loader = torch.utils.data.DataLoader(Data(), batch_size=6, shuffle=False)
 net = Net()
-trainer.fit(net, loader)
+trainer.fit(net, loader(9))
 finish(net)
 """
+)
 
 
 def go_on(library_pair, script, whole, path, step):

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,10 +141,12 @@ class Supervise:
             job, cwd=self.home, env=self.env, capture_output=True, text=True, check=False
         )
 
-    def start(self, *args: object, **options: Any) -> subprocess.Popen[str]:
-        """Start `supervise ARGS`; `options` are those of Popen."""
+    def start(
+        self, *args: object, by: tuple[str, ...] = ("-m", "supervise"), **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start `supervise ARGS`, or `python BY ARGS`; `options` are those of Popen."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        argv = [sys.executable, "-m", "supervise", *map(str, args)]
+        argv = [sys.executable, *by, *map(str, args)]
         started = subprocess.Popen(argv, cwd=self.home, env=self.env, **(pipes | options))
         self._started.append(started)
         return started
@@ -188,3 +191,10 @@ def tiny(*args: object) -> list[str]:
 def nano(*args: object) -> list[str]:
     """Command line of the embedded example."""
     return [sys.executable, str(EXAMPLE), *map(str, args)]
+
+
+def sha(stdout: str) -> str:
+    """Return the digest of the weights that the small job prints at its end."""
+    found = re.search(r"sha ([0-9a-f]+)", stdout)
+    assert found, stdout
+    return found[1]
