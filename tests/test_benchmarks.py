@@ -195,24 +195,3 @@ def test_an_update_that_a_scaler_refuses_is_a_row_too(live, monkeypatch):
     found = live.run(program, [Cell(program, "nan_gradient", 0, 2)])
 
     assert [len(result["losses"]) for result in found.values()] == [6, 6]
-
-
-@pytest.mark.chaos
-def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(scorer, tmp_path):
-    """On the recordings of the proving ground; the policies have the rule from one pack."""
-    from pyarrow import parquet
-
-    from supervise.lab import run_backtest
-
-    policy = tmp_path / "ordered.yaml"
-    policy.write_text("version: supervise/v1\npolicy: ordered\nmode: observe\nuse: [loss_spike]\n")
-    told = set()
-    wanted = [f"{name}-{seed}" for name in ("healthy", "rate_x30") for seed in range(4)]
-    for path in sorted(scorer.RECORDINGS.glob("*.parquet")):
-        some = tmp_path / path.name
-        parquet.write_table(parquet.read_table(path, filters=[("run", "in", wanted)]), some)
-        for outcomes in run_backtest([some], [str(policy)], {}, 1, []):
-            runs = {each.run for each in outcomes if each.firings.get("loss_spike.ordered")}
-            assert not any(run.startswith(scorer.HEALTHY) for run in runs), (path.stem, runs)
-            told |= {path.stem} if runs else set()
-    assert len(told) >= 8, told

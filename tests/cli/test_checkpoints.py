@@ -43,15 +43,6 @@ def test_json_and_an_empty_register(keep_run, supervise):
     assert supervise("checkpoints", run / "journal")[0] == 64
 
 
-def test_a_register_that_is_none(keep_run, supervise):
-    run = keep_run([]).path
-    (run / "checkpoints.json").write_text("[]")
-
-    code, _, err = supervise("checkpoints", run)
-
-    assert code == 64 and "is not a register of checkpoints" in err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_newest_is_verified_on_request(keep_run, supervise, tmp_path, code):
@@ -72,7 +63,10 @@ def test_the_newest_is_verified_on_request(keep_run, supervise, tmp_path, code):
     assert newest is not None and newest.state == ("bad" if code else "verified")
 
 
-def test_a_run_without_checkpoints_has_none_to_verify(keep_run, supervise):
-    code, _, err = supervise("checkpoints", "--verify", keep_run([]).path)
-
+def test_a_run_without_checkpoints_and_a_register_that_is_none(keep_run, supervise):
+    run = keep_run([]).path
+    code, _, err = supervise("checkpoints", "--verify", run)
     assert code == 64 and "no checkpoint that could be verified" in err
+    (run / "checkpoints.json").write_text("[]")
+    code, _, err = supervise("checkpoints", run)
+    assert code == 64 and "is not a register of checkpoints" in err
