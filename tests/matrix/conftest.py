@@ -2,13 +2,9 @@
 
 import math
 import re
-import time
 
 import pytest
 
-from supervise.core.model import Frame
-from supervise.runtime import Segments
-from tests.support import probed_job
 from tests.support.probed_job import JobServer
 
 LIBRARIES = ("transformers.trainer", "accelerate", "lightning.pytorch.trainer.trainer")
@@ -138,40 +134,3 @@ def pair(make_folder):
 def library_pair(make_folder):
     """Runs scripts that use a training library."""
     yield from pair_of_servers(make_folder, LIBRARIES)
-
-
-@pytest.fixture(scope="session")
-def pair_preamble():
-    """What comes in front of a script of this directory."""
-    return probed_job.PREAMBLE + PREAMBLE
-
-
-@pytest.fixture(scope="session")
-def quiet():
-    """Environment of jobs that use these libraries."""
-    return QUIET
-
-
-@pytest.fixture(scope="session")
-def ranks():
-    """One job per segment in a job's folder, in order of rank, all frames read."""
-    return probed_job.rank_jobs
-
-
-@pytest.fixture(scope="session")
-def segments():
-    """The steps of the frames that a supervisor would read, in the order in which it reads them."""
-
-    def read(folder):
-        found = Segments(folder / "shm", folder / "probe", time.monotonic_ns)
-        events = [event for _ in range(8) for event in found.poll()]
-        found.close()
-        return [event.step for event in events if isinstance(event, Frame)]
-
-    return read
-
-
-@pytest.fixture(scope="session")
-def surroundings():
-    """Writes what a supervisor would have written into a folder, returns the environment."""
-    return probed_job.job_environment

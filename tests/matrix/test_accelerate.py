@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from supervise.cli import invoke as run_cli
+from tests.support import probed_job
+
+from .conftest import PREAMBLE, QUIET
 
 TRAIN = """
 from accelerate import Accelerator
@@ -50,38 +53,18 @@ for epoch in range(2):                     # 7 updates of two batches, and one o
     accelerator.save_state(f"saved-{epoch}")
 finish(accelerator.unwrap_model(model))
 """
-OPTIONS = (
-    "--cpu",
-    "--num_processes",
-    "1",
-    "--num_machines",
-    "1",
-    "--mixed_precision",
-    "bf16",
-    "--dynamo_backend",
-    "no",
-)
+OPTIONS = "--cpu --num_processes 1 --num_machines 1 --mixed_precision bf16 --dynamo_backend no"
 
 
-def test_accelerate_launch(tmp_path, pair_preamble, quiet, capsys):
+def test_accelerate_launch(tmp_path, capsys):
     """One rank among launcher, job and worker; every number; the same words and weights without."""
     script = tmp_path / "train.py"
-    script.write_text(pair_preamble + TRAIN)
+    script.write_text(probed_job.PREAMBLE + PREAMBLE + TRAIN)
     bin_folder = Path(sys.executable).parent
-    launch = [str(bin_folder / "accelerate"), "launch", *OPTIONS, str(script)]
-    watched = [
-        sys.executable,
-        "-m",
-        "supervise",
-        "--policy",
-        "observe",
-        "--quiet",
-        "--run-dir",
-        str(tmp_path / "run"),
-        "--",
-        *launch,
-    ]
-    environ = {**os.environ, **quiet, "OMP_NUM_THREADS": "1"}
+    launch = [str(bin_folder / "accelerate"), "launch", *OPTIONS.split(), str(script)]
+    given = ["--policy", "observe", "--quiet", "--run-dir", str(tmp_path / "run")]
+    watched = [sys.executable, "-m", "supervise", *given, "--", *launch]
+    environ = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1"}
     ways = {"bare": (launch, {"SUPERVISE_DISABLE": "1"}), "watched": (watched, {})}
     started = {}
     for name, (command, more) in ways.items():

@@ -5,11 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+from supervise.core.model import Frame
+from supervise.runtime import Segments
 from tests.support import supervised_run
-from tests.support.probed_job import check_frames
+from tests.support.probed_job import check_frames, job_environment, rank_jobs
 
 TRAIN = """
 import hashlib, json, math, os, sys
@@ -100,7 +103,7 @@ def check(job, expected):
     assert set(job.segment().status()["collectors"].values()) == {"on"}
 
 
-def test_however_python_is_started(make_folder, surroundings, ranks, expected):
+def test_however_python_is_started(make_folder, expected):
     """As a module of a package, as a string with torch imported late in a thread, from standard
     input, in another directory and another thread."""
     running = []
@@ -109,7 +112,7 @@ def test_however_python_is_started(make_folder, surroundings, ranks, expected):
         (folder / "job").mkdir()
         for name, text in (("__init__", ""), ("lib", TRAIN), ("train", PACKAGE)):
             (folder / "job" / f"{name}.py").write_text(text)
-        environ = {**os.environ, **surroundings(folder)}
+        environ = {**os.environ, **job_environment(folder)}
         environ["PYTHONPATH"] += os.pathsep + supervised_run.FAST_TORCH
         with (folder / "out").open("wb") as out:
             process = subprocess.Popen(
@@ -124,7 +127,7 @@ def test_however_python_is_started(make_folder, surroundings, ranks, expected):
     for folder, process, stdin in running:
         process.communicate(stdin.encode() if stdin else None)
         assert (process.returncode, (folder / "out").read_text()) == (0, "")
-        (job,) = ranks(folder)
+        (job,) = rank_jobs(folder)
         check(job, expected)
 
 
@@ -140,15 +143,18 @@ train(told="told")
 )
 
 
-def test_a_program_that_replaces_itself_is_watched_again(pair, ranks, segments, expected):
+def test_a_program_that_replaces_itself_is_watched_again(pair, expected):
     """The pid is the same, the segment is a new one; the supervisor reads both, one by one."""
     job = pair.probed.run(EXEC)
-    first, second = ranks(job.folder)
+    first, second = rank_jobs(job.folder)
     assert first.column("step") == [0, 1, 2] and job.err == ""
     assert first.segment().pid == second.segment().pid
     assert "off" not in job.marks
     check(second, expected)
-    assert segments(job.folder) == [0, 1, 2, *range(8)]
+    read = Segments(job.folder / "shm", job.folder / "probe", time.monotonic_ns)
+    events = [event for _ in range(8) for event in read.poll()]
+    read.close()
+    assert [e.step for e in events if isinstance(e, Frame)] == [0, 1, 2, *range(8)]
 
 
 WORKERS = """

@@ -6,7 +6,10 @@ import math
 import pytest
 
 from supervise.core import fold_frames
-from tests.support.probed_job import check_frames
+from tests.support import probed_job
+from tests.support.probed_job import check_frames, rank_jobs
+
+from .conftest import PREAMBLE
 
 BEGIN = '''
 import atexit, hashlib, warnings
@@ -146,19 +149,19 @@ def check(both, job, untouched):
     assert norms[0][6:] != norms[1][6:]  # FSDP2: each rank knows its shard
 
 
-def test_under_torchrun(launch, make_folder, pair_preamble, ranks, untouched):
+def test_under_torchrun(launch, make_folder, untouched):
     folder = make_folder()
-    (folder / "train.py").write_text(pair_preamble + SCRIPT)
+    (folder / "train.py").write_text(probed_job.PREAMBLE + PREAMBLE + SCRIPT)
     argv = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     job = launch(None, *argv, folder=folder)
-    check(ranks(job.folder), job, untouched)
+    check(rank_jobs(job.folder), job, untouched)
     assert (folder / "out").read_text() == "" and not job.err.replace("\n", "")
 
 
-def test_ranks_that_the_job_forks_are_told_apart(pair, ranks, untouched):
+def test_ranks_that_the_job_forks_are_told_apart(pair, untouched):
     """By their process group, where the environment says nothing."""
     job = pair.probed.run(SCRIPT)
-    check(ranks(job.folder), job, untouched)
+    check(rank_jobs(job.folder), job, untouched)
     assert job.err == "" and (job.folder / "out").read_text() == ""
 
 
@@ -179,10 +182,10 @@ step(whole, optimizer, 1)
 )
 
 
-def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair, ranks):
+def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair):
     order = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
     job = pair.probed.run(APART, sampling={"weights": 1, "share": 1.0}, drills=[order])
-    frames = [each.frames for each in ranks(job.folder)]
+    frames = [each.frames for each in rank_jobs(job.folder)]
     digests = [[_digests(frame) for frame in each] for each in frames]
     same = [a == b for a, b in zip(*digests, strict=True) if a and b]
     assert len(same) >= 5 and same[0] and not same[-1] and sorted(same, reverse=True) == same
@@ -190,11 +193,11 @@ def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair, ra
     assert digests[0][8] == digests[1][8] == {}
 
 
-def test_ranks_may_be_fed_the_same_batch(pair, ranks):
+def test_ranks_may_be_fed_the_same_batch(pair):
     order = {"fault": "same_batch", "step": 4, "params": {"steps": 3}}
     job = pair.probed.run(APART, drills=[order])
     inputs = [
-        [frame.get("batch_fingerprint") for frame in each.frames] for each in ranks(job.folder)
+        [frame.get("batch_fingerprint") for frame in each.frames] for each in rank_jobs(job.folder)
     ]
     same = [a == b for a, b in zip(*inputs, strict=True)]
     assert same[4:7] == [True] * 3 and not any(same[1:4])
@@ -237,13 +240,13 @@ for kind, mean in ((ScheduleGPipe, True), (Schedule1F1B, True), (ScheduleGPipe, 
 )
 
 
-def test_stages_of_a_pipeline(pair, ranks):
+def test_stages_of_a_pipeline(pair):
     """The last one knows the loss, averaged over micro-batches where their gradients are."""
     untouched = told(pair.bare.run(PIPELINE))
     job = pair.probed.run(PIPELINE)
 
     assert told(job) == untouched
-    for rank, (each, rows) in enumerate(zip(ranks(job.folder), untouched, strict=True)):
+    for rank, (each, rows) in enumerate(zip(rank_jobs(job.folder), untouched, strict=True)):
         assert each.column("step") == list(range(12)) == list(range(len(rows)))
         check_frames(each.frames, rows, rel=1e-5)
         assert all(("train_loss_raw" in frame) == (rank == 1) for frame in each.frames)
@@ -283,10 +286,10 @@ for wrap in (
 )
 
 
-def test_the_norms_of_shards_add_up(pair, ranks):
+def test_the_norms_of_shards_add_up(pair):
     untouched = told(pair.bare.run(SHARDS))
     job = pair.probed.run(SHARDS)
-    frames = [each.frames for each in ranks(job.folder)]
+    frames = [each.frames for each in rank_jobs(job.folder)]
 
     assert told(job) == untouched
     assert [len(each) for each in frames] == [9, 9]
@@ -330,14 +333,14 @@ go(whole, optimizer, 1.0)
 )
 
 
-def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair, ranks):
+def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair):
     """What only one of them sees makes none of them skip: a batch that is masked to nothing, and an
     element of a shard, unless the clip by the norm of all shards brings it to all."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
     drill = {"fault": "nan_grad", "params": {"alone": 1}, "rank": 0}
     drills = [{**drill, "step": 5}, {**drill, "step": 6}]
     job = pair.probed.run(UNLIKE, safeguards=order, drills=drills)
-    both = ranks(job.folder)
+    both = rank_jobs(job.folder)
 
     skipped = [each.column("update_skipped") for each in both]
     assert skipped == [[0, 0, 1, 0, 0, 1, 0]] * 2
