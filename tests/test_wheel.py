@@ -98,29 +98,23 @@ def test_the_sdist_can_be_built_and_tested(dist):
     assert {f"tests/{name}" for name in files("tests")} <= names
 
 
-def test_it_runs_without_the_source(installed, tmp_path):
-    """The version and the place it was imported from."""
-    version = run(["-m", "supervise", "--version"], cwd=tmp_path, path=installed)
-    where = "import supervise, supervise_probe; print(supervise.__file__, supervise_probe.__file__)"
-    places = run(["-c", where], cwd=tmp_path, path=installed).stdout.split()
-
-    assert version.stdout.startswith("supervise, version ")
-    assert [Path(place).parents[1] for place in places] == [installed, installed]
-
-
-def test_what_ships_beside_the_code_is_found(installed, tmp_path):
+def test_it_runs_without_the_source_and_finds_what_ships_beside_it(installed, tmp_path):
     """Policies, packs, runbooks, the example, and the way into the job."""
+    version = run(["-m", "supervise", "--version"], cwd=tmp_path, path=installed)
     script = """
-from supervise.catalog import shipped
+import supervise, supervise_probe
+from supervise.catalog import shipped_folder
 from supervise.runtime.environment import inject_dir
-for folder in (shipped.folder(k) for k in ("policies", "policies/packs", "runbooks", "examples")):
+for folder in map(shipped_folder, ("policies", "policies/packs", "runbooks", "examples")):
     print(folder, len(list(folder.rglob("*.yaml"))))
-print(shipped.folder("examples") / "nano" / "train.py")
+print(shipped_folder("examples") / "nano" / "train.py")
 print(inject_dir() / "sitecustomize.py")
+print(supervise.__file__, supervise_probe.__file__, sep="\\n")
 """
     lines = run(["-c", script], cwd=tmp_path, path=installed).stdout.splitlines()
     counts = [int(line.split()[1]) for line in lines[:4]]
 
+    assert version.stdout.startswith("supervise, version ")
     assert all(line.startswith(str(installed)) for line in lines)
     assert all(count > 0 for count in counts[:3])
     assert all(Path(line).is_file() for line in lines[4:])

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -162,24 +163,19 @@ def test_a_journal_that_is_incomplete_is_told(supervise, recorded, tmp_path):
     assert "record the journal is incomplete from event 2 on" in out
 
 
-def test_a_dead_supervisor_is_not_passed_off_as_a_healthy_run(supervise, recorded):
-    """The job goes on without it, and nobody looks."""
+def test_what_is_known_of_a_job_without_a_supervisor(supervise, recorded):
+    """It goes on, and nobody looks; or neither of them is there any more."""
     run = recorded([Launched(1, os.getpid(), 0)], end=None)
     run.write_json("state.json", STATE)
-    out = supervise("status", run.path)[1]
-    assert f"running (pid {os.getpid()}), not supervised: its supervisor died" in out
+    text = f"running (pid {os.getpid()}), not supervised: its supervisor died"
+    assert text in supervise("status", run.path)[1]
 
-
-def test_a_job_that_vanished_is_said_to_be_gone(supervise, recorded):
-    """Neither it nor its supervisor is there any more."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
+    shutil.rmtree(run.path)
     run = recorded([Launched(1, gone.pid, 0)], end=None)
-
-    assert (
-        "exit status unknown; `supervise adopt RUN` tries to recover it"
-        in supervise("status", run.path)[1]
-    )
+    text = "exit status unknown; `supervise adopt RUN` tries to recover it"
+    assert text in supervise("status", run.path)[1]
     assert json.loads(supervise("status", "--json", run.path)[1])["job"] == "lost"
 
 

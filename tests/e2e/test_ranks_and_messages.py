@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -42,20 +41,6 @@ def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
     proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
     assert [proof["verdict"] for proof in proofs] == ["equal"] * 2
     run.prove()
-
-
-@pytest.fixture
-def told_by(tmp_path):
-    """A function that writes the policy nano with these channels too."""
-
-    def write(*channels: str) -> Path:
-        nano = Path(__file__).parents[2] / "policies" / "nano.yaml"
-        policy = tmp_path / "told.yaml"
-        lines = "".join(f"  {channel}\n" for channel in channels)
-        policy.write_text(nano.read_text().replace("notify:\n", f"notify:\n{lines}"))
-        return policy
-
-    return write
 
 
 def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver):
@@ -97,12 +82,12 @@ def silent_receiver():
         yield server
 
 
-def test_signals_in_the_closing_seconds_lose_nothing(supervise, silent_receiver, told_by):
+def test_signals_in_the_closing_seconds_lose_nothing(supervise, silent_receiver):
     """While a page waits for its answer: the last record and the exit code stay what they are."""
     supervise.env["HOOK_URL"] = "http://{}:{}/".format(*silent_receiver.getsockname())
-    policy = told_by("webhook: {url_env: HOOK_URL}")
     job = [sys.executable, "-c", "raise SystemExit(3)"]
-    running = supervise.start("--policy", policy, "--run-dir", "run", "--", *job)
+    options = ("--policy", "nano", "--notify", "webhook:HOOK_URL", "--run-dir", "run")
+    running = supervise.start(*options, "--", *job)
     silent_receiver.settimeout(60)
     page, _ = silent_receiver.accept()
     for name in ("TERM", "INT", "TERM", "HUP"):
