@@ -52,7 +52,7 @@ until("ckpt-2", "bad")
 while "checkpoint.verification_failed" not in (register.parent / "audit.log").read_text():
     step()
     time.sleep(0.05)
-save("last.pt")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, out / "last.pt")
 (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:20_000])
 """
 
