@@ -54,7 +54,7 @@ def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
     assert "seen (SEV2" in why and "policies/" in why
     run = supervise.run_of()
     would = [r for r in run.kinds("suppressed") if r["data"]["suppressed_by"] == "mode:shadow"]
-    assert [step["verb"] for step in would[0]["data"]["would"]] == ["lr_scale"]
+    assert "lr_scale" in [step["verb"] for step in would[0]["data"]["would"]]
     assert run.intents == []
     supervise.prove()
     asked = supervise("why-not", "run", "--rule", "high", "--step", "199")
