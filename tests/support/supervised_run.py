@@ -152,13 +152,17 @@ class Supervise:
         return started
 
     def close(self) -> None:
-        """Kill what a failed test has left running."""
+        """Kill what a failed test has left running, and close all pipes."""
         for popen in self._started:
             if popen.poll() is None:
                 for process in psutil.Process(popen.pid).children(recursive=True):
                     process.kill()
                 popen.kill()
-                popen.communicate()
+                popen.wait()
+            for pipe in (popen.stdin, popen.stdout, popen.stderr):
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
 
     def run(self, *options: object, job: list[str], name: str = "run") -> Run:
         """Run `supervise OPTIONS --run-dir name -- JOB`."""
