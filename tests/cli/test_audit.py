@@ -17,8 +17,13 @@ def test_a_directory_that_is_no_run_is_refused_with_a_way_out(
     assert f"did you mean {tmp_path / 'run'}?" in supervise(*looking, tmp_path)[2]
 
 
-def test_a_changed_byte_is_exit_1_and_names_the_record(supervise, recorded):
+def test_records_are_shown_as_stored_and_a_changed_byte_is_exit_1(supervise, recorded):
     run = recorded()
+    code, out, err = supervise("audit", "show", "--json", run.path)
+    stored = [line[65:] for line in run.audit_path.read_text().splitlines()]
+    assert (code, err, out.splitlines()) == (0, "", stored)
+    assert [json.loads(line)["seq"] for line in stored] == list(range(len(stored)))
+
     data = bytearray(run.audit_path.read_bytes())
     at = data.index(b"\n") + 200
     data[at] ^= 1
@@ -68,14 +73,3 @@ def test_a_copy_of_a_log_can_be_checked_alone(supervise, recorded, tmp_path):
     code, out, _ = supervise("audit", "verify", run.path)
     assert code == 1
     assert "belongs to the run" in out
-
-
-def test_show_prints_the_records_as_json(supervise, recorded):
-    """One object a line, as stored, and nothing else on stdout."""
-    run = recorded()
-
-    code, out, err = supervise("audit", "show", "--json", run.path)
-    assert (code, err) == (0, "")
-    stored = [line[65:] for line in run.audit_path.read_text().splitlines()]
-    assert out.splitlines() == stored
-    assert [json.loads(line)["seq"] for line in stored] == list(range(len(stored)))
