@@ -124,6 +124,12 @@ CHANGES = [
         "sev: SEV1, phases: {early: off}}\ninhibit:\n  - {by_rule: dead, mute: [¦spike]",
         "dead cannot mute spike, which is more severe in phase early",
     ),
+    (
+        "mode: enforce",
+        "notify: {webhook: {url_env: U, allow_http: ¦maybe}}",
+        "notify.webhook.allow_http should be true or false",
+    ),
+    ("mode: enforce", "use: ¦hang", "use should be a list, each item a name of letters"),
     ("mode: enforce", "notify: {¦slak: {}}", "notify: no notifier 'slak' (did you mean 'slack'"),
     ("mode: enforce", "notify: {slack: {¦url: x}}", "notify.slack has no key 'url' (did you"),
     ("mode: enforce", "machine: ¦{any: {exited: halted}}", "machine: 'acting' can never be reac"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import threading
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints import Entry, FileFacts, PinStore, RunPosition
+from supervise.checkpoints import RunPosition
 
-from .guard_driver import Overwriter, overwrite_during_verification, slow_verification
+from .guard_driver import GuardDriver, Overwriter, overwrite_during_verification, slow_verification
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 
@@ -240,19 +239,6 @@ def test_lost_copy_is_not_called_good(driver):
     assert path.read_text() == "good 3"
 
 
-BYTES = bytes(range(256)) * 300_000  # several pieces
-
-
-@pytest.fixture
-def entry(tmp_path):
-    """A verified checkpoint of one file."""
-    path = tmp_path / "out" / "a.pt"
-    path.parent.mkdir()
-    path.write_bytes(BYTES)
-    file = FileFacts(len(BYTES), hashlib.sha256(BYTES).hexdigest())
-    return Entry("ckpt-1", str(path), bytes=len(BYTES), files={"a.pt": file})
-
-
 @pytest.fixture
 def elsewhere(tmp_path):
     """A directory on another file system."""
@@ -263,25 +249,30 @@ def elsewhere(tmp_path):
     shutil.rmtree(folder)
 
 
-def test_disk_reserve_stays_free(tmp_path):
-    assert "are needed, and" in PinStore(tmp_path, link=False, stopped=bool).no_room(1 << 60)
-    assert PinStore(tmp_path, link=False, stopped=bool).no_room(0) == ""
-    assert PinStore(tmp_path, link=True, stopped=bool).no_room(1 << 60) == ""
-
-
-def test_pin_on_another_disk(entry, elsewhere):
+def test_pin_on_another_disk(tmp_path, elsewhere):
     """Copies are complete; moved files stay on their disk under a hidden name."""
-    pins, path = PinStore(elsewhere, link=False, stopped=bool), Path(entry.path)
-    pins.pin(entry)
-    assert pins.data(entry).read_bytes() == BYTES
-    path.write_bytes(b"torn")
+    driver = GuardDriver(tmp_path, run=elsewhere / "run")
+    content = "good " + "x" * 20_000_000  # several pieces
+    path = driver.write("a.pt", content, step=9)
+    assert driver.run_once() == [("ckpt-1", 9, True)] and driver.pinned() == ["ckpt-1"]
+    path.write_text("torn")
 
-    moved = pins.put_in_place(entry, pins.stage(entry))
+    (moved,) = map(Path, driver.guard.restore("ckpt-1").moved)
 
-    assert path.read_bytes() == BYTES
-    assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"
-    with pytest.raises(OSError, match="cross-device"):
-        PinStore(elsewhere, link=True, stopped=bool).pin(entry)
+    assert path.read_text() == content
+    assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_text() == "torn"
+    driver.guard.close()
+
+
+def test_link_to_another_disk_is_reported(tmp_path, elsewhere):
+    driver = GuardDriver(tmp_path, run=elsewhere / "run")
+    driver.open(pin="link")
+    driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+
+    assert driver.pinned() == []
+    assert "cross-device" in " ".join(event.message for event in driver.events)
+    driver.guard.close()
 
 
 def test_weights_alone_do_not_replace_what_the_job_resumes_from(driver):

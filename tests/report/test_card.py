@@ -7,6 +7,7 @@ next.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from supervise.catalog import load_policy
+from supervise.cli import invoke
 from supervise.core.model import (
     ActionFinished,
     ActionOrder,
@@ -24,6 +26,7 @@ from supervise.core.model import (
     ElseHappened,
     EvalShifted,
     Failure,
+    Frame,
     IncidentOpened,
     Message,
     NormsStayed,
@@ -31,47 +34,37 @@ from supervise.core.model import (
     Questions,
     Rejoined,
     RuleFired,
+    RuleJoined,
     Verdict,
     decision_record,
     format_reading,
 )
 from supervise.report import (
-    STEPS_AFTER,
-    STEPS_BEFORE,
-    Condition,
-    FiredRule,
     Record,
     RunOrigin,
-    Status,
-    Tape,
-    action_texts,
+    Tapes,
     build_incident_report,
-    cause_sentence,
     closing_receipt,
-    cost_sentence,
+    cost_warning,
     count_outcomes,
     describe_incident_files,
     files_of_incident,
     full_incident,
-    incident_actions,
     incident_ids,
-    incident_page,
-    incident_rows,
-    incident_schema,
-    input_sentences,
     is_closing,
     read_records,
     read_tapes,
+    record_troubles,
     records_of,
     sparkline,
-    summarize_incident,
     with_report,
 )
 from supervise.store import RunDescription
 from tests.golden import frozen, stories
 
 ALL_HEADS = ["Cause", "Did", "Cost", "Proof", "Loss"]
-VALID = jsonschema.Draft7Validator(incident_schema())
+SCHEMA = frozen.ROOT / "policies" / "incident.schema.json"
+VALID = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
 
 
 @pytest.fixture
@@ -106,104 +99,102 @@ def verdict(kind, advice=""):
     )
 
 
+ORDERED = ActionRef("inc-1/1/1-x")
+
+
 def planned(verb, **args):
     """Return the intent of an action on the job."""
+    touches = verb != "snapshot"
     order = ActionOrder(
-        id="a-1", verb=verb, runbook="restart", args=args, destructive=True, touches_job=True
+        id=ORDERED.id,
+        verb=verb,
+        runbook="restart",
+        args=args,
+        destructive=touches,
+        touches_job=touches,
     )
     return ActionPlanned(step=201, reason="", action=order, budget={})
 
 
-def recorded(seq, decision):
-    """Return the record of a decision."""
-    head = {"seq": seq, "actor": "engine", "mono_ns": seq}
-    return Record.decode(decision_record(decision) | head)
+def finished(**result):
+    return ActionFinished(reason="done", action=ORDERED, result=result)
 
 
-OPENED = IncidentOpened(reason="", runbook="", breach_step=0, band=None, rule="hang.stuck")
+def noticed(what, reason="", **details):
+    return NoticeTaken(reason=reason, what=what, rank=None, at_step=None, details=details)
+
+
+def built(*decisions):
+    """Return the report of an incident with these records behind its opening."""
+    opened = IncidentOpened(
+        step=199,
+        severity="SEV1",
+        reason="SEV1 hang",
+        runbook="",
+        breach_step=0,
+        band=None,
+        rule="hang.stuck",
+    )
+    head = {"actor": "engine", "incident": "inc-1", "wall": stories.WALL}
+    records = [
+        Record.decode(decision_record(decision) | head | {"seq": n, "mono_ns": n, "event": n})
+        for n, decision in enumerate((opened, *decisions))
+    ]
+    origin = RunOrigin.from_description(RunDescription(), "RUN", "")
+    return build_incident_report(records, "inc-1", origin, {})
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
-    told = [
+    report = built(
         planned("relaunch", step=99),
-        ActionFinished(reason="done", action=ActionRef("a-1"), result={"pid": 7}),
-        NoticeTaken(
-            reason="",
-            what="resume-refused" if refused else "resumed",
-            rank=None,
-            at_step=None,
-            details={},
-        ),
-    ]
-    records = [recorded(n, decision) for n, decision in enumerate(told)]
-    (did,) = action_texts(incident_actions(records), verified=False)
+        finished(pid=7),
+        noticed("resume-refused" if refused else "resumed"),
+    )
 
     went_on = "started again from the checkpoint of step 99"
     anew = "started again, NOT from the checkpoint of step 99: it trains from its own start"
-    assert did == (anew if refused else went_on)
+    assert report.response.text == (anew if refused else went_on)
 
 
-def test_a_standstill_explains_what_ends_it():
+@pytest.mark.parametrize("still", ["rank 2 waits", ""])
+def test_a_standstill_explains_what_ends_it(still):
     """Our own stop, a timeout of a collective: the rank that stood still is the cause of both."""
-    error = Failure("exception", "SignalException", "got signal: 15")
-    texts = [
-        cause_sentence(OPENED, [], failure=error, standstill=still)[0].text
-        for still in ("rank 2 waits", "")
-    ]
-    assert texts == ["rank 2 waits", "SignalException: got signal: 15"]
+    error = {"kind": "exception", "type": "SignalException", "message": "got signal: 15"}
+    report = built(
+        planned("snapshot"),
+        finished(**{"standstill": still} if still else {}),
+        noticed("failure", "SignalException: got signal: 15", **error),
+    )
+
+    assert report.cause.text == (still or "SignalException: got signal: 15")
 
 
-def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
+def test_progress_is_lost_where_the_loop_went_on():
+    """Its steps are not made again, so they are not called repeated."""
+    cost = built(planned("rollback"), finished(step=175)).cost
+
+    assert (cost.steps_lost, cost.steps_repeated) == (26, 0)
+    assert cost.text == "the progress of 26 steps lost"
+
+
+@pytest.mark.parametrize(
+    ("story", "text"),
+    [
+        (
+            "one-token",
+            "the inputs are one token, from step 203: "
+            "share of the commonest token = 1 (limit 0.99); ",
+        ),
+        ("repeated", "the same batch again and again, from step 20"),
+    ],
+)
+def test_what_the_model_was_given_is_the_cause_whatever_moved_first(story, text):
     """A rule about batches that joined the incident explains it; one that reads more does not."""
+    report = stories.report(story)
 
-    def condition(rule, metric, *, breach=True):
-        return Condition(
-            detector="d",
-            rule=rule,
-            severity="SEV1",
-            step=200,
-            is_breach=breach,
-            code="BREACH",
-            metric=metric,
-            value=1.0,
-            measure="value",
-            measured=1.0,
-            limit=0.99,
-            baseline=None,
-            signal=None,
-            nonfinite=[],
-            module="",
-            text="",
-            past=None,
-        )
-
-    def fired(rule, step, title):
-        moment = {"record": 1, "step": step, "attempt": 0, "wall": None}
-        more = {"severity": "SEV1", "rank": 0, "expression": "", "location": "", "runbook": None}
-        return FiredRule(rule=rule, title=title, **moment, **more)
-
-    loss = fired("loss_spike.jump", 200, "Loss spike"), condition("loss_spike.jump", "train_loss")
-    same = (
-        fired("data.constant", 202, "The inputs are one token"),
-        condition("data.constant", "batch_top1_share"),
-    )
-    stuck = (
-        fired("data.stuck", 203, "The same batch again and again"),
-        condition("data.stuck", "batch_fingerprint", breach=False),
-    )
-
-    def inputs(*pairs):
-        return input_sentences(*map(list, zip(*pairs, strict=True)))
-
-    assert inputs(loss) == ""
-    text = "the inputs are one token, from step 202: share of the commonest token = 1 (limit 0.99)"
-    assert inputs(loss, stuck, same) == text
-    assert inputs(loss, stuck) == "the same batch again and again, from step 203"
-
-    later = verdict("data event")
-    cause, trigger = cause_sentence(OPENED, [], diagnosis=later, inputs=text)
-    assert (cause.text, cause.is_known, trigger) == (text, True, "an unusual batch")
+    assert report.rules[0].rule == "loss_spike.jump"
+    assert report.cause.text.startswith(text) and report.cause.is_known
 
 
 def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
@@ -285,7 +276,7 @@ def test_the_page_stands_alone(name):
         severity="<svg onload=z>",
         failures=[failure],
     )
-    page = incident_page(report)
+    page = files_of_incident(report)["incident.html"]
     parsed = _Page(page)
 
     assert parsed.open == [] and parsed.foreign == []
@@ -341,28 +332,17 @@ def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
     assert found.next == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
 
 
-def test_progress_is_lost_where_the_loop_went_on():
-    """Its steps are not made again, so they are not called repeated."""
-    end = ActionFinished(reason="done", action=ActionRef("a-1"), result={"step": 175})
-    (action,) = incident_actions([recorded(0, planned("rollback")), recorded(1, end)])
-    cost = cost_sentence([action], status=Status.RECOVERED, acted=True)
-
-    assert (cost.steps_lost, cost.steps_repeated) == (26, 0)
-    assert cost.text == "the progress of 26 steps lost"
-
-
 def test_a_long_series_keeps_its_worst_points_and_its_bound():
     """Ten thousand frames after the opening are as many points as two hundred."""
-    tape = Tape(0)
-    for step in range(100):
-        tape.add(0, step, {"train_loss_raw": 2.0}, opened=False)
-    for step in range(100, 10_100):
+    tapes = Tapes()
+    names = ("train_loss_raw",)
+    for step in range(10_100):
         loss = 9.0 if step == 4321 else float("nan") if step == 8765 else 2.0
-        tape.add(0, step, {"train_loss_raw": loss}, opened=True)
-    series = tape.series()
+        tapes.add(Frame(step, 0, 0, step, (loss,)), names, opened=step >= 100)
+    series = tapes.select(0).series()
     losses = dict(zip(series.steps, series.signals["train_loss_raw"], strict=True))
 
-    assert len(losses) <= STEPS_BEFORE + STEPS_AFTER + 1 and series.opened_at == STEPS_BEFORE
+    assert len(losses) <= 60 + 200 + 1 and series.opened_at == 60
     assert losses[4321] == 9.0 and losses[8765] != losses[8765]
     assert series.window == [40, series.steps[-1]] and series.stride > 1
 
@@ -424,7 +404,7 @@ def test_two_runbooks_of_an_incident_are_two(made, small, tmp_path):
     assert report.proof.text.startswith("not recovered: calmer did not help")
 
 
-def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
+def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames, capsys):
     """A rule that fires in the very event that opens an incident belongs to it, and only to it."""
     run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
     records = read_records(run)
@@ -435,9 +415,8 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
         r.seq for r in records if isinstance(r.decision, RuleFired) and r.decision.rule == "spike"
     }
     assert len(fired & first) == len(fired & second) == 1
-    rows = [summarize_incident(records, name, {}) for name in ("inc-1", "inc-2")]
-    ends = ["RECOVERED: Loss out of its limit" in line for line in incident_rows(rows)]
-    assert ends == [True, True]
+    assert invoke(["why", str(run.path)]) == 0
+    assert capsys.readouterr().out.count("RECOVERED: Loss out of its limit") == 2
 
 
 def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frames):
@@ -509,3 +488,27 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
 def test_readings_in_words(numbers, words):
     """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
     assert format_reading(numbers) == words
+
+
+def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, make_frames):
+    """Nobody is paged for it."""
+    run = keep_run(make_frames(0, *[2.0] * 5))
+    assert not any("the probe took" in line for line in closing_receipt(run))
+
+    assert cost_warning(0.31, "RUN") == [
+        "  the probe took 31 % of a step; its parts: supervise status RUN"
+    ]
+    assert cost_warning(0.04, "RUN") == cost_warning(None, "RUN") == []
+
+
+def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
+    """It is an intervention; the receipt counts it as none."""
+    records = stories.played("operator").records
+    opened = next(r for r in records if r.kind == "incident")
+    joining = RuleJoined(reason="", incident="inc-1", rule="spike", runbook="")
+    joined = dataclasses.replace(opened, decision=joining)
+
+    assert opened.reason == "SEV2 lr_scale requested by operator"
+    assert record_troubles(records) == []
+    assert record_troubles([*records, joined]) == ["inc-1"]
+    assert record_troubles(stories.played("crash").records) == ["inc-1"]

@@ -31,7 +31,7 @@ from supervise.core.model import (
     Launched,
     Notice,
 )
-from supervise.report import MAX_OPEN, RunMetrics, metrics_endpoint
+from supervise.report import RunMetrics, metrics_endpoint
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics"
 UNITS = {name: spec.unit for name, spec in all_metrics().items() if "." not in name}
@@ -173,7 +173,7 @@ def test_a_client_that_is_slow_or_one_of_many_holds_nothing_up(serve, monkeypatc
     """Its connection is ended; the loop publishes meanwhile, and the next scrape is answered."""
     monkeypatch.setattr(metrics_endpoint, "OPEN_S", 0.4)
     served, _ = serve()
-    slow = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(MAX_OPEN + 4)]
+    slow = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8 + 4)]
     for each in slow:
         each.settimeout(4.0)  # the limit on one read alone is 5 s
         each.sendall(b"GET /metrics HT")

@@ -8,14 +8,9 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "discovery": (
-            "FileIdentity, find_current_path, has_optimizer_alongside, find_matches, "
-            "find_missing_files, find_checkpoint_root, stamp_files, explain_unusable"
+            "FileIdentity, explain_unusable, find_current_path, find_matches, stamp_files"
         ),
-        "registry": (
-            "Entry, FileFacts, METRICS as CHECKPOINT_METRICS, Register, RunFacts, VERIFIED, "
-            "read_registry"
-        ),
-        "retention": "PinStore",
+        "registry": "Register, RunFacts, VERIFIED, read_registry",
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
         "verification": "VerifierProcess",
