@@ -78,12 +78,9 @@ def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
     assert raised.value.exit_code == 65
 
 
-def test_a_policy_without_a_mode_starts_in_shadow(load: Loader) -> None:
+def test_only_enforce_arms_reflexes_and_keeps_savepoints(load: Loader) -> None:
+    """Weaker modes change nothing in the job, and cost it nothing; shadow is the default."""
     assert load("version: supervise/v1\n").mode == "shadow"
-
-
-def test_only_enforce_arms_reflexes_and_keeps_savepoints() -> None:
-    """Weaker modes change nothing in the job, and cost it nothing."""
     acting, looking = load_policy("nano"), load_policy("nano", mode="shadow")
 
     assert (acting.mode, looking.mode) == ("enforce", "shadow")

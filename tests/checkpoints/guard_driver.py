@@ -18,6 +18,7 @@ import msgspec
 import supervise_offline
 from supervise.checkpoints import CheckpointService, RunFacts, RunPosition, read_registry
 from supervise.core.model import Checkpoints, Notice
+from tests.support.waiting import wait_until
 
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
@@ -128,8 +129,7 @@ class GuardDriver:
     def verify_now(self, **within):
         """Verify at once, and wait until that is done."""
         self.guard.verify_now(**within)
-        while self.guard.is_verifying_now:
-            time.sleep(0.01)
+        wait_until(lambda: not self.guard.is_verifying_now)
 
     def entry(self, name):
         return next(e for e in self.entries() if e["id"] == name)

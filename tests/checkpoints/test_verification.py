@@ -144,8 +144,7 @@ def test_adopting_supervisor_continues_the_register(driver):
 def test_close_cancels_a_verification(driver):
     driver.write("a.pt", "hang", step=9)
     driver.guard.start()
-    while not driver.python.with_name("hanging").exists():
-        time.sleep(0.01)
+    wait_until(driver.python.with_name("hanging").exists)
 
     driver.guard.close()
 
@@ -211,8 +210,7 @@ def test_verify_now_after_a_crash(driver):
     driver.open(glob=("*.pt",), settle=600.0, share=0.001)
     driver.guard.start()
     driver.write("a.pt", "good 1", step=9)
-    while not driver.guard.poll():
-        time.sleep(0.01)  # from here on the guard pauses
+    wait_until(driver.guard.poll)  # from here on the guard pauses
     for number in (2, 3):
         driver.write(f"{number}.pt", f"good {number}", step=number * 10)
     driver.write("4.pt", "torn")
@@ -282,10 +280,7 @@ def test_lower_priority_when_the_job_restarts(driver):
     driver.write("a.pt", "hang", step=9)
     others = psutil.Process().children()  # other tests' servers
     driver.guard.verify_now()
-    until = time.monotonic() + 60
-    while not (started := driver.python.with_name("hanging")).exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert started.exists()
+    wait_until(driver.python.with_name("hanging").exists)
     (verifier,) = (each for each in psutil.Process().children() if each not in others)
     (thread,) = (t for t in threading.enumerate() if t.name == "verify now")
     assert niceness(verifier.pid) == {os.getpriority(os.PRIO_PROCESS, 0)}
@@ -347,8 +342,7 @@ def test_verify_awaited_cancels_a_verification_at_low_priority(driver):
     for verdicts in ([("ckpt-1", True)], []):
         verifying = threading.Thread(target=driver.guard.verify_next)
         verifying.start()
-        while not hanging.exists():
-            time.sleep(0.01)
+        wait_until(hanging.exists)
         hanging.unlink()
 
         assert verify_awaited(driver, before=20) == verdicts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from supervise.core.model import Decision
+from supervise.core.model import Decision, Notified
 from supervise.notifiers import message_of, render_console
 
 from .stories import RUN, STORIES, played
@@ -20,7 +20,8 @@ RECORDED = ("suppressed", "abort", "in_doubt")  # kinds whose reason `supervise 
 def lines_of(decision: Decision, frame: int) -> Iterator[str]:
     """Yield the lines that people read of one decision."""
     data = decision.data
-    if decision.kind == "notify_intent":
+    if isinstance(decision, Notified):
+        yield f"[frame {frame}] {decision.message.kind}, {decision.incident or 'no incident'}:"
         yield render_console(message_of(decision, RUN, HEAD), colour=False).rstrip("\n")
     elif decision.kind == "note" and data.get("what") == "operator":
         args = " ".join(f"{name}={value}" for name, value in data["args"].items())

@@ -32,24 +32,8 @@ def test_outbox_resumes_undelivered_messages(outbox):
     assert fresh.sent == []  # it was no channel of the one before
 
 
-def test_posting_never_blocks_and_every_outcome_is_reported(outbox):
-    gate = Gate()
-    sender = FakeSender(gate)
-    box = outbox(sender)
-    for n in range(50):
-        box.post(message(f"m{n}"), key=f"k{n}")
-    gate.entered.wait()
-    assert box.results == []
-
-    gate.go.set()
-    box.close()
-
-    assert outcome(box) == {f"k{n}": True for n in range(50)}
-    assert sender.titles == [f"m{n}" for n in range(50)]
-    assert box.results[0] == Result("fake", ("k0",), True, "delivered", 1)
-
-
-def test_most_severe_first(outbox):
+def test_posting_never_blocks_and_the_most_severe_goes_first(outbox):
+    """Every outcome is reported, with the number of tries."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -57,11 +41,17 @@ def test_most_severe_first(outbox):
     gate.entered.wait()
     for n, severity in enumerate(["INFO", "SEV2", "SEV1", "SEV0", "SEV2", "SEV0"]):
         box.post(message(f"{severity} {n}", severity), key=f"k{n}")
+    for n in range(50):
+        box.post(message(f"m{n}", "INFO"), key=f"m{n}")
+    assert box.results == []
 
     gate.go.set()
     box.close()
 
-    assert sender.titles == ["first", "SEV0 3", "SEV0 5", "SEV1 2", "SEV2 1", "SEV2 4", "INFO 0"]
+    ranked = ["SEV0 3", "SEV0 5", "SEV1 2", "SEV2 1", "SEV2 4", "INFO 0"]
+    assert sender.titles == ["first", *ranked, *(f"m{n}" for n in range(50))]
+    assert len(outcome(box)) == 57 and all(outcome(box).values())
+    assert box.results[0] == Result("fake", ("0",), True, "delivered", 1)
 
 
 def test_hanging_channel_delays_no_other(outbox):
@@ -92,6 +82,16 @@ def test_messages_on_one_incident_are_merged(outbox):
     assert sender.sent[0][1].facts == (("earlier", "spike opened · rolled back"),)
     assert outcome(box) == dict.fromkeys("abcd", True)
     assert ("a", "c", "d") in [result.keys for result in box.results]
+
+
+def test_sev0_is_sent_at_once(outbox):
+    sender = FakeSender(group_s=1000.0)
+    box = outbox(sender)
+    box.post(message("spike opened", "SEV1", "inc-1"), key="a")
+    box.post(message("loss is NaN", "SEV0", "inc-1"), key="b")
+
+    wait_until(lambda: sender.sent)
+    assert sender.titles == ["loss is NaN"]
 
 
 def test_a_merged_message_keeps_the_rule_and_the_kind_of_the_opening(outbox):
@@ -179,16 +179,6 @@ def test_a_request_is_not_held_for_a_digest(outbox):
     box.close()
 
     assert sender.titles[3] == "digest of 1 message"
-
-
-def test_sev0_is_sent_at_once(outbox):
-    sender = FakeSender(group_s=1000.0)
-    box = outbox(sender)
-    box.post(message("spike opened", "SEV1", "inc-1"), key="a")
-    box.post(message("loss is NaN", "SEV0", "inc-1"), key="b")
-
-    wait_until(lambda: sender.sent)
-    assert sender.titles == ["loss is NaN"]
 
 
 def test_channel_gets_the_end_of_its_incidents(outbox):

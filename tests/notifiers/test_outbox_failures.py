@@ -102,8 +102,7 @@ def test_failure_and_recovery_are_reported_once(outbox):
     assert (trouble.channel, trouble.since_s, trouble.undelivered) == ("pager", 0.0, 1)
     assert trouble.error == "500"
     assert box.check_channels() == [trouble]
-    while not (console.sent and len(slack.sent) == 2):
-        time.sleep(0.001)
+    wait_until(lambda: console.sent and len(slack.sent) == 2)
 
     for _, told in (console.sent[0], slack.sent[1]):
         assert (told.severity, told.incident, told.run, told.step) == ("SEV2", None, "run-1", 7)
@@ -115,8 +114,7 @@ def test_failure_and_recovery_are_reported_once(outbox):
     wait_until(lambda: len(pager.tried) >= 2)
     box.post(message("c", "SEV0"), key="run:c")
     wait_until(lambda: pager.sent)
-    while box.check_channels():
-        time.sleep(0.001)
+    wait_until(lambda: not box.check_channels())
     box.close()
 
     assert sorted(console.titles) == [
@@ -175,8 +173,7 @@ def test_given_up_messages_are_reported_at_once_and_at_the_end(outbox):
     box = outbox(pager, console, refused)
     box.post(message("a", "SEV0"), key="run:a")
     wait_until(lambda: refused.tried or not pager.tried)
-    while [t.channel for t in box.check_channels()] != ["hook"]:
-        time.sleep(0.001)
+    wait_until(lambda: [t.channel for t in box.check_channels()] == ["hook"])
 
     box.close(0.5)
 

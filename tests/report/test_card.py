@@ -7,7 +7,6 @@ next.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -31,10 +30,10 @@ from supervise.core.model import (
     Message,
     NormsStayed,
     NoticeTaken,
+    OperatorCommand,
     Questions,
     Rejoined,
     RuleFired,
-    RuleJoined,
     Verdict,
     decision_record,
     format_reading,
@@ -45,22 +44,20 @@ from supervise.report import (
     Tapes,
     build_incident_report,
     closing_receipt,
-    cost_warning,
     count_outcomes,
     describe_incident_files,
     files_of_incident,
     full_incident,
-    incident_ids,
     is_closing,
     read_records,
     read_tapes,
-    record_troubles,
     records_of,
     sparkline,
     with_report,
 )
-from supervise.store import RunDescription
+from supervise.store import Audit, RunDescription
 from tests.golden import frozen, stories
+from tests.support.recorded_run import SECOND
 
 ALL_HEADS = ["Cause", "Did", "Cost", "Proof", "Loss"]
 SCHEMA = frozen.ROOT / "policies" / "incident.schema.json"
@@ -71,11 +68,11 @@ VALID = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
 def made(keep_run, make_frames, small):
     """A function that makes the report of the last incident of `(losses, ...)`."""
 
-    def make(*losses, incident=None, **options):
+    def make(*losses, **options):
         run = keep_run(make_frames(0, *losses), **options)
         records = read_records(run)
         policy = load_policy(run.policy_path)
-        chosen = incident or incident_ids(records)[-1]
+        chosen = [r.incident for r in records if r.incident][-1]
         origin = RunOrigin.from_description(describe_incident_files(run), "RUN", "in progress")
         tapes = read_tapes(run, records, chosen)
         report = build_incident_report(records, chosen, origin, {policy.digest: policy}, tapes)
@@ -492,23 +489,30 @@ def test_readings_in_words(numbers, words):
 
 def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, make_frames):
     """Nobody is paged for it."""
-    run = keep_run(make_frames(0, *[2.0] * 5))
-    assert not any("the probe took" in line for line in closing_receipt(run))
+    for share, shown in ((0.31, 1), (0.04, 0), (None, 0)):
+        run = keep_run(make_frames(0, *[2.0] * 5), name=f"run-{share}", ended=False)
+        audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=stories.WALL)
+        body = {"reason": "", "data": {"exit_code": 0, "probe_share": share}}
+        audit.append(
+            "run_end", actor="app", at_ns=0, wall=stories.WALL, step=4, body=body, sync=False
+        )
+        audit.close()
 
-    assert cost_warning(0.31, "RUN") == [
-        "  the probe took 31 % of a step; its parts: supervise status RUN"
-    ]
-    assert cost_warning(0.04, "RUN") == cost_warning(None, "RUN") == []
+        said = "  the probe took 31 % of a step; its parts: supervise status "
+        assert sum(line.startswith(said) for line in closing_receipt(run)) == shown
+        assert sum("the probe took" in line for line in closing_receipt(run)) == shown
 
 
-def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
+@pytest.mark.parametrize(
+    ("losses", "said"), [([2.0], "no incident, "), ([8.0, 7.0], "1 incident, ")]
+)
+def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it(
+    keep_run, make_frames, losses, said
+):
     """It is an intervention; the receipt counts it as none."""
-    records = stories.played("operator").records
-    opened = next(r for r in records if r.kind == "incident")
-    joining = RuleJoined(reason="", incident="inc-1", rule="spike", runbook="")
-    joined = dataclasses.replace(opened, decision=joining)
+    order = OperatorCommand(50 * SECOND, "ada", "lr", {"value": 0.5, "rewarm": 10})
+    run = keep_run([*make_frames(0, *SPIKE[:40]), order, *make_frames(40, *losses, *[2.0] * 3)])
+    [opened] = [r for r in read_records(run) if isinstance(r.decision, IncidentOpened)]
 
-    assert opened.reason == "SEV2 lr_scale requested by operator"
-    assert record_troubles(records) == []
-    assert record_troubles([*records, joined]) == ["inc-1"]
-    assert record_troubles(stories.played("crash").records) == ["inc-1"]
+    assert opened.reason == "SEV2 lr_scale requested by ada"
+    assert said in closing_receipt(run)[0]

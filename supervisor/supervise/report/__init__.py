@@ -17,11 +17,10 @@ __getattr__ = lazy_exports(
             "markdown as incident_markdown, outcome_text, with_report"
         ),
         "openmetrics": "RunMetrics",
-        "receipt": "closing as closing_receipt, dear as cost_warning",
+        "receipt": "closing as closing_receipt",
         "records": (
-            "Record, count_outcomes, failure_lines, failures as failed_records, incident_ids, "
-            "is_closing, parse as parse_record, read_records, records_of, "
-            "troubles as record_troubles"
+            "Record, count_outcomes, failure_lines, failures as failed_records, is_closing, "
+            "parse as parse_record, read_records, records_of"
         ),
         "stability_record": "schema as stability_schema",
     },
