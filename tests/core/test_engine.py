@@ -10,6 +10,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import can_fire
 from supervise.core.model import (
+    DEFAULT_TRANSITIONS,
     Budget,
     Gap,
     Ladder,
@@ -338,10 +339,11 @@ def test_steps_without_a_frame_are_told(tell):
 # ── the small parts: state machine, budgets, ladder, headlines, inputs of rules ───────────────────
 
 
-def test_a_bad_table_is_explained():
+def test_a_bad_table_is_explained_and_the_default_one_has_no_flaw():
     bad = {"launching": {"first_frame": "warming"}, "warming": {"redy": "nominl"}}
     trap = {"launching": {"first_frame": "warming"}}
 
+    assert state_flaws(DEFAULT_TRANSITIONS) == []
     assert {(s, e) for s, e, _ in state_flaws(bad)} == {("warming", "redy")}
     assert any("can never be reached" in text for _, _, text in state_flaws(trap))
     assert any("can never reach 'halted'" in text for _, _, text in state_flaws(trap))

@@ -1,6 +1,7 @@
 """Examples of the kinds: numbers of evidence, and what the slow references do not show."""
 
 import math
+import pickle
 import random
 
 import pytest
@@ -22,6 +23,8 @@ from supervise.detectors import (
     Threshold,
     Trend,
 )
+
+from .test_laws import ALL
 
 NAN, INF = math.nan, math.inf
 
@@ -77,6 +80,20 @@ def test_a_lasting_level_becomes_the_baseline_and_says_so(
     assert note.kind == "rebaseline"
     assert note.details.items() >= (details or {"reference": level}).items()
     assert watch.note() == Note()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_long_runs_take_no_more_memory(name):
+    """Also over a gap of a million steps."""
+    watch, chance, sizes = ALL[name].start(), random.Random(1), []
+    for first in (1_000_000, 1_001_000, 1_002_000, 3_000_000):
+        for step in range(first, first + 1000):
+            value, other = chance.gauss(2.0, 0.1), float(step // 2)
+            rows = {"metric": value, "metrics": (value, other), "metric+detector": (value, OK)}
+            watch.feed(rows.get(ALL[name].reads, (OK, OK, OK, OK)), step)
+        sizes.append(len(pickle.dumps(watch)))
+
+    assert sizes[-1] < 1.2 * max(sizes[:2])
 
 
 def test_threshold_the_numbers_say_value_bound_and_count():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -221,17 +219,3 @@ def test_huge_numbers_do_not_overflow():
         codes = [code for code, _, _ in _feed(watch, usual)]
 
         assert codes[-1] & ~NOTE_MESSAGE == OK, name
-
-
-@each
-def test_long_runs_take_no_more_memory(name):
-    """Also over a gap of a million steps."""
-    watch, chance, sizes = ALL[name].start(), random.Random(1), []
-    for first in (1_000_000, 1_001_000, 1_002_000, 3_000_000):
-        for step in range(first, first + 1000):
-            value, other = chance.gauss(2.0, 0.1), float(step // 2)
-            rows = {"metric": value, "metrics": (value, other), "metric+detector": (value, OK)}
-            watch.feed(rows.get(ALL[name].reads, (OK, OK, OK, OK)), step)
-        sizes.append(len(pickle.dumps(watch)))
-
-    assert sizes[-1] < 1.2 * max(sizes[:2])
