@@ -40,19 +40,14 @@ def states(outcome: Outcome) -> list[str]:
     return list(dict.fromkeys(outcome.result.states))
 
 
-def test_a_quiet_run_warms_up_and_nothing_else(outcome: Play) -> None:
-    found = outcome(QUIET)
+def test_a_quiet_run_warms_up_and_a_spike_has_its_actions_performed_and_verified(
+    outcome: Play,
+) -> None:
+    quiet, found = outcome(QUIET), outcome(SPIKE)
 
-    assert len(found.result.states) == 60
-    assert states(found) == ["warming", "nominal"]
-    assert found.result.states.index("nominal") == 9
-    assert found.result.intents() == []
-    assert found.result.active == {"spike", "both", "grad", "dead"}
-
-
-def test_actions_are_performed_and_verified(outcome: Play) -> None:
-    found = outcome(SPIKE)
-
+    assert (len(quiet.result.states), quiet.result.states.index("nominal")) == (60, 9)
+    assert (states(quiet), quiet.result.intents()) == (["warming", "nominal"], [])
+    assert quiet.result.active == {"spike", "both", "grad", "dead"}
     assert found.result.intents() == [(30, "snapshot"), (30, "lr_scale")]
     assert states(found) == ["warming", "nominal", "acting", "probation"]
     assert len(kinds(found, "commit")) == 2

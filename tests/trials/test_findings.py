@@ -173,9 +173,6 @@ def test_runs_of_a_job_that_does_not_repeat_itself_are_doubted():
 )
 def test_a_healthy_run_must_be_whole_to_be_a_control(control, why):
     assert explain_unhealthy(control, LOSS, STEPS, ONSET) == why
-
-
-def test_a_control_needs_losses_before_the_fault():
     assert explain_unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
     few = explain_unhealthy(arm(1), LOSS, STEPS, 60)
     assert few == "has 60 values of train_loss_raw before step 60; 64 are needed"
