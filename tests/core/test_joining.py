@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import record_run, replayed_decisions, start_engine, step_engine
+from supervise.core import record_run, start_engine, step_engine
 from supervise.core.model import Announced, Frame, Ladder, RuleFired
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
@@ -73,11 +73,6 @@ def slow(tell):
     return begin
 
 
-def replays(story):
-    told = [d for _, d in replayed_decisions(story.policy, enumerate(story.events))]
-    return told == [record_run(d) for d in story.log]
-
-
 def from_before(breach):
 
     class Before(Again):
@@ -102,7 +97,7 @@ def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
     relaunched(story, 150)
     story.rows(*[row(step_time=2.0)] * 30)
     assert story.kinds("verify", "passed")[0].step < 200, "no rule began it, as in any crash"
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 @pytest.mark.parametrize("worse", [{"grad_global_norm": 99.0}, {"train_loss_raw": 9.0}])
@@ -132,7 +127,7 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     (over,) = story.kinds("incident", "closed")
     assert over.data["superseded_by"] == "nonfinite.contained"
     assert "spike" not in over.data, "it says nothing about a loss"
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
     # Each step is one event here.
     head = {"actor": "engine", "mono_ns": 0}
@@ -192,7 +187,7 @@ def test_what_is_slow_during_an_incident_of_the_training_is_told_by_itself_once(
     story.rows(*[row(step_time=9.0)] * 30)  # the loss is back, the host is not
     assert [d.incident for d in story.kinds("incident", "closed")] == ["inc-1"]
     assert story.state.incident.rules == ["throughput.worse"]
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 def test_what_the_model_is_given_is_told_beside_the_loss_that_it_explains(tell):
@@ -209,7 +204,7 @@ def test_what_the_model_is_given_is_told_beside_the_loss_that_it_explains(tell):
     story.rows(*[row(9.0, grad_global_norm=99.0, batch_top1_share=1.0)] * 3)
 
     assert titles(story) == [("SEV1", "loss_spike.extreme"), ("SEV2", "data.batch")]
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
@@ -278,7 +273,7 @@ def test_a_page_that_joins_an_older_incident_is_told_once(tell):
     story.rows(*[row(9.0)] * 40, *[row(9.0, update_norm=0.9), row(9.0)] * 3)
 
     assert titles(story)[1:] == [("SEV1", "update_scale.large")]
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 def test_a_sev0_has_a_message_of_its_own_unless_one_has_just_said_it(tell):
@@ -301,7 +296,7 @@ def test_a_notice_within_something_worse_is_on_record_only(tell):
     assert titles(story) == [("SEV1", "loss_spike.extreme")]
     assert "update_scale.large" in story.state.incident.rules
     assert len(story.kinds("note", "flapping")) == 1
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 @pytest.mark.parametrize("severity", ["SEV1", "SEV2"])
@@ -317,7 +312,7 @@ def test_what_flaps_is_told_again_when_it_has_grown(tell, severity):
     (told,) = messages(story)[before:]
     assert (told["title"], told["severity"]) == ("inc-1: loss_spike.extreme grows", severity)
     assert told["verdict"].startswith("train_loss_raw 90")
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +331,7 @@ def test_a_notice_that_is_worse_each_time_is_one_sev1(tell, losses, told):
     opened = [d.severity for d in story.kinds("incident", "opened")]
     assert [severity for severity in opened if severity == "SEV1"] == told
     assert any("each time further off" in m["verdict"] for m in messages(story)) == bool(told)
-    assert replays(story)
+    assert story.replayed() == story.recorded()
 
 
 @pytest.mark.parametrize(("severity", "book"), [("SEV0", None), ("SEV2", "again")])

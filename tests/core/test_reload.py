@@ -98,7 +98,7 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
     again = rich(make_policy, digest="sha256:1")
     at = int(part * (len(story.events) - 1))
 
-    assert follow(base, story.events, at, again) == [record_run(d) for d in story.log]
+    assert follow(base, story.events, at, again) == story.recorded()
 
 
 def warm(policy, steps=40):

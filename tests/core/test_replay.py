@@ -118,8 +118,7 @@ def test_it_is_on_record_and_replay_agrees(tell):
 
     assert "process 4711 took over" in note.reason
     assert (told.kind, told.severity) == ("notify_intent", "INFO")
-    again = list(replayed_decisions(story.policy, enumerate(story.events)))
-    assert [d for _, d in again] == [record_run(d) for d in story.log]
+    assert story.replayed() == story.recorded()
 
 
 def test_the_time_in_which_nobody_looked_counts_against_nothing(tell):
@@ -189,7 +188,7 @@ def everything(tell):
 def test_a_run_can_be_cut_after_every_event(tell):
     """Fold, copy, go on: the same decisions byte for byte, wherever the supervisor was killed."""
     story = everything(tell)
-    whole = [record_run(d) for d in story.log]
+    whole = story.recorded()
     kinds = {d["kind"] for d in whole}
     wanted = "rule incident state suppressed intent commit verify notify_intent gap blind note"
     assert kinds >= set(wanted.split())

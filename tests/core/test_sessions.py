@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import record_run, replayed_decisions, withdrawn_requests
+from supervise.core import withdrawn_requests
 from supervise.core.model import UNKNOWN, Announced, Ladder
 
 from .conftest import Story, messages
@@ -29,8 +29,7 @@ def begun(tell):
 
     yield make
     for story in stories:
-        again = [made for _, made in replayed_decisions(story.policy, enumerate(story.events))]
-        assert again == [record_run(made) for made in story.log]
+        assert story.replayed() == story.recorded()
 
 
 def test_an_incident_ends_with_its_training(begun):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from supervise.core import ShardAttribution, plan_context, record_run, replayed_decisions
+from supervise.core import ShardAttribution, plan_context, replayed_decisions
 from supervise.core.model import Frame, Ladder
 
 from .conftest import above, rule_on
@@ -212,9 +212,9 @@ def test_replay_finds_the_same_suspects(held):
     done = len(held.log)
     epochs(held, 985, 4 * EPOCH, bad)
 
-    whole = [record_run(d) for d in held.log]
+    whole = held.recorded()
     assert held.kinds("note", "shard-suspects")
-    assert [d for _, d in replayed_decisions(held.policy, enumerate(held.events))] == whole
+    assert held.replayed() == whole
     rest = replayed_decisions(held.policy, enumerate(held.events[events:]), kept)
     assert [d for _, d in rest] == whole[done:]
 
