@@ -27,35 +27,26 @@ CLASSES = (FailureClass("gpu-hardware", "a fault", match=["ECC error"]),)
 
 
 @pytest.mark.parametrize(
-    ("available", "peak", "wanted", "verdict"),
+    ("judge", "arguments", "verdict"),
     [
-        (31 * GB, 60 * GB, None, "good"),
-        (29 * GB, 60 * GB, None, "bad"),
-        (29 * GB, 60 * GB, 20 * GB, "good"),
-        (61 * GB, None, 64 * GB, "bad"),
-        (1 * GB, None, None, "skipped"),
-        (None, 60 * GB, 64 * GB, "undecided"),
+        # Half of what the job had, since a leak may have made it large; or what the policy names.
+        (judge_memory, (31 * GB, 60 * GB, None), "good"),
+        (judge_memory, (29 * GB, 60 * GB, None), "bad"),
+        (judge_memory, (29 * GB, 60 * GB, 20 * GB), "good"),
+        (judge_memory, (61 * GB, None, 64 * GB), "bad"),
+        (judge_memory, (1 * GB, None, None), "skipped"),
+        (judge_memory, (None, 60 * GB, 64 * GB), "undecided"),
+        # The next checkpoint has to fit; some file systems of object stores report 0 of 0.
+        (judge_disk, ("/out", 3 * GB, 90 * GB, 2 * GB, None), "good"),
+        (judge_disk, ("/out", 1 * GB, 90 * GB, 2 * GB, None), "bad"),
+        (judge_disk, ("/out", 3 * GB, 90 * GB, 2 * GB, 5 * GB), "bad"),
+        (judge_disk, ("/out", 1 * GB, 90 * GB, 2 * GB, 0.0), "good"),
+        (judge_disk, ("/out", 0.0, 0.0, 2 * GB, None), "undecided"),
+        (judge_disk, ("/out", None, 0.0, 2 * GB, None), "undecided"),
     ],
 )
-def test_memory_is_compared_with_what_the_job_had(available, peak, wanted, verdict):
-    """Half of it, since a leak may have made it large; or with what the policy names."""
-    assert judge_memory(available, peak, wanted).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("free", "total", "wanted", "verdict"),
-    [
-        (3 * GB, 90 * GB, None, "good"),
-        (1 * GB, 90 * GB, None, "bad"),
-        (3 * GB, 90 * GB, 5 * GB, "bad"),
-        (1 * GB, 90 * GB, 0.0, "good"),
-        (0.0, 0.0, None, "undecided"),
-        (None, 0.0, None, "undecided"),
-    ],
-)
-def test_the_next_checkpoint_has_to_fit_on_the_disk(free, total, wanted, verdict):
-    """Some file systems of object stores report 0 of 0."""
-    assert judge_disk("/out", free, total, 2 * GB, wanted).verdict == verdict
+def test_memory_and_disk_are_compared_with_what_the_job_needs(judge, arguments, verdict):
+    assert judge(*arguments).verdict == verdict
 
 
 def device(number=0, **facts):

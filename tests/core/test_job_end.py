@@ -156,10 +156,14 @@ def library(done, total, *, stopped=False):
         (None, [Notice(0, "training-ended", "damaged", data={"done": "x"})], ""),
     ],
 )
-def test_success_before_the_planned_length_is_reported(tell, steps, before, shortfall):
+def test_success_before_the_planned_length_is_reported_and_a_failure_as_one(
+    tell, steps, before, shortfall
+):
     found = end(tell(job=JobSettings(steps=steps)), 0, *before)
     early = ("SEV1", f"the job ended with code 0 after {shortfall}")
     assert found == (early if shortfall else ("INFO", f"finished at step {STEPS - 1}"))
+    failed = end(tell(job=JobSettings(steps=steps)), 1)
+    assert failed == ("SEV1", "the job ended with code 1 at step 49")
 
 
 @pytest.mark.parametrize(("signal", "by_drill"), [(9, True), (11, False)])
@@ -181,13 +185,6 @@ def test_a_process_that_a_drill_killed_is_not_looked_for_elsewhere(tell, signal,
 
     story.launch(2, 1)
     assert story.state.job.drill_signal == ""
-
-
-def test_a_failure_is_reported_as_one(tell):
-    assert end(tell(job=JobSettings(steps=60)), 1) == (
-        "SEV1",
-        "the job ended with code 1 at step 49",
-    )
 
 
 def verdict(number, step, damage=""):
