@@ -9,7 +9,7 @@ import pytest
 from supervise.actions import CheckWeights, Snapshot, Stop
 from supervise.catalog import load_policy
 from supervise.core import plan_context, withdrawn_requests
-from supervise.core.model import Approval, Beat, Budget, Finished, Frame, JobSettings, Runbook, Tick
+from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
 from supervise.detectors import Absence
 
 from .conftest import (
@@ -229,27 +229,34 @@ KEPT = JobSettings(probe_batch=True)
 WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 
 
+def checked(tell, probe, limit, *, again, severity="SEV1", for_steps=1, **more):
+    """A job whose loss above a limit is taken back, unless `probe` says otherwise."""
+
+    def answer(key):
+        if "check_weights" in key:
+            return probe(key)
+        return {"attempt": 1} if "touch" in key else {}
+
+    steps = (CheckWeights(again=again), Snapshot(), Touch(), Verify(within=30, clear_for=5))
+    rule = one_rule(threshold("train_loss_raw", limit), severity, "back", for_steps=for_steps)
+    runbooks = {"back": runbook_of("back", *steps)}
+    return tell(**rule, runbooks=runbooks, answer=answer, **{"job": KEPT} | more)
+
+
 @pytest.fixture
 def asked(tell):
     """A job of 40 healthy steps and one of loss 8, whose probe batch answers as the test says."""
 
-    def begin(*answers, severity="SEV1", job=KEPT, unknown=False, **result):
+    def begin(*answers, unknown=False, changes=None, **result):
         found = iter(answers)
 
-        def answer(key):
-            if "check_weights" not in key:
-                return {"attempt": 1} if "touch" in key else {}
-            found_now = {"why": "2 ranks"} if unknown else {"loss": next(found), "was": WAS}
-            return {**found_now, **result}
+        def probe(key):
+            return {
+                **({"why": "2 ranks"} if unknown else {"loss": next(found), "was": WAS}),
+                **result,
+            }
 
-        steps = (CheckWeights(again=40), Snapshot(), Touch(), Verify(within=30, clear_for=5))
-        story = tell(
-            **one_rule(threshold("train_loss_raw", 5.0), severity, "back"),
-            runbooks={"back": runbook_of("back", *steps)},
-            answer=answer,
-            job=job,
-            healthy=40,
-        )
+        story = checked(tell, probe, 5.0, again=40, healthy=40, **changes or {})
         story.frames(8.0)
         return story
 
@@ -301,7 +308,7 @@ def test_where_nobody_can_say_the_losses_are_waited_for(asked, loss):
 
 @pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": JobSettings()}])
 def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(asked, changes):
-    assert verbs(asked(**changes)) == ["snapshot", "touch"]
+    assert verbs(asked(changes=changes)) == ["snapshot", "touch"]
 
 
 def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
@@ -353,23 +360,10 @@ def learned(tell):
     def begin(*answers, names=TOKENS):
         found = iter(answers)
 
-        def answer(key):
-            if "check_weights" not in key:
-                return {"attempt": 1} if "touch" in key else {}
-            story.asked = (
-                story.step + 3,
-                Finished(0, key, True, {"loss": next(found), "was": WAS}),
-            )
-            return None
+        def probe(key):
+            story.asked = story.step + 3, key, {"loss": next(found), "was": WAS}
 
-        steps = (CheckWeights(again=20), Snapshot(), Touch(), Verify(within=30, clear_for=5))
-        story = tell(
-            **one_rule(threshold("train_loss_raw", 2.3), "SEV1", "back", for_steps=2),
-            runbooks={"back": runbook_of("back", *steps)},
-            answer=answer,
-            job=KEPT,
-            names=names,
-        )
+        story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names)
         story.asked = None
         feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
         return story
@@ -382,8 +376,8 @@ def feed(story, losses, drift=0.08, **more):
         row = {"train_loss_raw": loss, "batch_token_drift": drift + loss / 1e3}
         story.rows({**USUAL, **row, **more})
         if story.asked is not None and story.step >= story.asked[0]:
-            asked, story.asked = story.asked[1], None
-            story.send(asked)
+            (_, key, result), story.asked = story.asked, None
+            story.finish(key, result)
 
 
 def falling(first, last, steps, half_life=5.0):
