@@ -15,14 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-import supervise_offline
 from supervise.checkpoints import CheckpointService, RunFacts, RunPosition, read_registry
 from supervise.core.model import Checkpoints, Notice
 from tests.support.waiting import wait_until
 
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
-sys.path.append({str(Path(supervise_offline.__file__).parents[1])!r})
+sys.path.append({str(Path(__file__).parents[2] / "probes")!r})
 from supervise_offline.checkpoint import verify
 
 request = json.load(sys.stdin)

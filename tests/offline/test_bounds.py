@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import supervise_offline
-
+PROBES = Path(__file__).parents[2] / "probes"
 BEGIN = f"""
 import signal, sys, time
-sys.path.append({str(Path(supervise_offline.__file__).parents[1])!r})
+sys.path.append({str(PROBES)!r})
 from supervise_offline.checkpoint import bounds
 bounds.IDLE_S = 1.0
 """

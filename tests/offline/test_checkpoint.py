@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import supervise_offline
-
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 safetensors = pytest.importorskip("safetensors.torch")
 
-PROGRAM = Path(supervise_offline.__file__).parent / "checkpoint"
+PROGRAM = Path(__file__).parents[2] / "probes" / "supervise_offline" / "checkpoint"
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import supervise_offline
 from supervise_offline.devices import products
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
-PROGRAM = Path(supervise_offline.__file__).parent / "devices"
+PROGRAM = Path(products.__file__).parent
 
 
 class Faulty:
