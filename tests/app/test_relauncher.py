@@ -10,7 +10,7 @@ from supervise.checkpoints import RestoredCheckpoint
 from supervise.core import Finding
 from supervise.core.model import Payload, Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
-from supervise.runtime import HostMemo, Relauncher, stopped_for
+from supervise.runtime import Relauncher, stopped_for
 from supervise.store import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
@@ -48,8 +48,7 @@ class Edges:
         return f"/out/{checkpoint}.pt", 7, "/bin/python3"
 
     def memo(self, start, reason):
-        parts = {"size": 0, "python": None, "peak_bytes": None, "device_count": None}
-        return HostMemo(host="here", folder="/out", why=reason, **parts)
+        return {"host": "here", "folder": "/out", "why": reason}
 
     def look(self, start, within_s, *, alive):
         self.looked_at = start, within_s

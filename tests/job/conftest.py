@@ -13,7 +13,6 @@ import sys
 import termios
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,7 +129,6 @@ def shell():
     session.close()
 
 
-@dataclass
 class FakeRank:
     """A segment and the probe behind it, in memory.
 
@@ -138,17 +136,10 @@ class FakeRank:
     silence. A known key gets the same ack again and is not carried out twice.
     """
 
-    rank: int = 0
-    world_size: int = 1
-    pid: int = 4242
-    step: int = 7
-    answer: dict = field(default_factory=dict)
-    phase: str = "step"
-    silent_s: float = 0.0
-    letters: list = field(default_factory=list)
-    done: dict = field(default_factory=dict)
-    leases: list = field(default_factory=list)
-    outgoing: list = field(default_factory=list)
+    def __init__(self, rank=0, world_size=1, *, pid=4242, answer=(), silent_s=0.0):
+        self.rank, self.world_size, self.pid, self.step = rank, world_size, pid, 7
+        self.answer, self.silent_s, self.done = dict(answer), silent_s, {}
+        self.letters, self.leases, self._outgoing = [], [], []
 
     def send(self, key, verb, args):
         self.letters.append((key, verb, dict(args)))
@@ -161,17 +152,17 @@ class FakeRank:
             self.done[key] = SimpleNamespace(
                 key=key, verb=verb, step=7, ok=ok, result=Payload(result), error=error
             )
-        self.outgoing.append(self.done[key])
+        self._outgoing.append(self.done[key])
 
     def acks(self):
-        taken, self.outgoing = self.outgoing, []
+        taken, self._outgoing = self._outgoing, []
         return taken
 
     def lease(self, until_ns):
         self.leases.append(until_ns)
 
     def beat(self):
-        return Beat(self.rank, time.monotonic_ns() - int(self.silent_s * 1e9), self.phase)
+        return Beat(self.rank, time.monotonic_ns() - int(self.silent_s * 1e9), "step")
 
     def status(self):
         return Payload({"tier": "T1"})
