@@ -304,6 +304,8 @@ def test_where_nobody_can_say_the_losses_are_waited_for(asked, loss):
     assert first == ["check_weights", "snapshot"]
     assert ("touch" in verbs(story)) is (loss == 8.0)
     assert verbs(story).count("touch") <= 1
+    reasons = [m["why"] for m in messages(story) if "started" in m["title"]]
+    assert all("when nothing could judge the weights: " in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": JobSettings()}])

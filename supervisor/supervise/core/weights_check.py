@@ -119,13 +119,15 @@ def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None
 
 
 def evidence(state: State, incident: Incident, result: Payload) -> str:
-    """Return why weights that were found good are taken back after all, "" where they were not."""
+    """Return why weights are taken back after one withdrawal, "" where there was none."""
     old = incident.deferred.weights_check
     if old is None:
         return ""
     new = new_evidence(state, incident, old)
     loss = result.read(Outcome).loss
-    probe = (
-        "" if loss is None else f"; the probe batch has a loss of {loss:.4g}, {old.loss:.4g} then"
-    )
-    return f"new since step {old.step}, when the weights were good: {new}{probe}"
+    was_judged = old.loss < math.inf
+    probe = "" if loss is None else f"; the probe batch has a loss of {loss:.4g}"
+    if probe and was_judged:
+        probe += f", {old.loss:.4g} then"
+    judged = "the weights were good" if was_judged else "nothing could judge the weights"
+    return f"new since step {old.step}, when {judged}: {new}{probe}"
