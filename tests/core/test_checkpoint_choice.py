@@ -32,7 +32,7 @@ def choose(story):
 def stopping(tell):
     """Return a function: the trouble of step 60 is answered by a relaunch to step 19."""
 
-    def begin(**changes):
+    def begin(resumable="full", **changes):
         book = runbook_of("soften", Relaunch(rewarm=0, skip=30), Verify(clear_for=5))
         changes = {"ladder": Ladder(("soften", "hold")), **changes}
         changes["runbooks"] = {"soften": book, "back": book}
@@ -43,7 +43,7 @@ def stopping(tell):
             **changes,
             healthy=60,
         )
-        save(story, "a", 19)
+        save(story, "a", 19, resumable=resumable)
         story.frames(8.0)
         return story
 
@@ -93,7 +93,8 @@ def test_weights_alone_are_gone_back_to_if_there_is_nothing_else(stopped):
 
 
 def test_what_people_approved_is_what_is_done(stopping):
-    story = stopping(mode="approve")
+    story = stopping(mode="approve", resumable="weights only")
+    assert "step 19, which holds weights only" in str(messages(story))
     story.say("approve", id="ask-1")
     assert story.actions()[-1].endswith("relaunch")
     story.exit(-2)
