@@ -22,8 +22,8 @@ from supervise.runtime import (
     RankView,
     Segment,
     Segments,
+    build_status,
     recorded_end,
-    status,
 )
 from supervise.store import Chain, pack_event, unpack_event
 from supervise_probe import wire
@@ -77,7 +77,7 @@ class Judge:
                 save_report(event, RunPosition())
 
     def status(self, ranks: dict[int, RankView]) -> None:
-        found = status.build_status(
+        found = build_status(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
         json.dumps(plain_decision(found.document()), allow_nan=False).encode()

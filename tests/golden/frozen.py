@@ -33,7 +33,7 @@ import click
 from click.testing import CliRunner
 
 from supervise import cli, errors
-from supervise.cli.backtest import backtest_command
+from supervise.cli import group
 from supervise.core import record_run as record
 from supervise.core.model import Decision
 from supervise.lab import load_suite, run_suite
@@ -100,7 +100,7 @@ def backtest(folder: Path, policy: str = "nano") -> dict[str, dict[str, Any]]:
     left_out = (*UNEVENTFUL, "incidents.csv", ".md")
     files = [path for path in sorted(folder.rglob("*.*")) if path.is_file()]
     kept = [str(path) for path in files if not any(name in path.name for name in left_out)]
-    result = CliRunner().invoke(backtest_command, ["--policy", policy, "--json", *kept])
+    result = CliRunner().invoke(group, ["backtest", "--policy", policy, "--json", *kept])
     assert result.exit_code == 0, result.output
     runs = [json.loads(line) for line in result.stdout.splitlines()]
     return {run["run"]: run for run in runs}

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import supervise.runtime.process_tree  # noqa: F401 - here: a handler would find a later import half done
 from supervise.errors import LaunchError
 from supervise.runtime import Forwarder, JobOutput, Process, Terminal, exit_code
 

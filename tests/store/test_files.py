@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from supervise.store import files
+from supervise.store import (
+    make_directory,
+    open_file,
+    read_file,
+    replace_file,
+    replacing_file,
+)
 from supervise_probe.runtime import files as probe_files
 
 NOBODY = 65534
 SIDES = {
-    "supervisor": (files.read, files.open_file, lambda p, d: files.replace(p, d, durable=True)),
+    "supervisor": (read_file, open_file, lambda p, d: replace_file(p, d, durable=True)),
     "probe": (
         lambda p: probe_files.read(str(p)),
         lambda p, flags: probe_files.open_file(str(p), flags),
@@ -63,13 +69,13 @@ KINDS = ["fifo", "directory", "link", pytest.param("foreign", marks=as_root)]
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_of_ours_is_refused_at_once(side, tmp_path, kind):
     """For reading, for writing and for appending alike; the name is free for a file of ours."""
-    read, open_file, replace = side
+    read, open_at, replace = side
     path = tmp_path / "state.json"
     plant(path, kind)
 
     for flags in (os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT | os.O_APPEND):
         with pytest.raises(OSError):  # noqa: PT011 - which one depends on the kind
-            open_file(path, flags)
+            open_at(path, flags)
     with pytest.raises(OSError):  # noqa: PT011
         read(path)
     if kind != "directory":
@@ -89,10 +95,10 @@ def test_root_reads_the_run_of_another_user(side, tmp_path):
 
 def test_what_is_made_is_for_its_owner_alone(side, tmp_path, open_umask):
     """Whatever the umask says; and no half file stays behind."""
-    _, open_file, replace = side
+    _, open_at, replace = side
     replace(tmp_path / "a", b"x")
-    os.close(open_file(tmp_path / "b", os.O_WRONLY | os.O_CREAT))
-    files.make_directory(tmp_path / "c" / "d")
+    os.close(open_at(tmp_path / "b", os.O_WRONLY | os.O_CREAT))
+    make_directory(tmp_path / "c" / "d")
 
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()}
     assert modes == {"a": 0o600, "b": 0o600, "c": 0o777}  # the parent is the user's affair
@@ -103,7 +109,7 @@ def test_what_fails_half_way_leaves_nothing(tmp_path):
     """The old file is there, and nothing beside it."""
     (tmp_path / "a").write_text("old")
 
-    with pytest.raises(RuntimeError), files.replacing(tmp_path / "a") as file:  # noqa: PT012
+    with pytest.raises(RuntimeError), replacing_file(tmp_path / "a") as file:  # noqa: PT012
         file.write(b"new")
         raise RuntimeError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import StoreError
-from supervise.store import RunDir, files
+from supervise.store import RunDir, create_file, make_directory
 
 WALL = "2026-01-05T10:11:12.345Z"
 
@@ -86,7 +86,7 @@ def test_nothing_is_written_into_a_directory_put_in_place_of_the_run(tmp_path, p
 
     with pytest.raises(StoreError, match="moved or replaced"):
         run.write_json("state.json", {})
-    for write in (files.make_directory, files.create_file):
+    for write in (make_directory, create_file):
         with pytest.raises(OSError, match="moved or replaced"):
             write(run.incidents_path / "inc-1")
     run.discard()

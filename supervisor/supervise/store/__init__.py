@@ -10,7 +10,10 @@ __getattr__ = lazy_exports(
         "audit": (
             "Audit, Chain, decode as decode_audit, read as read_audit, verify as verify_audit"
         ),
-        "files": "find_foreign_writer, is_locked",
+        "files": (
+            "create_file, find_foreign_writer, is_locked, make_directory, open_file, "
+            "read as read_file, replace as replace_file, replacing as replacing_file"
+        ),
         "journal": "Journal, pack_event, read as read_journal, unpack_event",
         "policies": "Reloader, make_policy_finder",
         "quarantine_list": "Quarantine",
