@@ -9,7 +9,7 @@ import pytest
 from supervise.core import find_slow_step
 from supervise.core.model import SEVERITIES, Beat, Tick
 from supervise.detectors import Absence, Ratio, RobustZ
-from supervise.report import observation_sentence
+from supervise.report import describe_observation
 
 from .conftest import NAN, Reach, above, messages, one_rule, rule_on, runbook_of
 
@@ -225,7 +225,7 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     (told,) = messages(story)
     assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
     (opened,) = story.kinds("incident", "opened")
-    assert observation_sentence(opened, [], [], None) == told["verdict"]
+    assert describe_observation(opened, [], [], None) == told["verdict"]
 
     story.exit(0)
     closing = messages(story)[-2]

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from supervise.core import Band, Evidence, band_of, judge_spike, recurring_causes
+from supervise.core import Band, Evidence, band_of, classify_spike, recurring_causes
 from supervise.core.model import ContextEvent, SpikeClass
 
 
@@ -140,7 +140,7 @@ PLATEAU = Evidence(BAND, after((12, 3.0), (400, 0.3)), CALM, {"val_loss": probes
 
 def test_a_spike_that_comes_back_is_recoverable():
     """Question 1 has where it came back, how far it is from the trend, and the band's width."""
-    verdict = judge_spike(SPIKE)
+    verdict = classify_spike(SPIKE)
     first = verdict.questions.rejoined
 
     assert verdict.kind == SpikeClass.RECOVERABLE
@@ -150,12 +150,12 @@ def test_a_spike_that_comes_back_is_recoverable():
     assert (first.window, first.frames, first.peak) == (50, 72, 5.0)
     assert verdict.questions.eval_shifted.text == "no evaluation to compare"
     assert verdict.questions.else_happened.text in verdict.text
-    left = judge_spike(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5)))).questions.rejoined
+    left = classify_spike(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5)))).questions.rejoined
     assert (left.answer, left.rejoined_step) == ("no", ONSET + 5)
 
 
 def test_the_numbers_of_the_questions_are_in_the_verdict():
-    questions = judge_spike(replace(PLATEAU, norms=WILD)).questions
+    questions = classify_spike(replace(PLATEAU, norms=WILD)).questions
     update = questions.norms_stayed.metrics["update_norm"]
 
     assert questions.rejoined.residual == pytest.approx(0.3)
@@ -182,7 +182,7 @@ def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
     windows = [left[i : i + 50] for i in range(len(left) - 49)]
     first = next(i for i, w in enumerate(windows) if np.median(w) <= WIDTH and smoothed(w) <= WIDTH)
 
-    assert judge_spike(Evidence(BAND, losses)).questions.rejoined.rejoined_step == ONSET + first
+    assert classify_spike(Evidence(BAND, losses)).questions.rejoined.rejoined_step == ONSET + first
 
 
 def test_the_shift_is_measured_from_the_evaluations_own_trend():
@@ -190,7 +190,7 @@ def test_the_shift_is_measured_from_the_evaluations_own_trend():
     random = np.random.default_rng(5)
     points = [(s, v + 0.01 * random.normal()) for s, v in probes(0.05)]
     case = replace(PLATEAU, probes={"val_loss": points})
-    second = judge_spike(case).questions.eval_shifted
+    second = classify_spike(case).questions.eval_shifted
     before = [p for p in points if p[0] < ONSET][-10:]
     late = [p for p in points if p[0] >= PLATEAU.after[49][0]][-4:]
     x = np.log(np.array([s for s, _ in before]) + 1.0)
@@ -214,7 +214,7 @@ def test_the_shift_is_measured_from_the_evaluations_own_trend():
 def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, answer):
     case = Evidence(BAND, norms={"grad_clip_rate": (before, [now] * 50)})
 
-    assert judge_spike(case).questions.norms_stayed.answer == answer
+    assert classify_spike(case).questions.norms_stayed.answer == answer
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ SERIES = "3 excursions within 900 steps"
     ],
 )
 def test_the_evidence_decides_the_class(case, kind, says):
-    verdict = judge_spike(case)
+    verdict = classify_spike(case)
 
     assert verdict.kind == kind
     assert says in f"{verdict.advice} {verdict.text}"
@@ -356,7 +356,7 @@ def classify(run, onset):
         norms[metric] = (before, [v for step, v in points if step >= onset])
     losses = series(rows, "train_loss_raw")
     after = [point for point in losses if point[0] >= onset]
-    return judge_spike(
+    return classify_spike(
         Evidence(
             band_of(losses, onset),
             after,
@@ -375,7 +375,7 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
     for label in labels:
         after = [point for point in rows if point[0] >= label][:100]
         case = Evidence(band_of(rows, label), after, peak=max(loss for _, loss in after))
-        verdict = judge_spike(case)
+        verdict = classify_spike(case)
 
         assert verdict.kind == SpikeClass.RECOVERABLE, f"{label}: {verdict.text}"
         assert verdict.questions.rejoined.step <= label + 60
@@ -391,7 +391,7 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     for frames in (20, 60, 110, 350):
         after = losses[onset : onset + frames]
 
-        assert judge_spike(Evidence(band, after)).questions.rejoined.answer == "yes", frames
+        assert classify_spike(Evidence(band, after)).questions.rejoined.answer == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
 
 

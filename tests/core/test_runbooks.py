@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from supervise.actions import Hold, HoldRate, LrScale, Pause, Relaunch, Resume, Rollback, Snapshot
-from supervise.core import withdrawn_requests
+from supervise.core import explain_withdrawal
 from supervise.core.model import Budget, Frame, Ladder, Runbook
 
 from .conftest import Reach, Touch, Verify, above, messages, one_rule, rule_on, runbook_of
@@ -218,7 +218,7 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
     story = waiting(verb)
     end_pause(story)
     assert not story.state.job.paused
-    why = withdrawn_requests(story.policy, story.state)
+    why = explain_withdrawal(story.policy, story.state)
     assert why == ("the pause that it depends on has ended" if withdrawn else "")
     asked = story.actions()
     story.finish(asked[-1], BACK, None if ok else "not sent")

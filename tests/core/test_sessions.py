@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import withdrawn_requests
+from supervise.core import explain_withdrawal
 from supervise.core.model import UNKNOWN, Announced, Ladder
 
 from .conftest import Story, messages
@@ -102,7 +102,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story.frames(8.0, 8.0)
     (waiting,) = story.actions()
     another(story)
-    assert withdrawn_requests(story.policy, story.state)
+    assert explain_withdrawal(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.frames(8.0, times=3)
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["session_end:inc-1"]
@@ -116,7 +116,7 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
 
     assert [d.data["action"]["id"] for d in story.kinds("abort")] == [waiting]
     assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
-    assert not withdrawn_requests(story.policy, story.state)
+    assert not explain_withdrawal(story.policy, story.state)
     story.frames(8.0)
     assert story.actions() == [waiting, "inc-2/1/0-reach"]
     assert not [one for one in story.actions() if "undo" in one]
@@ -134,7 +134,7 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     assert any("command of anna failed" in told["title"] for told in messages(story))
     assert story.actions() == [waiting, "inc-2/1/0-stop"]
     another(story, segment=10)
-    assert not withdrawn_requests(story.policy, story.state)
+    assert not explain_withdrawal(story.policy, story.state)
     story.finish("inc-2/1/0-stop", {"exit_code": 75})
     story.exit(-15)
     assert story.state.job.over
@@ -149,7 +149,7 @@ def test_what_stands_is_taken_back_from_the_next_training(begun, error):
     story.finish("inc-1/1/0-reach", {"ack_step": story.step})
     another(story)
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    assert not withdrawn_requests(story.policy, story.state)
+    assert not explain_withdrawal(story.policy, story.state)
     assert not story.kinds("incident", "closed")
     story.finish(UNDO, {}, error)
     story.frames(2.0, times=5)

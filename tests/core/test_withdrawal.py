@@ -8,7 +8,7 @@ import pytest
 
 from supervise.actions import CheckWeights, Snapshot, Stop
 from supervise.catalog import load_policy
-from supervise.core import plan_context, withdrawn_requests
+from supervise.core import explain_withdrawal, plan_context
 from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
 from supervise.detectors import Absence
 
@@ -60,7 +60,7 @@ class Job:
         self.asked_s = now_s if self.asked_s is None else self.asked_s
         if now_s - self.asked_s < IDLE_S:
             return
-        gone = withdrawn_requests(story.policy, story.state)
+        gone = explain_withdrawal(story.policy, story.state)
         if gone:
             asked = run.intent.action_id
             story.finish(asked, {"refused": True}, gone)

@@ -37,7 +37,7 @@ from supervise.cli import group
 from supervise.core import record_run as record
 from supervise.core.model import Decision
 from supervise.lab import load_suite, run_suite
-from supervise.report import IncidentReport, full_incident, incident_card, incident_markdown
+from supervise.report import IncidentReport, render_card, render_full, render_markdown
 from supervise.store import read_audit, read_journal
 
 from ..fuzz.recorded import events
@@ -204,10 +204,10 @@ def views_of_incident(report: IncidentReport) -> dict[str, str]:
     series = document["series"]
     short = {key: digest(series[key]) for key in ("steps", "attempts", "signals")}
     kept = document | {"series": series | short}
-    card, full = (list(view(report)) for view in (incident_card, full_incident))
+    card, full = (list(view(report)) for view in (render_card, render_full))
     return {
         ".txt": "\n".join([*card, "", "== --full", *full]) + "\n",
-        ".md": incident_markdown(report),
+        ".md": render_markdown(report),
         ".json.txt": "".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items()),
     }
 

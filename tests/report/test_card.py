@@ -47,11 +47,11 @@ from supervise.report import (
     count_outcomes,
     describe_incident_files,
     files_of_incident,
-    full_incident,
     is_closing,
     read_records,
     read_tapes,
     records_of,
+    render_full,
     sparkline,
     with_report,
 )
@@ -77,7 +77,7 @@ def made(keep_run, make_frames, small):
         tapes = read_tapes(run, records, chosen)
         report = build_incident_report(records, chosen, origin, {policy.digest: policy}, tapes)
         VALID.validate(json.loads(report.encode()))
-        return report, "\n".join(full_incident(report)), records
+        return report, "\n".join(render_full(report)), records
 
     return make
 
@@ -368,7 +368,7 @@ def test_the_end_and_the_kind_of_trouble_are_shown(made):
     assert report.closed.text in closed.reason and closed.reason in full
     assert report.diagnosis == closed.decision.spike
     spike = verdict("data event", "look at the data")
-    lines = list(full_incident(replace(report, diagnosis=spike)))
+    lines = list(render_full(replace(report, diagnosis=spike)))
     assert lines[lines.index("diagnosis") + 1 :][:6] == [
         "  data event",
         "  1 rejoined: no: 3 above the trend",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
-from ..core.model.checkpoint_registry import WEIGHTS_ONLY, newest_before
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from ..core.model.payload import Continuity, Json, Outcome, Payload, RelaunchArgs, RollbackArgs
 from ..core.model.values import Seconds, Steps
 from ..errors import ActionError
@@ -239,7 +239,7 @@ class Relaunch(Action):
     def plan(self, context: PlanContext) -> Payload:
         if "relaunch" in context.unavailable:
             raise Refused(context.unavailable["relaunch"])
-        checkpoint = newest_before(context.good, self.before(context.breach_step))
+        checkpoint = choose_checkpoint(context.good, self.before(context.breach_step))
         reason = ""
         if (
             checkpoint is not None

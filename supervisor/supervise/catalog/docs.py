@@ -92,7 +92,7 @@ def detectors() -> str:
     )
 
 
-def drills() -> str:
+def render_drills() -> str:
     """Return the faults that `--drill` injects."""
     rows = []
     for name, fault in faults.catalog().items():
@@ -102,7 +102,7 @@ def drills() -> str:
     return table(("drill", "what it does", "moves", "parameters and defaults"), rows)
 
 
-def actions() -> str:
+def render_actions() -> str:
     """Return the actions with their keys."""
     rows = []
     for verb, form in discover.actions().items():
@@ -114,7 +114,7 @@ def actions() -> str:
     return table(("verb", "what it does", "keys and defaults", ""), rows)
 
 
-def notifiers() -> str:
+def render_notifiers() -> str:
     """Return the notifiers with their keys."""
     kinds = discover.notifiers().items()
     return table(
@@ -143,7 +143,7 @@ def _files(kind: str) -> list[dict[str, Any]]:
     return documents
 
 
-def policies() -> str:
+def render_policies() -> str:
     """Return the shipped policies."""
     drafts = [(name, loader.compose(name)) for name in shipped.names("policies")]
     rows = [
@@ -153,7 +153,7 @@ def policies() -> str:
     return table(("policy", "mode", "packs", "what it is for"), rows)
 
 
-def packs() -> str:
+def render_packs() -> str:
     """Return the shipped packs with their rules."""
     rows = []
     for pack in _files(PACKS):
@@ -165,7 +165,7 @@ def packs() -> str:
     return table(("pack", "status", "what it sees", "rules"), rows)
 
 
-def runbooks() -> str:
+def render_runbooks() -> str:
     """Return the shipped runbooks."""
     rows = []
     for runbook in _files(RUNBOOKS):
@@ -198,12 +198,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "runbook-keys": lambda: keys(RunbookFile),
     "detectors": detectors,
     "metrics": measured,
-    "drills": drills,
-    "actions": actions,
-    "notifiers": notifiers,
-    "policies": policies,
-    "packs": packs,
-    "runbooks": runbooks,
+    "drills": render_drills,
+    "actions": render_actions,
+    "notifiers": render_notifiers,
+    "policies": render_policies,
+    "packs": render_packs,
+    "runbooks": render_runbooks,
 }
 
 

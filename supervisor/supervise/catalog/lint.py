@@ -26,7 +26,7 @@ ALL = "all"
 SHORT_S = 600.0  # for a person to wake up, read and decide; project default
 
 
-def budgets(
+def check_budgets(
     root: MapNode, form: PolicyFile, opened: Iterable[Opened], ways: Ways, problems: Problems
 ) -> None:
     """Every action that is counted needs a budget of its class, and one for all together.
@@ -86,7 +86,7 @@ def _use_of(use: Place, root: MapNode) -> Place | None:
     return None
 
 
-def instead(library: RunbookCatalog, problems: Problems) -> None:
+def check_substitutes(library: RunbookCatalog, problems: Problems) -> None:
     """`if_refused` must not lead back to the same runbook."""
     books = library.resolved()
     for name, opened in books.items():
@@ -100,7 +100,9 @@ def instead(library: RunbookCatalog, problems: Problems) -> None:
             problems.add(location, f"runbook {name}: if_refused leads back to it: {chain}")
 
 
-def approvals(root: MapNode, library: RunbookCatalog, parts: Parts, problems: Problems) -> None:
+def check_approvals(
+    root: MapNode, library: RunbookCatalog, parts: Parts, problems: Problems
+) -> None:
     """Approvals name verbs that touch the job, runbooks, or `all`."""
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, MapNode) else {}
@@ -115,7 +117,7 @@ def approvals(root: MapNode, library: RunbookCatalog, parts: Parts, problems: Pr
             )
 
 
-def short_approvals(root: MapNode, form: PolicyFile, problems: Problems) -> None:
+def check_approval_times(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     """Warn of a request that is decided before somebody who is asleep can have read it."""
     section = root.get("approvals")
     for name, terms in form.approvals.items():
@@ -142,7 +144,7 @@ def savepoints(root: MapNode, opened: Iterable[Opened], ways: Ways, problems: Pr
             )
 
 
-def unused(root: MapNode, form: PolicyFile, used: Container[str], problems: Problems) -> None:
+def check_unused(root: MapNode, form: PolicyFile, used: Container[str], problems: Problems) -> None:
     """Warn of runbooks in the policy that nothing runs.
 
     In a file with mistakes a runbook that is named anywhere else counts as used.
@@ -153,7 +155,7 @@ def unused(root: MapNode, form: PolicyFile, used: Container[str], problems: Prob
             problems.warn(node, f"runbook {name!r} is never used")
 
 
-def unread(
+def check_unread(
     root: MapNode,
     parts: Parts,
     detectors: Mapping[str, Detector],
@@ -209,7 +211,7 @@ def heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
         problems.warn(location, f"notify.heartbeat: {warning}", f"every: {EVERY_S:g}s")
 
 
-def idle(parts: Parts, root: MapNode, problems: Problems) -> None:
+def check_rules_exist(parts: Parts, root: MapNode, problems: Problems) -> None:
     """Warn of a policy without rules."""
     if not parts.rules and not parts.incomplete and not parts.unreadable:
         problems.warn(root, "this policy has no rules", "use: [nonfinite, loss_spike]")
@@ -219,23 +221,23 @@ def idle(parts: Parts, root: MapNode, problems: Problems) -> None:
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
 
 
-def levels(root: MapNode) -> list[tuple[str, Node]]:
+def find_ladder_names(root: MapNode) -> list[tuple[str, Node]]:
     """Return the names in `escalate.ladder` that can be names of runbooks, and their nodes."""
     listed = _get(root, "escalate", "ladder")
     items = listed.items if isinstance(listed, ListNode) else []
     return [(name, item) for item in items if (name := _runbook(item))]
 
 
-def on_crash(root: MapNode) -> tuple[str, Node] | None:
+def find_crash_runbook(root: MapNode) -> tuple[str, Node] | None:
     """Return what `job.on_crash` names, if that can be the name of a runbook."""
     node = _get(root, "job", "on_crash")
     name = _runbook(node)
     return (name, node) if name and node is not None else None
 
 
-def ladder(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
+def check_ladder(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
     """Escalation levels exist, none twice; `hold` is the last one."""
-    rungs = levels(root)
+    rungs = find_ladder_names(root)
     earlier_levels: set[str] = set()
     for level, node in rungs:
         library.open(level, node, "ladder")
@@ -247,9 +249,9 @@ def ladder(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
             problems.add(node, f"no level can follow hold{which}", "make it the last level")
 
 
-def crash(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
+def check_crash(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
     """The runbook for a crash exists and can be executed."""
-    named = on_crash(root)
+    named = find_crash_runbook(root)
     if named is None:
         return
     name, node = named
@@ -286,7 +288,7 @@ def _templates(root: MapNode) -> Iterator[tuple[str, Scalar]]:
             yield f"env.{name}", node
 
 
-def phases(
+def check_phases(
     detectors: Mapping[str, Detector],
     entries: Mapping[str, Entry],
     problems: Problems,
@@ -303,7 +305,7 @@ def phases(
                 )
 
 
-def table(root: MapNode, form: PolicyFile, problems: Problems) -> None:
+def check_transitions(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     """A policy's own transition table is valid, and handles the start of another training."""
     section = root.get("machine")
     if form.machine is None or not isinstance(section, MapNode):

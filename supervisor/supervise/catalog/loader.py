@@ -278,35 +278,37 @@ def assemble(
     inline = entries(root, "runbooks") if form.runbooks else {}
     library = RunbookCatalog(inline, parts.folders, problems)
     named = _open_runbooks(drafts, library, problems)
-    lint.ladder(root, library, problems)
-    lint.crash(root, library, problems)
+    lint.check_ladder(root, library, problems)
+    lint.check_crash(root, library, problems)
     lint.relaunch(root, problems)
     _check_failures(root, form, problems)
     used = set(library.opened)
     for name, node in inline.items():
         library.open(name, node, "runbooks")
-    crash = lint.on_crash(root)
+    crash = lint.find_crash_runbook(root)
     if crash is not None:
         named.append((crash[0], root.locate("job"), "job.on_crash"))
-    named += [(level, root.locate("escalate"), "the ladder") for level, _ in lint.levels(root)]
+    named += [
+        (level, root.locate("escalate"), "the ladder") for level, _ in lint.find_ladder_names(root)
+    ]
     ways = library.ways(named)
     only_read = library.reach(rule.form.see or "" for rule in drafts) - {*ways}
     # Mode observe runs nothing, so it needs neither budgets nor savepoints.
     acting = (mode or _mode(root, form)) != "observe"
     books = library.resolved().items()
     runnable = [opened for name, opened in books if acting and name not in only_read]
-    lint.budgets(root, form, runnable, ways, problems)
+    lint.check_budgets(root, form, runnable, ways, problems)
     lint.savepoints(root, runnable, ways, problems)
-    lint.table(root, form, problems)
-    lint.phases(detectors, parts.detectors, problems)
-    lint.instead(library, problems)
-    lint.approvals(root, library, parts, problems)
-    lint.unused(root, form, used, problems)
-    lint.unread(root, parts, detectors, drafts, problems)
+    lint.check_transitions(root, form, problems)
+    lint.check_phases(detectors, parts.detectors, problems)
+    lint.check_substitutes(library, problems)
+    lint.check_approvals(root, library, parts, problems)
+    lint.check_unused(root, form, used, problems)
+    lint.check_unread(root, parts, detectors, drafts, problems)
     lint.unmeasured(detectors, parts.detectors, problems)
-    lint.short_approvals(root, form, problems)
+    lint.check_approval_times(root, form, problems)
     lint.heartbeat(root, form, problems)
-    lint.idle(parts, root, problems)
+    lint.check_rules_exist(parts, root, problems)
     problems.stop()
     return Draft(
         name=form.policy or path.stem,

@@ -101,7 +101,7 @@ def why_command(
     if incident is None and len(ids) > 1:
         summaries = [summarize(records, name, policies) for name in ids]
         lines += [f"run {directory.id}: {ending}", *incident_views.rows(summaries), ""]
-    lines += incident_views.full(report) if full else incident_views.card(report)
+    lines += incident_views.render_full(report) if full else incident_views.render_card(report)
     if lacking:
         lines.append(f"{'Note':7}{lacking['reason']}")
     if full:

@@ -32,9 +32,9 @@ __getattr__ = lazy_exports(
         "run_phase": "RunPhase, growth as phase_growth, weigh as weigh_phase",
         "run_state": "ApprovalRequest, State",
         "shard_attribution": "ShardAttribution",
-        "spike_classifier": "Evidence, judge as judge_spike",
+        "spike_classifier": "Evidence, classify_spike",
         "standstill": "Collective, LoaderWorker, RankStand, explain as explain_standstill",
         "trends": "Band, band_of, find_slow_step",
-        "withdrawal": "withdrawn as withdrawn_requests",
+        "withdrawal": "explain_withdrawal",
     },
 )

@@ -58,7 +58,7 @@ def hold(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: automatic actions are off; a person is needed",
         verdict="; ".join(filter(None, (reason, diagnosis.summary(verdict), status))),
-        then=notices.in_hold(policy, state, incident) + then,
+        then=notices.suggest_in_hold(policy, state, incident) + then,
         replace=True,
     )
 
@@ -98,7 +98,7 @@ def report_unactionable(
         f"{incident.id}: no automatic action is possible",
         verdict=incident.headline + status,
         reason=f"{substitute}{name}: {refusal}",
-        then=f"{notices.by_hand(ctx.policy, ctx.state, incident)}; "
+        then=f"{notices.suggest_manual_steps(ctx.policy, ctx.state, incident)}; "
         f"all reasons: supervise why RUN {incident.id}{then}",
         replace=True,
     )
@@ -188,7 +188,7 @@ def close(
         diagnosis.remember_onset(ctx.state.context, incident.case)
         reason = "; ".join(filter(None, (reason, diagnosis.summary(verdict))))
         if then == NOTHING:
-            then = notices.of_machine(ctx.policy, ctx.state, incident)
+            then = notices.suggest_machine_checks(ctx.policy, ctx.state, incident)
             then = then or diagnosis.advice(ctx.policy, ctx.state, incident, verdict)
     if rate_text := notices.of_rate(ctx.state, incident):
         then = rate_text if then == NOTHING else f"{rate_text}; {then}"

@@ -125,7 +125,7 @@ def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
 def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Answer the four questions; None where the job publishes no loss."""
     evidence = _evidence(policy, state, incident)
-    return None if evidence is None else spike_classifier.judge(evidence)
+    return None if evidence is None else spike_classifier.classify_spike(evidence)
 
 
 def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
@@ -141,7 +141,7 @@ def summary(verdict: Verdict | None) -> str:
 
 def advice(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> str:
     """Return what a person should do after a verdict, with the command for a rollback."""
-    back = notices.rollback(policy, state, incident)
+    back = notices.suggest_rollback(policy, state, incident)
     repaired = verdict.advice == spike_classifier.REPAIRED
     if verdict.kind == SpikeClass.NUMERIC and not repaired and back:
         return f"{verdict.advice}: {back}"

@@ -242,7 +242,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
         notices.report_growth(ctx, monitor)
     incident = state.incident
     if incident is not None and incident.deferred.rules:
-        rule_fired.run_deferred(ctx)
+        rule_fired.answer_deferred_rules(ctx)
     if incident is not None and is_leader and not incident.deferred.session_end:
         effect_verification.judge_frame(ctx, incident, frame)
         _update_incident(ctx, incident)
@@ -317,7 +317,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         ctx.notify(
             "SEV1",
             "automatic actions are still off; a person is needed",
-            then=notices.in_hold(ctx.policy, state, incident)
+            then=notices.suggest_in_hold(ctx.policy, state, incident)
             if incident is not None
             else "automatic actions on again: supervise release RUN",
         )
@@ -326,8 +326,8 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
 def _run_deferred(ctx: StepContext) -> None:
     """An action is over: first the words that waited for it, then what was worse than it."""
     job_end.close_ended_session(ctx)
-    operator_commands.run_deferred(ctx)
-    rule_fired.run_deferred(ctx)
+    operator_commands.run_deferred_commands(ctx)
+    rule_fired.answer_deferred_rules(ctx)
 
 
 def _record_notes(ctx: StepContext, monitor: RankMonitor) -> None:
@@ -361,7 +361,7 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
         opening.notify_alongside(ctx, blind, {}, reason)
         return
     rule_fired.make_way(ctx, [blind])
-    opening.group(ctx, monitor, blind, {}, reason)
+    opening.open_or_join(ctx, monitor, blind, {}, reason)
     ctx.move("notice", reason)
 
 

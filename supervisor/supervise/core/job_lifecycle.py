@@ -577,10 +577,10 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
         incident.escalation.exhausted = frame_count, state.at_ns
-        title, ways = "still no automatic action can help", notices.by_hand
+        title, ways = "still no automatic action can help", notices.suggest_manual_steps
         if incident.phase == HELD:
             state.held_ns = state.at_ns  # its own reminder would say the same
-            title, ways = "automatic actions are still off", notices.in_hold
+            title, ways = "automatic actions are still off", notices.suggest_in_hold
         ctx.notify(
             "SEV0",
             f"{incident.id}: {title}; a person is needed",

@@ -24,7 +24,7 @@ from .rank_monitor import RankMonitor, RuleWatch
 from .run_state import Reported, State, StepContext
 
 
-def rollback(policy: Policy, state: State, incident: Incident) -> str:
+def suggest_rollback(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back to before an incident, "" where it would be refused."""
     form = policy.verbs.get("rollback")
     stuck = state.job.returncode is not None or withdrawal.is_stalled(policy, state)
@@ -39,23 +39,23 @@ def rollback(policy: Policy, state: State, incident: Incident) -> str:
     return f"supervise rollback RUN --before {before_step}"
 
 
-def by_hand(policy: Policy, state: State, incident: Incident) -> str:
+def suggest_manual_steps(policy: Policy, state: State, incident: Incident) -> str:
     """Return the choices of a person while no action runs by itself."""
     if state.job.returncode is not None:
         return "start it again by hand; good checkpoints: supervise checkpoints RUN"
-    ways = [rollback(policy, state, incident), "supervise stop RUN"]
+    ways = [suggest_rollback(policy, state, incident), "supervise stop RUN"]
     if state.job.paused:
         ways.insert(0, "supervise resume RUN")
     return "choose: " + " or ".join(filter(None, ways))
 
 
-def in_hold(policy: Policy, state: State, incident: Incident) -> str:
+def suggest_in_hold(policy: Policy, state: State, incident: Incident) -> str:
     """Return the choices of a person in a hold; a rollback does not end it."""
-    ways = by_hand(policy, state, incident)
+    ways = suggest_manual_steps(policy, state, incident)
     return f"{ways}; then: supervise release RUN (automatic actions on again)"
 
 
-def of_machine(policy: Policy, state: State, incident: Incident) -> str:
+def suggest_machine_checks(policy: Policy, state: State, incident: Incident) -> str:
     """Return what to check of an incident about the machine that lasts, "" for any other."""
     if rule_scope.against_weights(policy, incident):
         return ""

@@ -33,7 +33,7 @@ from .run_state import Reported, State, StepContext
 LIMITS = (*STANDING_VERBS, "lr_scale", "clip", "update_clip")  # verbs that mend no harm
 
 
-def group(
+def open_or_join(
     ctx: StepContext,
     monitor: RankMonitor,
     rule: Rule,

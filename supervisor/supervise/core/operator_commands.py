@@ -339,7 +339,7 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
     answer.then()
 
 
-def run_deferred(ctx: StepContext) -> None:
+def run_deferred_commands(ctx: StepContext) -> None:
     """Do what operators said while an action was under way, when it is over."""
     incident = ctx.state.incident
     if incident is None or not incident.deferred.commands or busy(incident):

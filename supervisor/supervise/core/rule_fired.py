@@ -186,7 +186,7 @@ def _answer(
         text = headline(numbers, rule.text)
         if rule.id in grown:
             text += f"; {notices.GROWN}"
-        is_told |= opening.group(
+        is_told |= opening.open_or_join(
             ctx, monitor, rule, numbers, text, is_told=is_told, grown=rule.id in grown
         )
         if rule.runbook is None:
@@ -393,7 +393,7 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
     )
 
 
-def run_deferred(ctx: StepContext) -> None:
+def answer_deferred_rules(ctx: StepContext) -> None:
     """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
     state, incident = ctx.state, ctx.state.incident
     if incident is None or not incident.deferred.rules:

@@ -160,7 +160,7 @@ def sentence(verdict: Verdict) -> str:
     return f"{text} since step {step}" if back else text
 
 
-def judge(case: Evidence) -> Verdict:
+def classify_spike(case: Evidence) -> Verdict:
     """Answer the questions and name the class. Question 4 comes first where it explains all."""
     questions = Questions(
         rejoined=rejoined(case),

@@ -128,7 +128,7 @@ def ends(policy: Policy, state: State, incident: Incident) -> bool:
     return any(rule.id in firing and rule.severity == "SEV0" for rule in policy.rules)
 
 
-def withdrawn(policy: Policy, state: State) -> str:
+def explain_withdrawal(policy: Policy, state: State) -> str:
     """Say why the action under way is not to be carried out any more, "" when it is.
 
     That an operator wants the job to stop is not about a training.

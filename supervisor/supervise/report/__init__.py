@@ -11,10 +11,10 @@ __getattr__ = lazy_exports(
         "incident_facts": "Tapes, spark as sparkline",
         "incident_files": "IncidentFiles, describe as describe_incident_files, read_tapes",
         "incident_report": "Action, IncidentReport, RunOrigin, schema as incident_schema",
-        "incident_sentences": "observation as observation_sentence",
+        "incident_sentences": "describe_observation",
         "incident_views": (
-            "card as incident_card, files_of as files_of_incident, full as full_incident, "
-            "markdown as incident_markdown, outcome_text, with_report"
+            "render_card, files_of as files_of_incident, render_full, render_markdown, "
+            "outcome_text, with_report"
         ),
         "openmetrics": "RunMetrics",
         "receipt": "closing as closing_receipt",

@@ -190,7 +190,9 @@ class _Case:
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
 
     def observation(self) -> Observation:
-        text = sentences.observation(self.opened, self.moves, self.conditions, self.failure)
+        text = sentences.describe_observation(
+            self.opened, self.moves, self.conditions, self.failure
+        )
         return Observation(text=text, moves=self.moves, band=self.opened.band)
 
     def cause(self) -> tuple[Cause, str]:
@@ -221,7 +223,7 @@ class _Case:
     def cost(self) -> Cost:
         by_it = self.status in (Status.JOB_ENDED, Status.STOPPED)
         intent = _newest(self.incident, decisions.ActionPlanned)
-        return sentences.cost(
+        return sentences.describe_cost(
             self.actions,
             status=self.status,
             skipped=len(self.skipped),

@@ -44,7 +44,7 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .records import DONE, FAILED, Record, SendResult, detail_of, ending_of, notices
+from .records import DONE, FAILED, Record, SendResult, detail_of, find_action_outcome, notices
 
 RuleOf = Callable[[str], Rule | None]
 
@@ -234,7 +234,7 @@ def actions(incident: Iterable[Record]) -> list[Action]:
                 took_s=None,
                 outcome_record=None,
             )
-        elif (ending := ending_of(decision)) is not None and ending[0] in rows:
+        elif (ending := find_action_outcome(decision)) is not None and ending[0] in rows:
             name, outcome = ending
             rows[name] = replace(
                 rows[name],

@@ -84,7 +84,7 @@ def number(value: Any) -> str:
 # ── What ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def observation(
+def describe_observation(
     opened: IncidentOpened,
     moves: Sequence[Move],
     conditions: Sequence[Condition],
@@ -429,7 +429,7 @@ def _plan(suppressed: Iterable[Suppression]) -> tuple[str, str] | None:
 # ── Cost, Proof, Next ─────────────────────────────────────────────────────────────────────────────
 
 
-def cost(
+def describe_cost(
     actions: Sequence[Action],
     *,
     status: Status,

@@ -41,7 +41,7 @@ EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for 
 def files_of(report: IncidentReport) -> dict[str, str]:
     """Return file name -> content: the report and its views."""
     text = report.encode(indent=1)
-    files = {DOCUMENT: f"{text}\n", SUMMARY: markdown(report), PAGE: page(report)}
+    files = {DOCUMENT: f"{text}\n", SUMMARY: render_markdown(report), PAGE: render_page(report)}
     return {
         name: content.encode("utf-8", "backslashreplace").decode()
         for name, content in files.items()
@@ -51,7 +51,7 @@ def files_of(report: IncidentReport) -> dict[str, str]:
 # ── terminal ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def card(report: IncidentReport) -> Iterator[str]:
+def render_card(report: IncidentReport) -> Iterator[str]:
     """Yield the card: a title line, one line per sentence, the loss, and what is next."""
     head = f"{report.id}  {report.severity}  {report.title}"
     yield f"{head:<{WIDE - len(report.status) - 2}}  {report.status}"
@@ -81,9 +81,9 @@ def rows(summaries: Sequence[IncidentSummary]) -> Iterator[str]:
         )
 
 
-def full(report: IncidentReport) -> Iterator[str]:
+def render_full(report: IncidentReport) -> Iterator[str]:
     """Yield the card, then headings with the numbers behind it."""
-    yield from card(report)
+    yield from render_card(report)
     for heading, part in (
         ("conditions (value | limit | past)", _conditions(report.conditions)),
         ("rules that fired", _rules(report)),
@@ -231,7 +231,7 @@ def _value(name: str, value: Json) -> str:
 # ── Markdown: for a pull request, an issue, a chat, or a plain pager ──────────────────────────────
 
 
-def markdown(report: IncidentReport) -> str:
+def render_markdown(report: IncidentReport) -> str:
     """Return the summary."""
     return "\n".join(_markdown(report)) + "\n"
 
@@ -286,7 +286,7 @@ def _plain(value: str) -> str:
 # ── page ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def page(report: IncidentReport) -> str:
+def render_page(report: IncidentReport) -> str:
     """Return the report as one HTML file."""
     band = report.observation.band
     plots = figures(report.series, None if band is None else band.limit)

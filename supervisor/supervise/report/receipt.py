@@ -12,7 +12,7 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import RunEnd, Undelivered, count_outcomes, describe_counts, parse, troubles
+from .records import RunEnd, Undelivered, count_outcomes, describe_counts, list_troubles, parse
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
@@ -35,11 +35,12 @@ def closing(run: RunDir) -> list[str]:
     ending = end.data.parse(RunEnd)
     lines = [
         f"supervise: exit code {ending.exit_code} {position}; "
-        f"{counted(len(troubles(records)), 'incident')}, {describe_counts(count_outcomes(records))}"
+        f"{counted(len(list_troubles(records)), 'incident')}, "
+        f"{describe_counts(count_outcomes(records))}"
     ]
     identities = [r for r in records if r.kind == "identity" and r.data.get("differs")]
     lines += [f"  {record.reason}" for record in identities]
-    lines += dear(ending.probe_share, run_path(run))
+    lines += warn_of_cost(ending.probe_share, run_path(run))
     suppressed = [r.decision for r in records if isinstance(r.decision, Suppressed)]
     if contended := sum(decision.cause == "host" for decision in suppressed):
         lines.append(f"  {counted(contended, 'time')} steps were slow as others had the CPUs")
@@ -89,7 +90,7 @@ def _first_directory(path: Path) -> Path:
     return first_path if (first_path / "run.json").is_file() else path
 
 
-def dear(share: float | None, run: str) -> list[str]:
+def warn_of_cost(share: float | None, run: str) -> list[str]:
     """Return a line about what the probe took of a step, where that is worth one."""
     if share is None or share <= DEAR:
         return []

@@ -147,7 +147,7 @@ def incident_ids(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(str(record.incident) for record in opened))
 
 
-def troubles(records: Iterable[Record]) -> list[str]:
+def list_troubles(records: Iterable[Record]) -> list[str]:
     """Return the ids of all incidents but those that are an operator's order and no more."""
     incidents: dict[str, None] = {}
     for record in records:
@@ -168,7 +168,7 @@ def detail_of(decision: decisions.Decision | None) -> str:
     return "" if decision is None else decision.WHAT or str(getattr(decision, "what", ""))
 
 
-def ending_of(decision: decisions.Decision | None) -> tuple[str, str] | None:
+def find_action_outcome(decision: decisions.Decision | None) -> tuple[str, str] | None:
     """Return `(action, DONE | FAILED | DOUBT)` of a decision that ends an action, else None."""
     match decision:
         case decisions.ActionFinished():
@@ -192,7 +192,7 @@ def outcomes(records: Iterable[Record]) -> list[str]:
         decision = record.decision
         if isinstance(decision, decisions.ActionPlanned) and decision.action.touches_job:
             by_action[decision.action.id] = DOUBT
-        elif (ending := ending_of(decision)) is not None and ending[0] in by_action:
+        elif (ending := find_action_outcome(decision)) is not None and ending[0] in by_action:
             by_action[ending[0]] = ending[1]
     return list(by_action.values())
 

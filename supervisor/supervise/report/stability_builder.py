@@ -24,11 +24,11 @@ from .records import (
     Record,
     RunEnd,
     RunStart,
-    ending_of,
+    find_action_outcome,
     is_closing,
+    list_troubles,
     notices,
     parse,
-    troubles,
 )
 from .stability_monitors import Frames, Interval, Knowledge, monitors, read_frames, rules
 from .stability_record import (
@@ -121,7 +121,7 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
 
 def _incidents(records: Sequence[Record]) -> list[RecordedIncident]:
     rows: dict[str, RecordedIncident] = {}
-    counted = troubles(records)  # what an operator ordered is an intervention
+    counted = list_troubles(records)  # what an operator ordered is an intervention
     for record in records:
         decision, name = record.decision, str(record.incident)
         if decision is None or record.kind != "incident" or name not in counted:
@@ -269,7 +269,7 @@ def _actions(records: Sequence[Record]) -> list[Intervention]:
                 observed=NOTHING,
                 record=record.seq,
             )
-        elif (ending := ending_of(decision)) is not None and ending[0] in actions:
+        elif (ending := find_action_outcome(decision)) is not None and ending[0] in actions:
             name, outcome = ending
             result = getattr(decision, "result", None) or NOTHING
             actions[name] = replace(

@@ -265,7 +265,7 @@ class Adoption:
             return
         verb = verb_of(awaited_action(self._processor.state))
         answered = self._control.answered(self._processor.action_key(run.intent.action_id))
-        withdrawn = withdrawal.withdrawn(self._processor.policy, self._processor.state)
+        withdrawn = withdrawal.explain_withdrawal(self._processor.policy, self._processor.state)
         if withdrawn and not answered:
             lost = f"{withdrawn}, and so is who asked for it"
             self._processor.process(

@@ -525,7 +525,7 @@ class App:
             )
         control.pump(
             system.monotonic_ns(),
-            withdrawn=withdrawal.withdrawn(processor.policy, processor.state),
+            withdrawn=withdrawal.explain_withdrawal(processor.policy, processor.state),
             standstill=withdrawal.answers_stall(processor.state),
         )
         for sentence in (*control.late(), *self._hardware.troubles()):
