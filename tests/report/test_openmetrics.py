@@ -31,7 +31,7 @@ from supervise.core.model import (
     Launched,
     Notice,
 )
-from supervise.report import RunMetrics, metrics_endpoint
+from supervise.report import RunMetrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics"
 UNITS = {name: spec.unit for name, spec in all_metrics().items() if "." not in name}
@@ -169,19 +169,31 @@ def test_dashboard_and_alerts_name_only_what_is_served(serve):
     assert named - found == set()
 
 
-def test_a_client_that_is_slow_or_one_of_many_holds_nothing_up(serve, monkeypatch):
+def is_ended(client):
+    """Return whether a connection ends though its client goes on to send a byte now and then."""
+    for _ in range(40):
+        try:
+            client.sendall(b"P")
+            return client.recv(1) == b""
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+def test_a_client_that_is_slow_or_one_of_many_holds_nothing_up(serve):
     """Its connection is ended; the loop publishes meanwhile, and the next scrape is answered."""
-    monkeypatch.setattr(metrics_endpoint, "OPEN_S", 0.4)
     served, _ = serve()
     slow = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8 + 4)]
     for each in slow:
-        each.settimeout(4.0)  # the limit on one read alone is 5 s
+        each.settimeout(0.5)
         each.sendall(b"GET /metrics HT")
     since_s = time.monotonic()
     run_a_little(served)
     assert time.monotonic() - since_s < 5.0  # nothing of this waits for a client
 
-    assert all(each.recv(1) == b"" for each in slow)
+    assert all(map(is_ended, slow))
     for each in slow:
         each.close()
     assert "supervise_step_total 24.0" in scrape(served)
