@@ -10,8 +10,8 @@ OURS = "_supervise_probe"
 PASSED_ON = {("hooks.optimizer", "step"), ("hooks.install", "step_"),
              ("hooks.install", "scale_"), ("hooks.install", "unscale_"),
              ("hooks.install", "clip"), ("hooks.install", "loss"),
-             ("hooks.install", "backward"), ("hooks.dataloader", "fetch"),
-             ("hooks.dataloader", "start"), ("hooks.forward", "__call__")}
+             ("hooks.install", "backward"), ("hooks.waits", "fetch"),
+             ("hooks.waits", "start"), ("hooks.forward", "__call__")}
 ARRIVED = {("runtime.scalars", "read"),        # values, a step ago
            ("sampling.watch", "_router")}      # a copy on the host, which has arrived
 waited = {}

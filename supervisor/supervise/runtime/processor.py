@@ -305,10 +305,12 @@ class EventProcessor:
         outbox.post(message, key=f"{self._run.id}:{job_lifecycle.UNPROTECTED}", to_all=True)
 
     def _report_view(self, view: str, error: str) -> None:
-        text = f"the {view} cannot be made: {error}; the run stays protected"
+        text = f"the {view} cannot be made: {error}"
+        if not self.recorder.concluded:  # nothing follows the record of the end
+            text += "; the run stays protected"
+            about = {"what": "view-failed", "view": view}
+            self.recorder.note("note", self.state.step, text, about)
         self._settings.print_line(f"supervise: {text}; see supervisor.log in {self._run.path}")
-        about = {"what": "view-failed", "view": view}
-        self.recorder.note("note", self.state.step, text, about)
 
     def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""

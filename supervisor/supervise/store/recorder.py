@@ -71,6 +71,7 @@ class Recorder:
 
     Attributes:
         on_record: called with each record that was written, as the log has it but for its chain.
+        concluded: the record of the run's end was written; nothing may follow it.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Recorder:
         self._redactor = Redactor()
         self._reserves: tuple[int, int] | None = None  # bytes for the journal and the audit log
         self._since = 0, 0  # time, and bytes of the journal, when the reserves were made
+        self.concluded = False
         self._no_space = ""  # how the disk said that it is full, "" while it is not
         self.on_record: Callable[[Mapping[str, Any]], None] = lambda record: None
 
@@ -178,6 +180,7 @@ class Recorder:
         clean = self._redactor
         body = {"reason": clean.text(reason), "data": clean.tree(data)}
         self._append(kind, "app", self._now()[0], step, body, sync=False)
+        self.concluded |= kind == "run_end"
 
     def limit_journal(self, max_bytes: float | None) -> None:
         """Thin one piece of a journal that is over its limit, and record which. Call it often.
