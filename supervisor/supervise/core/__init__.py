@@ -12,7 +12,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "action_planning": "plan_context, retain_before",
-        "checkpoint_choice": "needed_before",
+        "checkpoint_wait": "needed_before",
         "diagnosis": "recurring_causes",
         "engine": (
             "compare as compare_decisions, decisions as replayed_decisions, "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import MISSHAPEN, StoreError
 from . import (
-    checkpoint_choice,
+    checkpoint_wait,
     closing,
     data_suspicion,
     diagnosis,
@@ -398,7 +398,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             runbook_runner.start(
                 ctx, incident, book.name, book.level, reason, escalated=book.escalated
             )
-        elif rule_scope.goes_on(policy, state, incident) or checkpoint_choice.awaits_checkpoint(
+        elif rule_scope.goes_on(policy, state, incident) or checkpoint_wait.awaits_checkpoint(
             state, incident
         ):
             ending.quiet_since = None

@@ -343,7 +343,7 @@ class Deferred:
         rules: ids of rules to be answered then; see `rule_fired`.
         commands: those of operators; see `operator_commands`.
         retry: (runbook, level, why, escalated) to request again; see `runbook_runner`.
-        awaiting_checkpoint: what was refused for want of one; see `checkpoint_choice`.
+        awaiting_checkpoint: what was refused for want of one; see `checkpoint_wait`.
         weights_check: what was withdrawn since the weights were good; see `weights_check`.
         session_end: why the training session of the incident ended, so that it is closed; see
             `job_end`.

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from . import (
     approvals,
-    checkpoint_choice,
+    checkpoint_wait,
     closing,
     effect_verification,
     job_recipes,
@@ -329,12 +329,12 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         opening.on_checkpoint(state, event.data.parse(CheckpointState))
         runbook_runner.start_waiting(ctx)  # perhaps what lacked one
     if event.kind == "checkpoint-search":
-        checkpoint_choice.on_search(state, event)
+        checkpoint_wait.on_search(state, event)
         runbook_runner.start_waiting(ctx)
     if event.kind in ON_NOTICE:
         ON_NOTICE[event.kind](ctx, event)
     if event.kind == "checkpoint-choice":
-        checkpoint_choice.replan_relaunch(ctx)
+        checkpoint_wait.replan_relaunch(ctx)
     verb, _, suffix = event.kind.rpartition("-")
     if suffix == "unavailable":
         job.unavailable[verb] = event.message

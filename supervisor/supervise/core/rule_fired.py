@@ -11,7 +11,7 @@ from dataclasses import replace
 from . import (
     action_planning,
     approvals,
-    checkpoint_choice,
+    checkpoint_wait,
     closing,
     data_suspicion,
     diagnosis,
@@ -313,7 +313,7 @@ def _waiting(
     policy: Policy, state: State, incident: Incident, rule: Rule, *, aside: bool
 ) -> tuple[str, str] | None:
     """Return what an incident waits for that a rule must not cut short, and that as a key."""
-    if checkpoint_choice.is_searching(policy, state) and opening.limits(policy, rule):
+    if checkpoint_wait.is_searching(policy, state) and opening.limits(policy, rule):
         return f"a checkpoint, and {rule.runbook} mends nothing", "relaunch"
     if not aside and approvals.is_suspended(state, incident, rule.severity):
         return "approval", "approval"

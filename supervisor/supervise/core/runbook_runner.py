@@ -12,7 +12,7 @@ from math import inf
 from . import (
     action_planning,
     approvals,
-    checkpoint_choice,
+    checkpoint_wait,
     closing,
     job_recipes,
     lower_rate,
@@ -244,7 +244,7 @@ def start(
         approvals.request(ctx, incident, book, asked, level, why, escalated=escalated)
     elif refusal:
         escalation.level = level
-        checkpoint_choice.report_refused(
+        checkpoint_wait.report_refused(
             ctx, incident, book, refusal, why, escalated=escalated, substitute=substitute
         )
     else:
@@ -263,7 +263,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     name = run.runbook.name
     title = f"{incident.id}: automatic action started: {name}"
     then = f"{name} runs by itself; nothing to do, the result follows"
-    if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
+    if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
         name = order.checkpoint
         then = f"{Lead.NOTHING}; the job is started again from {name} of step {order.step}"
@@ -281,15 +281,15 @@ def start_waiting(ctx: StepContext) -> None:
     state, incident = ctx.state, ctx.state.incident
     if incident is None or incident.run is not None:
         return
-    anew = incident.deferred.retry or checkpoint_choice.now_runnable(ctx.policy, state, incident)
+    anew = incident.deferred.retry or checkpoint_wait.now_runnable(ctx.policy, state, incident)
     if anew is not None:
         name, level, reason, escalated = anew
         start(ctx, incident, name, level, reason, escalated=escalated)
         return
-    if checkpoint_choice.start_pause(ctx, incident):
+    if checkpoint_wait.start_pause(ctx, incident):
         proceed(ctx, incident)
         return
-    if reason := checkpoint_choice.failed_search(ctx.policy, state):
+    if reason := checkpoint_wait.failed_search(ctx.policy, state):
         closing.hold(ctx, incident, reason)
         return
     pending = state.approvals.pending
@@ -689,7 +689,7 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
         ctx.notify(
             incident.severity,
             f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
-            verdict=checkpoint_choice.with_restored(reason, incident),
+            verdict=checkpoint_wait.with_restored(reason, incident),
             then=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
             kind=ACTION,
         )

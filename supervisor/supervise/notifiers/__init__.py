@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 from ..core.model.policy import ChannelKey
 from ..errors import InputError, UsageError
 from ..exports import lazy_exports
-from ._settings import ChannelSettings, Route, Sender, Settings, UnsetError
+from ._channel_settings import ChannelSettings, Route, Sender, Settings, UnsetError
 from .heartbeat import HeartbeatSender
 
 __all__ = [

@@ -38,7 +38,7 @@ from ..core.model.interfaces import (
     NotifyError,
 )
 from ..system import Thread
-from ._settings import Route, Sender
+from ._channel_settings import Route, Sender
 
 FAILED_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
 _log = logging.getLogger(__name__)

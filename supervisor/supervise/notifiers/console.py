@@ -13,7 +13,7 @@ from typing import TextIO
 
 from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError, Severity
-from ._settings import ChannelSettings, Sender, clip, sentences
+from ._channel_settings import ChannelSettings, Sender, clip, sentences
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.model.formats import printable
 from ..core.model.interfaces import OPENED, Message, NotifyError, Severity
-from ._settings import TIMEOUT_S, ChannelSettings, Sender, clip, footer, sentences, variable
+from ._channel_settings import TIMEOUT_S, ChannelSettings, Sender, clip, footer, sentences, variable
 
 if TYPE_CHECKING:
     import smtplib

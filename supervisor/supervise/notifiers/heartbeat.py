@@ -21,7 +21,7 @@ from msgspec import Struct
 from ..core.model.interfaces import NotifyError
 from ..core.model.values import Seconds
 from ..system import Thread
-from ._settings import TIMEOUT_S, Poster, Settings, address
+from ._channel_settings import TIMEOUT_S, Poster, Settings, address
 
 PING, START, FAIL = "ping", "start", "fail"
 EVERY_S = 60.0

@@ -17,7 +17,7 @@ from typing import cast
 from ..core.model.decisions import Notified
 from ..core.model.interfaces import Kind, Message, Severity
 from . import channel_queue
-from ._settings import Route, Sender
+from ._channel_settings import Route, Sender
 from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.interfaces import CLOSED, FINISHED, Message, Severity
-from ._settings import TIMEOUT_S, ChannelSettings, Poster, Sender, clip, fit, sentences, variable
+from ._channel_settings import (
+    TIMEOUT_S,
+    ChannelSettings,
+    Poster,
+    Sender,
+    clip,
+    fit,
+    sentences,
+    variable,
+)
 
 MAX_BYTES = 100_000  # PagerDuty takes 512 kB
 MAX_KEY = 255  # characters

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..core.model.interfaces import LossCurve, Message, NotifyError, Severity
-from ._settings import (
+from ._channel_settings import (
     TIMEOUT_S,
     ChannelSettings,
     Poster,

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, field, to_builtins
 
 from ..core.model.interfaces import KINDS, Kind, Message, Severity
 from ..json_schemas import published_schema
-from ._settings import (
+from ._channel_settings import (
     TIMEOUT_S,
     ChannelSettings,
     Poster,

@@ -26,7 +26,7 @@ from .. import system
 from ..checkpoints.registry import RunFacts
 from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
-from ..core import action_planning, checkpoint_choice, rule_scope, withdrawal
+from ..core import action_planning, checkpoint_wait, rule_scope, withdrawal
 from ..core.incident import HELD
 from ..core.job_lifecycle import ASKED, MEANT, is_crash
 from ..core.model.decisions import ACTING_MODES
@@ -144,13 +144,13 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
 
     The engine is told when the number of those that it may be changes.
     """
-    before_step = checkpoint_choice.needed_before(processor.policy, processor.state)
+    before_step = checkpoint_wait.needed_before(processor.policy, processor.state)
     if before_step is None:
         return
     remaining = checkpoints.candidates(before_step)
     for event in checkpoints.poll():  # the last verdict comes before "none is left"
         processor.process(event)
-    if (awaited := checkpoint_choice.awaited(processor.policy, processor.state)) is None:
+    if (awaited := checkpoint_wait.awaited(processor.policy, processor.state)) is None:
         return
     if remaining is not None and remaining != awaited.candidates:
         text = f"{remaining} checkpoints from before step {before_step} are to be verified"

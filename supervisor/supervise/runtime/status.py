@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..core import checkpoint_choice, rule_scope
+from ..core import checkpoint_wait, rule_scope
 from ..core.incident import Incident
 from ..core.model import state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
@@ -709,8 +709,8 @@ def _open(incident: Incident | None) -> OpenIncident | None:
 
 
 def _awaited(policy: Policy, state: State) -> str:
-    before_step = checkpoint_choice.needed_before(policy, state)
-    awaited = checkpoint_choice.awaited(policy, state)
+    before_step = checkpoint_wait.needed_before(policy, state)
+    awaited = checkpoint_wait.awaited(policy, state)
     if before_step is None or awaited is None:
         return ""
     for_s = (state.at_ns - awaited.since_ns) / 1e9

@@ -1,10 +1,11 @@
-"""Checkpoints are verified slowly while a job needs its cores, so a relaunch may come too early.
+"""A relaunch waits until the newest checkpoints are verified.
 
-The newest ones often were not verified when it was intended: it is aimed a second time when the job
-has been stopped and what it left is verified. What people approved stays as they saw it. When none
-was verified at all, it is refused, and tried again when one is. Where there are some to verify, the
-job is paused meanwhile: it would train on with what the relaunch is to throw away, take the cores
-that the verifier needs, and perhaps overwrite the very checkpoint.
+Checkpoints are verified slowly while a job needs its cores, so a relaunch may come too early: it is
+aimed a second time when the job has been stopped and what it left is verified. What people approved
+stays as they saw it. When none was verified at all, it is refused, and tried again when one is.
+Where there are some to verify, the job is paused meanwhile: it would train on with what the
+relaunch is to throw away, take the cores that the verifier needs, and perhaps overwrite the very
+checkpoint.
 """
 
 from __future__ import annotations
