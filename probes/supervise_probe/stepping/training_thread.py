@@ -6,7 +6,8 @@ an optimizer when it has ended, or when it has been still for long and the other
 meanwhile. A thread that waits for another is believed sooner: `Thread.join`, `Future.result`.
 
 What is not seen: the steps of the new thread until then. The first is seen from its forward on; of
-threads that begin together, the first frame may hold the others' inputs.
+threads that begin together, the first frames may hold the others' inputs: a hook that asked before
+anybody was watched can be interrupted right behind its question.
 """
 
 from __future__ import annotations

@@ -127,8 +127,9 @@ def test_of_threads_that_begin_together_one_is_watched(probed):
     """Each would make the segment; whoever is second there trains on unseen."""
     job = probed.run(TRAINING + FROM_THE_START)
     assert job.err == "" and "off" not in job.kinds()
-    whole = job.frames[1:]  # the first may hold what went into the models before
+    # The first ones may hold what others did at the same time: none had been seen to train before.
+    whole = job.frames[10:]
     (tokens,) = {frame["tokens_per_update"] for frame in whole}
     rows = [row for row in job.output if row["tokens_per_update"] == tokens]
-    assert len(rows) == 60 and len(whole) >= 50  # it may begin while another one makes it
+    assert len(rows) == 60 and len(whole) >= 40  # it may begin while another one makes it
     same(whole, rows[-len(whole) :])

@@ -12,7 +12,7 @@ __getattr__ = lazy_exports(
         "decisions": (
             "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
             "Decision, IncidentOpened, NearMiss, NoticeTaken, Notified, OK, RuleFired, "
-            "RuleJoined, SEVERITIES, UNKNOWN, decision_from_record, plain as plain_decision, "
+            "SEVERITIES, UNKNOWN, decision_from_record, plain as plain_decision, "
             "record as decision_record"
         ),
         "events": (
