@@ -1,10 +1,12 @@
 """Harm: the excess of a loss over its prediction, summed."""
 
 import random
+from operator import itemgetter
 
 import pytest
 
-from supervise.core.model import BREACH, NOTE_MESSAGE
+from supervise.core import start_engine, step_engine
+from supervise.core.model import BREACH, NOTE_MESSAGE, Announced, Frame, Launched, Policy, Rule
 from supervise.detectors import Descent, Harm
 
 LEVEL, SPREAD = 2.4, 0.02
@@ -150,3 +152,45 @@ def test_what_was_harmed_stays_an_objective(read):
     watch.rewind(2)
 
     assert read(watch, _noise(60), 3)[-1] == "B"
+
+
+ONE_LOSS = {
+    "harmed": Harm("loss", step=True),
+    "suspected": Harm("loss", level="suspected"),
+    "stricter": Harm("loss", margin=0.05),
+    "descended": Descent("loss"),
+}
+
+
+def _firings(names, copied_at):
+    """Return which rules of these detectors fired or cleared at which frame, by detector.
+
+    The state is copied behind that frame, and what goes on with the original is another story. The
+    loss rises for good, the run goes back to before, and it rises again.
+    """
+    rules = tuple(Rule(n, itemgetter(i), n, (n,), "SEV2") for i, n in enumerate(names))
+    policy = Policy("one", "sha256:0", "observe", {n: ONE_LOSS[n] for n in names}, rules)
+    state = start_engine(policy)
+    falling = [x + 2 * 0.97**i for i, x in enumerate(_noise(700))]
+    rows = [(0, s, x + 0.5 * (s >= 400)) for s, x in enumerate(falling[:450])]
+    rows += [(1, s, x + 0.5 * (s >= 500)) for s, x in enumerate(falling[380:], 380)]
+    events = [Launched(0, 1, 0), Announced(0, 0, 1, 1, ("loss",))]
+    events += [Frame(i, 0, attempt, step, (x,)) for i, (attempt, step, x) in enumerate(rows)]
+    fired: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
+    for number, event in enumerate(events):
+        if number == copied_at:
+            original, state = state, state.copy()
+            for step in range(600, 640):
+                step_engine(policy, original, Frame(number, 0, 0, step, (9.0,)))
+        state, decisions = step_engine(policy, state, event)
+        for decision in decisions:
+            if decision.kind == "rule":
+                fired[decision.rule].append((number, decision.reason))
+    return fired
+
+
+def test_detectors_that_learn_the_same_of_a_loss_answer_as_if_they_were_alone():
+    together = _firings(tuple(ONE_LOSS), copied_at=420)
+
+    assert together == {n: rows for one in ONE_LOSS for n, rows in _firings((one,), 420).items()}
+    assert all(together.values())

@@ -16,7 +16,7 @@ from .frames import LOSS as LOSS
 from .model import formats
 from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from .model.events import Beat, Frame
-from .model.interfaces import NOTE, Clockwork, Note, Reading, Watch
+from .model.interfaces import NOTE, Clockwork, Detector, Note, Reading, Watch
 from .model.policy import Policy, Rule
 
 Values = tuple[float | None, ...]
@@ -64,7 +64,7 @@ class RankMonitor:
         self.policy = policy
         self.detectors = tuple(policy.detectors.items())
         self.index = {name: i for i, (name, _) in enumerate(self.detectors)}
-        self.watches: list[Watch] = [detector.start() for _, detector in self.detectors]
+        self.watches = _start([detector for _, detector in self.detectors])
         self.codes = [UNKNOWN] * len(self.watches)
         self.rules = [RuleWatch() for _ in policy.rules]
         self.names: tuple[str, ...] = ()
@@ -87,6 +87,10 @@ class RankMonitor:
         twin = RankMonitor.__new__(RankMonitor)
         twin.__dict__.update(self.__dict__)
         twin.watches = [watch.copy() for watch in self.watches]
+        shared: dict[int, Any] = {}
+        for watch, copied in zip(self.watches, twin.watches, strict=True):
+            if watch.series is not None:
+                copied.series = shared.setdefault(id(watch.series), copied.series)
         twin.codes = list(self.codes)
         twin.rules = [rule.copy() for rule in self.rules]
         twin.history = self.history.copy()
@@ -153,6 +157,10 @@ class RankMonitor:
         self.of_job = frozenset(r for r in of_job(self.policy) if self._able[r])
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
+        self._readers: list[list[int]] = [[] for _ in self.detectors]  # rules, by detector
+        for r, rule in enumerate(self.policy.rules):
+            for name in rule.uses:
+                self._readers[self.index[name]].append(r)
 
     def active(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
@@ -173,15 +181,18 @@ class RankMonitor:
         missing = len(self.names) - len(values)
         if missing > 0:
             values += (None,) * missing
-        changed, codes = False, self.codes
+        codes = self.codes
+        changed: list[int] = []
         for i, feed, column in self._single:
             code = feed(values[column], step)
             if code != codes[i]:
-                codes[i], changed = self._take_note(i, code), True
+                codes[i] = self._take_note(i, code)
+                changed.append(i)
         for i, feed, sample in self._joint:
             code = feed(sample(values), step)
             if code != codes[i]:
-                codes[i], changed = self._take_note(i, code), True
+                codes[i] = self._take_note(i, code)
+                changed.append(i)
         for _, clock in self._clocks:
             clock.beat(frame.at_ns, step)
         self.step_before = self.step if self.step >= 0 else step - 1
@@ -200,7 +211,7 @@ class RankMonitor:
         Silence means something only while the probe is known to be there: without a `beat`, or once
         it was switched off (`deaf`), nothing is known.
         """
-        changed = False
+        changed: list[int] = []
         if self.exited:  # its silence is known, and means nothing
             return []
         for i, clock in self._clocks:
@@ -209,8 +220,8 @@ class RankMonitor:
                 code = clock.tick(at_ns, beat.seen_ns, beat.phase)
             if code != self.codes[i]:
                 self.codes[i] = self._take_note(i, code)
-                changed = True
-        return self._judge(True, frame_count, at_ns, new_step=False) if changed else []
+                changed.append(i)
+        return self._judge(changed, frame_count, at_ns, new_step=False) if changed else []
 
     def mark_exited(self) -> None:
         """The process ended to be started again: what it said last is not so any more."""
@@ -247,12 +258,18 @@ class RankMonitor:
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
 
     def _judge(
-        self, changed: bool, frame_count: int, at_ns: int, *, new_step: bool = True
+        self, changed: list[int], frame_count: int, at_ns: int, *, new_step: bool = True
     ) -> list[tuple[int, bool]]:
+        """Judge the rules that read a detector whose code changed, and those that go on counting.
+
+        The others come to what they came to before.
+        """
         moved: list[tuple[int, bool]] = []
         rules = self.policy.rules
         hot: list[int] = []
-        due: Sequence[int] = range(len(rules)) if changed else self._hot
+        due = self._hot
+        if changed:
+            due = sorted({*due, *(r for i in changed for r in self._readers[i])})
         if self.elsewhere:
             due = [r for r in due if r not in self.elsewhere]
         for r in due:
@@ -261,8 +278,11 @@ class RankMonitor:
             if watch.code == OK and not watch.firing:
                 watch.held, watch.unknown_since, watch.blind = 0, None, False
                 continue
-            hot.append(r)
             change = self._weigh(rule, watch, frame_count, at_ns, new_step)
+            if watch.code != UNKNOWN or rule.unknown == "breach":
+                hot.append(r)
+            elif watch.firing and rule.unknown != "hold":
+                hot.append(r)  # until it clears
             if change is not None:
                 moved.append((r, change))
         self._hot = hot
@@ -380,6 +400,16 @@ class RankMonitor:
         """Return the newest value of a metric, None when absent."""
         column = self._column.get(metric, len(self.latest))
         return self.latest[column] if column < len(self.latest) else None
+
+
+def _start(detectors: Sequence[Detector]) -> list[Watch]:
+    """Return fresh watches; those that learn the same of one metric learn it once."""
+    watches, shared = [detector.start() for detector in detectors], dict[object, Any]()
+    for detector, watch in zip(detectors, watches, strict=True):
+        if watch.series is not None:
+            key = detector.metrics, watch.series.key
+            watch.series = shared.setdefault(key, watch.series)
+    return watches
 
 
 def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sampler:

@@ -20,7 +20,7 @@ from operator import mul
 from ..core.model.decisions import UNKNOWN
 from ._baseline import NORMAL, median
 from ._lines import HUGE
-from ._watch import Memory, needs
+from ._watch import NEVER, Memory, needs
 
 QUIET, SUSPECTED, ESTABLISHED, LASTED, LEARNING = range(5)
 NEWEST = 32  # rows of the second median
@@ -359,17 +359,88 @@ class Excess:
         self.product += rate * (sum(map(mul, off, islice(off, 1, None))) / unit - self.product)
 
 
-class ExcessWatch(Memory):
-    """A watch with the statistic now, states of before, and the rows since the oldest of these."""
+class Series:
+    """What a series of rows has taught: watches of one metric that learn the same share it.
 
-    def __init__(self, arl: float, margin: float, window: int) -> None:
-        self.limits = arl, margin, window
-        super().__init__()
+    Attributes:
+        key: what the statistic was made with; it and the rows decide all else.
+        excess: the statistic now. rows: those since the oldest state that a rewind can restore.
+        last: the newest step. verdict: of its row, None where that was absent or no number.
+        lost, level: of the excursion, and the prediction, before that row.
+    """
+
+    def __init__(self, key: tuple[float, float, int]) -> None:
+        self.key = key
+        self.reset()
 
     def reset(self) -> None:
-        self.excess = Excess(*self.limits)
+        """Forget everything."""
+        self.excess = Excess(*self.key)
         self.states: list[Excess] = []
         self.rows: list[tuple[int, float]] = []
+        self.last = NEVER
+        self.verdict: int | None = None
+        self.lost, self.level = 0.0, math.nan
+
+    def copy(self) -> Series:
+        twin = object.__new__(Series)
+        vars(twin).update(vars(self))
+        twin.excess, twin.rows = self.excess.copy(), self.rows.copy()
+        twin.states = self.states.copy()  # which are never changed
+        return twin
+
+    def take(self, sample: float | None, step: int) -> int | None:
+        """Feed a row, once, whoever brings it first; return its verdict."""
+        if step == self.last:
+            return self.verdict
+        excess = self.excess
+        self.last, self.lost, self.level = step, excess.lost, excess.level
+        if sample is None or not abs(sample) < HUGE:
+            self.verdict = None
+            return None
+        window = excess.window
+        if len(self.rows) % window == 0:
+            self.states.append(excess.copy())
+            if len(self.states) > KEPT:
+                del self.states[0], self.rows[:window]
+        self.rows.append((step, sample))
+        self.verdict = excess.feed(sample)
+        return self.verdict
+
+    def drop_after(self, step: int) -> None:
+        """Go back to the last state of before, and take the rows between again."""
+        window = self.excess.window
+        while self.rows and self.rows[-1][0] > step:
+            del self.rows[-1]
+        self.last = min(self.last, step)
+        if not self.rows:  # further back than what is kept
+            before = self.excess
+            self.reset()
+            self.excess.keep_descent(before)
+            return
+        index = (len(self.rows) - 1) // window
+        del self.states[index + 1 :]
+        self.excess = self.states[index].copy()
+        for _, value in self.rows[index * window :]:
+            self.excess.feed(value)
+
+
+class ExcessWatch(Memory):
+    """A watch that reads a series."""
+
+    series: Series
+
+    def __init__(self, arl: float, margin: float, window: int) -> None:
+        self.series = Series((arl, margin, window))
+        super().__init__()
+
+    @property
+    def excess(self) -> Excess:
+        """The statistic."""
+        return self.series.excess
+
+    def reset(self) -> None:
+        self.series.reset()
         super().reset()
 
     def forget_last(self) -> None:
@@ -382,31 +453,10 @@ class ExcessWatch(Memory):
         if step <= self.last:
             return None
         self.last = step
-        if sample is None or not abs(sample) < HUGE:
-            return None
-        window = self.excess.window
-        if len(self.rows) % window == 0:
-            self.states.append(self.excess.copy())
-            if len(self.states) > KEPT:
-                del self.states[0], self.rows[:window]
-        self.rows.append((step, sample))
-        return self.excess.feed(sample)
+        return self.series.take(sample, step)
 
     def drop_after(self, step: int) -> None:
-        """Go back to the last state of before, and take the rows between again."""
-        window = self.excess.window
-        while self.rows and self.rows[-1][0] > step:
-            del self.rows[-1]
-        if not self.rows:  # further back than what is kept
-            before = self.excess
-            self.reset()
-            self.excess.keep_descent(before)
-            return
-        index = (len(self.rows) - 1) // window
-        del self.states[index + 1 :]
-        self.excess = self.states[index].copy()
-        for _, value in self.rows[index * window :]:
-            self.excess.feed(value)
+        self.series.drop_after(step)
 
     def needs_rows(self, metric: str) -> str:
-        return needs(len(self.rows), self.excess.least + 1, f"samples of {metric}")
+        return needs(len(self.series.rows), self.excess.least + 1, f"samples of {metric}")

@@ -61,7 +61,7 @@ class DescentWatch(ExcessWatch):
             return UNKNOWN
         if self.excess.knows_descent:
             self.raw = BREACH if self.excess.has_descended else OK
-        elif self.spec.presumed and len(self.rows) < self.spec.window // 2:
+        elif self.spec.presumed and len(self.series.rows) < self.spec.window // 2:
             self.raw = BREACH
         return self.raw
 

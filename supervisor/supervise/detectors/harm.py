@@ -83,11 +83,11 @@ class HarmWatch(ExcessWatch):
         self.since = NEVER
 
     def feed(self, sample: Any, step: int) -> int:
-        lost, level = self.excess.lost, self.excess.level
         verdict = self.take(sample, step)
         if verdict is None:
             return UNKNOWN
-        excess = self.excess
+        series = self.series
+        excess = series.excess
         if excess.rows <= 1:
             self.since = step if excess.rows else NEVER
         if verdict == LEARNING:
@@ -95,7 +95,7 @@ class HarmWatch(ExcessWatch):
         counts = excess.is_step or not self.spec.step
         self.raw = BREACH if self.least <= verdict <= ESTABLISHED and counts else OK
         if verdict == LASTED:
-            self.pending_note = self._lasted(lost + sample - level, level)
+            self.pending_note = self._lasted(series.lost + sample - series.level, series.level)
             return self.raw | NOTE
         return self.raw
 

@@ -49,10 +49,13 @@ class Watch(ABC):
 
     Attributes:
         raw: the code of the last sample before `for`, `m_of_n` and hysteresis. Couplings read it.
+        series: what was learnt of the metric, None for nothing that others could use. Watches of
+            one metric whose series have the same `key` share one.
     """
 
     __slots__ = ("raw",)
     raw: int
+    series: Any = None
 
     @abstractmethod
     def feed(self, sample: Any, step: int) -> int:
