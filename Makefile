@@ -30,7 +30,7 @@ help:
 	@echo 'make coverage    what the unit lane covers, line by line'
 	@echo 'make lint        ruff, mypy and the contracts between the rooms'
 	@echo 'make docs        write the generated tables of the READMEs and the JSON schemas'
-	@echo 'make recording   run the demo again for the picture in the README (1 min)'
+	@echo 'make recording   run the demo and its twin again for the pictures in the README (3 min)'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
@@ -70,8 +70,9 @@ docs: .venv/installed-dev
 	$(BIN)/cog -r -p 'from supervise.catalog import docs' \
 	  policies/README.md runbooks/README.md probes/README.md
 
-recording: .venv/installed-demo
+recording: .venv/installed-dev
 	$(BIN)/python docs/recording.py
+	$(BIN)/python docs/curve.py --record
 
 style: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -79,7 +79,8 @@ PHRASES = {
 }
 PHRASES_ALLOWED = 1
 DOCUMENTS = (
-    *("README.md", "docs/behaviour.md", "supervisor/README.md"),
+    *("README.md", "SECURITY.md", "CHANGELOG.md", "supervisor/README.md"),
+    *(f"docs/{name}.md" for name in ("behaviour", "commands", "limits", "release", "testing")),
     *("supervisor/DECISIONS.md", "policies/README.md", "runbooks/README.md", "probes/README.md"),
 )
 

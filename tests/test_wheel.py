@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import supervise
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = {
@@ -86,6 +90,34 @@ def test_the_wheel_holds_every_file_and_no_litter(dist):
 
     assert names == {f"{to}/{name}" for tree, to in SHIPPED.items() for name in files(tree)}
     assert any(n.endswith("licenses/LICENSE") for n in zipfile.ZipFile(wheel).namelist())
+
+
+def test_its_metadata_says_whose_it_is_and_what_it_installs(dist):
+    """The version is that of the code; each package installed beside it has its licence listed."""
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {
+            Path(name).name: archive.read(name).decode()
+            for name in archive.namelist()
+            if ".dist-info/" in name and name.endswith(("METADATA", "entry_points.txt"))
+        }
+    fields = email.message_from_string(texts["METADATA"])
+    listed = re.findall(r"^\| ([\w-]+) \|", (ROOT / "THIRD_PARTY.md").read_text(), re.MULTILINE)
+    required = {
+        re.split(r"[^\w-]", line)[0]
+        for line in fields.get_all("Requires-Dist", [])
+        if "extra" not in line or re.search(r"'(torch|backtest|tui|plots|sign)'", line)
+    }
+
+    assert fields["Version"] == supervise.__version__
+    assert fields["Author"] == "The supervise authors"
+    assert fields.get_all("License-File") == ["LICENSE", "THIRD_PARTY.md"]
+    assert any(line.endswith(":: 3.13") for line in fields.get_all("Classifier", []))
+    assert {name.lower() for name in required} <= {name.lower() for name in listed}
+    assert re.findall(r"^(\S+) = supervise.cli:main", texts["entry_points.txt"], re.MULTILINE) == [
+        "supervise",
+        "supervise-train",
+    ]
 
 
 def test_the_sdist_can_be_built_and_tested(dist):

@@ -17,7 +17,8 @@ from supervise.cli import group as supervise_group
 ROOT = Path(__file__).parents[2]
 READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
 DOCUMENTS = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/behaviour.md", "supervisor/README.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "supervisor/README.md"),
+    *(f"docs/{name}.md" for name in ("behaviour", "commands", "limits", "release", "testing")),
     *READMES,
 ]
 FENCES = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
