@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -30,11 +32,60 @@ if TYPE_CHECKING:
 def echo(*lines: str, err: bool = False, **style: Any) -> None:
     """Print lines, with blanks for what does not print: text of others is neither code nor lines.
 
-    Commands print with this, `echo_json` and `print_table` alone. `style` is for `click.style`.
+    A terminal gets them wrapped. Commands print with this, `echo_json`, `echo_source` and
+    `print_table` alone. `style` is for `click.style`.
     """
+    stream = sys.stderr if err else sys.stdout
+    width = _columns(stream)
     for line in lines:
-        text = printable(line).rstrip()
-        click.echo(click.style(text, **style) if style else text, err=err)
+        for text in wrap(printable(line).rstrip(), width):
+            click.echo(click.style(text, **style) if style else text, err=err)
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the columns of a terminal, 0 for anything else."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def echo_source(*lines: str) -> None:
+    """Print what may be copied into a file, as it is."""
+    for line in lines:
+        click.echo(printable(line).rstrip())
+
+
+# A command is not broken: a person pastes it. It ends before a new clause.
+COMMAND = re.compile(r"supervise(?: --?\w| [a-z]).*?(?=;|, | · | or supervise | \(|\)|$)")
+AT_MARGIN = re.compile(r"(?<=\S) {3,}(?=[A-Z ]{4,20}$)")  # before a status
+LABEL = re.compile(r"\s*\S+(?: \S+)?\s{2,}")  # `Cause  text`: the text begins in a column
+
+
+def wrap(line: str, width: int) -> list[str]:
+    """Return a line in pieces of at most `width` columns where it has spaces; 0: as it is.
+
+    A word, a path and a command stay in one piece. What follows is indented as the text is.
+    """
+    gap = AT_MARGIN.search(line)
+    if gap and width < len(line) <= width + len(gap[0]) - 2:
+        return [line.replace(gap[0], " " * (len(gap[0]) - len(line) + width), 1)]
+    if not width or len(line) <= width:
+        return [line]
+    label = LABEL.match(line)
+    indent = len(label[0]) if label else len(line) - len(line.lstrip()) + 2
+    indent = indent if indent <= width // 3 else 2
+    whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
+    pieces = textwrap.wrap(
+        whole,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
+    return [piece.replace("\0", " ") for piece in pieces]
 
 
 def echo_json(value: Any, **form: Any) -> None:
@@ -43,32 +94,55 @@ def echo_json(value: Any, **form: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Print rows: wrapped columns on a terminal, else aligned, one line per row."""
+    """Print rows in columns; on a terminal, what is too wide is wrapped between words."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _print_rich(cells, header)
-        return
-    lines = [*([header] if header else []), *cells]
-    widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]) - 1)]
+    width = _columns(sys.stdout)
+    lines = [*([list(header)] if header else []), *cells]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]))]
+    own_lines = _narrow(lines, widths, width) if width else set()
     for row in lines:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        echo("  ".join([*padded, row[-1]]))
+        pieces = [
+            [] if column in own_lines else textwrap.wrap(cell, widths[column], **WHOLE_WORDS)
+            for column, cell in enumerate(row)
+        ]
+        for texts in itertools.zip_longest(*pieces, fillvalue=""):
+            cut = [
+                text.ljust(widths[column])
+                for column, text in enumerate(texts)
+                if column not in own_lines
+            ]
+            click.echo("  ".join(cut).rstrip())
+        for column in sorted(own_lines):
+            click.echo(f"  {row[column]}".rstrip())
 
 
-def _print_rich(cells: Sequence[Sequence[str]], header: Sequence[str]) -> None:
-    # Here, not above: most commands print no table.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+PROSE = 20  # columns; what is shorter is a number with its unit, a state, a name
+WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(header), header_style="bold")
-    for name in header or cells[0]:
-        table.add_column(name if header else "", overflow="fold")
-    if not header:
-        table.columns[0].style = "bold"
-    for row in cells:
-        table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+
+def _narrow(lines: Sequence[Sequence[str]], widths: list[int], width: int) -> set[int]:
+    """Make columns of words narrower until a row fits; return those that need a line of their own.
+
+    A column is not narrower than its longest word, so no name is broken; nor is a short text.
+    """
+    least = [
+        max((*(len(word) for row in lines for word in row[column].split()), min(size, PROSE)))
+        for column, size in enumerate(widths)
+    ]
+    own_lines: set[int] = set()
+
+    def excess() -> int:
+        shown = [size for column, size in enumerate(widths) if column not in own_lines]
+        return sum(shown) + 2 * (len(shown) - 1) - width
+
+    while excess() > 0 and len(own_lines) < len(widths) - 1:
+        room = [size - small for size, small in zip(widths, least, strict=True)]
+        column = max(set(range(len(widths))) - own_lines, key=lambda column: room[column])
+        if room[column] > 0:
+            widths[column] -= min(room[column], excess())
+        else:
+            own_lines.add(max(set(range(1, len(widths))) - own_lines, key=widths.__getitem__))
+    return own_lines
 
 
 PrintLine = Callable[[str], None]
@@ -80,7 +154,9 @@ def line_printer(*, quiet: bool) -> PrintLine:
 
     def print_line(line: str) -> None:
         if not quiet:
-            text = printable(f"{line}\n", keep="\n")
+            width = _columns(sys.stderr)
+            texts = [text for part in line.split("\n") for text in wrap(printable(part), width)]
+            text = "".join(f"{text}\n" for text in texts)
             sys.stderr.write(text)  # no flush, which may block: see `_streams`
 
     return print_line

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ..errors import InputError, SuperviseError, UsageError
-from ._output import counted, echo, echo_json
+from ._output import counted, echo, echo_json, echo_source
 from ._params import Number
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     else:
         from ..catalog import yaml_document
 
-        echo(*_commented(yaml_document.dump(document).splitlines(), facts))
+        echo_source(*_commented(yaml_document.dump(document).splitlines(), facts))
 
 
 def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
@@ -246,7 +246,7 @@ def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json:
     if as_json:
         echo_json(books[name], indent=2)
     else:
-        echo(*yaml_document.dump(books[name]).splitlines())
+        echo_source(*yaml_document.dump(books[name]).splitlines())
 
 
 def _only(
