@@ -191,6 +191,7 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first(story, text)
     report = stories.report(story)
 
     assert report.rules[0].rule == "loss_spike.jump"
+    assert isinstance(report.rules[0], RuleFired)  # a field of the decision is one of the report
     assert report.cause.text.startswith(text) and report.cause.is_known
 
 

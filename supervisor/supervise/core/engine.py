@@ -235,7 +235,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if changes:
         rule_fired.on_rules_changed(ctx, monitor, rank, changes)
     if state.rules.muted:
-        rule_fired.answer_uninhibited(ctx, monitor)
+        rule_fired.answer_uninhibited(ctx, monitor, rank)
     if state.rules.flapping and is_leader:
         notices.clear_settled(ctx)
     if state.rules.flapping or state.rules.growing:
@@ -355,13 +355,14 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     monitor = ctx.state.monitors[rank]
     reason = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
     reason += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
-    ctx.record(RuleBlind(reason=reason, rule=rule.id, severity=severity, rank=rank))
+    alarm = RuleBlind(reason=reason, rule=rule.id, severity=severity, rank=rank)
+    ctx.record(alarm)
     blind = replace(rule, severity=severity)
     if rule_scope.alongside(ctx.policy, ctx.state.incident, blind):
-        opening.notify_alongside(ctx, blind, {}, reason)
+        opening.notify_alongside(ctx, blind, alarm)
         return
     rule_fired.make_way(ctx, [blind])
-    opening.open_or_join(ctx, monitor, blind, {}, reason)
+    opening.open_or_join(ctx, monitor, blind, alarm)
     ctx.move("notice", reason)
 
 

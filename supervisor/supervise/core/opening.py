@@ -22,7 +22,16 @@ from .incident import (
     symptom,
 )
 from .model.checkpoint_registry import Checkpoints
-from .model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, Lead, RuleJoined
+from .model.decisions import (
+    BREACH,
+    SEVERITIES,
+    IncidentOpened,
+    IncidentRaised,
+    Lead,
+    RuleBlind,
+    RuleFired,
+    RuleJoined,
+)
 from .model.interfaces import WATCHER, Reading
 from .model.payload import CheckpointState
 from .model.policy import Policy, Rule, Runbook
@@ -37,8 +46,7 @@ def open_or_join(
     ctx: StepContext,
     monitor: RankMonitor,
     rule: Rule,
-    numbers: Mapping[str, Reading],
-    text: str,
+    alarm: RuleFired | RuleBlind,
     *,
     is_told: bool = False,
     grown: bool = False,
@@ -46,6 +54,7 @@ def open_or_join(
     """Open an incident for a rule, or let the rule join the open one.
 
     Args:
+        alarm: the decision that the rule fired, or cannot be evaluated.
         is_told: people hear of a worse rule in the same event.
         grown: they hear of it though it flaps.
 
@@ -53,9 +62,10 @@ def open_or_join(
         Whether people are told of this one.
     """
     state, incident = ctx.state, ctx.state.incident
+    numbers: Mapping[str, Reading] = alarm.numbers if isinstance(alarm, RuleFired) else {}
     breach, news, explains = first_breach(numbers, monitor.step), True, False
     slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
-    text = text if slow is None else slow.text
+    text = _text(rule, alarm, grown=grown) if slow is None else slow.text
     text = "; ".join(filter(None, (text, diagnosis.grown_rate(ctx.policy, monitor, rule))))
     if incident is None:
         incident = open_incident(
@@ -75,7 +85,7 @@ def open_or_join(
         return False
     is_held = incident.phase == HELD
     now = "automatic actions are off" if is_held else Lead.NO_ACTION.value
-    if not numbers:
+    if isinstance(alarm, RuleBlind):
         ctx.notify(
             rule.severity,
             f"{incident.id}: rule {rule.id} is blind at step {state.step}",
@@ -93,6 +103,13 @@ def open_or_join(
     return True
 
 
+def _text(rule: Rule, alarm: RuleFired | RuleBlind, *, grown: bool = False) -> str:
+    """Return the numbers of a rule in one line, or why there are none."""
+    if isinstance(alarm, RuleBlind):
+        return alarm.reason
+    return f"{headline(alarm.numbers, rule.text)}{f'; {notices.GROWN}' if grown else ''}"
+
+
 def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
     """Return the subject of a message about a rule: a fault of the data by title, else a number."""
     if rule.title and rule_scope.family(policy, rule) == rule_scope.DATA:
@@ -100,9 +117,7 @@ def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
     return symptom(numbers) or rule.id
 
 
-def notify_alone(
-    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], *, is_told: bool
-) -> bool:
+def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: bool) -> bool:
     """Tell of a SEV0 while the incident of the training before comes to its end; return True.
 
     It opens an incident of its own after that, if it still fires then.
@@ -110,28 +125,27 @@ def notify_alone(
     if not is_told:
         ctx.notify(
             rule.severity,
-            f"{symptom(numbers) or rule.id} at step {ctx.state.step} ({rule.id})",
-            verdict=headline(numbers, rule.text),
+            f"{symptom(alarm.numbers) or rule.id} at step {ctx.state.step} ({rule.id})",
+            verdict=_text(rule, alarm),
             reason=f"rule {rule.id}: {rule.text}",
             then="it is answered when the action under way is over",
         )
     return True
 
 
-def notify_alongside(
-    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], text: str
-) -> None:
+def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind) -> None:
     """Tell once of a rule that is apart from the open incident; it waits for the end of that."""
     state, incident = ctx.state, ctx.state.incident
     assert incident is not None
     key, report = f"beside {incident.id}", state.rules.reported.get(rule.id)
     if rule.id in state.rules.flapping or (report is not None and report.incident == key):
         return
-    state.rules.reported[rule.id] = Reported(key, state.frame_count, notices.peaks(numbers))
+    heights = notices.peaks(alarm.numbers) if isinstance(alarm, RuleFired) else {}
+    state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
     ctx.notify(
         rule.severity,
         f"{rule.title or rule.id} at step {state.step} ({rule.id})",
-        verdict=text,
+        verdict=_text(rule, alarm),
         reason=f"rule {rule.id}: {rule.text}",
         then="; ".join(filter(None, (f"beside {incident.id}", notices.read(rule.see)))),
         kind=WATCHER,

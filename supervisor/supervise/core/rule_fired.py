@@ -35,7 +35,6 @@ from .model.decisions import (
     ShadowStep,
     Suppressed,
 )
-from .model.interfaces import Reading
 from .model.policy import HOLD, Policy, Rule, entry_level, minimum_level, next_level
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
@@ -47,35 +46,19 @@ def on_rules_changed(
     """Take `(rule index, fired)` of one rank and one event."""
     policy, state = ctx.policy, ctx.state
     was_in, firing = state.machine, set(state.firing(policy))
-    fired_rules = [
-        (rule, monitor.numbers(rule)) for rule in (policy.rules[r] for r, on in changes if on)
-    ]
+    began = (policy.rules[r] for r, fired in changes if fired)
     make_way(
         ctx,
-        [
-            rule
-            for rule, _ in fired_rules
-            if not _muted(policy, state, monitor, rule, firing, was_in)
-        ],
+        [rule for rule in began if not _muted(policy, state, monitor, rule, firing, was_in)],
     )
+    alarms: list[tuple[Rule, RuleFired]] = []
     grown: set[str] = set()
-    for r, began in changes:
+    for r, fired in changes:
         rule = policy.rules[r]
-        numbers = monitor.numbers(rule)
-        alongside = rule_scope.alongside(policy, state.incident, rule)
-        if began:
-            ctx.record(
-                RuleFired(
-                    reason=f"{rule.id} fired: {headline(numbers, rule.text)}",
-                    rule=rule.id,
-                    severity=rule.severity,
-                    when=rule.text,
-                    rank=rank,
-                    numbers=numbers,
-                    phase=rule.phase or "",
-                    alongside=alongside,
-                )
-            )
+        if fired:
+            alarm = _alarm(ctx, monitor, rank, rule)
+            ctx.record(alarm)
+            alarms.append((rule, alarm))
         else:
             ctx.record(
                 RuleCleared(
@@ -83,19 +66,35 @@ def on_rules_changed(
                     rule=rule.id,
                     severity=rule.severity,
                     rank=rank,
-                    alongside=alongside,
+                    alongside=rule_scope.alongside(policy, state.incident, rule),
                 )
             )
+        numbers = monitor.numbers(rule)
         notices.on_rule_changed(ctx, rule, rank, numbers)
-        if began:
+        if fired:
             notices.extend_firing(policy, state, rule, monitor.rules[r])
             if notices.has_grown(policy, state, rule, rank, numbers):
                 grown.add(rule.id)
     state.rules.unmute_cleared(firing)
-    if fired_rules:
-        worse = [(replace(rule, severity="SEV1"), n) for rule, n in fired_rules if rule.id in grown]
-        fired_rules = [pair for pair in fired_rules if pair[0].id not in grown] + worse
-        _answer(ctx, monitor, fired_rules, firing, was_in, grown)
+    if alarms:
+        worse = [(replace(rule, severity="SEV1"), a) for rule, a in alarms if rule.id in grown]
+        alarms = [pair for pair in alarms if pair[0].id not in grown] + worse
+        _answer(ctx, monitor, alarms, firing, was_in, grown)
+
+
+def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> RuleFired:
+    """Return all that is known of a rule that fires on a rank, as it is decided now."""
+    numbers = monitor.numbers(rule)
+    return RuleFired(
+        reason=f"{rule.id} fired: {headline(numbers, rule.text)}",
+        rule=rule.id,
+        severity=rule.severity,
+        when=rule.text,
+        rank=rank,
+        numbers=numbers,
+        phase=rule.phase or "",
+        alongside=rule_scope.alongside(ctx.policy, ctx.state.incident, rule),
+    )
 
 
 def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
@@ -127,7 +126,7 @@ def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, 
     ctx.policy = policy
 
 
-def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
+def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
     """Offer rules again that still fire when what muted them is gone, or has lasted."""
     policy, state, muted = ctx.policy, ctx.state, ctx.state.rules.muted
     firing = set(state.firing(policy))
@@ -139,7 +138,7 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
         if muted_by is None:
             free.append(rule)
         if muted_by is None or (muted[rule.id].startswith("brief:") and muted_by != muted[rule.id]):
-            again.append((rule, monitor.numbers(rule)))
+            again.append((rule, _alarm(ctx, monitor, rank, rule)))
             del muted[rule.id]
     if again:
         make_way(ctx, free)
@@ -149,7 +148,7 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
 def _answer(
     ctx: StepContext,
     monitor: RankMonitor,
-    fired_rules: list[tuple[Rule, dict[str, Reading]]],
+    alarms: list[tuple[Rule, RuleFired]],
     firing: set[str],
     was_in: str,
     grown: Collection[str] = (),
@@ -157,7 +156,7 @@ def _answer(
     """Enlist what fired, most severe first, then let the first rule that acts speak."""
     state = ctx.state
     # What is about the machine last: it stands beside an incident that others of the event begin.
-    fired_rules.sort(
+    alarms.sort(
         key=lambda pair: (
             SEVERITIES.index(pair[0].severity),
             rule_scope.of_machine(ctx.policy, pair[0]),
@@ -165,7 +164,7 @@ def _answer(
     )
     acting: list[Rule] = []
     is_told = False
-    for rule, numbers in fired_rules:
+    for rule, alarm in alarms:
         muted = _muted(ctx.policy, state, monitor, rule, firing, was_in)
         if muted is not None:
             ctx.record(
@@ -179,15 +178,12 @@ def _answer(
             )
             state.rules.muted[rule.id] = muted
             if muted.startswith("incident:"):
-                opening.notify_alongside(ctx, rule, numbers, headline(numbers, rule.text))
+                opening.notify_alongside(ctx, rule, alarm)
             if rule.severity == "SEV0" and muted.startswith("session_end:"):
-                is_told |= opening.notify_alone(ctx, rule, numbers, is_told=is_told)
+                is_told |= opening.notify_alone(ctx, rule, alarm, is_told=is_told)
             continue
-        text = headline(numbers, rule.text)
-        if rule.id in grown:
-            text += f"; {notices.GROWN}"
         is_told |= opening.open_or_join(
-            ctx, monitor, rule, numbers, text, is_told=is_told, grown=rule.id in grown
+            ctx, monitor, rule, alarm, is_told=is_told, grown=rule.id in grown
         )
         if rule.runbook is None:
             continue

@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import inf, log
 from typing import cast
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ..core.model import decisions, formats
 from ..core.model.events import Frame
@@ -81,12 +81,10 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
             rule = rule_of(str(decision.rule))
             rows.append(
                 FiredRule(
-                    *_moment(record),
-                    rule=str(decision.rule),
+                    **asdict(decision),
+                    record=record.seq,
+                    wall=record.wall,
                     title=rule.title if rule else "",
-                    severity=str(decision.severity),
-                    rank=decision.rank,
-                    expression=decision.when,
                     location=rule.location if rule else "",
                     runbook=rule.runbook if rule else None,
                 )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from ..core.model import decisions
 from ..core.model.decisions import PlannedStep, ShadowStep, document, plain
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload, Rewarm
@@ -91,22 +92,40 @@ class Closing(Moment, frozen=True):
     text: str
 
 
-class FiredRule(Moment, frozen=True):
+class FiredRule(decisions.RuleFired, frozen=True, kw_only=True, omit_defaults=False):
     """A rule that fired.
 
     Attributes:
-        expression: its expression
+        record: number of the audit record
+        step: newest step then, -1 before the first
+        wall: UTC, ISO-8601
+        when: its expression
         location: file:line:column
         runbook: what it runs
     """
 
+    record: int
+    step: int
+    attempt: int
+    wall: str | None
     rule: str
     title: str
     severity: str
-    rank: int
-    expression: str = field(name="when")
     location: str = field(name="where")
     runbook: str | None
+
+
+# It is the decision, so that a new field of that is one of the report, too, behind those that are
+# published in this order; without those that other parts of a report have.
+_RULE_KEYS = (
+    *("record", "step", "attempt", "wall", "rule", "title", "severity", "rank"),
+    *("when", "where", "runbook"),
+)
+_ELSEWHERE = ("reason", "incident", "numbers", "phase", "alongside")
+
+
+def _rule_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: fields[key] for key in (*_RULE_KEYS, *fields) if key not in _ELSEWHERE}
 
 
 class Past(Struct, frozen=True):
@@ -591,6 +610,7 @@ class IncidentReport(Struct, frozen=True):
         fields = plain(self)
         for failure, row in zip(self.failures, fields["failures"], strict=True):
             row["text"] = failure.text
+        fields["rules"] = list(map(_rule_fields, fields["rules"]))
         return document(fields, indent=indent)
 
 
@@ -611,4 +631,8 @@ def schema() -> dict[str, Any]:
     failure = document["definitions"]["Failure"]
     failure["properties"]["text"] = {"type": "string"}
     failure["required"] = ["text", "type", "cls", "traceback"]
+    rule = document["definitions"]["FiredRule"]
+    required = rule["required"]
+    rule["properties"] = _rule_fields(rule["properties"])
+    rule["required"] = [key for key in rule["properties"] if key in required]
     return document

@@ -17,6 +17,7 @@ from .incident_facts import LOSSES, restarts
 from .incident_report import (
     Action,
     Condition,
+    FiredRule,
     IncidentReport,
     IncidentSummary,
     Moment,
@@ -133,7 +134,7 @@ def _rules(report: IncidentReport) -> Iterator[str]:
         runs = f", runs {rule.runbook}" if rule.runbook else ""
         yield f"{rule.rule} ({rule.severity}{runs}), {_time_text(rule)}, rank {rule.rank}"
         location = f"   in {rule.location}" if rule.location else ""
-        yield f"  when {rule.expression}{location}"
+        yield f"  when {rule.when}{location}"
 
 
 def _suppressed(suppressed: Sequence[Suppression]) -> Iterator[str]:
@@ -206,7 +207,7 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
         )
 
 
-def _time_text(moment: Moment) -> str:
+def _time_text(moment: Moment | FiredRule) -> str:
     """Return step, attempt, time of day and audit record."""
     attempt = f" of attempt {moment.attempt}" if moment.attempt else ""
     return f"step {moment.step}{attempt} {clock(moment.wall)} (record {moment.record})"
