@@ -22,7 +22,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from supervise.catalog import load_policy
-from supervise.core import State, start_engine, step_engine
+from supervise.core import State, initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import Announced, Detector, Frame, Launched, Policy, Rule
 from supervise.detectors import Nonfinite, Ratio, RobustZ, Threshold, Trend
 from supervise.detectors import Sequence as InOrder
@@ -67,7 +68,7 @@ def frames(count: int) -> Iterator[Frame]:
 
 def begin(bench: Policy) -> State:
     """Return the state of a run that has announced its metrics."""
-    state = start_engine(bench)
+    state = initial_state(bench)
     names = tuple(f"m{i}" for i in range(METRICS))
     for event in (Launched(0, 1, 0), Announced(0, 0, 1, 1, names)):
         state, _ = step_engine(bench, state, event)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from supervise.lab import (
     SCORE_CAVEAT,
-    AlarmOutcome,
+    BacktestOutcome,
     format_score_table,
     read_labels,
     run_backtest,
@@ -53,7 +53,7 @@ count incidents without a fault. `*`: the fault did no harm to that run.
 """
 
 
-def outcomes(path: Path, jobs: int) -> list[list[AlarmOutcome]]:
+def outcomes(path: Path, jobs: int) -> list[list[BacktestOutcome]]:
     policies = [OURS, *map(str, sorted(PEERS.glob("*.yaml")))]
     return run_backtest([path], policies, {}, jobs, [])
 
@@ -88,11 +88,11 @@ def faults(data: Path, jobs: int) -> Iterator[str]:
     yield from _padded(rows)
 
 
-def _steps(outcome: AlarmOutcome) -> list[int]:
+def _steps(outcome: BacktestOutcome) -> list[int]:
     return [alarm.step for alarm in outcome.alarms if alarm.change != "joined"]
 
 
-def _first(outcome: AlarmOutcome, start: int) -> str:
+def _first(outcome: BacktestOutcome, start: int) -> str:
     if any(act.stops and act.step < start for act in outcome.actions):
         return "stopped before"
     after = [alarm for alarm in outcome.alarms if alarm.step >= start]

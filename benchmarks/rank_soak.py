@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from supervise.report import count_outcomes, parse_record
+from supervise.report import count_outcomes, decode_log
 from supervise.store import RunDir, read_audit, read_rows
 
 HERE = Path(__file__).resolve().parent
@@ -64,7 +64,7 @@ def run(name: str, ranks: int, steps: int, policy: str, path: Path) -> dict[str,
         "steps": min(frames.values(), default=0),
         "exit": done.returncode,
         **{severity: told[severity] for severity in ("SEV0", "SEV1", "SEV2")},
-        "actions": count_outcomes(parse_record(found, records))["done"],
+        "actions": count_outcomes(decode_log(found, records))["done"],
         "reflexes": len(reflexes),
         "min": round((time.monotonic() - began) / 60, 1),
     }

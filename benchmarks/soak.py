@@ -31,7 +31,7 @@ from typing import Any
 import rank_soak
 import toy_soak
 
-from supervise.report import count_outcomes, parse_record
+from supervise.report import count_outcomes, decode_log
 from supervise.store import RunDir, read_audit, read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +100,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
         "exit": done.returncode,
         "val_loss": loss[1] if loss else "-",
         **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},
-        "actions": count_outcomes(parse_record(run, records))["done"],
+        "actions": count_outcomes(decode_log(run, records))["done"],
         "reflexes": len(reflexes),
         "min": round((time.monotonic() - began) / 60, 1),
     }

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
 
-from supervise.report import count_outcomes, parse_record
+from supervise.report import count_outcomes, decode_log
 from supervise.store import RunDir, read_audit, read_rows
 
 JOB = Path(__file__).with_name("toy_job.py")
@@ -119,7 +119,7 @@ def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: 
         for one in records
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
-    grave = told["SEV0"] + told["SEV1"] + count_outcomes(parse_record(run, records))["done"]
+    grave = told["SEV0"] + told["SEV1"] + count_outcomes(decode_log(run, records))["done"]
     fine = len(rows) == 2 and all(flat for flat, _ in rows)
     fine = fine and lost == 0 and grave == 0 and code == 0
     severities = ", ".join(f"{told[name]} {name}" for name in ("SEV0", "SEV1", "SEV2"))

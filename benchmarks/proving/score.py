@@ -36,7 +36,7 @@ from typing import Any
 from grid import DATA_DRILLS, HARMLESS, HEALTHY, PROGRAMS, RATE_DRILLS, Program
 from pyarrow import parquet
 
-from supervise.lab import AlarmOutcome, run_backtest
+from supervise.lab import BacktestOutcome, run_backtest
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS, TABLE = HERE / "recordings", HERE / "table.md"
@@ -156,7 +156,7 @@ def harms(program: Program) -> dict[str, Harm]:
     return found
 
 
-def add(tally: Tally, outcome: AlarmOutcome, harm: Harm | None) -> None:
+def add(tally: Tally, outcome: BacktestOutcome, harm: Harm | None) -> None:
     """Count one run."""
     acts = [act.step for act in outcome.actions if act.touches_job]
     pages = [one.step for one in outcome.alarms if one.notified and one.severity in PAGES]
@@ -217,7 +217,7 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
         yield ""
 
 
-def outcomes_of(program: Program, policies: list[str]) -> list[AlarmOutcome]:
+def outcomes_of(program: Program, policies: list[str]) -> list[BacktestOutcome]:
     """Return what each policy made of each recorded run of a program."""
     path = RECORDINGS / f"{program.name}.parquet"
     return [one for several in run_backtest([path], policies, {}, 1, []) for one in several]

@@ -16,19 +16,13 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], An
 
     Args:
         package: its `__name__`.
-        modules: the names of each module, as an import statement spells them:
-            `{"audit": "Audit, read as read_audit"}`.
+        modules: the names of each module: `{"audit": "Audit, read_audit"}`.
     """
-    origins: dict[str, tuple[str, str]] = {}
-    for module, names in modules.items():
-        for item in names.split(", "):
-            name, _, alias = item.partition(" as ")
-            origins[alias or name] = (module, name)
+    origins = {name: module for module, names in modules.items() for name in names.split(", ")}
 
     def attribute_of(name: str) -> Any:
         if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, attribute = origins[name]
-        return getattr(import_module(f"{package}.{module}"), attribute)
+        return getattr(import_module(f"{package}.{origins[name]}"), name)
 
     return attribute_of

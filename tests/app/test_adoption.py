@@ -9,8 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import compare_decisions, record_run
-from supervise.core.model import Announced, Exited, Frame, Launched, Notice, OperatorCommand
+from supervise.core import compare_decisions
+from supervise.core.model import (
+    Announced,
+    Exited,
+    Frame,
+    Launched,
+    Notice,
+    OperatorCommand,
+)
 from supervise.errors import StoreError
 from supervise.notifiers import Outbox
 from supervise.runtime import (
@@ -358,7 +365,7 @@ def test_decisions_that_were_not_written_any_more_are_known(troubled):
     for length in range(len(lines), 1, -1):
         troubled.audit_path.write_bytes(b"".join(lines[:length]))
         left, past = engine_records(troubled), RecoveredRun.read(troubled, load_policy)
-        late = [(event, record_run(decision)["reason"]) for event, _, decision in past.unwritten]
+        late = [(event, decision.reason) for event, _, decision in past.unwritten]
         assert late == [(r["event"], r["reason"]) for r in whole[len(left) :]]
         assert left == whole[: len(left)]
         assert (past.state.step, past.state.machine) == (40, "probation")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.actions import Relaunch
-from supervise.core import HELD, ApprovalRequest, Incident, Intent, RunbookExecution, start_engine
+from supervise.core import HELD, ApprovalRequest, Incident, Intent, RunbookExecution, initial_state
 from supervise.core.model import (
     Frame,
     JobSettings,
@@ -124,7 +124,7 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
     code, mode, on_crash, change, comes_back
 ):
     policy = Policy("p", "sha256:0", mode, {}, (), job=JobSettings(on_crash=on_crash))
-    state = start_engine(policy)
+    state = initial_state(policy)
     state.job.unavailable.clear()
     for path, value in change.items():
         part, _, name = path.rpartition(".")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervise.catalog import isolated_policy, load_policy
+from supervise.catalog import load_isolated_policy, load_policy
 
 OWN = """\
 version: supervise/v1
@@ -18,7 +18,7 @@ def test_channels_approvals_and_starts_are_left_out(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text(OWN)
 
-    found = isolated_policy(str(path))
+    found = load_isolated_policy(str(path))
 
     assert found.left_out == ("notify", "approvals", "job.relaunch", "job.on_crash")
     trial = tmp_path / "trial.yaml"
@@ -34,5 +34,5 @@ def test_a_policy_without_channels_loses_nothing(tmp_path):
     path = tmp_path / "bare.yaml"
     path.write_text("version: supervise/v1\npolicy: bare\nuse: [throughput]\n")
 
-    assert isolated_policy(str(path)).left_out == ()
-    assert isolated_policy("nano").left_out == ()
+    assert load_isolated_policy(str(path)).left_out == ()
+    assert load_isolated_policy("nano").left_out == ()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import all_metrics, parse_drill
-from supervise.core.model import Planned, Policy, Sampling, plain_decision
+from supervise.core.model import Planned, Policy, Sampling, plain_json
 from supervise.errors import UsageError
 from supervise.runtime import probe_config
 from supervise_probe import faults
@@ -97,7 +97,7 @@ def test_intervals_of_samples_are_given_to_the_probe(load: Loader, tmp_path: Pat
 
 
 def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():
-    assert plain_decision(parse_drill("moments:how=restart@9")) == {
+    assert plain_json(parse_drill("moments:how=restart@9")) == {
         "fault": "moments",
         "step": 9,
         "params": {"how": "restart", "factor": 1e-4},

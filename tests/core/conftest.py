@@ -10,7 +10,8 @@ import pytest
 
 from supervise.actions import Snapshot
 from supervise.catalog import action_classes, name_of
-from supervise.core import record_run, replayed_decisions, start_engine, step_engine
+from supervise.core import initial_state, replay_decisions
+from supervise.core import step as step_engine
 from supervise.core.model import (
     Action,
     Announced,
@@ -34,6 +35,7 @@ from supervise.core.model import (
     Rule,
     Runbook,
     Tick,
+    decision_record,
 )
 from supervise.detectors import Threshold
 
@@ -121,7 +123,7 @@ class Story:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.state = start_engine(self.policy)
+        self.state = initial_state(self.policy)
         self.launch(1, 0)
         self.announce(0, 1, 1)
 
@@ -195,10 +197,10 @@ class Story:
             self.send(Tick(self.at_ns, (Beat(0, self.at_ns, phase),)))
 
     def recorded(self) -> list[dict[str, Any]]:
-        return [record_run(decision) for decision in self.log]
+        return [decision_record(decision) for decision in self.log]
 
     def replayed(self) -> list[dict[str, Any]]:
-        return [made for _, made in replayed_decisions(self.policy, enumerate(self.events))]
+        return [made for _, made in replay_decisions(self.policy, enumerate(self.events))]
 
     def kinds(self, kind: str, what: str | None = None) -> list[Decision]:
         return [

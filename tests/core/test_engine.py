@@ -17,8 +17,8 @@ from supervise.core.model import (
     Ledger,
     Rule,
     Runbook,
+    find_flaws,
     state_diagram,
-    state_flaws,
 )
 from supervise.detectors import Absence, RobustZ
 
@@ -343,10 +343,10 @@ def test_a_bad_table_is_explained_and_the_default_one_has_no_flaw():
     bad = {"launching": {"first_frame": "warming"}, "warming": {"redy": "nominl"}}
     trap = {"launching": {"first_frame": "warming"}}
 
-    assert state_flaws(DEFAULT_TRANSITIONS) == []
-    assert {(s, e) for s, e, _ in state_flaws(bad)} == {("warming", "redy")}
-    assert any("can never be reached" in text for _, _, text in state_flaws(trap))
-    assert any("can never reach 'halted'" in text for _, _, text in state_flaws(trap))
+    assert find_flaws(DEFAULT_TRANSITIONS) == []
+    assert {(s, e) for s, e, _ in find_flaws(bad)} == {("warming", "redy")}
+    assert any("can never be reached" in text for _, _, text in find_flaws(trap))
+    assert any("can never reach 'halted'" in text for _, _, text in find_flaws(trap))
 
 
 def test_a_budget_counts_at_its_edges():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import JobSettings, Launched, Notice, Policy, Preempt, Preemption, Settled
 
 from .conftest import crashing, messages
@@ -282,7 +283,7 @@ def told(kind, *, acts):
     policy = Policy("quiet", "sha256:0", "enforce", {}, ())
     text = "the disk of /data/runs/a: No space left on device"
     event = Notice(1, kind, text, data={**FACTS, "acts": acts})
-    _, decisions = step_engine(policy, start_engine(policy), event)
+    _, decisions = step_engine(policy, initial_state(policy), event)
     return decisions[-1].data["message"]
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import record_run, start_engine, step_engine
-from supervise.core.model import Announced, Frame, Ladder, RuleFired
+from supervise.core import initial_state
+from supervise.core import step as step_engine
+from supervise.core.model import Announced, Frame, Ladder, RuleFired, decision_record
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 
@@ -132,7 +133,7 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     # Each step is one event here.
     head = {"actor": "engine", "mono_ns": 0}
     records = [
-        Record.decode({**record_run(d), **head, "seq": n, "event": d.step})
+        Record.decode({**decision_record(d), **head, "seq": n, "event": d.step})
         for n, d in enumerate(story.log)
     ]
     rules = {
@@ -353,7 +354,7 @@ def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
 def under_nano(names, rows):
     """Return the decisions of shipped `nano` over rows of one rank."""
     policy = load_policy("nano")
-    state = start_engine(policy)
+    state = initial_state(policy)
     state, made = step_engine(policy, state, Announced(0, 0, 1, 1, names))
     for step, values in enumerate(rows):
         state, more = step_engine(policy, state, Frame(step + 1, 0, 0, step, values))

@@ -7,7 +7,13 @@ import math
 import pytest
 
 from supervise.actions import HoldRate, Rollback
-from supervise.core import RunPhase, phase_growth, start_engine, step_engine, weigh_phase
+from supervise.core import (
+    RunPhase,
+    describe_rate_growth,
+    find_rate_cause,
+    initial_state,
+)
+from supervise.core import step as step_engine
 from supervise.core.model import Budget, Decision, Ladder
 
 from .conftest import Story, Verify, above, messages, one_rule, policy, runbook_of
@@ -111,7 +117,7 @@ def test_a_copy_of_the_state_goes_on_in_the_same_way():
     """The phase is of the frames alone: cut anywhere, the decisions are the same."""
     story = tell("SEV2", {"late": "SEV1", "early": "off"})
     for cut in (10, 40, 60):
-        state, log = start_engine(story.policy), list[Decision]()
+        state, log = initial_state(story.policy), list[Decision]()
         for number, event in enumerate(story.events):
             state, made = step_engine(story.policy, state.copy() if number == cut else state, event)
             log += made
@@ -137,7 +143,7 @@ def updates(rates, times=50.0):
 
 def weigh(rates, norms=None, onset=372, highest=0.002, warms_up=False):
     norms = updates(rates) if norms is None else norms
-    return weigh_phase(rates, norms, onset, highest, warms_up=warms_up)
+    return find_rate_cause(rates, norms, onset, highest, warms_up=warms_up)
 
 
 def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_with_it():
@@ -160,8 +166,8 @@ def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_
     ],
 )
 def test_the_growth_of_a_rate_is_said_with_its_begin(rates, text):
-    assert text in phase_growth(rates, 160)
-    assert bool(text) == bool(phase_growth(rates, 160))
+    assert text in describe_rate_growth(rates, 160)
+    assert bool(text) == bool(describe_rate_growth(rates, 160))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model import REDACTED, Finished, Frame, Notice, Redactor, names_secret
+from supervise.core.model import REDACTED, Finished, Frame, Notice, Redactor, channel_variables
 
 
 def test_values_are_replaced_by_the_name_of_their_variable():
@@ -127,7 +127,7 @@ def test_words_of_language_models_and_plain_sentences_are_no_secrets(words):
 
 def test_what_a_policy_names_is_secret_whatever_it_is_called():
     """Each of several secrets in one variable too, and the beginning of one that was cut off."""
-    names = names_secret(
+    names = channel_variables(
         {"slack": {"url_env": "WHERE"}, "webhook": {"secret_env": "HOW"}, "console": {}}
     )
     redactor = Redactor({"WHERE": "https://h/T/B", "HOW": "whsec_one whsec_two"}, (), names)

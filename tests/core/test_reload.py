@@ -11,12 +11,19 @@ from msgspec import to_builtins
 
 from supervise.core import (
     compare_decisions,
+    initial_state,
     policy_differences,
-    record_run,
-    start_engine,
-    step_engine,
 )
-from supervise.core.model import Budget, Inhibit, Ladder, PolicyChanges, Reloaded, Runbook
+from supervise.core import step as step_engine
+from supervise.core.model import (
+    Budget,
+    Inhibit,
+    Ladder,
+    PolicyChanges,
+    Reloaded,
+    Runbook,
+    decision_record,
+)
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
 from .conftest import Story, above, one_rule, rule_on
@@ -63,13 +70,13 @@ def reloaded(policy, at_ns=0, before="sha256:0", changes=None, refused=None):
 
 def follow(policy, events, at=None, new=None):
     """Return the decisions of all events but the reload, taken before event number `at`."""
-    state, found = start_engine(policy), []
+    state, found = initial_state(policy), []
     for number, event in enumerate(events):
         if number == at:
             policy = new
             state, _ = step_engine(new, state, reloaded(new, event.at_ns))
         state, made = step_engine(policy, state, event)
-        found += [record_run(d) for d in made]
+        found += [decision_record(d) for d in made]
     return found
 
 
@@ -227,12 +234,12 @@ def test_replay_follows_a_reload(make_policy, tell):
     story.frames(9.0, 2.0, times=10)
     story.say("ack", "anna")
     log, numbers = [], {}
-    state, policy = start_engine(first), first
+    state, policy = initial_state(first), first
     for number, event in enumerate(story.events):
         policy = new if isinstance(event, Reloaded) else policy
         state, made = step_engine(policy, state, event)
         log += [
-            {"seq": len(log) + i, "event": number, "actor": "engine", **record_run(d)}
+            {"seq": len(log) + i, "event": number, "actor": "engine", **decision_record(d)}
             for i, d in enumerate(made)
         ]
         numbers[number] = len(log)

@@ -6,12 +6,11 @@ import pytest
 
 from supervise.core import (
     compare_decisions,
-    record_run,
-    replayed_decisions,
-    start_engine,
-    step_engine,
+    initial_state,
+    replay_decisions,
 )
-from supervise.core.model import Adopted, Gap, Inhibit, decision_from_record
+from supervise.core import step as step_engine
+from supervise.core.model import Adopted, Gap, Inhibit, decision_from_record, decision_record
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence
 
 from .conftest import NAN, above, rule_on
@@ -27,7 +26,7 @@ def recorded(tell):
     events = list(enumerate(story.events))
     log = [
         {"seq": i, "event": n, "actor": "engine", **d}
-        for i, (n, d) in enumerate(replayed_decisions(story.policy, events))
+        for i, (n, d) in enumerate(replay_decisions(story.policy, events))
     ]
     return story.policy, events, log
 
@@ -57,7 +56,7 @@ def test_every_record_is_read_back_as_the_decision_that_it_holds(tell):
     _, _, log = recorded(tell)
 
     for entry in log:
-        assert entry.items() >= record_run(decision_from_record(entry)).items()
+        assert entry.items() >= decision_record(decision_from_record(entry)).items()
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", 1.5, None])
@@ -192,13 +191,13 @@ def test_a_run_can_be_cut_after_every_event(tell):
     kinds = {d["kind"] for d in whole}
     wanted = "rule incident state suppressed intent commit verify notify_intent gap blind note"
     assert kinds >= set(wanted.split())
-    state, done = start_engine(story.policy), 0
+    state, done = initial_state(story.policy), 0
     for i, event in enumerate(story.events):
         twin, ahead = state.copy(), done
         for following in story.events[i : i + 25]:
             twin, made = step_engine(story.policy, twin, following)
             for decision in made:
-                assert record_run(decision) == whole[ahead], f"cut before event {i}"
+                assert decision_record(decision) == whole[ahead], f"cut before event {i}"
                 ahead += 1
         state, made = step_engine(story.policy, state, event)
         done += len(made)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from supervise.core import ShardAttribution, plan_context, replayed_decisions
+from supervise.core import ShardAttribution, plan_context, replay_decisions
 from supervise.core.model import Frame, Ladder
 
 from .conftest import above, rule_on
@@ -215,7 +215,7 @@ def test_replay_finds_the_same_suspects(held):
     whole = held.recorded()
     assert held.kinds("note", "shard-suspects")
     assert held.replayed() == whole
-    rest = replayed_decisions(held.policy, enumerate(held.events[events:]), kept)
+    rest = replay_decisions(held.policy, enumerate(held.events[events:]), kept)
     assert [d for _, d in rest] == whole[done:]
 
 

@@ -13,8 +13,9 @@ from random import Random
 from typing import Any
 
 from supervise.checkpoints import RunPosition, save_report
-from supervise.core import start_engine, step_engine
-from supervise.core.model import Event, Launched, Notice, OperatorCommand, Tick, plain_decision
+from supervise.core import initial_state
+from supervise.core import step as step_engine
+from supervise.core.model import Event, Launched, Notice, OperatorCommand, Tick, plain_json
 from supervise.errors import SuperviseError
 from supervise.runtime import (
     ControlInbox,
@@ -38,7 +39,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.policy = policy()
-        self.state = start_engine(self.policy)
+        self.state = initial_state(self.policy)
         self.company = FrameEnricher(lambda pid, leads: {"host_memory": 1.0} if leads else {})
         self.chain = Chain("run")
         self.results: list[dict[str, Any]] = []
@@ -80,11 +81,11 @@ class Judge:
         found = build_status(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
-        json.dumps(plain_decision(found.document()), allow_nan=False).encode()
+        json.dumps(plain_json(found.document()), allow_nan=False).encode()
 
 
 def engine_record(decision: Any) -> dict[str, Any]:
-    from supervise.core import record_run as recorded
+    from supervise.core.model import decision_record as recorded
 
     return recorded(decision)
 

@@ -13,7 +13,8 @@ from typing import Any
 from supervise.catalog import load_policy
 from supervise.checkpoints import VERIFIED, Register
 from supervise.cli import invoke
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import (
     Adopted,
     Announced,
@@ -147,7 +148,7 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
     recorder = Recorder(Journal.open(run.journal_path), log, lambda: (5, WALL), print)
     started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
     recorder.note("run_start", -1, "the job was started", {**started, "channels": ["console"]})
-    state, last, queue = start_engine(chosen), None, list(happened)
+    state, last, queue = initial_state(chosen), None, list(happened)
     while queue:
         event = queue.pop(0)
         number = recorder.event(event)

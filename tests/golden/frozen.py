@@ -34,8 +34,8 @@ from click.testing import CliRunner
 
 from supervise import cli, errors
 from supervise.cli import group
-from supervise.core import record_run as record
 from supervise.core.model import Decision
+from supervise.core.model import decision_record as record
 from supervise.lab import load_suite, run_suite
 from supervise.report import IncidentReport, render_card, render_full, render_markdown
 from supervise.store import read_audit, read_journal

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import failure_classes
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import Exited, Failure, Launched, Policy, classify_failure
 from supervise.core.model import decision_record as record
 from supervise.notifiers import build_webhook_body, message_of, render_console
-from supervise.report import Record, failed_records, failure_lines
+from supervise.report import Record, failure_lines, launch_failures
 from supervise.runtime import Evidence, FailureRecords, OomCounters, group_file
 from supervise_probe.runtime import failure
 
@@ -113,7 +114,7 @@ def died(make_folder, launch, tmp_path):
 def outcome(notices, folder, code):
     """Judge the end of a job, and return everything that people read of it."""
     policy = Policy("test", "sha256:0", "observe", {}, ())
-    state, decisions = start_engine(policy), []
+    state, decisions = initial_state(policy), []
     for event in (Launched(0, 1, 0), *notices, Exited(time.monotonic_ns(), code)):
         state, made = step_engine(policy, state, event)
         decisions += made
@@ -128,7 +129,7 @@ def outcome(notices, folder, code):
         console=render_console(message, colour=False),
         webhook=json.loads(build_webhook_body(message))["data"],
         bundle=json.loads((bundle / "failures.json").read_text()),
-        why="\n".join(failure_lines(failed_records(records))),
+        why="\n".join(failure_lines(launch_failures(records))),
     )
 
 

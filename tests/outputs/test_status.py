@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import CheckpointState, Frame, JobSettings, Notice, RelaunchSettings
 from supervise.runtime import (
     Life,
@@ -203,7 +204,7 @@ READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
 
 
 def capabilities_of(policy, probe, ranks=1, channels=("console",), **missing):
-    state = start_engine(policy)
+    state = initial_state(policy)
     state.job.world_size, state.step = ranks, 80
     for verb, why in missing.items():
         notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
@@ -259,7 +260,7 @@ def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
 
 
 def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():
-    state = start_engine(AGAIN)
+    state = initial_state(AGAIN)
     state.checkpoints.notice(CheckpointState(id="ckpt-50", step=50, path="/c/50", ok=True))
     assert (
         list_capabilities(AGAIN, state, ProbeStatus(**READY), ())["relaunch"] == "yes, from ckpt-50"

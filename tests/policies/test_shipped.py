@@ -15,7 +15,7 @@ from supervise.catalog import (
     shipped_folder,
     shipped_names,
 )
-from supervise.core.model import HOLD_MODE, Policy, Safeguards
+from supervise.core.model import HOLD, Policy, Safeguards
 
 POLICIES = shipped_names("policies")
 PACKS = shipped_names("policies/packs")
@@ -91,7 +91,7 @@ def verbs(one: Policy) -> set[str]:
     """Return the verbs that its rules and its ladder can lead to."""
     found: set[str] = set()
     todo = [*one.ladder.levels, *(rule.runbook for rule in one.rules if rule.runbook)]
-    seen = {HOLD_MODE}
+    seen = {HOLD}
     while todo:
         name = todo.pop()
         if name not in seen:
@@ -115,7 +115,7 @@ def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
     """The last rung is hold, and every class of action is budgeted."""
     one = policy(name)
 
-    assert one.ladder.levels[-1] == HOLD_MODE
+    assert one.ladder.levels[-1] == HOLD
     assert {"all", "rollback", "lr_scale"} <= set(one.budgets)
 
 
@@ -188,7 +188,7 @@ def test_a_runbook_says_everything(name: str) -> None:
     for key in ("evidence", "containment", "probe_replay", "over_when", "diagnose", "handles"):
         assert book[key], key
     assert list(book["localize"]) == ["optimization", "model", "data", "hardware"]
-    assert book.get("if_it_fails", HOLD_MODE) in (HOLD_MODE, *RUNBOOKS)
+    assert book.get("if_it_fails", HOLD) in (HOLD, *RUNBOOKS)
     assert len(book["diagnose"]) >= 3 or name == "page-with-evidence"
 
 

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import Announced, Exited, Frame, Launched, Tick
 from supervise.lab import (
     Label,
@@ -96,7 +97,7 @@ def test_it_is_what_the_engine_says(tmp_path, write):
     """The same events step by step, in shadow; one rollback is allowed of three."""
     path = _losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM)
     policy = load_policy(write(), mode="shadow")
-    state, said = start_engine(policy), []
+    state, said = initial_state(policy), []
     piece = Recording("", ("train_loss_raw",), [])
     piece.rows = [(i, 0, 0, (v,)) for i, v in enumerate((CALM + SPIKE) * 3 + CALM)]
     for event in make_events(piece):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from supervise.catalog import Subject, action_classes
+from supervise.core import step
 from supervise.core.model import Checkpoint, Decision, PlanContext, Savepoints
 from supervise.errors import ActionError
 from supervise.lab import (
@@ -20,7 +21,6 @@ from supervise.lab import (
     ScenarioRunner,
     parse_series,
     run_suite,
-    scenario_engine,
 )
 
 Play = Callable[..., Outcome]
@@ -119,13 +119,11 @@ def test_a_fold_that_differs_is_a_failure(
     runner.restart()
     assert runner.result.replay_differences == []
 
-    real = scenario_engine.step
-
     def forgetful(*args: Any) -> Any:
-        state, made = real(*args)
+        state, made = step(*args)
         return state, [decision for decision in made if decision.kind != "intent"]
 
-    monkeypatch.setattr(scenario_engine, "step", forgetful)
+    monkeypatch.setattr("supervise.core.engine.step", forgetful)
     runner.restart()
 
     assert "decision" in runner.result.replay_differences[0]

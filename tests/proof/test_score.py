@@ -9,7 +9,7 @@ import pytest
 
 from supervise.lab import (
     Alarm,
-    AlarmOutcome,
+    BacktestOutcome,
     Delay,
     Label,
     ScoredAction,
@@ -23,7 +23,7 @@ SPIKE = Label("r", 100, 110, "loss_spike_recovered")
 
 def _outcome(alarms=(), actions=(), *, spacing=1.0, rows=1000, **extra):
     """Alarms as `(step, severity)` or `(step, severity, "untold")`, actions as `(step, stops)`."""
-    made = AlarmOutcome("r", "p", rows=rows, spacing=spacing, probation=50, **extra)
+    made = BacktestOutcome("r", "p", rows=rows, spacing=spacing, probation=50, **extra)
     made.pieces = [(0, round((rows - 1) * spacing), rows)]
     for step, severity, *untold in alarms:
         row = round(step / spacing)

@@ -45,7 +45,7 @@ from supervise.report import (
     build_incident_report,
     closing_receipt,
     count_outcomes,
-    describe_incident_files,
+    describe_run,
     files_of_incident,
     is_closing,
     read_records,
@@ -73,7 +73,7 @@ def made(keep_run, make_frames, small):
         records = read_records(run)
         policy = load_policy(run.policy_path)
         chosen = [r.incident for r in records if r.incident][-1]
-        origin = RunOrigin.from_description(describe_incident_files(run), "RUN", "in progress")
+        origin = RunOrigin.from_description(describe_run(run), "RUN", "in progress")
         tapes = read_tapes(run, records, chosen)
         report = build_incident_report(records, chosen, origin, {policy.digest: policy}, tapes)
         VALID.validate(json.loads(report.encode()))

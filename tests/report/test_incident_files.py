@@ -14,7 +14,7 @@ from supervise.report import (
     IncidentFiles,
     RunOrigin,
     build_incident_report,
-    describe_incident_files,
+    describe_run,
     incident_files,
     read_records,
     read_tapes,
@@ -80,9 +80,7 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
     kept = json.loads((home / "incident.json").read_text())
     policy = load_policy(run.policy_path)
     records = read_records(run)
-    origin = RunOrigin.from_description(
-        describe_incident_files(run), str(run.path), incident_files.PHASE
-    )
+    origin = RunOrigin.from_description(describe_run(run), str(run.path), incident_files.PHASE)
     tapes = read_tapes(run, records, "inc-1")
     again = build_incident_report(records, "inc-1", origin, {policy.digest: policy}, tapes)
 

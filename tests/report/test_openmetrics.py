@@ -18,7 +18,8 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from supervise.catalog import all_metrics, load_policy
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import (
     ActionFailed,
     ActionOrder,
@@ -41,7 +42,7 @@ NAMES = (*UNITS, "my_score", "learning_rate.1")
 def run_a_little(served):
     """Let two ranks make steps, with a rollback, an action that failed and a non-finite loss."""
     policy = load_policy("nano")
-    state = start_engine(policy)
+    state = initial_state(policy)
     events = [
         Launched(1, 5, 0),
         *(Announced(2, rank, 2, 5 + rank, NAMES) for rank in (0, 1)),

@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core import record_run
-from supervise.core.model import NearMiss, plain_decision
+from supervise.core.model import NearMiss, decision_record, decode_numbers, plain_json
 from supervise.errors import StoreError, TamperError
-from supervise.store import Chain, decode_audit, read_audit, verify_audit
+from supervise.store import Chain, read_audit, verify_audit
 
 pytestmark = pytest.mark.slow  # each byte of a log, damaged in each way
 
@@ -173,15 +172,15 @@ def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
 
     assert line.count(b"\n") == 1
     assert {key: stored[key] for key in ("reason", "data")} == {
-        key: record_run(decision)[key] for key in ("reason", "data")
+        key: decision_record(decision)[key] for key in ("reason", "data")
     }
 
 
 def test_non_finite_numbers_come_back():
-    """JSON has no NaN: the log says "NaN", "+Inf", "-Inf", and `decode` takes them back."""
-    coded = plain_decision({"a": [float("nan"), float("inf")], "b": (float("-inf"), 1.5)})
+    """JSON has no NaN: the log says "NaN", "+Inf", "-Inf", and `decode_numbers` takes them back."""
+    coded = plain_json({"a": [float("nan"), float("inf")], "b": (float("-inf"), 1.5)})
 
     assert coded == {"a": ["NaN", "+Inf"], "b": ["-Inf", 1.5]}
-    back = decode_audit(coded)
+    back = decode_numbers(coded)
     assert back["a"][0] != back["a"][0]
     assert back["b"] == [float("-inf"), 1.5]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core import Intent, start_engine
+from supervise.core import Intent, initial_state
 from supervise.core.model import (
     Notice,
     OperatorCommand,
@@ -39,7 +39,7 @@ def word(**args):
 
 
 def ask(reloader, now, /, **args):
-    return reloader.reload(word(**args), now, start_engine(now))
+    return reloader.reload(word(**args), now, initial_state(now))
 
 
 def test_a_changed_file_is_read_again_and_kept(begun, small):
@@ -108,7 +108,7 @@ def test_what_goes_wrong_refuses(begun):
 def test_a_job_that_is_being_started_again_has_its_policy(begun):
     """The way in which it is started is the one under which that was decided."""
     _, policy, reloader = begun()
-    state = start_engine(policy)
+    state = initial_state(policy)
     run = SimpleNamespace(intent=Intent("inc-1/1/2", verb="relaunch"))
     state.incident = SimpleNamespace(run=run)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from supervise.catalog import load_policy
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import Announced, Finished, Frame, Launched, OperatorCommand
 from supervise.errors import StoreError
 from supervise.store import Audit, Journal, Recorder, Reloader, RunDir
@@ -83,7 +84,7 @@ class Judge:
         journal = Journal.open(run.journal_path)
         self.recorder = Recorder(journal, audit, lambda: (next(ticks), WALL), print)
         self.reloader = Reloader(run, self.policy, load_policy, str(policy), mode)
-        self.state = start_engine(self.policy)
+        self.state = initial_state(self.policy)
 
     def judge(self, *events: Any) -> None:
         """Judge events and what follows from each: outcomes of actions, a reload."""

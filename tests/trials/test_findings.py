@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from supervise.trials import (
-    FAULT_SECTION,
+    FAULT_HEADER,
     Act,
     Alarm,
     Arm,
@@ -233,7 +233,7 @@ def test_monitors_are_ranked_and_a_fault_has_the_columns_of_its_best_one(report)
     assert rows["rate"][2].endswith(" ahead)")
     assert rows["loss"][3].endswith("bad_batch (with it, 1 of 2)")
     assert rows["speed"][5] == "1"
-    cells = [dict(zip(FAULT_SECTION, row, strict=True)) for row in fault_rows(report)]
+    cells = [dict(zip(FAULT_HEADER, row, strict=True)) for row in fault_rows(report)]
     spike, batch, router = cells
     assert (spike["best monitor"], spike["alarm"], spike["page"]) == ("SEV2 rate", "0", "25")
     assert spike["lead"].endswith(" ahead") and spike["harm"] == "2 of 2"
@@ -256,7 +256,7 @@ def row_of(*found):
     """Return the cells of a fault by column, undetected faults, and the limits of the suite."""
     report = make_report([SPIKE], found, monitors=[])
     (row,) = fault_rows(report)
-    cells = dict(zip(FAULT_SECTION, row, strict=True))
+    cells = dict(zip(FAULT_HEADER, row, strict=True))
     return cells, describe_undetected(report), describe_limits(report)
 
 

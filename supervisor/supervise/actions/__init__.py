@@ -17,6 +17,6 @@ __getattr__ = lazy_exports(
         "learning_rate": "HoldRate, LrScale",
         "optimizer_update": "Clip, LossScale, SkipStep, UpdateClip",
         "quarantine": "Quarantine, Unquarantine",
-        "recovery": "Checkpoint, Relaunch, Rollback, SLOWEST as SLOWEST_RELAUNCH",
+        "recovery": "Checkpoint, Relaunch, Rollback, SLOWEST_RELAUNCH",
     },
 )

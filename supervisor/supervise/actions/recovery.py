@@ -167,7 +167,7 @@ class Rollback(Action):
 
 
 NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
-SLOWEST = 20_000_000  # bytes per second, hashed, copied and hashed again; project default
+SLOWEST_RELAUNCH = 20_000_000  # bytes per second, hashed, copied and hashed again; project default
 LONGEST_IDLE_S = 300.0  # as in `stop`
 
 
@@ -230,7 +230,7 @@ class Relaunch(Action):
 
     def limit_s(self, args: Payload) -> float:
         order = args.parse(RelaunchArgs)
-        return self.deadline_s + order.bytes / SLOWEST + order.if_idle_s
+        return self.deadline_s + order.bytes / SLOWEST_RELAUNCH + order.if_idle_s
 
     def before(self, breach_step: int) -> int:
         """Return the step before which a checkpoint must have been saved."""

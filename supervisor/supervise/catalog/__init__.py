@@ -20,21 +20,16 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "diagnostics": "PolicyErrors, Problem, Problems, Source",
-        "discover": (
-            "actions as action_classes, detectors as detector_classes, name_of, parse_drill"
-        ),
+        "discover": "action_classes, detector_classes, name_of, parse_drill",
         "docs": "documents",
-        "expression": "ExpressionError, parse as parse_expression",
+        "expression": "ExpressionError, parse_expression",
         "loader": (
-            "compose as compose_policy, document as policy_document, failure_classes, "
-            "isolated as isolated_policy, load_policy"
+            "compose_policy, policy_document, failure_classes, load_isolated_policy, load_policy"
         ),
-        "metrics": (
-            "REASONS as ABSENCE_REASONS, everything as all_metrics, measured as measured_metrics"
-        ),
+        "metrics": "ABSENCE_REASONS, all_metrics, measured_metrics",
         "scenario_subject": "Subject, check_file",
         "scenarios": "Injection, Scenario",
-        "shipped": "folder as shipped_folder, locate, names as shipped_names",
-        "yaml_document": "parse as parse_yaml, plain as plain_yaml",
+        "shipped": "shipped_folder, locate, shipped_names",
+        "yaml_document": "parse_yaml, plain_yaml",
     },
 )

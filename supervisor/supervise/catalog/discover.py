@@ -46,13 +46,13 @@ def discover(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
 
 
 @cache
-def detectors() -> Mapping[str, type[Detector]]:
+def detector_classes() -> Mapping[str, type[Detector]]:
     """Return the detector classes by `kind`."""
     return discover(detectors_package, Detector)  # type: ignore[type-abstract]
 
 
 @cache
-def actions() -> Mapping[str, type[Action]]:
+def action_classes() -> Mapping[str, type[Action]]:
     """Return the action classes by verb."""
     return discover(actions_package, Action)
 

@@ -23,7 +23,7 @@ from ..notifiers import webhook
 from ..report import incident_report, stability_record
 from . import discover, loader, metrics, shipped, yaml_document
 from .diagnostics import Place, Problem, Problems
-from .expression import parse
+from .expression import parse_expression
 from .loader import Draft
 from .pack import PACKS, Entry
 from .rules import BuiltRule
@@ -44,7 +44,7 @@ from .sections import (
     summary,
 )
 from .validation import describe
-from .yaml_document import MapNode, inline, plain
+from .yaml_document import MapNode, inline, plain_yaml
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -85,7 +85,7 @@ def _default(key: Key) -> str:
 
 def detectors() -> str:
     """Return the kinds of detectors with their keys."""
-    kinds = discover.detectors().items()
+    kinds = discover.detector_classes().items()
     return table(
         ("kind", "BREACH when", "keys and defaults"),
         [(f"`{name}`", summary(form).removeprefix("BREACH "), _keys(form)) for name, form in kinds],
@@ -105,7 +105,7 @@ def render_drills() -> str:
 def render_actions() -> str:
     """Return the actions with their keys."""
     rows = []
-    for verb, form in discover.actions().items():
+    for verb, form in discover.action_classes().items():
         marks = ["destructive"] if form.destructive else []
         marks += ["all ranks at one step"] if form.changes_training else []
         marks += [f"budget `{form.budget}`"] if form.budget else []
@@ -133,19 +133,19 @@ def _keys(form: type) -> str:
 
 def _files(kind: str) -> list[dict[str, Any]]:
     documents = []
-    for name in shipped.names(kind):
+    for name in shipped.shipped_names(kind):
         problems = Problems()
-        path = shipped.folder(kind) / f"{name}.yaml"
+        path = shipped.shipped_folder(kind) / f"{name}.yaml"
         root = yaml_document.read(path, shipped.label(path), problems)
         problems.stop()
         assert root is not None
-        documents.append({"file": name, **plain(root)})
+        documents.append({"file": name, **plain_yaml(root)})
     return documents
 
 
 def render_policies() -> str:
     """Return the shipped policies."""
-    drafts = [(name, loader.compose(name)) for name in shipped.names("policies")]
+    drafts = [(name, loader.compose_policy(name)) for name in shipped.shipped_names("policies")]
     rows = [
         (f"`{name}`", draft.mode, ", ".join(draft.form.use), draft.form.summary)
         for name, draft in drafts
@@ -180,7 +180,7 @@ def measured() -> str:
     """Return the metrics of the probe."""
     rows = [
         (f"`{spec.id}`", spec.unit, spec.meaning, spec.source, spec.cost or "–")
-        for spec in metrics.measured().values()
+        for spec in metrics.measured_metrics().values()
     ]
     return table(("id", "unit", "meaning", "source", "cost"), rows)
 
@@ -223,8 +223,8 @@ FILES: dict[str, tuple[type, str]] = {
 INCIDENT, RECORD = "policies/incident.schema.json", "docs/record.schema.json"
 MESSAGE = "docs/message.schema.json"
 DOCUMENTS = {
-    INCIDENT: incident_report.schema,
-    RECORD: stability_record.schema,
+    INCIDENT: incident_report.incident_schema,
+    RECORD: stability_record.stability_schema,
     MESSAGE: webhook.schema,
 }
 
@@ -270,7 +270,7 @@ def _detector() -> dict[str, Any]:
     They are distinguished by `kind` with if/then: under `oneOf` a validator reports errors of the
     wrong alternative.
     """
-    kinds = discover.detectors()
+    kinds = discover.detector_classes()
     branches = [
         {
             "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
@@ -313,7 +313,7 @@ def documents() -> Iterator[tuple[Path, str]]:
     """Yield each schema file, and what it should hold."""
     for file in (*FILES, *DOCUMENTS):
         folder, _, name = file.partition("/")
-        yield shipped.folder(folder) / name, text(file)
+        yield shipped.shipped_folder(folder) / name, text(file)
 
 
 if __name__ == "__main__":
@@ -411,7 +411,7 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
         beside: the ids of what the supervisor measures beside the job.
     """
     spec = metrics.spec_of(metric)
-    if spec is not None and spec.id in metrics.measured():
+    if spec is not None and spec.id in metrics.measured_metrics():
         return PROBE
     return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
 
@@ -491,8 +491,8 @@ class _Pack(NamedTuple):
 @cache
 def _packs() -> list[_Pack]:
     lines = []
-    for name in shipped.names(PACKS):
-        path = shipped.folder(PACKS) / f"{name}.yaml"
+    for name in shipped.shipped_names(PACKS):
+        path = shipped.shipped_folder(PACKS) / f"{name}.yaml"
         root = yaml_document.read(path, shipped.label(path), problems := Problems())
         problems.stop()
         assert root is not None
@@ -501,11 +501,15 @@ def _packs() -> list[_Pack]:
         assert written_rules is not None
         pairs = {key: node for key, (_, node) in section.pairs.items()}
         written_keys = {
-            key: {k: v for k, v in plain(node).items() if k not in ("metric", "metrics", "event")}
+            key: {
+                k: v for k, v in plain_yaml(node).items() if k not in ("metric", "metrics", "event")
+            }
             for key, node in pairs.items()
         }
         detectors = {key: read_detector(node, problems, key) for key, node in pairs.items()}
-        rules = {rule["id"]: parse(rule["when"]).names for rule in plain(written_rules)}
+        rules = {
+            rule["id"]: parse_expression(rule["when"]).names for rule in plain_yaml(written_rules)
+        }
         lines.append(_Pack(name, written_keys, detectors, rules))
     return lines
 

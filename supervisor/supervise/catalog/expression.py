@@ -58,14 +58,14 @@ class Expression:
             parts += [self.text[end:position], names.get(name, name)]
             end = position + len(name)
         text = "".join(parts) + self.text[end:]
-        return parse(text, limit=len(text))
+        return parse_expression(text, limit=len(text))
 
     def compile(self, index: Mapping[str, int]) -> When:
         """Return a function of the codes of all detectors; `index` says where each one is."""
         return _closure(self.tree, index)
 
 
-def parse(text: str, *, limit: int = MAX_LENGTH) -> Expression:
+def parse_expression(text: str, *, limit: int = MAX_LENGTH) -> Expression:
     """Parse a `when`.
 
     Raises:

@@ -34,7 +34,7 @@ def check_budgets(
     Without `job.relaunch` a relaunch is always refused and needs no budget. `ways`: what leads to
     each runbook.
     """
-    classes = [action.budget for action in discover.actions().values()]
+    classes = [action.budget for action in discover.action_classes().values()]
     budget_classes = [ALL, *sorted({name for name in classes if name is not None})]
     section = root.get("budgets")
     pairs = section.pairs if isinstance(section, MapNode) else {}
@@ -106,7 +106,7 @@ def check_approvals(
     """Approvals name verbs that touch the job, runbooks, or `all`."""
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, MapNode) else {}
-    verbs = [verb for verb, action in discover.actions().items() if action.touches_job]
+    verbs = [verb for verb, action in discover.action_classes().items() if action.touches_job]
     names = [ALL, *verbs, *library.opened]
     for name, (key, _) in pairs.items():
         if name not in names and not (parts.incomplete and name in library.names()):
@@ -192,7 +192,7 @@ def unmeasured(
     """Warn of metrics that no collector measures; a job may report its own."""
     for name, detector in detectors.items():
         for metric in detector.metrics:
-            if metrics.measured() and not metrics.is_known(metric):
+            if metrics.measured_metrics() and not metrics.is_known(metric):
                 location: Place = first_text(entries[name].node, metric)
                 hint = metrics.suggestion(metric) or "the job must report it itself"
                 problems.warn(location, f"{name}: no collector measures {metric!r}", hint)
@@ -310,7 +310,7 @@ def check_transitions(root: MapNode, form: PolicyFile, problems: Problems) -> No
     section = root.get("machine")
     if form.machine is None or not isinstance(section, MapNode):
         return
-    flaws = state_machine.flaws(form.machine)
+    flaws = state_machine.find_flaws(form.machine)
     for state, event, sentence in flaws:
         row = section.get(state)
         location: Node = section.pairs[state][0] if state in section.pairs else section

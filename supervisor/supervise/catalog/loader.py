@@ -49,7 +49,7 @@ class Draft:
     parts: Parts  # where every part of it was written
 
 
-def document(draft: Draft) -> dict[str, Any]:
+def policy_document(draft: Draft) -> dict[str, Any]:
     """Return the whole policy as plain data, in the form of a policy file."""
     keys = keys_of(PolicyFile)
     sections = {
@@ -83,7 +83,7 @@ def document(draft: Draft) -> dict[str, Any]:
 def policy(draft: Draft) -> Policy:
     """Return the policy as the engine takes it."""
     form = draft.form
-    text = yaml_document.dump(document(draft))
+    text = yaml_document.dump(policy_document(draft))
     acts = draft.mode in ACTING_MODES  # weaker modes never roll back
     return Policy(
         name=draft.name,
@@ -114,7 +114,7 @@ def policy(draft: Draft) -> Policy:
         notify={"console": {}} | {name: _set_keys(keys) for name, keys in form.notify.items()},
         job=form.job,
         cites=tuple(str(draft.parts.folders[0] / name) for name in form.cites),
-        verbs=discover.actions(),
+        verbs=discover.action_classes(),
         resolved=text,
     )
 
@@ -190,10 +190,10 @@ def load_policy(
         InputError: there is no such file, or it cannot be read.
         UsageError: there is no such mode.
     """
-    return policy(compose(name_or_path, mode=mode, notify=notify, warnings=warnings))
+    return policy(compose_policy(name_or_path, mode=mode, notify=notify, warnings=warnings))
 
 
-def compose(
+def compose_policy(
     name_or_path: str | Path,
     *,
     mode: str | None = None,
@@ -380,14 +380,14 @@ class Isolated:
     left_out: tuple[str, ...]
 
 
-def isolated(name_or_path: str) -> Isolated:
+def load_isolated_policy(name_or_path: str) -> Isolated:
     """Load a policy, and leave out what would reach people or start a job again.
 
     Raises:
         PolicyErrors, InputError: as `load_policy`.
     """
-    draft = compose(name_or_path)
-    resolved = document(draft)
+    draft = compose_policy(name_or_path)
+    resolved = policy_document(draft)
     console = resolved.get("notify", {}).keys() <= {"console"}
     left_out = [name for name in LEFT_OUT if resolved.pop(name, None)]
     if console and "notify" in left_out:

@@ -207,15 +207,15 @@ METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
 
 @cache
-def measured() -> Mapping[str, MetricSpec]:
+def measured_metrics() -> Mapping[str, MetricSpec]:
     """Return what the collectors measure, by id, in the order of their names."""
     return {spec.id: spec for spec in collectors.metrics()}
 
 
 @cache
-def everything() -> Mapping[str, MetricSpec]:
+def all_metrics() -> Mapping[str, MetricSpec]:
     """Return every metric that has a standard id: measured ones first."""
-    return {**measured(), **{spec.id: spec for spec in METRICS}}
+    return {**measured_metrics(), **{spec.id: spec for spec in METRICS}}
 
 
 def is_known(metric: str) -> bool:
@@ -229,22 +229,22 @@ def spec_of(metric: str) -> MetricSpec | None:
     A metric of the probe has the members that its spec lists. One that a job reports may have
     others: `spectral_radius.head`.
     """
-    base, spec = metric, everything().get(metric)
+    base, spec = metric, all_metrics().get(metric)
     while spec is None and "." in base:
         base = base.rpartition(".")[0]
-        family = everything().get(f"{base}.<i>")
-        spec = family or everything().get(base)
+        family = all_metrics().get(f"{base}.<i>")
+        spec = family or all_metrics().get(base)
         member = metric[len(base) + 1 :]
         if family is not None and not (member.isdecimal() or f"`.{member}`" in family.meaning):
             return None
-    if spec is None or metric in everything() or spec.id.endswith(".<i>"):
+    if spec is None or metric in all_metrics() or spec.id.endswith(".<i>"):
         return spec
-    return spec if spec.id not in measured() or "append" in spec.meaning else None
+    return spec if spec.id not in measured_metrics() or "append" in spec.meaning else None
 
 
 def near(metric: str) -> list[str]:
     """Return the candidates for a near miss: ids that contain the text, else all."""
-    return [name for name in everything() if metric in name] or list(everything())
+    return [name for name in all_metrics() if metric in name] or list(all_metrics())
 
 
 def suggestion(metric: str, choices: Collection[str] | None = None) -> str | None:
@@ -255,7 +255,7 @@ def suggestion(metric: str, choices: Collection[str] | None = None) -> str | Non
     Args:
         choices: the ids to choose from; None for all standard ones.
     """
-    ids = everything() if choices is None else choices
+    ids = all_metrics() if choices is None else choices
     matches = [name for name in _of_others(table.plain(metric)) if name in ids]
     if not matches:
         candidates = near(metric) if choices is None else [*choices]
@@ -266,7 +266,7 @@ def suggestion(metric: str, choices: Collection[str] | None = None) -> str | Non
 def _of_others(name: str) -> tuple[str, ...]:
     for prefix in ("", "train/", "training/", "metrics/"):
         plain = name.removeprefix(prefix)
-        for metric, names in table.NAMES.items():
+        for metric, names in table.COLUMN_NAMES.items():
             if plain in names:
                 return ("train_loss", metric) if metric == "train_loss_raw" else (metric,)
     return ()
@@ -352,6 +352,6 @@ _GROUPS = (
     ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
 )
 
-REASONS = {metric: f"Judged as {metric_ids}." for metric, metric_ids in _JUDGED_AS.items()} | {
-    metric: reason for reason, ids in _GROUPS for metric in ids.split()
-}
+ABSENCE_REASONS = {
+    metric: f"Judged as {metric_ids}." for metric, metric_ids in _JUDGED_AS.items()
+} | {metric: reason for reason, ids in _GROUPS for metric in ids.split()}

@@ -107,7 +107,7 @@ def find(name: str, folders: Iterable[Path]) -> Path | None:
 def available(folders: Iterable[Path]) -> list[str]:
     """Return the names of all packs that `find` would find."""
     stems = [path.stem for folder in folders for path in (folder / "packs").glob("*.yaml")]
-    return sorted({*stems, *shipped.names(PACKS)})
+    return sorted({*stems, *shipped.shipped_names(PACKS)})
 
 
 def use(names: Collection[Node], parts: Parts, problems: Problems) -> None:
@@ -249,7 +249,7 @@ def with_channels(
 ) -> MapNode:
     """Return a policy with more keys under `notify`."""
     text = yaml_document.dump({"notify": notify})
-    added = yaml_document.parse(Source("--notify", text), problems)
+    added = yaml_document.parse_yaml(Source("--notify", text), problems)
     assert added is not None
     return MapNode(root.source, root.line, root.col, merged(root, added).pairs)
 

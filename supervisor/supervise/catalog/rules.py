@@ -12,7 +12,7 @@ from ..core.model.interfaces import Detector
 from ..core.model.policy import HOLD, OFF, RUN_PHASES, Inhibit, Rule, detectors_behind
 from . import discover
 from .diagnostics import Problems, did_you_mean
-from .expression import WORDS, Expression, ExpressionError, parse
+from .expression import WORDS, Expression, ExpressionError, parse_expression
 from .pack import Entry, Parts
 from .schema import BAD, keys_of, read_section
 from .sections import Baseline, WrittenRule, read_detector, read_valid_keys
@@ -24,7 +24,7 @@ NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
 
 def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
     """Return a notice in place of a rule that judges the height of a loss by its past."""
-    kinds = tuple(discover.detectors()[kind] for kind in NOT_OF_HEIGHT)
+    kinds = tuple(discover.detector_classes()[kind] for kind in NOT_OF_HEIGHT)
     behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
     if not any(LOSSES.intersection(d.metrics) and not isinstance(d, kinds) for d in behind):
         return rule
@@ -205,7 +205,7 @@ def _expression(
     node = entry.node.get("when")
     assert isinstance(node, Scalar)
     try:
-        expression = parse(text)
+        expression = parse_expression(text)
         unknown = False
         for name, position in expression.places:
             if entry.scope.get(name, name) not in names:

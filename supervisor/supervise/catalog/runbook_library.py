@@ -86,7 +86,7 @@ class RunbookCatalog:
         stems = [
             path.stem for folder in self.folders for path in (folder / RUNBOOKS).glob("*.yaml")
         ]
-        return sorted({*self.inline, *stems, *shipped.names(RUNBOOKS), HOLD})
+        return sorted({*self.inline, *stems, *shipped.shipped_names(RUNBOOKS), HOLD})
 
     def open(self, name: str, named_at: Place, user: str) -> None:
         """Read a runbook and those it falls back to; an unknown name is noted at `named_at`."""

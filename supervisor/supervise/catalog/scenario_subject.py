@@ -139,7 +139,7 @@ def of_tests(
         problems.add(root.locate("policy"), str(error), error.hint)
         problems.stop()
     try:
-        draft = loader.compose(policy_path, mode=form.mode, warnings=warnings)
+        draft = loader.compose_policy(policy_path, mode=form.mode, warnings=warnings)
     except PolicyErrors as errors:  # which names there would be is not known then
         problems.take(errors.problems)
         problems.stop()
@@ -157,7 +157,7 @@ def files_of(name_or_path: str | Path) -> list[Path]:
         PolicyErrors, InputError: as `load_policy`.
     """
     path = shipped.locate(name_or_path)
-    draft = loader.compose(path)
+    draft = loader.compose_policy(path)
     packs = [pack.find(name, draft.parts.folders) for name in draft.form.use]
     tests = path.parent / TESTS / path.name
     return [file for file in (*packs, tests) if file is not None and shipped.is_file(file)]
@@ -215,7 +215,7 @@ def _names(
     metrics = {LR_PHASE, *(metric for detector in read for metric in detector.metrics)}
     return Names(
         rules=rules,
-        verbs=list(discover.actions()),
+        verbs=list(discover.action_classes()),
         budgets=list(dict.fromkeys((*budgets, ALL))),
         metrics=None if detectors is None else metrics,
         clock=any(detector.reads == "clock" for detector in read),
@@ -264,7 +264,7 @@ def check_file(name: str, text: str = "") -> Checked:
     try:
         path = Path("stdin.yaml") if name == STDIN else locate(name)
         root = (
-            yaml_document.parse(Source("<stdin>", text), problems)
+            yaml_document.parse_yaml(Source("<stdin>", text), problems)
             if name == STDIN
             else read(path, problems)
         )

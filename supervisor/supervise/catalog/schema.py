@@ -24,7 +24,7 @@ from ..core.model.action import Action
 from ..core.model.values import Parsed
 from . import validation
 from .diagnostics import Place, Problems, near_miss
-from .yaml_document import ListNode, MapNode, Node, plain
+from .yaml_document import ListNode, MapNode, Node, plain_yaml
 
 BAD: Final[Any] = object()  # what is returned for a section whose mistakes are noted
 MAX_INTEGER = 2**53  # whole numbers beyond it are not exact in JSON
@@ -136,7 +136,7 @@ def read_section(
     section: Any = None
     if isinstance(node, MapNode):
         try:
-            section = convert({**(defaults or {}), **plain(node)}, form)
+            section = convert({**(defaults or {}), **plain_yaml(node)}, form)
         except ValidationError:
             section = None
     if section is None:
@@ -196,7 +196,7 @@ def _filled(
                 values[key.attribute] = defaults.get(key.name)
             continue
         try:
-            values[key.attribute] = _value(_integral(plain(value_node)), key.hint)
+            values[key.attribute] = _value(_integral(plain_yaml(value_node)), key.hint)
         except ValidationError as error:  # msgspec and the schema disagree
             problems.add(
                 value_node, f"{label}.{key.name}: {error}" if label else f"{key.name}: {error}"

@@ -104,12 +104,14 @@ def write_detector(detector: Detector) -> dict[str, Any]:
 def _form(node: Node) -> type[Detector] | None:
     kind = node.get("kind") if isinstance(node, MapNode) else None
     is_text = isinstance(kind, Scalar) and isinstance(kind.value, str)
-    return discover.detectors().get(kind.text) if is_text and isinstance(kind, Scalar) else None
+    return (
+        discover.detector_classes().get(kind.text) if is_text and isinstance(kind, Scalar) else None
+    )
 
 
 @cache
 def _kind_schema() -> Schema:
-    kind = {"title": "kind of detector", "enum": list(discover.detectors())}
+    kind = {"title": "kind of detector", "enum": list(discover.detector_classes())}
     return {**OPEN, "required": ["kind"], "properties": {"kind": kind}}
 
 
@@ -157,7 +159,7 @@ else:
             verb, keys = value, None
             if isinstance(value, dict) and len(value) == 1:
                 ((verb, keys),) = value.items()
-            form = discover.actions().get(verb) if isinstance(verb, str) else None
+            form = discover.action_classes().get(verb) if isinstance(verb, str) else None
             if form is None:
                 raise ValueError("no action")
             return convert({} if keys is None else keys, form)
@@ -171,7 +173,7 @@ else:
         def schema():
             keyed = {
                 verb: {"description": summary(form), **_nullable(json_schema(form))}
-                for verb, form in discover.actions().items()
+                for verb, form in discover.action_classes().items()
             }
             alone = [verb for verb, form in keyed.items() if "required" not in form]
             mapping = closed(keyed, minProperties=1, maxProperties=1)
@@ -182,13 +184,13 @@ else:
 
         @staticmethod
         def decode(value):
-            return convert(value, discover.actions()["verify"])
+            return convert(value, discover.action_classes()["verify"])
 
         encode = staticmethod(plain_section)
 
         @staticmethod
         def schema():
-            return json_schema(discover.actions()["verify"])
+            return json_schema(discover.action_classes()["verify"])
 
     class Channels(metaclass=Parsed):
         """`{slack: {url_env: SLACK_URL}}`: notifiers by name; the console is always one of them."""

@@ -15,20 +15,20 @@ from ..errors import InputError
 PACKAGE = Path(__file__).parents[1]
 
 
-def folder(kind: str) -> Path:
+def shipped_folder(kind: str) -> Path:
     """Return the folder of shipped files: `policies`, `policies/packs` or `runbooks`."""
     packed = PACKAGE / "_shipped" / kind
     return packed if packed.is_dir() else PACKAGE.parents[1] / kind
 
 
-def names(kind: str) -> list[str]:
+def shipped_names(kind: str) -> list[str]:
     """Return the names (without `.yaml`) of the shipped files of a kind."""
-    return sorted(path.stem for path in folder(kind).glob("*.yaml"))
+    return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 
 def find(kind: str, name: str) -> Path | None:
     """Return the shipped file of this name, or None."""
-    path = folder(kind) / f"{name}.yaml"
+    path = shipped_folder(kind) / f"{name}.yaml"
     return path if path.is_file() else None
 
 
@@ -53,7 +53,7 @@ def locate(name_or_path: str | Path) -> Path:
     if path.parent not in (Path(), Path("policies")):
         raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
     message = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
-    raise InputError(message, hint=did_you_mean(name, names("policies")))
+    raise InputError(message, hint=did_you_mean(name, shipped_names("policies")))
 
 
 def is_file(path: Path) -> bool:
@@ -93,7 +93,7 @@ def locate_base(path: Path, base: str) -> Path:
     shipped_path = find("policies", base)
     if shipped_path is None:
         is_beside = is_file(named.with_name(f"{base}{SUFFIX}"))
-        hint = did_you_mean(base, names("policies"))
+        hint = did_you_mean(base, shipped_names("policies"))
         raise InputError(
             f"no shipped policy {base!r}", hint=f"write {base}{SUFFIX}" if is_beside else hint
         )

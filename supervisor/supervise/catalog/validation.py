@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.model.values import DURATION
 from .diagnostics import Problems, did_you_mean, quoted
-from .yaml_document import ListNode, MapNode, Node, Scalar, inside, plain
+from .yaml_document import ListNode, MapNode, Node, Scalar, inside, plain_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -47,7 +47,7 @@ def check(
     Returns:
         The keys of `node` that have a mistake; "" for a mistake of the node itself.
     """
-    value = plain(node)
+    value = plain_yaml(node)
     wrong: set[str] = set()
     reporter = _Reporter(node, problems, label, excused)
     for error in _validator()(schema).iter_errors(value):

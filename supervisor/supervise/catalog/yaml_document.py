@@ -203,12 +203,12 @@ def inside(node: Scalar, index: int) -> Location:
     return Location(source, line, col)
 
 
-def plain(node: Node) -> Any:
+def plain_yaml(node: Node) -> Any:
     """Return the tree as dicts, lists and values, as JSON Schema validators expect it."""
     if isinstance(node, MapNode):
-        return {key: plain(value) for key, (_, value) in node.pairs.items()}
+        return {key: plain_yaml(value) for key, (_, value) in node.pairs.items()}
     if isinstance(node, ListNode):
-        return [plain(item) for item in node.items]
+        return [plain_yaml(item) for item in node.items]
     assert isinstance(node, Scalar)
     return node.value
 
@@ -250,10 +250,10 @@ def read(path: Path, label: str, problems: Problems) -> MapNode | None:
             Location(source, line, col), "this is not UTF-8 text", "save the file as UTF-8"
         )
         return None
-    return parse(Source(label, text), problems)
+    return parse_yaml(Source(label, text), problems)
 
 
-def parse(source: Source, problems: Problems, parser: Any = PARSER) -> MapNode | None:
+def parse_yaml(source: Source, problems: Problems, parser: Any = PARSER) -> MapNode | None:
     """Parse text whose top level must be a mapping; None when problems were noted instead."""
     bad = _FORBIDDEN.search(source.text)
     if bad:

@@ -208,7 +208,7 @@ class Register:
         """Write the register. Raises OSError; the old file is unchanged then."""
         document = RegisterDocument(self._next, self.entries, self.before)
         text = json.dumps(msgspec.to_builtins(document), indent=1) + "\n"
-        files.replace(self._path, text.encode(), durable=True)
+        files.replace_file(self._path, text.encode(), durable=True)
 
 
 def read_registry(run: Path) -> RegisterDocument:

@@ -428,7 +428,7 @@ class CheckpointVerifier:
                 content = registry.manifest(entry, self._facts, self._code(), environment, inputs)
                 text = json.dumps(msgspec.to_builtins(content, enc_hook=str), indent=1) + "\n"
                 path = retention.pins.folder(entry) / "manifest.json"
-                files.replace(path, text.encode(), durable=True)
+                files.replace_file(path, text.encode(), durable=True)
         except (StoreError, InterruptedError) as error:
             with retention.lock:
                 retention.release(entry, overwritten=isinstance(error, StoreError))

@@ -357,10 +357,12 @@ def list_metric_availability(
     """
     if check is not None and reason is None and not check.names:
         reason = "there is no torch" if len(check.lines) == 1 else "the probe did not report"
-    everything = metrics.everything()
+    everything = metrics.all_metrics()
     if check is None or reason is not None:
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
-    availability = {name: _of_probe(name, check, arrived(check)) for name in metrics.measured()}
+    availability = {
+        name: _of_probe(name, check, arrived(check)) for name in metrics.measured_metrics()
+    }
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
     availability |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
     for together, single in PER_RANK.items():
@@ -385,7 +387,7 @@ def arrived(check: ProbeCheck) -> set[str]:
 
 
 def _of_probe(metric: str, check: ProbeCheck, arrivals: set[str]) -> str:
-    spec = metrics.measured()[metric]
+    spec = metrics.measured_metrics()[metric]
     often = f"every {spec.every} steps" if spec.every > 1 else ""
     if spec.sparsest:
         often = f"every step, up to every {spec.sparsest} where steps are short"

@@ -104,7 +104,7 @@ def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
     """Return the newest launch in the journal, and its return code if it ended."""
     launched, returncode = None, None
     with suppress(StoreError):  # `replay` and `export` report a damaged journal
-        for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
+        for _, event in journal.read_journal(run.journal_path, only=(Launched, Exited)):
             if isinstance(event, Launched):
                 launched, returncode = event, None
             elif isinstance(event, Exited):

@@ -163,14 +163,16 @@ def poll(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]
         alive = is_locked(
             run.audit_path
         )  # before the records: the last one may be written meanwhile
-        if is_complete(record for n, record in enumerate(audit.read(run.audit_path)) if n >= skip):
+        if is_complete(
+            record for n, record in enumerate(audit.read_audit(run.audit_path)) if n >= skip
+        ):
             return
         time.sleep(POLL_S)
 
 
 def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Answer:
     """Send a command, wait for its answer and the outcome of its action, and return both."""
-    skip = sum(1 for _ in audit.read(RunDir.open(run).audit_path))
+    skip = sum(1 for _ in audit.read_audit(RunDir.open(run).audit_path))
     directory, key = post(run, command, by, args)
     answers: list[Record] = []  # the answer, then the outcome
 

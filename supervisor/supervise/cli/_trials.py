@@ -79,7 +79,7 @@ def write_policy(directory: Path, policy: Isolated) -> Path:
     """Write the policy of the runs of a trial, and return its file. Raises StoreError."""
     path = directory / POLICY
     try:
-        files.replace(path, policy.text.encode(), durable=True)
+        files.replace_file(path, policy.text.encode(), durable=True)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
     return path

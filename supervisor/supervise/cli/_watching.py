@@ -16,7 +16,7 @@ from typing import Any
 from .. import __version__
 from ..catalog import load_policy
 from ..checkpoints.registry import BAD, VERIFIED, Entry, Register
-from ..core.model.decisions import plain
+from ..core.model.decisions import plain_json
 from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -93,7 +93,7 @@ def watch_started(
     launch = started.options.launch
     facts: Mapping[str, Any] = {
         "previous": None if started.options.previous is None else str(started.options.previous),
-        "drills": plain(started.faults),
+        "drills": plain_json(started.faults),
         "channels": [sender.name for sender in senders],
         **({"cites": cites} if cites else {}),
         **({} if launch is None else {"resumed_from": {"path": launch.path, "step": launch.step}}),
@@ -161,7 +161,7 @@ def watch(
         newest = Register(run.path).newest()
         resumes = app.processor.policy.job.relaunch is not None
         lines[:] = [
-            *receipt.closing(run),
+            *receipt.closing_receipt(run),
             *_unverified(run, newest),
             *receipt.next_command(run, has_checkpoint=newest is not None, resumes=resumes),
         ]
@@ -224,7 +224,7 @@ def run_metrics(run: RunDir, endpoint: Endpoint | None) -> RunMetrics | None:
         return None
     from ..catalog import metrics
 
-    units = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
+    units = {name: spec.unit for name, spec in metrics.all_metrics().items() if "." not in name}
     info = {"run": run.id, "version": __version__}
     return RunMetrics(endpoint.port, endpoint.host, info, units, per_rank=endpoint.per_rank)
 

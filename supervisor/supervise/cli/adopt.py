@@ -20,7 +20,7 @@ from ..checkpoints.service import CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..core import job_recipes
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
-from ..core.model.decisions import plain
+from ..core.model.decisions import plain_json
 from ..core.model.payload import DrillOrder
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -108,7 +108,7 @@ def how_run_ended(run: RunDir) -> str | None:
     """Return the reason of the last record if the run has ended, else None."""
     if not run.audit_path.exists():
         return None
-    newest = deque(audit.read(run.audit_path), maxlen=1)
+    newest = deque(audit.read_audit(run.audit_path), maxlen=1)
     return str(newest[0]["reason"]) if newest and newest[0]["kind"] == "run_end" else None
 
 
@@ -347,7 +347,7 @@ def refuse_different(
     pairs = {
         "command": (was.argv, list(argv)),
         "working directory": (was.cwd, str(directory)),
-        "drills": (plain(was.drills), plain(drills)),
+        "drills": (plain_json(was.drills), plain_json(drills)),
     }
     if not is_known:
         pairs["policy"] = (was.policy, policy.name)

@@ -146,6 +146,6 @@ def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Itera
     read = {m for policy_of in loaded for d in policy_of.detectors.values() for m in d.metrics}
     for column, metric in unknown.items():
         if metric not in read:
-            near = metrics.suggestion(metric, {**metrics.everything(), **dict.fromkeys(read)})
+            near = metrics.suggestion(metric, {**metrics.all_metrics(), **dict.fromkeys(read)})
             hint = f"; {near}" if near else ""
             yield f"--alias {column}={metric}: no policy reads a metric {metric!r}{hint}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from ..core.model.decisions import document, plain
+from ..core.model.decisions import document, plain_json
 from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import files
@@ -116,11 +116,11 @@ REPORTING = _together(
 
 def plan_of(options: Mapping[str, Any]) -> Plan:
     """Return the plan that options ask for. Raises UsageError."""
-    from ..trials.judgement import IGNORABLE, Plan
+    from ..trials.judgement import IGNORABLE_GUARDS, Plan
 
-    unknown = [name for name in options["ignore"] if name not in IGNORABLE]
+    unknown = [name for name in options["ignore"] if name not in IGNORABLE_GUARDS]
     if unknown:
-        hint = f"it is one of: {', '.join(IGNORABLE)}"
+        hint = f"it is one of: {', '.join(IGNORABLE_GUARDS)}"
         raise UsageError(f"no guard {unknown[0]!r} that can be ignored", hint=hint)
     names = ("metric", "margin", "alpha", "looks", "steps", "warmup", "cpu_time")
     values = {name: options[name] for name in names if name in options}
@@ -151,14 +151,14 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
 def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
     from ..trials.arms import cite
-    from ..trials.trial_runs import VERDICT
+    from ..trials.trial_runs import VERDICT_LOG
 
-    fields = plain(report)
+    fields = plain_json(report)
     del fields["schema"]
     for pair in fields["pairs"]:
         del pair["series"]
-    fields["runs"] = plain([{"baseline": cite(a), "candidate": cite(b)} for a, b in runs])
-    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", Payload(fields))
+    fields["runs"] = plain_json([{"baseline": cite(a), "candidate": cite(b)} for a, b in runs])
+    log.note(VERDICT_LOG, f"{report.verdict}: {'; '.join(report.reasons)}", Payload(fields))
 
 
 def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
@@ -195,7 +195,7 @@ def end_text(arm: Arm) -> str:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        with files.replacing(path, shared=True) as file:
+        with files.replacing_file(path, shared=True) as file:
             file.write(data)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
@@ -469,7 +469,7 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
             judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
             report = gate_report(judgement, pairs, trial.notes(len(pairs)))
             write_verdict(report, runs, log)
-        files.replace(trial.directory / DOCUMENT, document(report).encode(), durable=True)
+        files.replace_file(trial.directory / DOCUMENT, document(report).encode(), durable=True)
         echo(f"kept in {trial.directory}", err=True)
         ctx.exit(print_report(report, options))
 
@@ -507,7 +507,7 @@ class _Trial:
 
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
-    from ..catalog.loader import isolated
+    from ..catalog.loader import load_isolated_policy
     from ..trials.judgement import BASELINE, CANDIDATE, find_missing_placeholders
     from ..trials.trial_runs import TrialPolicy
 
@@ -528,7 +528,7 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
             if name == BASELINE and len(template) == 1:
                 text = f"{texts[0]} is not a run, and as a command it has no {{out}}"
             raise UsageError(text, hint=EXAMPLE)
-    policy = isolated(options["policy"])
+    policy = load_isolated_policy(options["policy"])
     directory = make_empty(place_of(options["directory"], "canary"))
     here = Path.cwd()
     return _Trial(

@@ -53,7 +53,7 @@ def demo_command(run_dir: Path | None) -> int:
     path = run_dir or Path("runs") / f"demo-{system.wall()[:19].replace(':', '')}"
     if (path / "run.json").exists():
         raise UsageError(f"{path} holds a run already", hint="use another --run-dir, or none")
-    train = shipped.folder("examples") / "nano" / "train.py"
+    train = shipped.shipped_folder("examples") / "nano" / "train.py"
     drill = f"{FAULT}@{FAULT_STEP}"
     job = [_near(sys.executable), _near(train), "--steps", str(STEPS), "--log-every", "25"]
     args = ["--policy", "nano", "--drill", drill, "--run-dir", str(path), "--"]
@@ -63,7 +63,7 @@ def demo_command(run_dir: Path | None) -> int:
     if not (path / "run.json").exists():
         return code  # `run` printed the error
 
-    incident = _incident(list(audit.read(RunDir.open(path).audit_path)))
+    incident = _incident(list(audit.read_audit(RunDir.open(path).audit_path)))
     if incident is None:
         echo("", "the fault was not detected", fg="red")
     card = [] if incident is None else [["why", str(path), incident]]

@@ -154,12 +154,12 @@ def _check_script(argv: tuple[str, ...], text: str) -> Check:
 
 def _check_machine(runs: Path) -> Iterator[Check]:
     """Check this machine."""
-    policies = shipped.names("policies")
+    policies = shipped.shipped_names("policies")
     yield Check("supervise", "ok", f"{__version__} on Python {python_version()}")
     yield Check(
         "policies",
         "ok" if "nano" in policies else "fail",
-        f"{', '.join(policies) or 'none'} in {shipped.folder('policies')}",
+        f"{', '.join(policies) or 'none'} in {shipped.shipped_folder('policies')}",
     )
     yield _shared_memory()
     yield _run_directory(runs)
@@ -359,7 +359,7 @@ def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
     if shipped.find("policies", name) is None:
         from ..catalog.diagnostics import did_you_mean
 
-        hint = did_you_mean(name, shipped.names("policies"))
+        hint = did_you_mean(name, shipped.shipped_names("policies"))
         raise UsageError(f"no shipped policy {name!r}", hint=hint)
     if out.exists():
         raise _exists(out)

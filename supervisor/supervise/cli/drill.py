@@ -14,7 +14,7 @@ import click
 from msgspec.structs import asdict
 
 from .. import __version__
-from ..core.model.decisions import document, plain
+from ..core.model.decisions import document, plain_json
 from ..errors import StoreError, UsageError
 from ..store import files
 from ._output import echo, echo_json, print_table
@@ -111,13 +111,13 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
     with own_errors(VERDICTS):
-        from ..catalog.loader import isolated
+        from ..catalog.loader import load_isolated_policy
         from ..trials import trial_runs
 
-        policy = isolated(options["policy"])
+        policy = load_isolated_policy(options["policy"])
         suite = _suite(list(argv), options, policy)
         directory = suite.settings.directory
-        with trial_runs.open_log(directory / trial_runs.LOG, trial_runs.SUITE) as log:
+        with trial_runs.open_log(directory / trial_runs.LOG, trial_runs.SUITE_LOG) as log:
             log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
             report = _run(suite, policy, log)
             _save(directory, report, log)
@@ -198,14 +198,14 @@ def _opened(path: Path, plan: SuitePlan) -> Path:
     try:
         if plan_path.exists():
             stored = json.loads(plan_path.read_bytes())
-            fields = plain(plan)
+            fields = plain_json(plan)
             differs = sorted(name for name in fields if stored.get(name) != fields[name])
             if differs:
                 text = f"{path} holds a suite with other {', '.join(differs)}"
                 raise UsageError(text, hint="choose another directory with --dir DIR")
             return path
         make_empty(path)
-        files.replace(plan_path, document(plan).encode(), durable=True)
+        files.replace_file(plan_path, document(plan).encode(), durable=True)
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read or write {plan_path}: {error}") from error
     return path
@@ -378,9 +378,9 @@ def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
 
     data = report.encode().encode()
     try:
-        files.replace(directory / DOCUMENT, data, durable=True)
-        files.replace(directory / PAGE, suite_page(report).encode(), durable=False)
-        files.replace(directory / TABLES, render_suite(report).encode(), durable=False)
+        files.replace_file(directory / DOCUMENT, data, durable=True)
+        files.replace_file(directory / PAGE, suite_page(report).encode(), durable=False)
+        files.replace_file(directory / TABLES, render_suite(report).encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from error
     result = SuiteResult(
@@ -396,7 +396,7 @@ def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
 
 def _print(report: SuiteReport) -> None:
     from ..trials.suite_report import (
-        FAULTS,
+        FAULT_HEADER,
         MONITORS,
         READING,
         describe_limits,
@@ -407,7 +407,7 @@ def _print(report: SuiteReport) -> None:
     )
 
     echo(summarize_suite(report), "")
-    print_table(list(fault_rows(report)), FAULTS)
+    print_table(list(fault_rows(report)), FAULT_HEADER)
     echo("", *textwrap.wrap(READING, 100), "")
     print_table(list(monitor_rows(report)), MONITORS)
     for title, texts in (

@@ -157,7 +157,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     incomplete, after a killed supervisor or a power cut; `supervise adopt` repairs it.
     """
     path, run_id = _log(run)
-    report = audit.verify(path, run_id, witness)
+    report = audit.verify_audit(path, run_id, witness)
     parts = [] if run_id is None else _parts(RunDir.open(run), report.status)
     if as_json:
         facts = {name: getattr(report, name) for name in report.__slots__}
@@ -179,7 +179,7 @@ def _parts(run: RunDir, status: str) -> list[run_records.Part]:
     """Compare the files of a run with their digests in the valid records of its log."""
     digests = run_records.Digests()
     with suppress(TamperError):  # reported already; the records before it are good
-        for record in audit.read(run.audit_path):
+        for record in audit.read_audit(run.audit_path):
             digests.take(record)
     digests.ended = digests.ended and status == "good"
     return list(run_records.check(run, digests))
@@ -197,7 +197,7 @@ def show(run: Path, as_json: bool) -> None:
       supervise audit show --json runs/20260105-101112-7f3a9c | grep '"kind":"suppressed"'
     """
     path, _ = _log(run)
-    for record in audit.read(path):
+    for record in audit.read_audit(path):
         if as_json:
             echo_json(record, separators=(",", ":"))
         else:
@@ -236,7 +236,7 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
     limit (journal.max_gb) made it shorter.
     """
     directory = RunDir.open(run)
-    log = list(audit.read(directory.audit_path))
+    log = list(audit.read_audit(directory.audit_path))
     with understood(f"the records in {directory.audit_path}", INSPECT):
         result = _compare(directory, log)
     if as_json:
@@ -283,11 +283,11 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> ReplayResult:
     parts = run_records.policy_parts(directory, run_records.read_digests(log))
     edited = [part.text for part in parts if part.status == run_records.CHANGED]
     thinned = journal.thinned(directory.journal_path)
-    count, differences = engine.compare(
+    count, differences = engine.compare_decisions(
         load_policy(directory.policy_path),
         journal.read_until(directory.journal_path, thinned[0][0])
         if thinned
-        else journal.read(directory.journal_path),
+        else journal.read_journal(directory.journal_path),
         log,
         policies.make_policy_finder(directory, load_policy),
     )

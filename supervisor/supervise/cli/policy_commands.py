@@ -211,15 +211,15 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     """
     from ..catalog import docs, loader
     from ..catalog.diagnostics import did_you_mean
-    from ..catalog.loader import compose
+    from ..catalog.loader import compose_policy
     from ._job_check import SUPERVISOR_METRICS
 
-    draft = compose(policy)
+    draft = compose_policy(policy)
     facts = docs.facts(draft, SUPERVISOR_METRICS)
     if rule_id is not None and rule_id not in facts.rules:
         hint = did_you_mean(rule_id, facts.rules)
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
-    document = loader.document(draft)
+    document = loader.policy_document(draft)
     if book is not None:
         _print_runbook(draft.name, document["runbooks"], book, as_json=as_json)
         return
@@ -592,11 +592,11 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
     Exit codes: 0 the same; 1 different; 65 a policy is invalid.
     """
     from ..catalog import loader, yaml_document
-    from ..catalog.loader import compose
+    from ..catalog.loader import compose_policy
     from ..lab import policy_diff
 
-    drafts = [compose(name) for name in (a, b)]
-    changes = policy_diff.compare_policies(*(loader.document(draft) for draft in drafts))
+    drafts = [compose_policy(name) for name in (a, b)]
+    changes = policy_diff.compare_policies(*(loader.policy_document(draft) for draft in drafts))
     if as_json:
         report = {
             "same": not changes,

@@ -104,11 +104,11 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
     try:
         files.make_directory(target)
         for name, render in FORMS.values():
-            files.replace(target / name, render(record), durable=True)
+            files.replace_file(target / name, render(record), durable=True)
         if signed is None:
             (target / f"{NAME}{SIGNATURE}").unlink(missing_ok=True)
         else:
-            files.replace(target / f"{NAME}{SIGNATURE}", signed, durable=True)
+            files.replace_file(target / f"{NAME}{SIGNATURE}", signed, durable=True)
     except OSError as error:
         raise StoreError(
             f"cannot write the record to {target}: {error.strerror}", hint="use --out DIR"
@@ -185,7 +185,7 @@ def _read(target: Path) -> StabilityRecord:
     if target.is_dir():
         return build_record(RunDir.open(target))
     try:
-        return stability_record.decode(files.read(target, foreign=True, limit=files.MAX_JSON))
+        return stability_record.decode(files.read_file(target, foreign=True, limit=files.MAX_JSON))
     except OSError as error:
         raise InputError(f"cannot read {target}: {error.strerror}") from error
     except ValueError as error:
@@ -196,7 +196,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
     """Yield what is good, changed or unchecked of a record and of its run."""
     Part = run_records.Part  # noqa: N806 - it is a class
     try:
-        raw = files.read(path, foreign=True, limit=files.MAX_JSON)
+        raw = files.read_file(path, foreign=True, limit=files.MAX_JSON)
     except OSError as error:
         hint = f"write it with: supervise record {path.parent.parent}"
         raise StoreError(f"cannot read the record {path}: {error.strerror}", hint=hint) from error
@@ -213,11 +213,11 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
         if copy.is_file() and copy.read_bytes() != render(recorded):
             yield Part("record", CHANGED, f"{name} is not what record.json says")
     head = (recorded.audit.records, recorded.audit.head)
-    log = audit.verify(run.audit_path, run.id, head if head[0] else None)
+    log = audit.verify_audit(run.audit_path, run.id, head if head[0] else None)
     yield Part("audit", GOOD if log.exit_code == 0 else CHANGED, log.message)
     digests = run_records.Digests()
     try:
-        for record in audit.read(run.audit_path):
+        for record in audit.read_audit(run.audit_path):
             digests.take(record)
     except TamperError as error:
         yield Part("record", UNCHECKED, f"the run cannot be read: {error}")
@@ -282,11 +282,11 @@ def knowledge() -> Knowledge:
             for name, fault in faults.catalog().items()
         },
         benchmark_results=BenchmarkResults.decode(
-            (shipped.folder("policies") / "shown.json").read_text()
+            (shipped.shipped_folder("policies") / "shown.json").read_text()
         ),
         blind_to={
             kind: f"{kind}: {text}"
-            for kind, form in discover.detectors().items()
+            for kind, form in discover.detector_classes().items()
             if (text := _section(form, "Blind to"))
         },
         source=_source,
@@ -414,12 +414,12 @@ def export_command(run: Path, kind: str | None, metrics: str | None, output: Pat
         return
     try:
         if kind == CSV:
-            with files.replacing(
+            with files.replacing_file(
                 output, "w", shared=True, encoding="utf-8", newline=""
             ) as text_file:
                 rows = run_records.export_csv(directory, text_file, columns)
         else:
-            with files.replacing(output, shared=True) as binary_file:
+            with files.replacing_file(output, shared=True) as binary_file:
                 rows = run_records.export_parquet(directory, binary_file, columns)
     except OSError as error:
         raise StoreError(f"cannot write {output}: {error.strerror}") from error

@@ -52,7 +52,7 @@ def listing(as_json: bool) -> None:
     """
     from ..catalog import docs, metrics
 
-    entries = [describe(name) for name in metrics.everything()]
+    entries = [describe(name) for name in metrics.all_metrics()]
     if as_json:
         echo_json(msgspec.to_builtins(entries))
         return
@@ -121,7 +121,7 @@ class MetricEntry(msgspec.Struct, frozen=True):
 def describe(metric: str) -> MetricEntry:
     """Return the facts of a standard metric."""
     from ..catalog import docs, metrics
-    from ..catalog.metrics import REASONS
+    from ..catalog.metrics import ABSENCE_REASONS
     from ._job_check import SUPERVISOR_METRICS
 
     spec = metrics.spec_of(metric)
@@ -135,7 +135,7 @@ def describe(metric: str) -> MetricEntry:
         cost=_cost(spec.id) if readers == docs.PROBE else _COSTS[readers],
         measured=readers in (docs.PROBE, docs.SUPERVISOR),
         measured_by=readers,
-        not_covered=REASONS.get(spec.id, ""),
+        not_covered=ABSENCE_REASONS.get(spec.id, ""),
         rules=docs.judges(metric),
         detectors=docs.readers(metric),
     )
@@ -197,10 +197,10 @@ def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
     """
     from ..catalog import loader
     from ..catalog.diagnostics import did_you_mean
-    from ..catalog.loader import compose
+    from ..catalog.loader import compose_policy
 
-    draft = compose(policy)
-    whole = loader.document(draft)
+    draft = compose_policy(policy)
+    whole = loader.policy_document(draft)
     books = whole["runbooks"]
     if name is None:
         found = [_facts(book, whole) for book in sorted(books)]
@@ -226,7 +226,7 @@ def _facts(name: str, document: Facts) -> dict[str, Any]:
     from ..catalog import discover
     from ..catalog.sections import summary
 
-    actions, book = discover.actions(), document["runbooks"][name]
+    actions, book = discover.action_classes(), document["runbooks"][name]
     steps, budgets = [], []
     for step in book["steps"]:
         verb, args = (step, {}) if isinstance(step, str) else next(iter(step.items()))

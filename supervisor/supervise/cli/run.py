@@ -125,7 +125,7 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
                 raise ValueError("too many files")
             for file in parts:
                 yield file.name.encode() + b"\0" + file.read_bytes()
-    ours = [shipped.folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
+    ours = [shipped.shipped_folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
     probe = shipped.PACKAGE.parents[1] / "probes" / "supervise_probe"
     probe = probe if probe.is_dir() else shipped.PACKAGE.parent / "supervise_probe"
     code = [
@@ -144,7 +144,7 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
 
 def _read(cache_path: Path) -> Policy | None:
     try:
-        digest, _, body = files.read(cache_path, limit=MAX_BYTES).partition(b"\n")
+        digest, _, body = files.read_file(cache_path, limit=MAX_BYTES).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
         part = msgspec.json.decode(body, type=LaunchPart, dec_hook=lambda _, value: value)
@@ -158,7 +158,7 @@ def _write(cache_path: Path, policy: Policy) -> None:
     body = msgspec.json.encode(part)
     files.make_directory(cache_path.parent)
     digest = hashlib.sha256(body).hexdigest().encode()
-    files.replace(cache_path, digest + b"\n" + body, durable=False)
+    files.replace_file(cache_path, digest + b"\n" + body, durable=False)
     with os.scandir(cache_path.parent) as entries:
         newest = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     for entry in newest[KEEP:]:

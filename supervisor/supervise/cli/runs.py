@@ -19,7 +19,7 @@ from ..checkpoints import registry
 from ..checkpoints.verification import STATES as VERDICTS
 from ..checkpoints.verification import VerifierProcess
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
-from ..core.model.decisions import plain
+from ..core.model.decisions import plain_json
 from ..core.model.policy import Checkpoints
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store import run_records
@@ -117,7 +117,7 @@ def _fill(row: RunSummary, run: RunDir) -> None:
     row.step = -1 if outcome.last is None else int(outcome.last["step"])
     if status is not None:
         row.policy, row.mode = status.policy or row.policy, status.mode or row.mode
-        row.step, row.loss = max(row.step, status.step), plain(status.training.loss)
+        row.step, row.loss = max(row.step, status.step), plain_json(status.training.loss)
     row.incidents, row.gravest = len(outcome.incidents), outcome.worst
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from ..core.model.decisions import plain
+from ..core.model.decisions import plain_json
 from ..core.model.payload import Payload
 from ..errors import StoreError, understood
 from ..notifiers.heartbeat import Health
@@ -70,7 +70,7 @@ class RunStatus:
                 **{name: life[name] for name in known},
                 **({"record": self.record} if self.record else {}),
                 "verdict": self.verdict,
-                "gravest": plain(self.gravest),
+                "gravest": plain_json(self.gravest),
                 **({"undelivered": self.undelivered} if self.undelivered else {}),
             }
         )
@@ -105,7 +105,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
 
 def _until_damage(run: RunDir) -> Any:
     try:
-        yield from audit.read(run.audit_path)
+        yield from audit.read_audit(run.audit_path)
     except StoreError:  # `audit verify` reports it
         return
 
@@ -181,7 +181,7 @@ def progress(status: Status, life: Life, *, with_curve: bool = False) -> list[tu
     lines = [("step", f"{status.step}{of_total}, attempt {status.attempt}")]
     if training.loss is not None:
         of_rank = f", rank {training.loss_rank}" if training.loss_rank else ""
-        text = f"{number(plain(training.loss))} ({training.loss_metric}{of_rank})"
+        text = f"{number(plain_json(training.loss))} ({training.loss_metric}{of_rank})"
         if with_curve and len(curve := spark(training.curve.loss, CURVE)) > 1:
             text += f"  {curve}"
         lines.append(("loss", text))
@@ -325,7 +325,7 @@ def _probe(probe: Payload) -> str:
     """Return the state of a rank's probe, and its collectors that are off."""
     keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints", "quarantine")
     text = _inline(
-        plain({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
+        plain_json({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
     )
     rank = probe.read(RankStatus)
     if rank.overhead is not None:

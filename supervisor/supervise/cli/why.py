@@ -14,17 +14,17 @@ import msgspec
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..report import incident_views
-from ..report.incident_builder import build, summarize
-from ..report.incident_files import describe, read_tapes
+from ..report.incident_builder import build_incident_report, summarize
+from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.receipt import run_path
 from ..report.records import (
     Record,
+    decode_log,
     detail_of,
     failure_lines,
-    failures,
     incident_ids,
-    parse,
+    launch_failures,
     read_records,
 )
 from ..store import audit, files, journal, policies
@@ -75,8 +75,8 @@ def why_command(
     Exit codes: 0; 64 no such run or incident.
     """
     directory = RunDir.open(run)
-    log = list(audit.read(directory.audit_path))
-    records = parse(directory, log)
+    log = list(audit.read_audit(directory.audit_path))
+    records = decode_log(directory, log)
     with understood(f"the records in {directory.audit_path}", INSPECT):
         ids = incident_ids(records)
         if incident is not None and incident not in ids:
@@ -88,8 +88,8 @@ def why_command(
             _print_none(directory, records, ending, as_json=as_json)
             return
         incident_id, policies = incident or ids[-1], readable(directory)
-        origin = RunOrigin.from_description(describe(directory), run_path(directory), ending)
-        report = build(
+        origin = RunOrigin.from_description(describe_run(directory), run_path(directory), ending)
+        report = build_incident_report(
             records, incident_id, origin, policies, read_tapes(directory, records, incident_id)
         )
     if write is not None:
@@ -105,13 +105,13 @@ def why_command(
     if lacking:
         lines.append(f"{'Note':7}{lacking['reason']}")
     if full:
-        lines += failure_lines(failures(records))
+        lines += failure_lines(launch_failures(records))
     echo(*lines)
 
 
 def _print_none(run: RunDir, records: Sequence[Record], ending: str, *, as_json: bool) -> None:
     """Print what was watched, and the errors that ended processes of the job."""
-    watch, errors = watching(run, records, readable(run)), failures(records)
+    watch, errors = watching(run, records, readable(run)), launch_failures(records)
     if as_json:
         document = {
             "run": run.id,
@@ -129,8 +129,8 @@ def _write(directory: Path, report: IncidentReport) -> None:
     """Write the report and its views. Raises StoreError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, content in incident_views.files_of(report).items():
-            files.replace(directory / name, content.encode(), durable=False)
+        for name, content in incident_views.files_of_incident(report).items():
+            files.replace_file(directory / name, content.encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write {directory}: {error.strerror}") from error
 
@@ -143,7 +143,7 @@ def run_phase(run: RunDir, records: Sequence[Record]) -> str:
     step = records[-1].step if records else -1
     if is_locked(run.audit_path):
         return f"the run is in progress, at step {step} or later"
-    report = audit.verify(run.audit_path)
+    report = audit.verify_audit(run.audit_path)
     if report.status == "truncated":  # a killed supervisor, or an incomplete copy
         return f"{CUT}, and the run has no supervisor: {report.message}"
     return f"the audit log ends at step {step}: the supervisor was killed or lost power"
@@ -261,7 +261,7 @@ def why_not_command(
         answer = why_not.answer(
             why_not.Question(rule, step, rank, attempt),
             load_policy(directory.policy_path),
-            lambda: journal.read(directory.journal_path),
+            lambda: journal.read_journal(directory.journal_path),
             records,
             policies.make_policy_finder(directory, load_policy),
         )

@@ -75,7 +75,7 @@ def open_case(
         for metric in (GRAD, UPDATE, CLIPPED)
         if len(values := values_before(monitor, metric, onset)) >= LEAST
     }
-    case.rate = run_phase.weigh(
+    case.rate = run_phase.find_rate_cause(
         history.series(RATE),
         history.series(UPDATE),
         onset,
@@ -208,7 +208,9 @@ def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: R
 def grown_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
     """Return how the learning rate explains updates that are large, "" where it does not."""
     large = rule_scope.metrics(policy, rule) == {UPDATE}
-    return run_phase.growth(monitor.history.series(RATE), monitor.step) if large else ""
+    return (
+        run_phase.describe_rate_growth(monitor.history.series(RATE), monitor.step) if large else ""
+    )
 
 
 def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:

@@ -50,7 +50,7 @@ from .model.decisions import (
     NearMiss,
     Rebaselined,
     RuleBlind,
-    record,
+    decision_record,
 )
 from .model.events import (
     LOADING,
@@ -80,7 +80,7 @@ NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would f
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
 
 
-def start(policy: Policy) -> State:
+def initial_state(policy: Policy) -> State:
     """Return the state before the first event."""
     return State(job=JobLife(unavailable=dict(policy.unavailable)))
 
@@ -503,7 +503,7 @@ def fold(
     Raises:
         StoreError: an event of the journal makes no sense.
     """
-    state = start(policy) if state is None else state
+    state = initial_state(policy) if state is None else state
     for number, event in events:
         if isinstance(event, Reloaded) and event.refused is None and policies is not None:
             policy = policies(event.digest)
@@ -518,7 +518,7 @@ def fold(
         yield number, event, policy, state, decisions_made
 
 
-def decisions(
+def replay_decisions(
     policy: Policy,
     events: Iterable[tuple[int, Event]],
     state: State | None = None,
@@ -527,7 +527,7 @@ def decisions(
     """Yield `(event number, decision record)` for every decision that the events lead to."""
     for number, _, _, _, decisions_made in fold(policy, events, state, policies):
         for decision in decisions_made:
-            yield number, record(decision)
+            yield number, decision_record(decision)
 
 
 def is_recorded(was: Mapping[str, Json], number: int, replayed: Mapping[str, Json]) -> bool:
@@ -535,7 +535,7 @@ def is_recorded(was: Mapping[str, Json], number: int, replayed: Mapping[str, Jso
     return _number(was, "event") == number and all(was.get(f) == replayed[f] for f in FIELDS)
 
 
-def compare(
+def compare_decisions(
     policy: Policy,
     events: Iterable[tuple[int, Event]],
     recorded: Iterable[Mapping[str, Json]],
@@ -555,7 +555,7 @@ def compare(
     count, end = 0, 0
     for number, _, _, _, decisions_made in fold(policy, events, None, policies):
         end = number + 1
-        for replayed in map(record, decisions_made):
+        for replayed in map(decision_record, decisions_made):
             if count == len(log):
                 if number >= last_event:
                     return count, []

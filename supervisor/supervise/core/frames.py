@@ -118,7 +118,7 @@ ALIKE = 1e-5  # relative: ranks that hold the same gradients add them in the sam
 Values = Mapping[str, float | None]
 
 
-def fold(
+def fold_ranks(
     rows: Mapping[int, Values],
     leader: int,
     names: Collection[str],
@@ -325,7 +325,7 @@ class JobFrames:
     ) -> Frame:
         names = self._names.get(frame.rank, ())
         rows = {**rows, frame.rank: dict(zip(names, frame.values, strict=False))}
-        combined = fold(rows, frame.rank, names, world_size, is_complete=is_complete)
+        combined = fold_ranks(rows, frame.rank, names, world_size, is_complete=is_complete)
         odd = next((r for r in sorted(rows) if not _finite(rows[r])), None)
         own_values = zip(names, frame.values, strict=False)
         values = tuple(combined.get(name, value) for name, value in own_values)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from .model.failure import Failure, FailureClass, classify
+from .model.failure import Failure, FailureClass, classify_failure
 from .model.payload import Payload
 
 KIND = "host-health"  # of the notice
@@ -42,7 +42,7 @@ def doubts(findings: Iterable[Finding]) -> str:
     return _join_findings(findings, UNDECIDED)
 
 
-def summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
+def health_summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
     """Return the message of a notice about the host, and its data."""
     unfit, unclear = refusal(findings), doubts(findings)
     if unfit:
@@ -192,7 +192,7 @@ def judge_matmul(
         elif device.no_memory:
             broken.append(f"{name}: no memory for matrices of 0.2 GB, {_in_use(device)} are in use")
         elif device.error:
-            failure = classify(Failure(message=device.error), classes)
+            failure = classify_failure(Failure(message=device.error), classes)
             (broken if failure.cls == HARDWARE else doubtful).append(f"{name}: {device.error}")
         elif device.in_use:
             text = f"{name}: not asked, as {_in_use(device)} are in use by other processes"

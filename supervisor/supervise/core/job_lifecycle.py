@@ -34,7 +34,15 @@ from .model.decisions import (
     RunAdopted,
 )
 from .model.events import Adopted, Exited, Launched, Notice
-from .model.failure import ASKED_TYPE, LOG, SIGNAL, SIGNALS, THREAD, Failure, exit_text
+from .model.failure import (
+    ASKED_TYPE,
+    LOG_FAILURE,
+    SIGNAL,
+    SIGNALS,
+    THREAD_FAILURE,
+    Failure,
+    exit_text,
+)
 from .model.failure import KIND as FAILURE
 from .model.interfaces import ACTION, FINISHED, WATCHER
 from .model.payload import (
@@ -353,7 +361,9 @@ def _is_by_drill(job: JobLife, event: Notice) -> bool:
 def _on_failure(ctx: StepContext, failure: Failure) -> None:
     """Keep how a process ended; people hear once of what the job may survive."""
     failures = ctx.state.job.failures
-    if failure.kind == LOG and not any(previous.cls == failure.cls for previous in failures):
+    if failure.kind == LOG_FAILURE and not any(
+        previous.cls == failure.cls for previous in failures
+    ):
         ctx.notify(
             "SEV2",
             f"a line in a log of the job: {failure.title}: {failure.text}",
@@ -361,7 +371,9 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
             then=failure.then,
             kind=WATCHER,
         )
-    if failure.kind == THREAD and not any(previous.kind == THREAD for previous in failures):
+    if failure.kind == THREAD_FAILURE and not any(
+        previous.kind == THREAD_FAILURE for previous in failures
+    ):
         ctx.notify(
             "SEV2",
             f"a thread of the job ended with an error: {failure.text}",

@@ -20,7 +20,7 @@ from .model.redaction import Redactor
 CHECKPOINT, DIRECTORY, STEP = "{checkpoint}", "{directory}", "{step}"  # of `job.relaunch`
 
 
-def fill(template: str, path: str, step: int) -> str:
+def fill_recipe(template: str, path: str, step: int) -> str:
     """Put a checkpoint in the place of {checkpoint}, {directory} and {step}.
 
     Args:
@@ -35,7 +35,7 @@ def fill(template: str, path: str, step: int) -> str:
 def command(settings: RelaunchSettings | None, path: str, step: int) -> str:
     """Return what a job is given that is started again, in words: an error in it ends the job."""
     settings = settings or RelaunchSettings()
-    words = [fill(word, path, step) for word in settings.args]
+    words = [fill_recipe(word, path, step) for word in settings.args]
     parts = [f"job.relaunch.args {' '.join(Redactor().command(words))}"] if words else []
     parts += [f"job.relaunch.env {', '.join(settings.env)}"] if settings.env else []
     if settings.resume != "args" or not parts:

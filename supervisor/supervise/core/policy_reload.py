@@ -36,7 +36,7 @@ NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved", "sparsest"})
 AT_START = ("savepoints", "safeguards", "notify")
 
 
-def differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:
+def policy_differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:
     """Return what is different between two policies, and from what the job was `started` with."""
     setting_names = [f.name for f in fields(Policy) if f.name not in NAMES]
     return PolicyChanges(

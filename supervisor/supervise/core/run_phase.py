@@ -45,7 +45,7 @@ class RateCause:
     reason: str = ""
 
 
-def weigh(
+def find_rate_cause(
     rates: Series, updates: Series, onset: int, highest: float, *, warms_up: bool
 ) -> RateCause | None:
     """Return what the frames tell of the rate, None where it is not known.
@@ -72,7 +72,7 @@ def weigh(
     return RateCause(used, cleared=False, limit=good, reason=reason)
 
 
-def growth(rates: Series, onset: int) -> str:
+def describe_rate_growth(rates: Series, onset: int) -> str:
     """Return in words since when the rate has grown without a fall, "" if by less than `TIMES`."""
     rates_before = [point for point in rates if point[0] <= onset and point[1] > 0.0]
     if not rates_before:

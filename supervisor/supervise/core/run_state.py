@@ -595,7 +595,7 @@ class StepContext:
         """Let the machine take `event`; a pair without a move is audited and changes nothing."""
         state = self.state
         target = state_machine.move(
-            self.policy.machine or state_machine.DEFAULT, state.machine, event
+            self.policy.machine or state_machine.DEFAULT_TRANSITIONS, state.machine, event
         )
         if target is None:
             text = f"{event} has no move in {state.machine}"

@@ -85,7 +85,7 @@ _STATES = {
 }
 
 
-def explain(ranks: Mapping[int, RankStand], pids: Mapping[int, int]) -> Standstill:
+def explain_standstill(ranks: Mapping[int, RankStand], pids: Mapping[int, int]) -> Standstill:
     """Return who holds the job up and how that shows.
 
     Args:

@@ -11,12 +11,11 @@ __getattr__ = lazy_exports(
         "fake_job": "FakeJob",
         "policy_diff": "Change, compare_policies",
         "scenario_runner": (
-            "Coverage, MetricSeries, Outcome, ScenarioRunner, engine as scenario_engine, "
-            "load_suite, run_suite, parse_series"
+            "Coverage, MetricSeries, Outcome, ScenarioRunner, load_suite, run_suite, parse_series"
         ),
         "score": (
-            "Act as ScoredAction, Alarm, CAVEAT as SCORE_CAVEAT, Delay, Label, "
-            "Outcome as AlarmOutcome, Score, format_outcomes, outcome_line, poisson_interval, "
+            "ScoredAction, Alarm, SCORE_CAVEAT, Delay, Label, "
+            "BacktestOutcome, Score, format_outcomes, outcome_line, poisson_interval, "
             "read_labels, score_alarms, score_policies, format_score_table"
         ),
     },

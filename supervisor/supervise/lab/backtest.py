@@ -49,7 +49,7 @@ from ..recordings.readers import READERS, Reader, Source, find_recordings
 from ..recordings.table import NoStepsError, Recording, Table, split_into_runs
 from ..store import journal
 from ..store.run_directory import RunDir
-from .score import Act, Alarm, Outcome
+from .score import Alarm, BacktestOutcome, ScoredAction
 
 TICK_ROWS = 64  # rows between two ticks; live they come once a second
 SECOND = 1_000_000_000  # ns; a step, where the recording has no step time
@@ -80,7 +80,7 @@ def events_of_run(path: Path) -> Iterator[Event]:
         InputError: the journal is missing or damaged.
     """
     try:
-        for _, event in journal.read(RunDir.open(path).journal_path):
+        for _, event in journal.read_journal(RunDir.open(path).journal_path):
             if not isinstance(event, (Finished, OperatorCommand)):
                 yield event
     except StoreError as error:
@@ -160,7 +160,7 @@ def load_in_shadow_mode(name_or_path: str | Path) -> Policy:
 
 def backtest_source(
     source: Source, policies: Sequence[Policy], extra: Mapping[str, str] | None = None
-) -> list[list[Outcome]]:
+) -> list[list[BacktestOutcome]]:
     """Return, for every run of a source, the outcome of each policy in turn.
 
     Raises:
@@ -182,8 +182,8 @@ def _name(source: Source, run: str) -> str:
     return f"{source.name}{run}" if run.startswith(":") else run or source.name
 
 
-def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcome:
-    outcome = Outcome(
+def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> BacktestOutcome:
+    outcome = BacktestOutcome(
         name, policy.name, notes=list(dict.fromkeys(n for p in pieces for n in p.notes))
     )
     names: set[str] = set()
@@ -206,8 +206,8 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
     return _finished(outcome, policy, names, monitors)
 
 
-def _of_run(source: Source, policy: Policy) -> Outcome:
-    outcome = Outcome(source.name, policy.name)
+def _of_run(source: Source, policy: Policy) -> BacktestOutcome:
+    outcome = BacktestOutcome(source.name, policy.name)
     names: set[str] = set()
     span = [0, -1, 0]
 
@@ -227,8 +227,8 @@ def _of_run(source: Source, policy: Policy) -> Outcome:
 
 
 def _finished(
-    outcome: Outcome, policy: Policy, names: set[str], monitors: Sequence[RankMonitor]
-) -> Outcome:
+    outcome: BacktestOutcome, policy: Policy, names: set[str], monitors: Sequence[RankMonitor]
+) -> BacktestOutcome:
     outcome.rows = sum(count for *_, count in outcome.pieces)
     spans = [((end - start) / (n - 1), n) for start, end, n in outcome.pieces if n > 1]
     if spans:
@@ -259,9 +259,11 @@ def _lacking(policy: Policy, monitors: Sequence[RankMonitor], spacing: int) -> d
 ALARMS = (IncidentOpened, IncidentRaised, RuleJoined, RuleGrew)
 
 
-def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, opened_count: int) -> State:
+def _fold(
+    policy: Policy, events: Iterable[Event], outcome: BacktestOutcome, opened_count: int
+) -> State:
     """Step through all events; add to the outcome. `before`: incidents of earlier pieces."""
-    state, step, ledger = engine.start(policy), engine.step, Ledger()
+    state, step, ledger = engine.initial_state(policy), engine.step, Ledger()
     passed = sum(count for *_, count in outcome.pieces)
     for event in events:
         state, decisions = step(policy, state, event)
@@ -292,7 +294,7 @@ def _incident(decision: Decision, opened_count: int) -> str:
     )
 
 
-def _add_alarm(decision: Decision, outcome: Outcome, opened_count: int, row: int) -> None:
+def _add_alarm(decision: Decision, outcome: BacktestOutcome, opened_count: int, row: int) -> None:
     if decision.severity is not None:
         incident = _incident(decision, opened_count)
         outcome.alarms.append(
@@ -315,14 +317,14 @@ def _shadowed_runbook(decision: Suppressed) -> str | None:
 
 
 def _add_action(
-    decision: Suppressed, policy: Policy, outcome: Outcome, opened_count: int, row: int
+    decision: Suppressed, policy: Policy, outcome: BacktestOutcome, opened_count: int, row: int
 ) -> None:
     name = _shadowed_runbook(decision)
     if name is None:
         return
     book = policy.runbooks[name]
     outcome.actions.append(
-        Act(
+        ScoredAction(
             decision.step,
             str(decision.severity),
             str(decision.rule),
@@ -337,7 +339,7 @@ def _add_action(
 
 
 def _charge(
-    decision: Suppressed, policy: Policy, outcome: Outcome, ledger: Ledger, state: State
+    decision: Suppressed, policy: Policy, outcome: BacktestOutcome, ledger: Ledger, state: State
 ) -> None:
     """Charge what a runbook would have cost to its budgets; count what they would have refused."""
     name = _shadowed_runbook(decision)
@@ -374,7 +376,7 @@ def run_backtest(
     jobs: int,
     left_out: list[str],
     progress: Callable[[int, int], None] = lambda completed, total: None,
-) -> list[list[Outcome]]:
+) -> list[list[BacktestOutcome]]:
     """Return, for every run below `paths`, the outcome of each policy, in order of the paths.
 
     Args:
@@ -412,7 +414,7 @@ def _spread(
     policies: Sequence[str],
     extra: Mapping[str, str],
     progress: Callable[[int, int], None],
-) -> list[list[list[Outcome]] | None]:
+) -> list[list[list[BacktestOutcome]] | None]:
     # Largest first, so that the last process does not finish long after the others.
     order = sorted(range(len(work)), key=lambda i: -_size_bytes(work[i]))
     with ProcessPoolExecutor(
@@ -455,7 +457,7 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _work(source: Source) -> list[list[Outcome]] | None:
+def _work(source: Source) -> list[list[BacktestOutcome]] | None:
     """Return a source's outcomes; None for a table found in a folder that has no steps."""
     try:
         return backtest_source(source, _policies, _extra)

@@ -146,11 +146,11 @@ class ScenarioRunner:
 
     def __init__(self, policy: Policy, form: Scenario) -> None:
         self.form = form
-        self.table = TransitionCoverage(policy.machine or state_machine.DEFAULT)
+        self.table = TransitionCoverage(policy.machine or state_machine.DEFAULT_TRANSITIONS)
         self.policy = replace(policy, machine=self.table)
         self.track = MetricSeries(form.series, form.sequels)
         self.job = FakeJob(policy.savepoints, form.ranks)
-        self.state: State = engine.start(self.policy)
+        self.state: State = engine.initial_state(self.policy)
         self.result = ScenarioResult()
         self.events: list[Event] = []
         self.now_ns, self.index, self.rollbacks, self.launches = 0, 0, 0, 1
@@ -356,7 +356,7 @@ class ScenarioRunner:
 
     def restart(self) -> None:
         """Restart the supervisor: replay the events and compare the decisions."""
-        state, again = engine.start(self.policy), list[Decision]()
+        state, again = engine.initial_state(self.policy), list[Decision]()
         for event in self.events:
             state, decisions = engine.step(self.policy, state, event)
             again += decisions
@@ -500,7 +500,7 @@ class Coverage:
             self.locations[rule.id] = rule.location
         if complete:
             moves = self.moves.setdefault(policy.name, {})
-            for pair in transitions(policy.machine or state_machine.DEFAULT):
+            for pair in transitions(policy.machine or state_machine.DEFAULT_TRANSITIONS):
                 moves.setdefault(pair, 0)
             budgets = self.budgets.setdefault(policy.name, {})
             for name in policy.budgets:

@@ -47,7 +47,7 @@ class Alarm(Struct):
     notified: bool = False
 
 
-class Act(Struct):
+class ScoredAction(Struct):
     """A runbook that the policy would have run."""
 
     step: int
@@ -62,7 +62,7 @@ class Act(Struct):
 
 
 @dataclass(slots=True)
-class Outcome:
+class BacktestOutcome:
     """The outcome of one policy on one run.
 
     Attributes:
@@ -82,7 +82,7 @@ class Outcome:
     probation: int = 0
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
-    actions: list[Act] = field(default_factory=list)
+    actions: list[ScoredAction] = field(default_factory=list)
     firings: dict[str, int] = field(default_factory=dict)
     budgets: dict[str, list[int]] = field(default_factory=dict)
     inactive: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ WANTED: Mapping[str, str] = {"divergence": "SEV1", "nan": "SEV1"}
 HEALTHY = ("benign_hard_data", "probable_restart_first_iteration", "log_gap")
 HEALTHY_PREFIX = "slow_iteration"
 
-CAVEAT = (
+SCORE_CAVEAT = (
     "Open loop: a recording does not respond to actions. What follows the first would-be action of"
     " an incident might not have happened."
 )
@@ -282,7 +282,9 @@ class Score(ScoreCounts):
         )
 
 
-def score_alarms(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> Score:
+def score_alarms(
+    policy: str, outcomes: Iterable[BacktestOutcome], labels: Sequence[Label]
+) -> Score:
     """Score the outcomes of one policy."""
     by_run: dict[str, list[Label]] = {}
     for label in labels:
@@ -313,7 +315,7 @@ def failures(total: Score, conditions: Iterable[str]) -> dict[str, str]:
     return failed
 
 
-def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
+def _score(total: Score, outcome: BacktestOutcome, labels: Sequence[Label]) -> None:
     total.runs += 1
     inside = [label for label in labels if _covered(outcome, label)]
     lead, slack = LEAD * outcome.spacing, SLACK * outcome.spacing
@@ -346,7 +348,7 @@ def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
             clear = act.row + outcome.probation
 
 
-def _count(total: Score, outcome: Outcome, end: int) -> None:
+def _count(total: Score, outcome: BacktestOutcome, end: int) -> None:
     acts = [act for act in outcome.actions if act.row <= end]
     total.actions += sum(act.touches_job for act in acts)
     total.destructive += sum(act.destructive for act in acts)
@@ -368,7 +370,7 @@ def _find(total: Score, label: Label, alarms: Sequence[Alarm]) -> None:
         total.detections.append(detection)
 
 
-def _covered(outcome: Outcome, label: Label) -> bool:
+def _covered(outcome: BacktestOutcome, label: Label) -> bool:
     """Whether the recording holds any of the label's steps."""
     return any(start <= label.end and label.start <= end for start, end, _ in outcome.pieces)
 
@@ -403,7 +405,7 @@ def poisson_interval(count: int, level: float = LEVEL) -> tuple[float, float]:
 
 
 MOST = 40  # lines of a list in the text report; JSON has all
-Found = Sequence[Sequence[Outcome]]  # per run, one outcome per policy
+Found = Sequence[Sequence[BacktestOutcome]]  # per run, one outcome per policy
 
 
 class OutcomeLine(Struct, kw_only=True):
@@ -417,7 +419,7 @@ class OutcomeLine(Struct, kw_only=True):
     run: str
     policy: str
     incidents: Sequence[Alarm]
-    actions: Sequence[Act]
+    actions: Sequence[ScoredAction]
     rows: int
     steps: Sequence[tuple[int, int]]
     firings: Mapping[str, int] = msgspec.field(name="fired")
@@ -444,13 +446,15 @@ def format_outcomes(results: Found, labels: Sequence[Label] | None) -> Iterator[
         yield line
 
 
-def _rival_line(rival: Outcome, primary: Outcome, labels: Sequence[Label] | None) -> OutcomeLine:
+def _rival_line(
+    rival: BacktestOutcome, primary: BacktestOutcome, labels: Sequence[Label] | None
+) -> OutcomeLine:
     line = outcome_line(rival, labels)
     line.only_here, line.not_here = only_in(rival, primary), only_in(primary, rival)
     return line
 
 
-def outcome_line(outcome: Outcome, labels: Sequence[Label] | None = None) -> OutcomeLine:
+def outcome_line(outcome: BacktestOutcome, labels: Sequence[Label] | None = None) -> OutcomeLine:
     """Return an outcome, with labels with its score."""
     return OutcomeLine(
         run=outcome.run,
@@ -475,7 +479,7 @@ def score_policies(results: Found, labels: Sequence[Label] | None) -> list[Score
     return [score_alarms(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
 
 
-def only_in(outcome: Outcome, right: Outcome) -> list[Alarm]:
+def only_in(outcome: BacktestOutcome, right: BacktestOutcome) -> list[Alarm]:
     """Return the incidents of `left` with none as severe within SLACK rows in `right`."""
     near = SLACK * outcome.spacing
     return [
@@ -534,10 +538,10 @@ def report(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
         yield f"{pair} differ:" if differences else f"{pair} raise the same alarms"
         yield from _limited(iter(differences))
     yield ""
-    yield CAVEAT
+    yield SCORE_CAVEAT
 
 
-def _unjudged(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _unjudged(outcomes: Sequence[BacktestOutcome]) -> Iterator[str]:
     """Yield the rules that no run could judge though it has their metrics, by the reason."""
     rules: dict[str, list[str]] = {}
     for rule, reason in {
@@ -550,7 +554,7 @@ def _unjudged(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield from _limited(f"    {', '.join(names)}: {reason}" for reason, names in rules.items())
 
 
-def _budget_usage(outcomes: Sequence[Outcome]) -> str:
+def _budget_usage(outcomes: Sequence[BacktestOutcome]) -> str:
     maxima: dict[str, tuple[int, int]] = {}
     for outcome in outcomes:
         for kind, (used, allowed, _) in outcome.budgets.items():
@@ -558,7 +562,7 @@ def _budget_usage(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(f"{kind} {used}/{allowed}" for kind, (used, allowed) in sorted(maxima.items()))
 
 
-def _incident_lines(outcome: Outcome) -> Iterator[str]:
+def _incident_lines(outcome: BacktestOutcome) -> Iterator[str]:
     would: dict[str, list[str]] = {}
     for act in outcome.actions:
         would.setdefault(act.incident, []).append(act.runbook)

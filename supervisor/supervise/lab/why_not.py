@@ -18,7 +18,7 @@ from msgspec import field as key
 from msgspec.structs import replace
 
 from ..catalog.diagnostics import did_you_mean
-from ..catalog.expression import Tree, parse
+from ..catalog.expression import Tree, parse_expression
 from ..core import engine, rule_fired
 from ..core.model import formats
 from ..core.model.decisions import (
@@ -151,7 +151,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 def find_unmet_conditions(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[Condition]:
     """Return the conditions of a rule that were not met, unknown ones first."""
     codes = {name: monitor.codes[i] for name, i in monitor.index.items()}
-    tree = parse(rule.text, limit=len(rule.text)).tree
+    tree = parse_expression(rule.text, limit=len(rule.text)).tree
     conditions = [
         replace(
             describe(leaf.name, policy, monitor, target_code=leaf.target_code),
@@ -268,12 +268,12 @@ def _sentence(
     if target_code == OK or code == BREACH:
         against = ", and the rule requires that it is not" if code == BREACH != target_code else ""
         state = "in breach" if code == BREACH else "OK"
-        return f"{state}{against}: {formats.reading(numbers)}"
+        return f"{state}{against}: {formats.format_reading(numbers)}"
     if condition.inputs:
-        reading = f"no match; {formats.reading(numbers)}"
+        reading = f"no match; {formats.format_reading(numbers)}"
         return "; ".join([reading, *_unmatched(spec, numbers)])
     if condition.needs is UNSET:
-        return formats.reading(numbers)
+        return formats.format_reading(numbers)
     form = formats.MEASURES.get(condition.measure, "{}")
     named = f"{numbers.get('metric', 'value')} {formats.number(numbers.get('value'))}"
     text = f"{named}: " + form.format(formats.number(condition.measured))
@@ -364,7 +364,7 @@ def _unknown(spec: Detector, monitor: RankMonitor, condition: Condition) -> str:
     value = formats.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
         return f"{formats.number(value)} has no logarithm"
-    return f"undecided so far; {formats.reading(numbers)}"
+    return f"undecided so far; {formats.format_reading(numbers)}"
 
 
 def _metric_problem(metric: str, monitor: RankMonitor) -> str | None:

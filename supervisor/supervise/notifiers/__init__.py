@@ -139,10 +139,11 @@ def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
 __getattr__ = lazy_exports(
     __name__,
     {
+        "channel_queue": "Result, Undelivered",
         "console": "render_console",
         "email": "EmailSender",
         "heartbeat": "DeadManPing, Health, Vitals",
-        "outbox": "Outbox, Result, Undelivered, message_of",
+        "outbox": "Outbox, message_of",
         "pagerduty": "PagerDutySender",
         "slack": "SlackBotSender, SlackSender",
         "webhook": "WebhookSender, build_webhook_body",

@@ -8,6 +8,6 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "readers": "READERS, read_csv, find_recordings",
-        "table": "NAMES as COLUMN_NAMES, NoStepsError, Recording, Table, split_into_runs",
+        "table": "COLUMN_NAMES, NoStepsError, Recording, Table, split_into_runs",
     },
 )

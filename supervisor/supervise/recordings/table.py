@@ -19,7 +19,7 @@ from ..errors import InputError
 
 # Our id: what it is called by Megatron-LM, Hugging Face (axolotl too), Lightning, nanoGPT, llm.c,
 # torchtitan, Composer and OLMo, and in the recordings of our own fault study.
-NAMES: Mapping[str, tuple[str, ...]] = {
+COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
     "train_loss_raw": (
         *("loss", "train_loss", "lm_loss", "lm_loss_training/lm_loss", "train_loss_step"),
         *("loss/train/total", "crossentropyloss", "ce_loss", "loss_metrics/global_avg_loss"),
@@ -98,17 +98,20 @@ def bind(
         if column in extra:
             take(extra[column], i)
     for i, column in enumerate(columns):
-        if column in NAMES:
+        if column in COLUMN_NAMES:
             take(column, i)
     index_by_name = {
         name: i for i, column in reversed([*enumerate(columns)]) for name in _spellings(column)
     }
-    for metric, names in NAMES.items():
+    for metric, names in COLUMN_NAMES.items():
         for name in (metric, *names):
             if name in index_by_name:
                 take(metric, index_by_name[name], FACTORS.get(name, 1.0))
     named_columns = {
-        index_by_name[name] for names in NAMES.values() for name in names if name in index_by_name
+        index_by_name[name]
+        for names in COLUMN_NAMES.values()
+        for name in names
+        if name in index_by_name
     }
     for i, column in enumerate(columns):
         if i not in named_columns and column not in ASIDE and ID.fullmatch(column):
@@ -284,7 +287,7 @@ def _pieces(
     for name, (i, factor) in column_of.items():
         kinds = set(map(type, columns[i]))
         if str in kinds:
-            if name in NAMES:
+            if name in COLUMN_NAMES:
                 bad = next(row for row in raw if isinstance(row.cells[i], str))
                 message = f"{sheet.columns[i]} {bad.cells[i]!r} is not a number"
                 raise InputError(f"{_location(sheet, bad.line)}: {message}")

@@ -21,7 +21,7 @@ from ..core.model.verdicts import Verdict
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
-from .incident_facts import LOSSES, Tapes, loss_of, moves, spark
+from .incident_facts import LOSSES, Tapes, loss_of, moves, sparkline
 from .incident_report import (
     MEANINGS,
     VERSION,
@@ -47,8 +47,8 @@ from .records import (
     DOUBT,
     Record,
     RunStart,
-    failures,
     is_closing,
+    launch_failures,
     notices,
     outcomes,
     records_of,
@@ -61,7 +61,7 @@ MAX_FAILURES = 8
 MAX_TITLE = 90  # characters
 
 
-def build(
+def build_incident_report(
     records: Sequence[Record],
     incident: str,
     run: RunOrigin,
@@ -317,7 +317,7 @@ def _failures(records: Sequence[Record], incident: Sequence[Record]) -> list[Fai
     until = incident[-1].seq if closing is None else closing.seq
     if not opened.rule:  # another start may follow, and fail in its own way
         until = opening.seq
-    return failures([record for record in records if record.seq <= until])
+    return launch_failures([record for record in records if record.seq <= until])
 
 
 def _acted(incident: Sequence[Record]) -> bool | None:
@@ -344,7 +344,7 @@ def _rank(incident: Sequence[Record]) -> int | None:
 
 
 def _spark(series: Series | None, loss: str) -> str:
-    return "" if series is None or not loss else spark(series.signals[loss], series.attempts)
+    return "" if series is None or not loss else sparkline(series.signals[loss], series.attempts)
 
 
 # ── its title ─────────────────────────────────────────────────────────────────────────────────────

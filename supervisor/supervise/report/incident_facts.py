@@ -25,7 +25,6 @@ from ..core.model.interfaces import Reading, ReadingValue
 from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Rule
 from ..core.trends import median
-from ..store.audit import decode
 from .incident_report import (
     Action,
     Approval,
@@ -124,7 +123,7 @@ def conditions(incident: Iterable[Record], series: Series | None) -> list[Condit
     for rule, name, numbers in readings(incident):
         is_breach = numbers.get("code") == "BREACH"
         if name not in rows or (is_breach and not rows[name].is_breach):
-            rows[name] = _condition(name, rule, decode(numbers), series)
+            rows[name] = _condition(name, rule, decisions.decode_numbers(numbers), series)
     return sorted(rows.values(), key=lambda condition: not condition.is_breach)
 
 
@@ -149,7 +148,7 @@ def _condition(
         signal=formats.text(numbers, "signal") or None,
         nonfinite=list(map(str, formats.names(numbers, "nonfinite"))),
         module=formats.text(numbers, "where"),
-        text=formats.reading(numbers),
+        text=formats.format_reading(numbers),
         past=_past(numbers, key, measured, series),
     )
 
@@ -223,7 +222,7 @@ def actions(incident: Iterable[Record]) -> list[Action]:
                 id=order.id,
                 verb=order.verb,
                 runbook=order.runbook,
-                args=Payload(decode(order.args)),
+                args=Payload(decisions.decode_numbers(order.args)),
                 touches_job=order.touches_job,
                 is_undo="undo-" in order.id,
                 outcome="no outcome on record",
@@ -238,7 +237,7 @@ def actions(incident: Iterable[Record]) -> list[Action]:
                 rows[name],
                 ok={DONE: True, FAILED: False}.get(outcome),
                 outcome="done" if outcome == DONE else record.reason,
-                result=Payload(decode(getattr(decision, "result", None))),
+                result=Payload(decisions.decode_numbers(getattr(decision, "result", None))),
                 took_s=(record.mono_ns - started[name]) / 1e9,
                 outcome_record=record.seq,
                 error=decision.error if isinstance(decision, decisions.ActionFailed) else "",
@@ -594,7 +593,9 @@ def restarts(series: Series) -> list[int]:
     return [n + 1 for n, (a, b) in enumerate(pairwise(series.attempts)) if b != a]
 
 
-def spark(values: Sequence[float | None], attempts: Sequence[int], columns: int = COLUMNS) -> str:
+def sparkline(
+    values: Sequence[float | None], attempts: Sequence[int], columns: int = COLUMNS
+) -> str:
     """Return one bar for every few values, the worst of them; "" without a value.
 
     `!` is NaN or Inf; a rollback or relaunch, where `attempts` grows, is `⟲`.

@@ -18,10 +18,10 @@ from ..core.model.policy import Policy
 from ..errors import StoreError, Views
 from ..store import files, run_records
 from ..store.run_directory import RunDescription, RunDir
-from .incident_builder import build
+from .incident_builder import build_incident_report
 from .incident_facts import Tapes
 from .incident_report import IncidentReport, RunOrigin
-from .incident_views import files_of
+from .incident_views import files_of_incident
 from .records import Record, incident_ids, is_closing, read_records
 
 EVERY_NS = 1_000_000_000
@@ -109,7 +109,7 @@ class IncidentFiles:
     def views(self, incident: str) -> dict[str, str]:
         """Return the files of the newest incident so far, name -> content; empty for another."""
         report = self.report(incident)
-        return {} if report is None else files_of(report)
+        return {} if report is None else files_of_incident(report)
 
     def report(self, incident: str) -> IncidentReport | None:
         """Return the report of the incident, None if it is not the newest one."""
@@ -121,9 +121,9 @@ class IncidentFiles:
         policy = self._policy()
         self._policies[policy.digest] = policy
         directory = str(self._run.path)
-        run = RunOrigin.from_description(describe(self._run), directory, PHASE)
+        run = RunOrigin.from_description(describe_run(self._run), directory, PHASE)
         records = [*self._in_force, *self._records]
-        return build(records, incident, run, self._policies, self._tapes)
+        return build_incident_report(records, incident, run, self._policies, self._tapes)
 
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""
@@ -158,11 +158,11 @@ def write(incidents: Path, report: IncidentReport) -> None:
     """Replace the files of an incident. Raises OSError."""
     home = incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", report.id).lstrip(".")
     files.make_directory(home)
-    for name, content in files_of(report).items():
-        files.replace(home / name, content.encode(), durable=False)
+    for name, content in files_of_incident(report).items():
+        files.replace_file(home / name, content.encode(), durable=False)
 
 
-def describe(run: RunDir) -> RunDescription:
+def describe_run(run: RunDir) -> RunDescription:
     """Return the content of run.json, or the id alone where it cannot be read."""
     try:
         return run.describe()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from ..core.model import decisions
-from ..core.model.decisions import PlannedStep, ShadowStep, document, plain
+from ..core.model.decisions import PlannedStep, ShadowStep, document, plain_json
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload, Rewarm
 from ..core.model.verdicts import BandRange, Verdict
@@ -607,7 +607,7 @@ class IncidentReport(Struct, frozen=True):
 
     def encode(self, indent: int | None = None) -> str:
         """Return it as JSON: "NaN" and the like for numbers that are not finite."""
-        fields = plain(self)
+        fields = plain_json(self)
         for failure, row in zip(self.failures, fields["failures"], strict=True):
             row["text"] = failure.text
         fields["rules"] = list(map(_rule_fields, fields["rules"]))
@@ -625,7 +625,7 @@ class IncidentSummary(Struct, frozen=True):
     wall: str | None
 
 
-def schema() -> dict[str, Any]:
+def incident_schema() -> dict[str, Any]:
     """Return the JSON Schema of `incident.json`."""
     document = published_schema(IncidentReport, "An incident of supervise")
     failure = document["definitions"]["Failure"]

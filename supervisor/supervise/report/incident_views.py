@@ -39,7 +39,7 @@ BUSY = frozenset((Status.OPEN, Status.ACTING, Status.WATCHING, Status.WAITING))
 EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for the page
 
 
-def files_of(report: IncidentReport) -> dict[str, str]:
+def files_of_incident(report: IncidentReport) -> dict[str, str]:
     """Return file name -> content: the report and its views."""
     text = report.encode(indent=1)
     files = {DOCUMENT: f"{text}\n", SUMMARY: render_markdown(report), PAGE: render_page(report)}

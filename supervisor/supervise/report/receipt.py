@@ -12,7 +12,14 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import RunEnd, Undelivered, count_outcomes, describe_counts, list_troubles, parse
+from .records import (
+    RunEnd,
+    Undelivered,
+    count_outcomes,
+    decode_log,
+    describe_counts,
+    list_troubles,
+)
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
@@ -24,10 +31,10 @@ def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
     return f"supervise: policy {policy.name} ({policy.mode}){probe}, run {run_path(run)}"
 
 
-def closing(run: RunDir) -> list[str]:
+def closing_receipt(run: RunDir) -> list[str]:
     """Return the lines at the end. Raises StoreError."""
-    log = list(audit.read(run.audit_path))
-    records = parse(run, log)
+    log = list(audit.read_audit(run.audit_path))
+    records = decode_log(run, log)
     end = next((record for record in records if record.kind == "run_end"), None)
     if end is None:
         return [f"supervise: the audit log of {run_path(run)} is incomplete: no record of the end"]
@@ -49,7 +56,7 @@ def closing(run: RunDir) -> list[str]:
         lines.append(f"  {gap['reason']}")
     closed = [r.decision for r in records if isinstance(r.decision, IncidentClosed)]
     lines += [f"  {d.incident} {d.severity}: {d.reason}" for d in closed]
-    verify = audit.verify(run.audit_path)
+    verify = audit.verify_audit(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {run_path(run)}")
     lines.append(f"  stability record: supervise record {run_path(run)}")
     return lines
@@ -63,7 +70,9 @@ def next_command(run: RunDir, *, has_checkpoint: bool, resumes: bool) -> list[st
 
     Raises StoreError.
     """
-    notes = (record["data"] for record in audit.read(run.audit_path) if record["kind"] == "note")
+    notes = (
+        record["data"] for record in audit.read_audit(run.audit_path) if record["kind"] == "note"
+    )
     signals = [data["details"] for data in notes if data.get("what") == "signal"]
     if not any(details.get("final") for details in signals):
         return []

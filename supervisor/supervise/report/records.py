@@ -132,10 +132,10 @@ def read_records(run: RunDir) -> list[Record]:
     Raises:
         StoreError: the log cannot be read, or is of another version; TamperError: it was changed.
     """
-    return parse(run, audit.read(run.audit_path))
+    return decode_log(run, audit.read_audit(run.audit_path))
 
 
-def parse(run: RunDir, log: Iterable[Mapping[str, Any]]) -> list[Record]:
+def decode_log(run: RunDir, log: Iterable[Mapping[str, Any]]) -> list[Record]:
     """Return the records of a log as it is stored. Raises StoreError: it is of another version."""
     with understood(f"the records in {run.audit_path}", HINT):
         return [Record.decode(record) for record in log]
@@ -244,7 +244,7 @@ def notices(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, deci
             yield record, record.decision
 
 
-def failures(records: Iterable[Record]) -> list[Failure]:
+def launch_failures(records: Iterable[Record]) -> list[Failure]:
     """Return how the processes of the newest launch ended, the one that explains the rest first."""
     ended: list[Failure] = []
     for record in records:

@@ -24,11 +24,11 @@ from .records import (
     Record,
     RunEnd,
     RunStart,
+    decode_log,
     find_action_outcome,
     is_closing,
     list_troubles,
     notices,
-    parse,
 )
 from .stability_monitors import Frames, Interval, Knowledge, monitors, read_frames, rules
 from .stability_record import (
@@ -76,8 +76,8 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
     Raises:
         StoreError: the audit log or run.json cannot be read; TamperError: the log was changed.
     """
-    log = list(audit.read(run.audit_path))
-    records = parse(run, log)
+    log = list(audit.read_audit(run.audit_path))
+    records = decode_log(run, log)
     described = run.describe()
     recorded_start = next((r.data for r in records if r.kind == "run_start"), NOTHING)
     start = recorded_start.parse(RunStart)
@@ -146,7 +146,7 @@ def _incidents(records: Sequence[Record]) -> list[RecordedIncident]:
 
 def _audit_state(run: RunDir, log: Sequence[Mapping[str, Any]]) -> AuditState:
     """Return what the log and its digests say of the files that all of this is read from."""
-    report = audit.verify(run.audit_path, run.id)
+    report = audit.verify_audit(run.audit_path, run.id)
     return AuditState(
         status=report.status,
         records=report.records,

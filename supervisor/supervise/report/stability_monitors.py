@@ -160,7 +160,7 @@ def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
             frames.unreadable = (
                 f"frames of events {begin} to {end - 1} were removed (journal.max_gb)"
             )
-        for _, event in journal.read(run.journal_path, only=kinds):
+        for _, event in journal.read_journal(run.journal_path, only=kinds):
             if isinstance(event, Announced):
                 names[event.rank] = event.names
                 frames.announced.update(dict.fromkeys(event.names))

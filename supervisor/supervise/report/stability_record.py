@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from ..core.model.decisions import document, plain
+from ..core.model.decisions import document, plain_json
 from ..core.model.formats import number, printable
 from ..core.model.payload import Payload
 from ..json_schemas import published_schema
@@ -333,7 +333,7 @@ def decode(raw: bytes) -> StabilityRecord:
     return Payload(json.loads(raw)).parse(StabilityRecord)
 
 
-def schema() -> dict[str, Any]:
+def stability_schema() -> dict[str, Any]:
     """Return the JSON Schema of a record."""
     return published_schema(StabilityRecord, "The stability record of a run of supervise")
 
@@ -356,7 +356,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple[str, Any, Any]]:
     """Return `(path, old, new)` of each leaf that differs; None for one that is missing."""
-    old_leaves, new_leaves = dict(leaves(plain(old))), dict(leaves(plain(new)))
+    old_leaves, new_leaves = dict(leaves(plain_json(old))), dict(leaves(plain_json(new)))
     return [
         (path, old_leaves.get(path), new_leaves.get(path))
         for path in dict.fromkeys((*old_leaves, *new_leaves))

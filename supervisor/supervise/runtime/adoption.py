@@ -242,7 +242,7 @@ class Adoption:
         """Post again what no channel has answered for; return how many messages that were."""
         posted: list[tuple[Notified, str, float]] = []
         settled: dict[str, set[str]] = {}
-        for record in audit.read(self._run.audit_path):
+        for record in audit.read_audit(self._run.audit_path):
             self._processor.mark_progress()  # a long log takes its time
             data = record.get("data") or {}
             for channel in data.get("channels") or ():

@@ -242,7 +242,7 @@ class Evidence:
             files.make_directory(home)
             for manifest in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
                 with suppress(OSError, ValueError, KeyError, TypeError):  # not a bundle
-                    if json.loads(files.read(manifest))["key"] == key:
+                    if json.loads(files.read_file(manifest))["key"] == key:
                         return described(manifest)
             for remnant in home.glob(".snapshot-*"):  # of a killed supervisor
                 files.remove_tree(remnant)
@@ -429,7 +429,7 @@ def _plain(view: RankView) -> dict[str, object]:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(files.read(path))
+    return json.loads(files.read_file(path))
 
 
 def _patience_s(left_s: float, *, hung: bool) -> float:
@@ -500,7 +500,7 @@ class Bundle:
     def clean(self, name: str) -> None:
         """Remove the secrets from a file that the probe wrote."""
         path = self.path / name
-        text = files.read(path).decode("utf-8", "replace")
+        text = files.read_file(path).decode("utf-8", "replace")
         path.unlink()
         try:
             self.json(name, json.loads(text))
@@ -546,12 +546,12 @@ class BundleSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def described(manifest: Path) -> BundleSummary:
     """Return the summary of a sealed bundle."""
-    content = json.loads(files.read(manifest))
+    content = json.loads(files.read_file(manifest))
     size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
     traced = manifest.parent / SHARDS
-    shards = json.loads(files.read(traced))["shards"] if traced.exists() else {}
+    shards = json.loads(files.read_file(traced))["shards"] if traced.exists() else {}
     still = manifest.parent / STANDSTILL
-    reason = json.loads(files.read(still))["text"] if still.exists() else ""
+    reason = json.loads(files.read_file(still))["text"] if still.exists() else ""
     return BundleSummary(
         path="/".join(manifest.parent.parts[-3:]),
         sha256=_sha256(manifest),

@@ -27,10 +27,10 @@ from ..core.model.failure import (
     KIND,
     LAUNCHER,
     SIGNAL,
-    THREAD,
+    THREAD_FAILURE,
     Failure,
     FailureClass,
-    classify,
+    classify_failure,
 )
 from ..core.model.payload import Payload
 from ..store import files
@@ -200,7 +200,7 @@ class FailureRecords:
         self._others += not leading
         if self._others > MOST and not leading:  # programs that are meant to fail
             return []
-        if failure.kind != THREAD:
+        if failure.kind != THREAD_FAILURE:
             self._pids.add(failure.pid)
         if failure.kind == SIGNAL and not failure.type and failure.returncode is not None:
             failure = replace(failure, type=_signal(-failure.returncode), at_ns=now_ns)
@@ -210,7 +210,7 @@ class FailureRecords:
             failure = replace(failure, message=message)
         world_size = max(failure.world_size, self._world, len(self._ranks))
         failure = replace(failure, leading=leading, world_size=world_size)
-        failure = classify(failure, self._classes())
+        failure = classify_failure(failure, self._classes())
         data = {**asdict(failure), "record": name}
         return [Notice(now_ns, KIND, failure.text, rank=failure.rank, data=Payload(data))]
 
@@ -231,7 +231,7 @@ def _failure(data: Mapping[str, Any]) -> Failure:
     texts: dict[str, Any] = {name: _clean(str(data.get(name) or ""), TEXT_CHARS) for name in _TEXTS}
     texts["traceback"] = _clean(str(data.get("traceback") or ""), TRACE_CHARS)
     kind = data.get("kind")
-    is_known = kind in (EXCEPTION, EXIT, THREAD, LAUNCHER)
+    is_known = kind in (EXCEPTION, EXIT, THREAD_FAILURE, LAUNCHER)
     return Failure(
         kind=str(kind) if is_known else EXCEPTION,
         line=_int(data.get("line")) or 0,

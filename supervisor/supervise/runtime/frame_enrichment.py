@@ -19,9 +19,9 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import median, median_low, stdev
 
-from ..core.frames import TOKENS, Values, adds_up, fold
+from ..core.frames import TOKENS, Values, adds_up, fold_ranks
 from ..core.model.events import Announced, Beat, Event, Frame
-from ..core.model.failure import THREAD, Failure
+from ..core.model.failure import THREAD_FAILURE, Failure
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 NORM, ENTROPY = "grad_global_norm", "batch_token_entropy"
@@ -201,7 +201,7 @@ def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
     the ranks do not say how it adds up and do not agree.
     """
     rows = dict(enumerate(ranks))
-    values = fold(rows, 0, (LOSS, TOKENS, NORM), len(rows))
+    values = fold_ranks(rows, 0, (LOSS, TOKENS, NORM), len(rows))
     if not adds_up(ranks, NORM):
         del values[NORM]
     names = {LOSS: "job_loss", TOKENS: "job_tokens", NORM: "job_grad_norm"}
@@ -278,7 +278,7 @@ class RunMetrics:
             key = (failure.pid, failure.at_ns)
             if key in self._failures or failure.secondary:
                 continue
-            if not (failure.leading or failure.kind == THREAD):
+            if not (failure.leading or failure.kind == THREAD_FAILURE):
                 continue
             self._failures.add(key)
             times = self._errors.setdefault(failure.cls or "other", deque())

@@ -159,7 +159,9 @@ def read_undelivered(run: Path) -> list[LateMessage]:
     """Return all messages in the directory of a run, [] without the file. Raises StoreError."""
     path = run / UNDELIVERED_FILE
     try:
-        return msgspec.json.decode(files.read(path, limit=files.MAX_JSON), type=list[LateMessage])
+        return msgspec.json.decode(
+            files.read_file(path, limit=files.MAX_JSON), type=list[LateMessage]
+        )
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -385,7 +387,7 @@ def _claim(run: Path) -> Iterator[bool]:
 
 def _write(run: Path, messages: Sequence[LateMessage], *, durable: bool) -> None:
     """Write the file. Raises OSError."""
-    files.replace(run / UNDELIVERED_FILE, msgspec.json.encode(messages), durable=durable)
+    files.replace_file(run / UNDELIVERED_FILE, msgspec.json.encode(messages), durable=durable)
 
 
 def _minute(wall: str) -> str:

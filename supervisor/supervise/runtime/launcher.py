@@ -20,7 +20,7 @@ import msgspec
 from ..checkpoints.registry import BatchFacts, RankCounters
 from ..core import job_recipes
 from ..core.model import redaction
-from ..core.model.decisions import ACTING_MODES, plain
+from ..core.model.decisions import ACTING_MODES, plain_json
 from ..core.model.payload import DrillOrder, Rewarm
 from ..core.model.policy import Policy, RelaunchSettings, Savepoints
 from ..core.model.redaction import Redactor
@@ -129,9 +129,11 @@ class Launcher:
             config |= _resuming(launch, relaunch.resume)
             if config["probe_batch"] is not None:
                 config["probe_batch"] = dict(launch.probe_batch or {})
-            argv += [job_recipes.fill(arg, launch.path, launch.step) for arg in relaunch.args]
+            argv += [
+                job_recipes.fill_recipe(arg, launch.path, launch.step) for arg in relaunch.args
+            ]
             for key, value in relaunch.env.items():
-                environ[key] = job_recipes.fill(value, launch.path, launch.step)
+                environ[key] = job_recipes.fill_recipe(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
         outputs = {} if self._output is None else self._output.outputs
@@ -199,7 +201,7 @@ def redactor(
     Args:
         also: further environments, such as that of a supervisor that came later.
     """
-    names = redaction.named(policy.notify)
+    names = redaction.channel_variables(policy.notify)
     redactor = Redactor(environ, argv, names)
     for value in also:
         redactor.environment(value)
@@ -240,7 +242,7 @@ def probe_config(
         "probe_batch": {} if may_act and policy.job.probe_batch else None,
         "keep_signals": may_act and policy.job.preempt is not None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
-        "drills": plain(drills),
+        "drills": plain_json(drills),
         "lease_s": LEASE_S,
     }
 

@@ -44,7 +44,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from ..core.model.failure import LOG, Failure, FailureClass, classify
+from ..core.model.failure import LOG_FAILURE, Failure, FailureClass, classify_failure
 from ..core.model.redaction import Redactor
 from ..store import files
 from ..system import Thread
@@ -177,8 +177,9 @@ class LogFiles:
     def _match(self, path: str, line: str, now_ns: int) -> Iterator[Failure]:
         shown_path = os.path.relpath(path, self._directory)
         text = line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS - 1]}…"
-        failure = classify(
-            Failure(LOG, message=text, file=shown_path, at_ns=now_ns, leading=True), self._classes()
+        failure = classify_failure(
+            Failure(LOG_FAILURE, message=text, file=shown_path, at_ns=now_ns, leading=True),
+            self._classes(),
         )
         count = self._found[failure.cls] = self._found.get(failure.cls, 0) + 1
         if failure.cls and count <= PER_CLASS:

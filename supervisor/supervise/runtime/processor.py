@@ -169,7 +169,7 @@ class EventProcessor:
         self._wake = wake
         self.policy = settings.policy
         self.recorder = recorder
-        self.state = engine.start(self.policy)
+        self.state = engine.initial_state(self.policy)
         self.last: Decision | None = None
         self.names: dict[int, tuple[str, ...]] = {}
         self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)

@@ -37,7 +37,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..actions.job_control import HUMAN
-from ..actions.recovery import SLOWEST
+from ..actions.recovery import SLOWEST_RELAUNCH
 from ..checkpoints.registry import BatchFacts, RankCounters
 from ..checkpoints.service import RestoredCheckpoint
 from ..core import host_health
@@ -249,7 +249,7 @@ class Relauncher:
             path, size, python = self._guard.origin(checkpoint)
             start = Start(Path(path).parent, size, python)
             findings = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
-            text, data = host_health.summary(findings)
+            text, data = host_health.health_summary(findings)
             notice = Notice(time.monotonic_ns(), host_health.KIND, text, data=data)
             job.on_loop(lambda: self._process(notice), LOOP_S)
         except Exception:
@@ -306,7 +306,7 @@ class Relauncher:
         """
 
         def latest(args: Payload) -> float:
-            return until - MARGIN_S - args.parse(RelaunchArgs).bytes / SLOWEST
+            return until - MARGIN_S - args.parse(RelaunchArgs).bytes / SLOWEST_RELAUNCH
 
         def in_time(call: Callable[[float], T]) -> T:
             def work() -> T:  # what comes too late must not take effect any more

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import engine
-from ..core.model.decisions import ActionOrder, ActionPlanned, Decision, record
+from ..core.model.decisions import ActionOrder, ActionPlanned, Decision, decision_record
 from ..core.model.events import (
     Announced,
     Event,
@@ -65,7 +65,7 @@ class RecoveredRun:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = self.started = policy
-        self.state: State = engine.start(policy)
+        self.state: State = engine.initial_state(policy)
         self.last: Decision | None = None
         self.unwritten: list[tuple[int, int, Decision]] = []
         self.announced: dict[int, Announced] = {}
@@ -97,9 +97,9 @@ class RecoveredRun:
             StoreError: they are damaged, or the audit log says something else than the journal.
         """
         past = cls(load(run.policy_path))
-        log = [record for record in audit.read(run.audit_path) if record["actor"] == "engine"]
+        log = [record for record in audit.read_audit(run.audit_path) if record["actor"] == "engine"]
         events, find = (
-            journal.read(run.journal_path),
+            journal.read_journal(run.journal_path),
             policies.make_policy_finder(run, load),
         )
         record_count = end = 0
@@ -113,7 +113,7 @@ class RecoveredRun:
                     if record_count == len(log):
                         past.unwritten.append((number, event.at_ns, decision))
                         continue
-                    if not engine.is_recorded(log[record_count], number, record(decision)):
+                    if not engine.is_recorded(log[record_count], number, decision_record(decision)):
                         raise _apart(run, log[record_count])
                     record_count += 1
             end = number + 1

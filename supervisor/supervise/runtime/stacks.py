@@ -28,7 +28,7 @@ from pathlib import Path, PurePath
 
 import psutil
 
-from ..core.standstill import Collective, LoaderWorker, RankStand, Standstill, explain
+from ..core.standstill import Collective, LoaderWorker, RankStand, Standstill, explain_standstill
 from ..store import files
 from .host import run_tool
 from .segment_reader import RankView
@@ -284,7 +284,7 @@ class RankSurvey:
                 in_loader,
                 tuple(self._loaders(view.pid, passed, stacks)) if in_loader else (),
             )
-        return explain(stands, {rank: view.pid for rank, view in self._ranks.items()})
+        return explain_standstill(stands, {rank: view.pid for rank, view in self._ranks.items()})
 
     def _usage(self, pid: int, passed_s: float) -> tuple[str, float | None]:
         """Return the state of a process, and how many cores it has used since."""

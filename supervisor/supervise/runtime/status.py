@@ -24,7 +24,7 @@ from ..core import checkpoint_wait, rule_scope
 from ..core.incident import Incident
 from ..core.model import state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
-from ..core.model.decisions import ACTING_MODES, Decision, revived
+from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
 from ..core.model.events import Frame
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
@@ -207,7 +207,7 @@ class Status(Struct, frozen=True, kw_only=True):
         """
         if not (run.path / FILE).exists():
             return None
-        document = revived(run.read_json(FILE))
+        document = decode_numbers(run.read_json(FILE))
         with understood(f"the status in {run.path / FILE}", DERIVED):
             return msgspec.convert(document, cls, dec_hook=lambda form, value: form(value))
 

@@ -79,7 +79,7 @@ def post_command(
     files.make_directory(directory)
     path = directory / f"{at_ns:020d}-{os.getpid()}.json"
     text = json.dumps({"command": command, "operator": operator, "args": dict(args)})
-    files.replace(path, text.encode(), durable=False)
+    files.replace_file(path, text.encode(), durable=False)
     return path
 
 
@@ -116,7 +116,7 @@ class ControlInbox:
                     self._taken.remove(path)
                     continue
                 self._taken.add(path)
-                raw = files.read(path, limit=MAX_BYTES)
+                raw = files.read_file(path, limit=MAX_BYTES)
                 content = json.loads(raw, parse_constant=_refuse)
                 args = {key: _flat(value) for key, value in content["args"].items()}
                 if args.get("key") not in self._received:

@@ -7,14 +7,12 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "audit": (
-            "Audit, Chain, decode as decode_audit, read as read_audit, verify as verify_audit"
-        ),
+        "audit": "Audit, Chain, read_audit, verify_audit",
         "files": (
             "create_file, find_foreign_writer, is_locked, make_directory, open_file, "
-            "read as read_file, replace as replace_file, replacing as replacing_file"
+            "read_file, replace_file, replacing_file"
         ),
-        "journal": "Journal, pack_event, read as read_journal, unpack_event",
+        "journal": "Journal, pack_event, read_journal, unpack_event",
         "policies": "Reloader, make_policy_finder",
         "quarantine_list": "Quarantine",
         "recorder": "Recorder",

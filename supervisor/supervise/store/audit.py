@@ -87,18 +87,6 @@ _OPTIONAL: dict[str, Any] = {
 }
 _INT64 = 1 << 63
 _GOOD = "the records before it are intact; compare with a head in an earlier notification"
-_NON_FINITE = {"NaN": float("nan"), "+Inf": float("inf"), "-Inf": float("-inf")}
-
-
-def decode(value: Any) -> Any:
-    """Return `value` with "NaN", "+Inf" and "-Inf" as floats; for numbers, not for text."""
-    if isinstance(value, str):
-        return _NON_FINITE.get(value, value)
-    if isinstance(value, Mapping):
-        return {key: decode(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [decode(item) for item in value]
-    return value
 
 
 def hash_genesis(run_id: str) -> str:
@@ -261,7 +249,9 @@ def _read_rest(file: BinaryIO) -> tuple[int, bool]:
             return length, bool(block)
 
 
-def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None = None) -> Report:
+def verify_audit(
+    path: Path, run: str | None = None, witness: tuple[int, str] | None = None
+) -> Report:
     """Check the whole log.
 
     Args:
@@ -306,7 +296,7 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
     return report("good", f"{size} records are unchanged")
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read_audit(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records in order, as stored (non-finite numbers as text); stop at a truncated one.
 
     Raises:
@@ -646,7 +636,7 @@ def _keep(remains: Path, path: Path, offset: int) -> None:
             earlier_tail = file.read(MAX_TAIL)
     if not earlier_tail.endswith(tail):
         earlier_tail += tail
-    files.replace(remains, earlier_tail, durable=True)
+    files.replace_file(remains, earlier_tail, durable=True)
 
 
 def _close(fd: int) -> None:

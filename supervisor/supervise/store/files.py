@@ -115,7 +115,7 @@ def read_json(path: Path, limit: int = MAX_JSON, *, foreign: bool = False) -> An
         ValueError: it is larger than `limit` bytes, not JSON, or nested too deep.
     """
     try:
-        document = json.loads(read(path, foreign=foreign, limit=limit))
+        document = json.loads(read_file(path, foreign=foreign, limit=limit))
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not shallow(document):
@@ -169,7 +169,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) ->
     return fd
 
 
-def read(path: Path, *, foreign: bool = False, limit: int | None = None) -> bytes:
+def read_file(path: Path, *, foreign: bool = False, limit: int | None = None) -> bytes:
     """Return the bytes of a file; arguments and errors as in `open_file`.
 
     Raises:
@@ -252,7 +252,7 @@ def unpredictable(path: Path) -> Path:
 
 
 @contextmanager
-def replacing(
+def replacing_file(
     path: Path, mode: str = "wb", *, shared: bool = False, **options: Any
 ) -> Iterator[Any]:
     """Yield a file that replaces `path` if the block ends without an exception.
@@ -270,7 +270,7 @@ def replacing(
         raise
 
 
-def replace(path: Path, data: bytes, *, durable: bool) -> None:
+def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
     """Write `path` atomically: a reader sees the old content or the new one.
 
     Args:
@@ -280,7 +280,7 @@ def replace(path: Path, data: bytes, *, durable: bool) -> None:
         OSError: the old file is unchanged.
     """
     with waiting():
-        with replacing(path) as file:
+        with replacing_file(path) as file:
             file.write(data)
             if durable:
                 file.flush()

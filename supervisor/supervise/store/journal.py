@@ -520,7 +520,7 @@ class Journal:
         """Put what is left of a piece in its place. Raises StoreError."""
         piece, facts = plan.piece, plan.facts
         try:
-            files.replace(piece.path, plan.content, durable=True)
+            files.replace_file(piece.path, plan.content, durable=True)
         except OSError as error:
             raise StoreError(f"cannot write {piece.path}: {error.strerror}") from error
         piece.size_bytes, piece.sha256 = facts["bytes"], facts["sha256"]
@@ -578,7 +578,7 @@ class Journal:
         path = self._directory / f"{self._segment + 1:05}.jrn"
         start = START.pack(MAGIC, self._number)
         # The first one is made durable with the rest of a new run directory.
-        files.replace(path, start, durable=self._fd >= 0)
+        files.replace_file(path, start, durable=self._fd >= 0)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         if self._fd >= 0:
             files.sync(self._fd)  # later calls of `sync` do not reach it
@@ -619,7 +619,9 @@ class Journal:
         os.ftruncate(self._fd, self._size)
 
 
-def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple[int, Event]]:
+def read_journal(
+    directory: Path, *, only: Collection[type[Any]] = ()
+) -> Iterator[tuple[int, Event]]:
     """Yield `(number, event)` in order; stop at a truncated tail.
 
     Args:

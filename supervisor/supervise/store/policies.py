@@ -18,7 +18,7 @@ from ..core import engine
 from ..core.model.decisions import ACTING_MODES, MODES
 from ..core.model.events import Notice, OperatorCommand, Reloaded
 from ..core.model.policy import Policy
-from ..core.policy_reload import differences
+from ..core.policy_reload import policy_differences
 from ..core.run_state import State
 from ..errors import StoreError, SuperviseError, UsageError
 from . import files
@@ -48,7 +48,7 @@ def keep(run: RunDir, policy: Policy) -> Path:
     path = path_of(run, policy.digest)
     try:
         files.make_directory(path.parent)
-        files.replace(path, policy.resolved.encode(), durable=True)
+        files.replace_file(path, policy.resolved.encode(), durable=True)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
     return path
@@ -127,7 +127,7 @@ class Reloader:
                 digest=new.digest,
                 name=new.name,
                 mode=new.mode,
-                changes=differences(policy, new, self.started),
+                changes=policy_differences(policy, new, self.started),
             )
             engine.step(new, state.copy(), event)  # fails if the state does not fit the policy
             keep(self.run, new)

@@ -208,7 +208,7 @@ class Quarantine:
         following = QuarantineGeneration(generation=number, entries=entries, changes=changes)
         text = json.dumps(msgspec.to_builtins(following), indent=1) + "\n"
         try:
-            files.replace(self.path, text.encode(), durable=True)
+            files.replace_file(self.path, text.encode(), durable=True)
         except OSError as error:
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         return following

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..core.model.decisions import Decision, record
+from ..core.model.decisions import Decision, decision_record
 from ..core.model.events import Event, Frame
 from ..core.model.redaction import Redactor
 from ..errors import FULL, StoreError, no_space
@@ -165,7 +165,7 @@ class Recorder:
         """
         if event is not None and not self.flush():
             event = None
-        body = record(decision)
+        body = decision_record(decision)
         kind, step = decision.kind, decision.step
         del body["kind"], body["step"]
         body["event"] = -1 if event is None else event

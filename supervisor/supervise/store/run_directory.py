@@ -30,7 +30,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from .. import __version__
-from ..core.model.decisions import plain
+from ..core.model.decisions import plain_json
 from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -131,8 +131,8 @@ class RunDir:
             run = cls(path, run_id, created)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
-            files.replace(path / "policy.yaml", policy.resolved.encode(), durable=False)
-            start = Payload(clean.tree(plain(start or RunDescription()))).parse(RunDescription)
+            files.replace_file(path / "policy.yaml", policy.resolved.encode(), durable=False)
+            start = Payload(clean.tree(plain_json(start or RunDescription()))).parse(RunDescription)
             described = replace(
                 start,
                 run=run_id,
@@ -148,7 +148,7 @@ class RunDir:
             )
             run._make_secrets_directory()
             run.write_secret(COMMAND, list(argv))
-            run.write_json("run.json", plain(described))
+            run.write_json("run.json", plain_json(described))
         except OSError as error:
             raise StoreError(
                 f"cannot create the run directory {path}: {error.strerror}",
@@ -315,9 +315,9 @@ class RunDir:
         Raises:
             StoreError: the old file is unchanged.
         """
-        text = json.dumps(plain(obj), allow_nan=False, indent=1) + "\n"
+        text = json.dumps(plain_json(obj), allow_nan=False, indent=1) + "\n"
         try:
-            files.replace(self.path / name, text.encode(), durable=durable)
+            files.replace_file(self.path / name, text.encode(), durable=durable)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from error
 

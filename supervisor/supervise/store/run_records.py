@@ -41,7 +41,7 @@ from ..core.model.events import Announced, Frame
 from ..core.model.redaction import cell
 from ..errors import MISSHAPEN, InputError, StoreError
 from . import audit, files, journal, policies
-from .audit import read
+from .audit import read_audit
 from .journal import RETENTION
 from .recorder import THINNED, incomplete
 from .run_directory import RunDir, is_run
@@ -185,7 +185,7 @@ class WallClock:
     def __init__(self, path: Path) -> None:
         starts: dict[str, tuple[int, datetime]] = {}  # boot -> first event, its moment zero
         with suppress(StoreError):
-            for record in audit.read(path):
+            for record in audit.read_audit(path):
                 number, boot = record.get("event"), str(record.get("boot"))
                 if not isinstance(number, int) or number < 0:
                     continue
@@ -218,7 +218,7 @@ def read_rows(run: RunDir) -> Iterator[Row]:
     """
     names: dict[int, tuple[str, ...]] = {}
     clock = WallClock(run.audit_path)
-    for number, event in journal.read(run.journal_path, only=(Announced, Frame)):
+    for number, event in journal.read_journal(run.journal_path, only=(Announced, Frame)):
         if isinstance(event, Announced):
             names[event.rank] = event.names
         elif isinstance(event, Frame):
@@ -238,7 +238,7 @@ def numbered(run: RunDir, until: int | None = None) -> Iterator[tuple[int, Frame
         StoreError: the journal is missing or damaged.
     """
     names: dict[int, tuple[str, ...]] = {}
-    for number, event in journal.read(run.journal_path, only=(Announced, Frame)):
+    for number, event in journal.read_journal(run.journal_path, only=(Announced, Frame)):
         if until is not None and number > until:
             return
         if isinstance(event, Announced):
@@ -250,7 +250,7 @@ def numbered(run: RunDir, until: int | None = None) -> Iterator[tuple[int, Frame
 def metric_ids(run: RunDir) -> list[str]:
     """Return the ids of all metrics that any rank announced, in order of first sight."""
     names: dict[str, None] = {}
-    for _, event in journal.read(run.journal_path, only=(Announced,)):
+    for _, event in journal.read_journal(run.journal_path, only=(Announced,)):
         if isinstance(event, Announced):
             names.update(dict.fromkeys(event.names))
     return list(names)
@@ -662,7 +662,7 @@ def _why_kept(path: Path, host: str, lives: Callable[[RunDir], bool]) -> str:
 def _end(run: RunDir) -> tuple[bool, str]:
     """Return whether the run ended, and the incident that was open in its last record."""
     ended, open_incident = False, ""
-    for record in read(run.audit_path):
+    for record in read_audit(run.audit_path):
         ended = record["kind"] == "run_end"
         if record["kind"] == "incident":
             code = (record.get("data") or {}).get("what")

@@ -26,17 +26,17 @@ __getattr__ = lazy_exports(
             "successive_variance"
         ),
         "judgement": (
-            "IGNORABLE as IGNORABLE_GUARDS, Plan, arm_order, fill_placeholders, is_decided, "
+            "IGNORABLE_GUARDS, Plan, arm_order, fill_placeholders, is_decided, "
             "judge_gate, find_missing_placeholders, plan_look"
         ),
         "suite_report": (
-            "FAULTS as FAULT_SECTION, SuiteReport, TrialPolicy, fault_plot, fault_result, "
+            "FAULT_HEADER, SuiteReport, fault_plot, fault_result, "
             "fault_rows, describe_limits, render_suite, monitor_rows, suite_page, "
             "summarize_suite, describe_undetected"
         ),
         "trial_runs": (
-            "SUITE as SUITE_LOG, VERDICT as VERDICT_LOG, arm_environment, by_default, "
-            "changed as changed_files, cite_trial, find_clashes, fingerprint, open_for_writing, "
+            "SUITE_LOG, TrialPolicy, VERDICT_LOG, arm_environment, by_default, "
+            "changed_files, cite_trial, find_clashes, fingerprint, open_for_writing, "
             "open_log, plan_waves, without_refused"
         ),
     },

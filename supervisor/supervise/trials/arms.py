@@ -213,7 +213,7 @@ def read_arm(
     inputs: Mapping[str, str] | None = None
     stopped = False
     with understood(f"the records in {run.audit_path}", HINT):
-        for record in audit.read(run.audit_path):
+        for record in audit.read_audit(run.audit_path):
             kind, data = record["kind"], record.get("data") or {}
             exit_code = int(data["exit_code"]) if kind == "run_end" else None
             if kind == "identity" and inputs is None:
@@ -240,7 +240,7 @@ class RunCitation(Struct, frozen=True):
 
 def cite(run: RunDir) -> RunCitation:
     """Return what names a run in a result."""
-    report = audit.verify(run.audit_path, run.id)
+    report = audit.verify_audit(run.audit_path, run.id)
     return RunCitation(run.id, report.records, report.head)
 
 

@@ -54,7 +54,7 @@ NAMES = (
     *("crash", "interventions", "non_finite", "loss_spikes", GRADIENT, UPDATE, *MEMORY),
     *("skipped_updates", PROBE_LOSS, "throughput"),
 )
-IGNORABLE = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
+IGNORABLE_GUARDS = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
 Series = Mapping[int, float]
 Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
 ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
@@ -152,7 +152,7 @@ def guards(
     ]
     for name, check in checks:
         status, old, new, text = check()
-        if name in plan.ignored and name in IGNORABLE and status != "pass":
+        if name in plan.ignored and name in IGNORABLE_GUARDS and status != "pass":
             status, text = "ignored", f"{status}: {text}"
         yield Check("guard", name, pair, status, old, new, text)
 

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
 
-from ..core.model.decisions import document, plain
+from ..core.model.decisions import document, plain_json
 from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
 from .gate_report import thinned
 from .trial_runs import TrialPolicy
 
-FAULTS = (
+FAULT_HEADER = (
     *("fault", "best monitor", "alarm", "page", "loss leaves", "lead"),
     *("harm", "lost", "with actions", "actions"),
 )
@@ -130,7 +130,7 @@ class SuiteReport(Struct, frozen=True, kw_only=True):
 
     def encode(self) -> str:
         """Return it as JSON, with its summary."""
-        return document({**plain(self), "summary": summarize_suite(self)})
+        return document({**plain_json(self), "summary": summarize_suite(self)})
 
 
 def fault_plot(runs: Runs, finding: Finding, metric: str) -> FaultPlot | None:
@@ -210,7 +210,7 @@ def fault_rows(report: SuiteReport) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each fault, under `FAULTS`."""
     for fault in report.faults:
         if fault.excluded:
-            yield fault.fault, f"not judged: {fault.excluded}", *([""] * (len(FAULTS) - 2))
+            yield fault.fault, f"not judged: {fault.excluded}", *([""] * (len(FAULT_HEADER) - 2))
             continue
         best = fault.monitors[0] if fault.monitors else None
         yield (
@@ -398,7 +398,7 @@ def suite_page(report: SuiteReport) -> str:
             f"fault at {report.fault_step} · seeds {', '.join(map(str, report.seeds))}"
         ),
         reading=READING,
-        fault_head=list(FAULTS),
+        fault_head=list(FAULT_HEADER),
         faults=list(fault_rows(report)),
         meanings=[f"{fault}: {text}" for fault, text in report.means.items()],
         undetected=list(describe_undetected(report)),
@@ -449,7 +449,7 @@ def render_suite(report: SuiteReport) -> str:
     lines = [
         *_wrapped(f"{summarize_suite(report)}."),
         "",
-        *_table(FAULTS, fault_rows(report)),
+        *_table(FAULT_HEADER, fault_rows(report)),
         "",
         *_wrapped(READING),
         "",

@@ -34,7 +34,7 @@ import psutil
 from msgspec import Struct, field
 
 from .. import system
-from ..core.model.decisions import plain
+from ..core.model.decisions import plain_json
 from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import audit, files, run_records
@@ -147,7 +147,7 @@ def fingerprint(
     return paths
 
 
-def changed(
+def changed_files(
     old_state: dict[str, tuple[int, int]], new_state: dict[str, tuple[int, int]]
 ) -> list[str]:
     """Return which files are new or other ones; nothing where one of both is not known."""
@@ -240,7 +240,7 @@ def run_arm(
         finally:
             child.end()
     new_state = fingerprint(spec.cwd, fine)
-    outside = sorted({*follower.outside, *changed(old_state, new_state)})
+    outside = sorted({*follower.outside, *changed_files(old_state, new_state)})
     if not spec.keep:
         shutil.rmtree(spec.out, ignore_errors=True)
     try:
@@ -479,7 +479,7 @@ def keep(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:
     path = _outcome_path(settings, run)
     try:
         path.parent.mkdir(exist_ok=True)
-        files.replace(path, json.dumps(about).encode(), durable=True)
+        files.replace_file(path, json.dumps(about).encode(), durable=True)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
@@ -529,11 +529,11 @@ def _run(
     return outcome, True
 
 
-VERDICT, RESULT = "canary_verdict", "suite_result"
-CANARY, SUITE = "canary", "suite"  # what a trial is for; its records are called so
+VERDICT_LOG, RESULT = "canary_verdict", "suite_result"
+CANARY, SUITE_LOG = "canary", "suite"  # what a trial is for; its records are called so
 LOG = "audit.log"
 CITED = {  # what a citation takes of a result
-    VERDICT: ("verdict", "effect", "margin", "runs"),
+    VERDICT_LOG: ("verdict", "effect", "margin", "runs"),
     RESULT: ("document", "sha256", "policy", "healthy", "faults", "monitors"),
 }
 
@@ -631,7 +631,7 @@ class TrialLog:
             at_ns=now[0],
             wall=now[1],
             step=-1,
-            body={"reason": reason, "data": plain(data)},
+            body={"reason": reason, "data": plain_json(data)},
             sync=True,
         )
 
@@ -646,8 +646,8 @@ def open_log(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
     wall = system.wall()
     trial = f"{sort}-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
     trial += f"-{secrets.token_hex(3)}"
-    if path.exists() and (first_record := next(iter(audit.read(path)), None)) is not None:
-        if not str(first_record["kind"]).startswith((f"{CANARY}_", f"{SUITE}_")):
+    if path.exists() and (first_record := next(iter(audit.read_audit(path)), None)) is not None:
+        if not str(first_record["kind"]).startswith((f"{CANARY}_", f"{SUITE_LOG}_")):
             raise StoreError(f"{path} is the log of a run", hint="name another file")
         trial = str(first_record["run"])
     log = Audit.open(path, trial, at_ns=system.monotonic_ns(), wall=wall)
@@ -666,13 +666,13 @@ def cite_trial(path: Path) -> Payload:
     """
     log = path / LOG if path.is_dir() else path
     newest = None
-    for record in audit.read(log):
-        if record["kind"] in (VERDICT, RESULT):
+    for record in audit.read_audit(log):
+        if record["kind"] in (VERDICT_LOG, RESULT):
             newest = record
     if newest is None:
         hint = "name the audit.log of a drill suite or a canary trial"
         raise StoreError(f"{log} has no result of a trial", hint=hint)
-    report = audit.verify(log)
+    report = audit.verify_audit(log)
     data = newest["data"]
     lacking = [name for name in CITED[newest["kind"]] if name not in data]
     if lacking:

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from supervise.catalog import parse_drill
-from supervise.core.model import plain_decision
+from supervise.core.model import plain_json
 
 LOOP = """
 class Words(nn.Module):
@@ -333,7 +333,7 @@ def test_a_checkpoint_is_damaged_once(probed):
 def test_a_drill_that_cannot_act_on_this_job_is_refused(probed, bare, fault, why):
     """The job goes on as it would have; the drill is over."""
     script = ROUTER.replace("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)")
-    orders = [plain_decision(parse_drill(f"{fault}@3")), drill("nan_grad", step=5)]
+    orders = [plain_json(parse_drill(f"{fault}@3")), drill("nan_grad", step=5)]
     job = probed.run(script, drills=orders)
     refused = f"drill {orders[0]['fault']} is refused: {why}"
     begun = [n.message for n in job.notices if n.message.startswith("drill nan_grad begins")]

@@ -654,15 +654,19 @@ CLASSES: tuple[type[Decision], ...] = (
 _BY_WHAT = {(decision.KIND, decision.WHAT): decision for decision in CLASSES}
 
 
-def plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return `value` as JSON holds it: lists for tuples, "NaN" "+Inf" "-Inf" for non-finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return plain(msgspec.to_builtins(value, enc_hook=dict)) if isinstance(value, Struct) else value
+        return [plain_json(item) for item in value]
+    return (
+        plain_json(msgspec.to_builtins(value, enc_hook=dict))
+        if isinstance(value, Struct)
+        else value
+    )
 
 
 def document(value: Any, **form: Any) -> str:
@@ -670,18 +674,18 @@ def document(value: Any, **form: Any) -> str:
 
     What does not print is escaped; so is half of a surrogate pair, which is no Unicode.
     """
-    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, **form)
+    text = json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False, **form)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
-def record(decision: Decision) -> dict[str, Json]:
+def decision_record(decision: Decision) -> dict[str, Json]:
     """Return a decision as its audit record holds it."""
     return {
         "kind": decision.KIND,
         **{name: getattr(decision, name) for name in HEAD},
-        "data": plain(decision.data),
+        "data": plain_json(decision.data),
     }
 
 
@@ -708,17 +712,17 @@ def decision_from_record(record: Mapping[str, Json]) -> Decision:
     try:
         return msgspec.convert({**data, **head}, form, dec_hook=_payload)
     except msgspec.ValidationError:  # a number may be in it that JSON has no form for
-        return msgspec.convert({**revived(data), **head}, form, dec_hook=_payload)
+        return msgspec.convert({**decode_numbers(data), **head}, form, dec_hook=_payload)
 
 
 def _payload(form: type[Payload], value: Mapping[str, Json]) -> Payload:
     return form(value)
 
 
-def revived(value: Any) -> Any:
+def decode_numbers(value: Any) -> Any:
     """Return `value` with "NaN", "+Inf" and "-Inf" as floats."""
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, Mapping):
-        return {key: revived(item) for key, item in value.items()}
-    return [revived(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: decode_numbers(item) for key, item in value.items()}
+    return [decode_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -18,9 +18,22 @@ from .values import Section, doc, named
 
 KIND = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = ("always", "once", "never")
-EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER = "exception", "signal", "exit", "thread", "launcher"
-LOG = "log"
-_RANKING = (EXCEPTION, LOG, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
+EXCEPTION, SIGNAL, EXIT, THREAD_FAILURE, LAUNCHER = (
+    "exception",
+    "signal",
+    "exit",
+    "thread",
+    "launcher",
+)
+LOG_FAILURE = "log"
+_RANKING = (
+    EXCEPTION,
+    LOG_FAILURE,
+    SIGNAL,
+    EXIT,
+    THREAD_FAILURE,
+    LAUNCHER,
+)  # which kind explains an end best
 RECENT_NS = 60_000_000_000  # before the newest end; of a helper, an older one explains nothing
 # The type of the error that torchrun's launcher ends with when it gets SIGTERM or the like; source:
 # torch.distributed.elastic.multiprocessing.api.
@@ -137,7 +150,7 @@ def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
         return failure.kind != LAUNCHER and (failure.leading or failure.pid in listed)
 
     def counts(failure: Failure) -> bool:
-        return (leads(failure) and failure.kind != LOG) or failure.at_ns > since_ns
+        return (leads(failure) and failure.kind != LOG_FAILURE) or failure.at_ns > since_ns
 
     def key(failure: Failure) -> tuple[bool, bool, int, int]:
         kind = _RANKING.index(failure.kind)
@@ -191,7 +204,7 @@ class FailureClass(Section, frozen=True, dict=True):
 
     def matches(self, failure: Failure) -> bool:
         """Return whether a failure is of this class."""
-        if failure.kind == LOG:
+        if failure.kind == LOG_FAILURE:
             return any(re.search(text, failure.message) for text in self.logs)
         if self.kinds and failure.kind not in self.kinds:
             return False
@@ -203,7 +216,7 @@ class FailureClass(Section, frozen=True, dict=True):
         return self.pattern is not None and self.pattern.search(text) is not None
 
 
-def classify(failure: Failure, classes: Iterable[FailureClass]) -> Failure:
+def classify_failure(failure: Failure, classes: Iterable[FailureClass]) -> Failure:
     """Return the failure with what the first class that matches says; as it is without one."""
     match = next(
         (failure_class for failure_class in classes if failure_class.matches(failure)), None

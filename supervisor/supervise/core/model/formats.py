@@ -238,7 +238,7 @@ def baseline(numbers: Reading) -> str:
     return line
 
 
-def reading(numbers: Reading) -> str:
+def format_reading(numbers: Reading) -> str:
     """Return the numbers of one reading as one line, without its name and code."""
     if "nonfinite" in numbers:
         values = table(numbers, "values")

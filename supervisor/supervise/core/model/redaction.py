@@ -99,7 +99,7 @@ def is_secret(name: str) -> bool:
     return name not in _HARMLESS and _STRONG.search(_INNOCENT.sub("", name)) is not None
 
 
-def named(notify: Mapping[str, Mapping[str, ChannelKey]]) -> frozenset[str]:
+def channel_variables(notify: Mapping[str, Mapping[str, ChannelKey]]) -> frozenset[str]:
     """Return the variables that a policy's `notify` names: `url_env`, `secret_env` and such."""
     return frozenset(
         str(variable)

@@ -35,7 +35,7 @@ EVENTS: Mapping[str, str] = {
     "exited": "the job ended, and is not started again",
 }
 
-DEFAULT: Table = {
+DEFAULT_TRANSITIONS: Table = {
     "any": {
         "ask": SUSPECT,
         "run": ACTING,
@@ -60,7 +60,7 @@ def move(table: Table, state: str, event: str) -> str | None:
     return target if target is not None else table.get("any", {}).get(event)
 
 
-def flaws(table: Table) -> list[tuple[str, str, str]]:
+def find_flaws(table: Table) -> list[tuple[str, str, str]]:
     """Return `(state, event, sentence)` for everything that is wrong with a table.
 
     Checked: unknown states and events, unreachable states, states from which `halted` cannot be
@@ -94,7 +94,7 @@ def flaws(table: Table) -> list[tuple[str, str, str]]:
     return flaws_found
 
 
-def diagram(table: Table = DEFAULT) -> str:
+def state_diagram(table: Table = DEFAULT_TRANSITIONS) -> str:
     """Draw the table as a Mermaid state diagram; moves of the row `any` are listed as a note."""
     lines = ["stateDiagram-v2", f"    [*] --> {LAUNCHING}"]
     for state in STATES:
