@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model import NOTE_MESSAGE
+from supervise.core.model import HAS_NOTE
 
 LETTERS = "o?B"  # OK, UNKNOWN, BREACH
 
@@ -15,7 +15,7 @@ def read():
 
     def _read(watch, samples, first=0):
         return "".join(
-            LETTERS[watch.feed(sample, step) & ~NOTE_MESSAGE]
+            LETTERS[watch.feed(sample, step) & ~HAS_NOTE]
             for step, sample in enumerate(samples, first)
         )
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 import pytest
 
 from supervise.core import start_engine, step_engine
-from supervise.core.model import BREACH, NOTE_MESSAGE, Announced, Frame, Launched, Policy, Rule
+from supervise.core.model import BREACH, HAS_NOTE, Announced, Frame, Launched, Policy, Rule
 from supervise.detectors import Descent, Harm
 
 LEVEL, SPREAD = 2.4, 0.02
@@ -74,7 +74,7 @@ def test_what_lasts_is_the_new_level_and_says_what_it_cost(read, calm):
     watch = calm()
     read(watch, [3.0] * 512, 400)  # the second of these establishes it
 
-    assert watch.feed(3.0, 912) == NOTE_MESSAGE
+    assert watch.feed(3.0, 912) == HAS_NOTE
     note = watch.note()
     assert note.kind == "rebaseline"
     assert note.details["lost"] == pytest.approx(513 * 0.6, rel=0.02)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Note
+from supervise.core.model import BREACH, HAS_NOTE, OK, UNKNOWN, Note
 from supervise.detectors import (
     Band,
     Collapse,
@@ -75,8 +75,8 @@ def test_a_lasting_level_becomes_the_baseline_and_says_so(
     codes = [watch.feed(level, step) for step in range(len(before), len(before) + freeze + 1)]
     note = watch.note()
 
-    assert [code & ~NOTE_MESSAGE for code in codes] == [BREACH] * freeze + [OK]
-    assert [bool(code & NOTE_MESSAGE) for code in codes].index(True) == freeze - 1
+    assert [code & ~HAS_NOTE for code in codes] == [BREACH] * freeze + [OK]
+    assert [bool(code & HAS_NOTE) for code in codes].index(True) == freeze - 1
     assert note.kind == "rebaseline"
     assert note.details.items() >= (details or {"reference": level}).items()
     assert watch.note() == Note()
@@ -245,7 +245,7 @@ def test_cusum_small_excesses_add_up_and_a_lasting_drift_becomes_the_baseline(re
     codes += [watch.feed(UP, step) for step in range(107, 112)]
     note = watch.note()
 
-    assert codes == [BREACH] * 7 + [BREACH | NOTE_MESSAGE]
+    assert codes == [BREACH] * 7 + [BREACH | HAS_NOTE]
     assert note.kind == "rebaseline"
     assert (note.details["median"], note.details["steps"]) == (UP, [104, 111])
     assert note.details["before"]["median"] == 10.0
@@ -315,13 +315,13 @@ def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
 
     codes = [watch.feed(row, step) for step, row in enumerate(rows)]
 
-    assert [step for step, code in enumerate(codes) if code & NOTE_MESSAGE] == [5]
+    assert [step for step, code in enumerate(codes) if code & HAS_NOTE] == [5]
     note = watch.note()
     assert note.kind == "near_miss"
     assert note.details["steps"] == {"grad": 1, "update": 1}
     assert note.details["lacking"] == "loss"
     blips = [pair.feed(row, step) for step, row in enumerate(_rows("B.....", "......"))]
-    assert not any(code & NOTE_MESSAGE for code in blips)
+    assert not any(code & HAS_NOTE for code in blips)
 
 
 # ── equal and paired ──────────────────────────────────────────────────────────────────────────────

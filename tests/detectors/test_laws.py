@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Detector
+from supervise.core.model import BREACH, HAS_NOTE, OK, UNKNOWN, Detector
 from supervise.detectors import (
     Band,
     Collapse,
@@ -109,7 +109,7 @@ def _feed(watch, events):
     seen = []
     for step, sample in events:
         code = watch.feed(sample, step)
-        seen.append((code, watch.raw, watch.note() if code & NOTE_MESSAGE else None))
+        seen.append((code, watch.raw, watch.note() if code & HAS_NOTE else None))
     return seen
 
 
@@ -194,10 +194,10 @@ def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
     for step, sample in data.draw(_events(detector, 5, 90)):
         code = watch.feed(sample, step)
 
-        assert code & ~NOTE_MESSAGE in (OK, UNKNOWN, BREACH)
+        assert code & ~HAS_NOTE in (OK, UNKNOWN, BREACH)
         assert watch.raw in (OK, UNKNOWN, BREACH)
         json.dumps(watch.numbers())
-        if code & NOTE_MESSAGE:
+        if code & HAS_NOTE:
             note = watch.note()
             json.dumps(note.details, default=dict)
             assert note.kind in ("rebaseline", "near_miss")
@@ -218,4 +218,4 @@ def test_huge_numbers_do_not_overflow():
         usual = [(100 + i, 1.0 + 0.01 * (i * 7 % 5)) for i in range(99)]
         codes = [code for code, _, _ in _feed(watch, usual)]
 
-        assert codes[-1] & ~NOTE_MESSAGE == OK, name
+        assert codes[-1] & ~HAS_NOTE == OK, name

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from supervise.core.model import NOTE_MESSAGE
+from supervise.core.model import HAS_NOTE
 from supervise.detectors import RateGuard
 
 ROWS = 1200
@@ -127,7 +127,7 @@ def test_what_lasts_is_the_new_level(read, settled):
     watch = settled()
 
     assert set(read(watch, [[4.0]] * 511, 100)) == {"B"}
-    assert watch.feed([4.0], 611) == NOTE_MESSAGE
+    assert watch.feed([4.0], 611) == HAS_NOTE
     assert watch.note().details["reference"] == 4.0
     assert read(watch, [[5.9]], 612) == "o"
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model import BREACH, NOTE_MESSAGE, OK, UNKNOWN, Detector
+from supervise.core.model import BREACH, HAS_NOTE, OK, UNKNOWN, Detector
 from supervise.detectors import (
     Band,
     Collapse,
@@ -106,9 +106,9 @@ def run(detector, events):
     readings, raws, notes = [], [], []
     for index, (step, value) in enumerate(events):
         code = watch.feed(value, step)
-        readings.append(code & ~NOTE_MESSAGE)
+        readings.append(code & ~HAS_NOTE)
         raws.append(watch.raw)
-        if code & NOTE_MESSAGE:
+        if code & HAS_NOTE:
             notes.append(index)
     return readings, raws, notes
 

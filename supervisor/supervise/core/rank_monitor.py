@@ -16,7 +16,7 @@ from .frames import LOSS as LOSS
 from .model import formats
 from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from .model.events import Beat, Frame
-from .model.interfaces import NOTE_MESSAGE, Clockwork, Detector, Note, Reading, Watch
+from .model.interfaces import HAS_NOTE, Clockwork, Detector, Note, Reading, Watch
 from .model.policy import Policy, Rule
 
 Values = tuple[float | None, ...]
@@ -236,7 +236,7 @@ class RankMonitor:
 
     def _take_note(self, i: int, code: int) -> int:
         """Return the code without the note flag; keep the note."""
-        if code & NOTE_MESSAGE:
+        if code & HAS_NOTE:
             self.notes.append((self.detectors[i][0], self.watches[i].note()))
         return code & 3
 

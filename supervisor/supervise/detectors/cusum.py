@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE_MESSAGE, Reading
+from ..core.model.interfaces import HAS_NOTE, Reading
 from ..core.model.values import Unit
 from ._baseline import BaselineWatch, median
 from ._lines import HUGE
@@ -157,7 +157,7 @@ class CusumWatch(BaselineWatch):
             self.refit()
             self._zero()
             self._fit()
-            code |= NOTE_MESSAGE
+            code |= HAS_NOTE
         return code
 
     def _add(self, z: float, step: int) -> float:

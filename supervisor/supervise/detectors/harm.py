@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE_MESSAGE, REBASELINE, Note, Reading
+from ..core.model.interfaces import HAS_NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ._excess import ESTABLISHED, LASTED, LASTING, LEARNING, SUSPECTED, ExcessWatch
 from ._watch import NEVER, MetricDetector
@@ -96,7 +96,7 @@ class HarmWatch(ExcessWatch):
         self.raw = BREACH if self.least <= verdict <= ESTABLISHED and counts else OK
         if verdict == LASTED:
             self.pending_note = self._lasted(series.lost + sample - series.level, series.level)
-            return self.raw | NOTE_MESSAGE
+            return self.raw | HAS_NOTE
         return self.raw
 
     def _lasted(self, lost: float, level: float) -> Note:

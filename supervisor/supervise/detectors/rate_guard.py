@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE_MESSAGE, REBASELINE, Detector, Note, Reading
+from ..core.model.interfaces import HAS_NOTE, REBASELINE, Detector, Note, Reading
 from ..core.model.payload import Json, Payload
 from ._baseline import median
 from ._watch import Memory, needs
@@ -132,7 +132,7 @@ class RateGuardWatch(Memory):
                 continue
             found, jumps = OK, self._jumps(group, value, rise)
             if jumps and group[5] + 1 >= spec.freeze:
-                note, jumps = NOTE_MESSAGE, False
+                note, jumps = HAS_NOTE, False
                 self.pending_note = self._note(index, group, value)
             elif jumps:
                 sure = group[6] or self._is_confirmed(moved)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE_MESSAGE, REBASELINE, Note, Reading
+from ..core.model.interfaces import HAS_NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
 from ._baseline import Baseline, Freeze, median
@@ -182,7 +182,7 @@ class RatioWatch(Memory):
         text += f"the new reference is the level of the newest, {level:.6g}"
         details: dict[str, Json] = {"metric": metric, "reference": level, "samples": count}
         self.pending_note = Note(REBASELINE, text, Payload({**details, "before": self.numbers()}))
-        return NOTE_MESSAGE
+        return HAS_NOTE
 
     def _mark(self, step: int) -> None:
         self.marks.append((step, self.count, self.fast, self.fast_n, self.slow, self.slow_n))

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE_MESSAGE, Reading
+from ..core.model.interfaces import HAS_NOTE, Reading
 from ..core.model.values import Unit
 from ._baseline import NORMAL, BaselineWatch, median
 from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
@@ -147,7 +147,7 @@ class RobustZWatch(BaselineWatch):
         code = self.debounce(True, True)
         if base.flag(step, sample):
             self.refit()
-            code |= NOTE_MESSAGE
+            code |= HAS_NOTE
         return code
 
     def jitters(self, middle: float) -> bool:

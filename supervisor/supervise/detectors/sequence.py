@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NEAR_MISS, NOTE_MESSAGE, Detector, Note, Reading
+from ..core.model.interfaces import HAS_NOTE, NEAR_MISS, Detector, Note, Reading
 from ..core.model.payload import Payload
 from ._watch import NEVER, Memory
 
@@ -139,7 +139,7 @@ class SequenceWatch(Memory):
             text = f"{', '.join(steps)} breached from step {missed}, "
             text += f"but {lacking} did not within {self.within} steps"
             self.pending_note = Note(NEAR_MISS, text, Payload({"steps": steps, "lacking": lacking}))
-            note = NOTE_MESSAGE
+            note = HAS_NOTE
         for row in (self.sure, self.maybe):
             for stage, start in enumerate(row):
                 if start < oldest:

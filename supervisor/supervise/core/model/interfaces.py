@@ -22,9 +22,8 @@ Numbers: TypeAlias = Mapping[str, int | float | Mapping[str, int] | None]
 ReadingValue: TypeAlias = bool | int | float | str | Sequence[int | str] | Numbers | None
 Reading: TypeAlias = Mapping[str, ReadingValue]
 
-NOTE_MESSAGE = (
-    4  # or-ed onto the code that `feed` returns: this watch has a note to take (see `Watch.note`)
-)
+# Or-ed onto the code that `feed` returns: this watch has a note to take; see `Watch.note`.
+HAS_NOTE = 4
 
 
 @cache
