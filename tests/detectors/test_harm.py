@@ -5,7 +5,8 @@ from operator import itemgetter
 
 import pytest
 
-from supervise.core import start_engine, step_engine
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import BREACH, HAS_NOTE, Announced, Frame, Launched, Policy, Rule
 from supervise.detectors import Descent, Harm
 
@@ -170,7 +171,7 @@ def _firings(names, copied_at):
     """
     rules = tuple(Rule(n, itemgetter(i), n, (n,), "SEV2") for i, n in enumerate(names))
     policy = Policy("one", "sha256:0", "observe", {n: ONE_LOSS[n] for n in names}, rules)
-    state = start_engine(policy)
+    state = initial_state(policy)
     falling = [x + 2 * 0.97**i for i, x in enumerate(_noise(700))]
     rows = [(0, s, x + 0.5 * (s >= 400)) for s, x in enumerate(falling[:450])]
     rows += [(1, s, x + 0.5 * (s >= 500)) for s, x in enumerate(falling[380:], 380)]

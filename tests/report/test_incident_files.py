@@ -143,7 +143,7 @@ def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):
     files.close()
     assert "No space left" in caplog.text
 
-    monkeypatch.setattr(incident_files, "build", lambda *args: 1 / 0)
+    monkeypatch.setattr(incident_files, "build_incident_report", lambda *args: 1 / 0)
     again = IncidentFiles(run, lambda: load_policy(run.policy_path), tuple)
     again.resume()
     again.flush(10 * SECOND)
