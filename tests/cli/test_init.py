@@ -42,6 +42,7 @@ def test_what_is_written_loads_with_and_without_its_comments(
     found = policy.job.relaunch
     assert ({} if found is None else {"resume": found.resume, "args": found.args}) == (job or {})
     assert [rule.id for rule in policy.rules] == [rule.id for rule in load_policy("nano").rules]
+    assert Path(written.pop(0).partition("# yaml-language-server: $schema=")[2]).is_file()
     awake = [re.sub(r"^( *)# ", r"\1", line) for line in written]
     assert (OUT_OF_A_LINE in " ".join(written)) == (job is None)
     path.write_text("\n".join(line for line in awake if not line.startswith("How")) + "\n")

@@ -62,7 +62,9 @@ def test_the_two_commands_and_those_of_a_page_do_what_the_readme_shows(supervise
 
     assert supervise("init", "--", *job).returncode == 0
     written = (tmp_path / "supervise.yaml").read_text()
-    assert POLICY is not None and written.startswith(POLICY[1])
+    schema, _, rest = written.partition("\n")
+    assert Path(schema.partition("$schema=")[2]).is_file()
+    assert POLICY is not None and rest.startswith(POLICY[1])
     running = supervise.start(*start[:2], "--run-dir", "RUN", "--drill", "lr_spike@150", "--", *job)
     run = supervise.run_of("RUN")
     wait_until(lambda: "rollback" in run.actions, "the spike rolled back")

@@ -299,8 +299,10 @@ def counted(parts: Sequence[Part], label: str) -> Iterator[Part]:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Report]:
+def progress(label: str, *, is_counted: bool = True) -> Iterator[Report]:
     """Yield a function that takes how many parts are done, of how many; it draws one line.
+
+    Where parts are not counted, it shows the time that has passed.
 
     The line disappears at the end. It may be called from any thread.
     """
@@ -314,10 +316,12 @@ def progress(label: str) -> Iterator[Report]:
         MofNCompleteColumn,
         Progress,
         TextColumn,
+        TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    counts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if is_counted else ()
+    columns = (TextColumn(label), *counts, TimeElapsedColumn())
     console = Console(file=sys.stderr, highlight=False)
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
         task = bar.add_task(label, total=None)

@@ -44,7 +44,7 @@ from ._job_check import (
     script_of,
     world_size,
 )
-from ._output import echo, echo_json
+from ._output import echo, echo_json, progress
 from ._params import PROGRAM, JobCommand
 
 HEALTH_S = 150.0  # longer than all parts of a look together may take
@@ -140,7 +140,8 @@ def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
         facts = look_at(script_of(argv), argv)
         good, text = facts.checkpoints()
         checks.append(Check("checkpoints", "ok" if good else "note", text))
-    probed = check_probe(interpreter)
+    with progress("the job's Python, its torch, and the probe on a tiny model", is_counted=False):
+        probed = check_probe(interpreter)
     return [*checks, *probe_checks(probed, world_size(argv, os.environ))], probed
 
 
@@ -383,6 +384,7 @@ def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     from ..catalog import load_policy
 
     policy = load_policy(base)
+    yield f"# yaml-language-server: $schema={shipped.shipped_folder('policies') / 'policy.schema.json'}"
     yield "version: supervise/v1"
     yield f"extends: {base}"
     yield f"mode: {policy.mode} # {WAYS}"
