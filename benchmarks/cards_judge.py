@@ -1,0 +1,689 @@
+"""The checker of `cards.py`: which statements of a run's cards and messages are false.
+
+It knows what was done to the run, the undisturbed run of the same program, and each frame. It reads
+what is printed, and `incident.json` for the status and the rules; nothing that makes reports is
+used. A statement that it cannot read counts as true.
+
+- onset: within 5 steps of the fault (of a rate that creeps, of its doubling).
+- before: within 2 % of the median of some 4 to 32 last values before the fault, or of the standard
+  error of that median; a ratio, within 10 % of a value since then over one of these.
+- value: there is such a value in a frame of the attempt that is spoken of.
+- cause: the fault's, or said to be unknown; done, cost: the actions and skips on record.
+- proof: the loss is at the level before the fault, or of the undisturbed run, where it is said so.
+- next: its commands parse, and are not for a run that has ended; `nothing` where all is well.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import click
+from cards_replay import Told
+
+from supervise.cli import group
+from supervise.core.model import Announced, Frame
+from supervise.store import RunDir, read_audit, read_journal
+
+NEAR, CREEP = 5, 16  # steps
+WINDOWS = (4, 8, 16, 32)
+SAME, ROUNDED, RATIO, LEVEL = 0.02, 0.006, 0.10, 1.05
+LAST = 20  # steps at the end that say how it ended
+GOOD_WINDOW = 8
+
+HEALTHY = ("none", "evaluates", "decays", "restarts")
+# Fault -> words of its cause.
+RATE, INPUT = r"learning.?rate|\blr\b|schedule", r"batch|data|input|target|label|token|loader"
+MOMENTS, CRASH = r"moment|optimi[sz]er", "connection closed|crash"
+CAUSES = {
+    **dict.fromkeys(("rate", "rate_stays", "creep", "lr_spike"), RATE),
+    **dict.fromkeys(("bad_batch", "bad_batches", "heals", "new_data"), INPUT),
+    **dict.fromkeys(("dark", "one_token", "slow_input", "repeated_tokens"), INPUT),
+    "nan_loss": rf"{INPUT}|loss (is|was) (NaN|not finite)|NaN in the loss",
+    **dict.fromkeys(("nan_grad", "overflow_storm"), r"grad"),
+    **dict.fromkeys(("bit", "bit_flip", "weight_noise"), r"weight|parameter|tensor|\bbit\b"),
+    "moments": MOMENTS,
+    "resume_moments": rf"{MOMENTS}|{CRASH}",
+    "resume_schedule": rf"{RATE}|{CRASH}",
+    "attention_bias": r"attention",
+    "hang": r"lock|wait|cards_job\.py:\d+|blocked|data",
+    "kill": r"SIGKILL|signal 9|killed",
+    "dead_rank": r"rank 1|SIGKILL|killed",
+    "drift": r"rank|parameter|weight",
+    "full_disk": r"No space left|full|disk|file ",
+    "crash": r"crash|drill|error|exit",
+}
+RESUMED, SAVED = ("resume_moments", "resume_schedule"), 40
+LASTING = ("dark", "one_token")
+SLOW = ("slow_input", "hang", "evaluates")
+TIMES = ("throughput", "host", "hang", "straggler", "input_stall", "data_stall")
+METRICS = {
+    "loss": "train_loss_raw",
+    "train loss": "train_loss_raw",
+    "train_loss_raw": "train_loss_raw",
+    "lr": "learning_rate",
+    "learning rate": "learning_rate",
+    "learning_rate": "learning_rate",
+    "grad norm": "grad_global_norm",
+    "gradient norm": "grad_global_norm",
+    "grad_global_norm": "grad_global_norm",
+    "update norm": "update_norm",
+    "update_norm": "update_norm",
+    "step time": "step_time",
+    "step_time": "step_time",
+}
+END = "-"  # stands for an incident where a message is about none
+LIVE_ONLY = (
+    *("ack", "approve", "deny", "lr", "pause", "quarantine", "release", "reload", "resume"),
+    *("rollback", "savepoint", "silence", "skip", "stop"),
+)
+N = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+NAME = rf"\b({'|'.join(sorted(METRICS, key=len, reverse=True))})"
+COMMAND = re.compile(r"supervise [a-z][a-z-]*(?: [^;·()\n]*)?")
+ARROW = re.compile(rf"{NAME} {N} → (?:{N}|NaN|Inf)(?: at step (\d+))?")
+BEFORE = re.compile(rf"{NAME} (?:= |is )?{N} ?\((?:{N} before|before:? {N}|was {N})\)")
+TIMES_OF = re.compile(rf"{NAME}(?: {N},)? (?:×{N}|{N} times its (?:baseline|level))")
+AT_STEP = re.compile(rf"{NAME} {N} at step (\d+)")
+PLAIN = re.compile(rf"{NAME} {N}(?=[ ,;]|$)(?! →)")
+ONSET = re.compile(
+    r"moved first \((\d+)\)|moved together,? in step (\d+)"
+    r"|(?:from|since|began (?:at|in)) step (\d+)"
+)
+STEPS = re.compile(r"\bsteps? (\d+)(?:(?:-|–| to )(\d+))?")
+WORDS = re.compile(
+    r"\b(?:skip reason|tier T\d|halted)\b|\bnot [a-z_]+\.[a-z_]+|×\d\S*e[+-]\d+"
+    r"|\b[a-z]+(?:_[a-z]+)+\b(?![.:(])"
+)
+NOTHING = re.compile(
+    r"nothing was done|did nothing|^nothing: |the job was not changed"
+    r"|none of its rules has an action|no automatic action"
+)
+BACK = re.compile(r"(?:loss )?back in its band(?: at step (\d+))?|back to normal since step (\d+)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run: a program and its fault, which begins at step `at`."""
+
+    program: str
+    fault: str
+    at: int
+    is_drill: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.program}-{self.fault}".translate(str.maketrans(":=,", "___"))
+
+    @property
+    def plain(self) -> str:
+        """The undisturbed run that it is compared with."""
+        return self.program + ("-drill" if self.is_drill else "")
+
+    @property
+    def onsets(self) -> tuple[int, ...]:
+        """Where it may be said to begin: what resumed wrongly did so at the checkpoint."""
+        return (self.at, self.at // SAVED * SAVED) if self.kind in RESUMED else (self.at,)
+
+    @property
+    def kind(self) -> str:
+        """The fault without its size."""
+        return self.fault.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A statement, and what is true; not `is_false`: it is not a word of people."""
+
+    incident: str
+    kind: str
+    place: str
+    said: str
+    true: str
+    is_false: bool = True
+
+    def text(self) -> str:
+        return f"{self.kind}: “{self.said}” but {self.true}"
+
+    def line(self, cell: Cell) -> str:
+        mark = "FALSE" if self.is_false else "unclear"
+        head = f"{cell.name} {self.incident} {mark} {self.kind} [{self.place}]"
+        return f"{head} {self.said} ⟂ {self.true}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A frame."""
+
+    event: int
+    step: int
+    rank: int
+    attempt: int
+    values: Mapping[str, float]
+
+
+@dataclass
+class Truth:
+    """What is known of a run.
+
+    Attributes:
+        rows, plain: frames of it, and of the undisturbed run.
+        log: its audit log. code: exit code.
+        without: (rule, step) of those that fired in the undisturbed run.
+    """
+
+    cell: Cell
+    rows: Sequence[Row]
+    plain: Sequence[Row]
+    log: Sequence[Mapping[str, Any]]
+    code: int
+    without: Sequence[tuple[str, int]] = ()
+
+    @classmethod
+    def read(cls, cell: Cell, run: Path, plain: Path, made: Mapping[str, Any]) -> Truth:
+        log, other = (list(read_audit(RunDir.open(path).audit_path)) for path in (run, plain))
+        fired = [(r["rule"], r["step"]) for r in other if r["kind"] == "rule"]
+        return cls(cell, frames(run), frames(plain), log, made["code"], fired)
+
+    # ── the level before, and now ─────────────────────────────────────────────────────────────────
+
+    def series(self, metric: str, *, plain: bool = False) -> list[tuple[int, float]]:
+        """Return (step, value) of rank 0."""
+        rows = self.plain if plain else self.rows
+        return [(r.step, r.values[metric]) for r in rows if r.rank == 0 and metric in r.values]
+
+    def levels(self, metric: str) -> list[tuple[float, float]]:
+        """Return the levels just before the fault that may be given, each with its tolerance."""
+        past = [v for step, v in self.series(metric, plain=True) if step < self.cell.at]
+        found = [(past[-1], SAME * abs(past[-1]))] if past else []
+        for size in WINDOWS:
+            if len(part := past[-size:]) == size and all(map(math.isfinite, part)):
+                middle = median(part)
+                spread = 1.4826 * median([abs(v - middle) for v in part])
+                error = 1.25 * spread / math.sqrt(size)
+                found.append((middle, max(SAME * abs(middle), error) + ROUNDED * abs(middle)))
+        return found
+
+    def since(self, metric: str, event: int) -> list[Row]:
+        """Return the frames from the fault to an event."""
+        first = self.cell.at - NEAR
+        return [r for r in self.rows if metric in r.values and r.step >= first and r.event <= event]
+
+    # ── how it ended ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def bound(self) -> float:
+        """The highest loss just before the fault, and a tenth."""
+        past = [v for s, v in self.series("train_loss_raw", plain=True) if s < self.cell.at]
+        return 1.1 * max(past[-32:], default=math.inf)
+
+    def level_at(self, step: int) -> float | None:
+        """Return the mean loss of the newest attempt in the steps up to `step`."""
+        rows = [
+            r for r in self.rows if r.rank == 0 and r.step <= step and "train_loss_raw" in r.values
+        ]
+        last = [r.values["train_loss_raw"] for r in rows if r.attempt == rows[-1].attempt][-LAST:]
+        return mean(last) if last else None
+
+    def is_well(self, step: int) -> bool | None:
+        """Return whether the loss is as before, or as undisturbed, up to a step; None: no loss."""
+        now, levels = self.level_at(step), self.levels("train_loss_raw")
+        if now is None or not levels:
+            return None
+        same = [v for s, v in self.series("train_loss_raw", plain=True) if step - LAST < s <= step]
+        best = max([max(level + slack for level, slack in levels), *([mean(same)] if same else [])])
+        return bool(now <= LEVEL * best)
+
+    @property
+    def last_step(self) -> int:
+        return max((r.step for r in self.rows), default=-1)
+
+    # ── what was done ─────────────────────────────────────────────────────────────────────────────
+
+    def done(self, event: int) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return (verb, result) of the actions that changed the job, up to an event."""
+        orders = {
+            r["data"]["action"]["id"]: r["data"]["action"]
+            for r in self.log
+            if r["kind"] == "intent"
+        }
+        commits = [r for r in self.log if r["kind"] == "commit" and r["event"] <= event]
+        every = (
+            (orders[r["data"]["action"]["id"]], r["data"].get("result") or {}) for r in commits
+        )
+        return [(order["verb"], result) for order, result in every if order["touches_job"]]
+
+    def skipped(self, event: int) -> list[int]:
+        """Return the steps whose updates were kept from the weights by us, up to an event."""
+        found = set()
+        for record in self.log:
+            about = record.get("data") or {}
+            is_one = about.get("what") == "safeguard" and record["event"] <= event
+            if is_one and str(about["details"].get("order", "")).startswith("skip"):
+                found.add(about["at_step"])
+        return sorted(step for step in found if step is not None)
+
+
+def frames(path: Path) -> list[Row]:
+    """Return the frames of a run."""
+    names: dict[int, tuple[str, ...]] = {}
+    found = []
+    for number, event in read_journal(RunDir.open(path).journal_path):
+        if isinstance(event, Announced):
+            names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            pairs = zip(names.get(event.rank, ()), event.values, strict=False)
+            values = {name: value for name, value in pairs if value is not None}
+            found.append(Row(number, event.step, event.rank, event.attempt, values))
+    return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that people read; `event`: what was known then; `step`: newest one."""
+
+    incident: str
+    place: str
+    text: str
+    event: int
+    step: int
+    attempt: int
+    is_card: bool
+
+    @property
+    def prose(self) -> str:
+        """It without commands and paths."""
+        return re.sub(r"\S*/\S+", "", COMMAND.sub("", self.text))
+
+
+def lines(says: Told) -> Iterator[Line]:
+    """Yield the lines of cards and messages, but for the little plots."""
+    for incident, (about, card) in says.cards.items():
+        closed = about["closed"] or about["updated"]
+        for n, text in enumerate(card.splitlines()):
+            head, _, rest = text.partition(" ")
+            if n == 0:
+                head, rest = "title", text
+            if head not in ("Loss", "State"):
+                at = 10**9, closed["step"], closed["attempt"]
+                yield Line(incident, f"card {head.lower()}", rest.strip(), *at, True)
+    for sent in says.messages:
+        for n, text in enumerate(sent.text.splitlines()):
+            head, _, rest = text.strip().partition(" ")
+            if n == 0:
+                head, rest = "title", text
+            if head not in ("loss", "why"):
+                place = f"{sent.kind} {head}"
+                at = sent.event, sent.step, sent.attempt
+                yield Line(sent.incident or END, place, rest.strip(), *at, False)
+
+
+def judge(truth: Truth, says: Told) -> Iterator[Finding]:
+    """Yield the statements that are false, and those that are no words, once each."""
+    seen = set()
+    for finding in _judged(truth, says):
+        key = finding.incident, finding.kind, finding.said, finding.is_false
+        if key not in seen:
+            seen.add(key)
+            yield finding
+
+
+def _judged(truth: Truth, says: Told) -> Iterator[Finding]:
+    documents = {incident: about for incident, (about, _) in says.cards.items()}
+    for line in lines(says):
+        about = documents.get(line.incident, {})
+        is_about_fault = _is_about_fault(truth, about)
+        for check in (_steps, _values, _done, _next, _proof, _unclear):
+            for kind, said, true in check(truth, line, about):
+                yield Finding(line.incident, kind, line.place, said, true, kind != "words")
+        if is_about_fault:
+            checks = (*_onset(truth, line), *_cause(truth, line, about), *_rate(truth, line))
+            for kind, said, true in checks:
+                yield Finding(line.incident, kind, line.place, said, true)
+    yield from _crash(truth, says)
+    for incident, about in documents.items():
+        for kind, said, true in _status(truth, about):
+            yield Finding(incident, kind, "status", said, true)
+
+
+False_ = tuple[str, str, str]  # kind, said, true
+
+
+def _is_about_fault(truth: Truth, about: Mapping[str, Any]) -> bool:
+    """Return whether an incident is about the fault, and not about a busy machine."""
+    cell = truth.cell
+    if not about or cell.kind in HEALTHY or _is_without(truth, about):
+        return False
+    rules = [rule["rule"] for rule in about["rules"]]
+    of_time = bool(rules) and all(rule.startswith(TIMES) for rule in rules)
+    return about["opened"]["step"] >= cell.at - NEAR and (not of_time or cell.kind in SLOW)
+
+
+def _is_without(truth: Truth, about: Mapping[str, Any]) -> bool:
+    """Return whether the rule that opened it also fired without the fault, at about this step."""
+    step, rules = about["opened"]["step"], about["rules"]
+    return bool(rules) and any(
+        rule == rules[0]["rule"] and abs(at - step) <= LAST for rule, at in truth.without
+    )
+
+
+def _rate(truth: Truth, line: Line) -> Iterator[False_]:
+    """A rate that follows its schedule is no symptom and no cause."""
+    rows = truth.series("learning_rate")
+    plain = dict(truth.series("learning_rate", plain=True))
+    same = all(math.isclose(v, plain[s], rel_tol=1e-3) for s, v in rows if s in plain)
+    found = re.search(r"\blr (?:×|\(\d)|\blr (?:and [^(;]*)?moved|\blr, [^(;]*moved", line.prose)
+    if found and rows and same and not line.place.endswith("title"):
+        yield "schedule", found[0], "the rate followed its schedule"
+
+
+def _numbers(match: re.Match[str], *groups: int) -> float:
+    return float(next(match[g] for g in groups if match[g] is not None))
+
+
+def _onset(truth: Truth, line: Line) -> Iterator[False_]:
+    at, late = truth.cell.at, CREEP if truth.cell.kind == "creep" else NEAR
+    for match in ONSET.finditer(line.prose):
+        step = int(_numbers(match, 1, 2, 3))
+        after = line.prose[match.end() :][:30]
+        is_ours = (
+            "paused " in line.prose[: match.start()][-8:]
+            or re.match(r" on|[^.;]*(goes on|restored)", after)
+            or "band" in line.prose[: match.start()]
+        )
+        is_near = any(begun - NEAR <= step <= begun + late for begun in truth.cell.onsets)
+        if not is_ours and not is_near:
+            yield "onset", line.prose[max(0, match.start() - 40) : match.end()], f"fault at {at}"
+
+
+def _steps(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    newest = max((r.step for r in truth.rows if r.event <= line.event), default=-1)
+    for match in STEPS.finditer(line.prose):
+        for text in filter(None, match.groups()):
+            if int(text) > newest + 1 and "until" not in line.prose[: match.start()][-12:]:
+                yield "step", match[0], f"the newest step is {newest}"
+
+
+def _values(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    text = line.prose
+    opened = about.get("opened", {}).get("step", truth.cell.at)
+    if not opened >= truth.cell.at - NEAR:
+        return
+    if _is_about_fault(truth, about):
+        yield from _slower(truth, line)
+    for match in ARROW.finditer(text):
+        metric = METRICS[match[1]]
+        yield from _before(truth, metric, float(match[2]), match[0])
+        step = int(match[4]) if match[4] else None
+        if match[3] is not None:
+            yield from _value(truth, line, metric, float(match[3]), step, match[0])
+    for match in BEFORE.finditer(text):
+        metric = METRICS[match[1]]
+        yield from _before(truth, metric, _numbers(match, 3, 4, 5), match[0])
+    for match in AT_STEP.finditer(text):
+        yield from _value(truth, line, METRICS[match[1]], float(match[2]), int(match[3]), match[0])
+    if line.place in ("opened what", "updated what"):
+        for match in PLAIN.finditer(text):
+            yield from _value(truth, line, METRICS[match[1]], float(match[2]), None, match[0])
+    if "= unknown" in text:
+        yield (
+            "value",
+            re.sub(r".*?([^;,]*= unknown[^;,]*).*", r"\1", text).strip(),
+            "it is measured",
+        )
+    for match in TIMES_OF.finditer(text):
+        yield from _ratio(truth, line, METRICS[match[1]], _numbers(match, 3, 4), match[0])
+
+
+def _slower(truth: Truth, line: Line) -> Iterator[False_]:
+    """Judge "N times as long": the median of some first steps over that before."""
+    for match in re.finditer(rf"{N} ?(?:x|×|times) as long", line.prose):
+        rows = [r.values["step_time"] for r in truth.since("step_time", line.event)][NEAR:]
+        levels = [level for level, _ in truth.levels("step_time")]
+        past = [v for s, v in truth.series("step_time") if s < truth.cell.at][-LAST:]
+        levels += [median(past)] if past else []
+        ratios = [median(rows[:n]) / v for n in (8, 16, 32, 64) if rows[:n] for v in levels]
+        if ratios and not min(ratios) * 0.8 <= float(match[1]) <= max(ratios) * 1.2:
+            yield "ratio", match[0], f"it is {min(ratios):.3g} to {max(ratios):.3g}"
+
+
+def _before(truth: Truth, metric: str, value: float, said: str) -> Iterator[False_]:
+    levels = truth.levels(metric)
+    slack = ROUNDED * abs(value)
+    if levels and not any(abs(value - level) <= error + slack for level, error in levels):
+        yield (
+            "before",
+            said,
+            f"it was {levels[0][0]:.4g}, medians {_listed(m for m, _ in levels[1:])}",
+        )
+
+
+def _value(
+    truth: Truth, line: Line, metric: str, value: float, step: int | None, said: str
+) -> Iterator[False_]:
+    rows = [r for r in truth.since(metric, line.event) if step is None or r.step == step]
+    near = [r for r in rows if abs(r.values[metric] - value) <= ROUNDED * abs(value)]
+    if not near and rows:
+        yield "value", said, f"it is {_listed(r.values[metric] for r in rows[-3:])}"
+    is_news = line.place.startswith(("opened", "updated"))
+    if near and is_news and all(r.attempt < line.attempt for r in near):
+        yield "attempt", said, f"a number of attempt {near[-1].attempt}, it is {line.attempt}"
+
+
+def _ratio(truth: Truth, line: Line, metric: str, ratio: float, said: str) -> Iterator[False_]:
+    levels = [level for level, _ in truth.levels(metric) if level]
+    rows = truth.since(metric, line.event)
+    ratios = [r.values[metric] / level for r in rows for level in levels]
+    ratios = [r for r in ratios if math.isfinite(r)]
+    if ratios and not any(abs(r - ratio) <= RATIO * abs(ratio) for r in ratios):
+        yield "ratio", said, f"it is {min(ratios):.3g} to {max(ratios):.3g} times what it was"
+
+
+def _done(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    text, done, skipped = line.prose, truth.done(line.event), truth.skipped(line.event)
+    opened = about.get("opened", {}).get("record", 0)
+    verbs = [verb for verb, _ in done]
+    if (match := NOTHING.search(text)) and (verbs or skipped) and about and opened is not None:
+        acts = verbs or [f"skipped {len(skipped)} updates, from step {skipped[0]}"]
+        mine = any(s >= about["breach_step"] for s in skipped) or about["did"]["acted"]
+        if mine:
+            yield "done", match[0], f"done: {', '.join(dict.fromkeys(acts))}"
+    if "no rollback needed" in text and "rollback" in verbs:
+        yield "contradiction", "no rollback needed", "rolled back"
+    again = re.search(r"\b(go|roll) back\b[^;]*", text) if line.place.endswith("next") else None
+    if again and "rollback" in verbs:
+        yield "contradiction", again[0], "rolled back"
+    back = [int(result["step"]) for verb, result in done if verb == "rollback" and "step" in result]
+    for match in re.finditer(r"weights of step (\d+) (?:restored|are back)", text):
+        if int(match[1]) not in back:
+            yield "done", match[0], f"rolled back to {back or 'nothing'}"
+    lost = [
+        int(result["from_step"]) - int(result["step"])
+        for verb, result in done
+        if verb == "rollback" and "from_step" in result
+    ]
+    for match in re.finditer(r"progress of (\d+) steps? lost", text):
+        if int(match[1]) not in (sum(lost), *lost):
+            yield "cost", match[0], f"lost are {sum(lost)}"
+    for match in re.finditer(r"(\d+) updates? (?:was |were )?skipped", text):
+        own = [s for s in skipped if s >= about.get("breach_step", 0)]
+        orders = sum(verb == "skip_step" for verb in verbs)
+        if not orders and int(match[1]) not in (len(own), len(skipped)):
+            yield "cost", match[0], f"skipped are {len(own)}"
+    for match in re.finditer(r"skipped the updates? of steps? (\d+)", text):
+        if int(match[1]) not in skipped:
+            yield "done", match[0], f"skipped are {skipped[:5] or 'none'}"
+
+
+def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    if not line.place.endswith("next"):
+        return
+    for command in COMMAND.findall(line.text):
+        words = (
+            command.strip().rstrip(".,").removesuffix(" No evidence bundle").strip().rstrip(".,")
+        )
+        if reason := refusal(words):
+            yield "next", words, reason
+        elif line.is_card and words.split()[1] in LIVE_ONLY:
+            yield "next", words, "the run has ended"
+    match = re.search(r"[^;]*(architecture|QK-norm|attention logits)[^;]*", line.prose)
+    if match and truth.cell.kind != "attention_bias":
+        yield "advice", match[0].strip(), f"it was {truth.cell.fault}"
+    if re.match(r"nothing\b(?! is asked)", line.text) and line.is_card:
+        if truth.code != 0:
+            yield "next", "nothing", f"the job ended with code {truth.code}"
+        elif truth.cell.kind in LASTING and about["opened"]["step"] >= truth.cell.at:
+            yield "next", "nothing", "the fault lasts to the end"
+        elif truth.is_well(truth.last_step) is False and about["opened"]["step"] >= truth.cell.at:
+            yield "next", "nothing", f"the loss is {truth.level_at(truth.last_step):.4g}"
+
+
+def refusal(words: str) -> str:
+    """Return why a command line is none, "" where it parses."""
+    try:
+        command, context, rest = group, None, shlex.split(words)[1:]
+        name = "supervise"
+        while True:
+            if not isinstance(command, click.Group):
+                command.make_context(name, [*rest], parent=context)
+                return ""
+            context = click.Context(command, parent=context, info_name=name)
+            found, named, rest = command.resolve_command(context, [*rest])
+            if named is None:
+                return f"no command {found}"
+            name, command = str(found), named
+    except Exception as error:  # of any kind: a person would see it, too
+        return f"refused: {getattr(error, 'message', None) or error}"
+
+
+def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    at = truth.cell.at
+    rows = [r for r in truth.rows if r.rank == 0 and "train_loss_raw" in r.values]
+    for match in BACK.finditer(line.prose):
+        if re.search(r"(NOT|not) $", line.prose[: match.start()]) or not about:
+            continue
+        left = [
+            r
+            for r in rows
+            if r.step >= at - NEAR and r.event <= line.event
+            if not r.values["train_loss_raw"] <= truth.bound
+        ]
+        if not left:
+            yield "proof", match[0], "the loss never left it"
+            continue
+        if match[1] is None and match[2] is None:
+            if truth.is_well(line.step) is False:
+                yield "proof", match[0], f"the loss is {truth.level_at(line.step):.4g}"
+            continue
+        step = int(_numbers(match, 1, 2))
+        part = [r for r in rows if step <= r.step < step + GOOD_WINDOW and r.event <= line.event]
+        window = {r.step: r for r in part}.values()  # the newest of a step that was made again
+        bad = [r for r in window if not r.values["train_loss_raw"] <= truth.bound]
+        if step < at:
+            yield "proof", match[0], f"the fault is at {at}"
+        elif bad and len(bad) > 1:
+            value = bad[0].values["train_loss_raw"]
+            yield "proof", match[0], f"{value:.4g} at step {bad[0].step}, above {truth.bound:.4g}"
+    for match in re.finditer(r"norms (as before|are up)", line.prose, re.IGNORECASE):
+        pairs = [_end(truth, name) for name in ("grad_global_norm", "update_norm")]
+        ratios = [now / then for now, then in pairs if now is not None and then]
+        if match[1] == "as before" and any(not 0.4 < r < 2.5 for r in ratios):
+            yield "proof", match[0], f"they are ×{_listed(ratios)} of undisturbed"
+        if match[1].lower() == "are up" and ratios and all(r < 1.25 for r in ratios):
+            yield "proof", match[0], f"they are ×{_listed(ratios)} of undisturbed"
+    for match in re.finditer(r"recoverable spike|recovered so far|recovered: ", line.prose):
+        if (
+            truth.is_well(line.step) is False
+            and about.get("opened", {}).get("step", 0) >= at - NEAR
+        ):
+            yield "proof", match[0], f"the loss is {truth.level_at(line.step):.4g} at {line.step}"
+
+
+def _end(truth: Truth, metric: str) -> tuple[float | None, float | None]:
+    """Return the median of the last steps, and that of the undisturbed run."""
+    now = [v for _, v in truth.series(metric)[-LAST:] if math.isfinite(v)]
+    then = [v for _, v in truth.series(metric, plain=True)[-LAST:] if math.isfinite(v)]
+    return median(now) if now else None, median(then) if then else None
+
+
+def _cause(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    kind, text = truth.cell.kind, line.prose
+    words = CAUSES.get(kind)
+    if words is None:
+        return
+    if line.place.endswith("title") and (match := re.search(r" after (an? [^:·(]*)", text)):
+        trigger = match[1].partition("  ")[0].strip()
+        if not re.search(words, trigger, re.IGNORECASE):
+            yield "cause", f"after {trigger}", f"it was {truth.cell.fault}"
+    if "(drill)" in text and not truth.cell.is_drill:
+        yield "cause", "(drill)", "no drill"
+    if not line.place.endswith(" cause"):
+        return
+    if not truth.cell.is_drill and "drill" in text:
+        yield "cause", text, "no drill"
+    if truth.cell.is_drill and f"drill {kind} at step {truth.cell.at}" in text:
+        return
+    if text.startswith("a checkpoint took"):
+        yield "cause", text[:60], f"it was {truth.cell.fault}"
+    for match in re.finditer(r"[^,;:]*\(step (\d+)\)", text.partition("near it: ")[0]):
+        if int(match[1]) < min(truth.cell.onsets) - NEAR:
+            yield "onset", match[0].strip(), f"fault at {truth.cell.at}"
+    if not re.search(rf"\bunknown\b|{words}", text, re.IGNORECASE):
+        yield "cause", text[:160], f"it was {truth.cell.fault}"
+
+
+def _crash(truth: Truth, says: Told) -> Iterator[Finding]:
+    """Judge the message of an end without an incident: what ended the job, and where."""
+    for sent in says.messages:
+        if sent.kind != "finished" or sent.incident or truth.code == 0:
+            continue
+        words = CAUSES.get(truth.cell.kind, "")
+        if not re.search(words, sent.text, re.IGNORECASE):
+            yield Finding(END, "cause", "finished", sent.text, f"it was {truth.cell.fault}")
+        if abs(sent.step - truth.cell.at) > NEAR:
+            yield Finding(END, "onset", "finished", f"step {sent.step}", f"at {truth.cell.at}")
+
+
+def _status(truth: Truth, about: Mapping[str, Any]) -> Iterator[False_]:
+    status, cell = about["state"], truth.cell
+    step = about["closed"]["step"] if about["closed"] else truth.last_step
+    title = f"{about['title']} · {status}"
+    rules = [rule["rule"] for rule in about["rules"]]
+    is_healthy = cell.kind in HEALTHY or _is_without(truth, about)
+    if is_healthy and not all(rule.startswith(TIMES) for rule in rules):
+        yield "no fault", title, "nothing was wrong"
+    if not _is_about_fault(truth, about):
+        return
+    well = truth.is_well(step)
+    if status in ("RECOVERED", "CLEARED", "DONE") and well is False:
+        yield "status", title, f"the loss is {truth.level_at(step):.4g} at step {step}"
+    if status == "NOT RECOVERED" and well and about["rules"]:
+        yield "status", title, f"the loss is {truth.level_at(step):.4g}, as before"
+    ended = status == "JOB ENDED" and truth.code == 0
+    if ended and well and "none" in about["proof"]["text"]:
+        yield (
+            "status",
+            f"{title}; {about['proof']['text'][:60]}",
+            "the loss was as before at the end",
+        )
+    if status == "WITHDRAWN" and about["did"]["acted"]:
+        yield "contradiction", title, about["did"]["text"]
+
+
+def _unclear(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    if line.place.endswith("next"):
+        return
+    for match in WORDS.finditer(line.prose):
+        if match[0] not in ("cards_job",) and not re.search(
+            r"(rule|\() ?$", line.prose[: match.start()]
+        ):
+            yield "words", match[0], "not a word of people"
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
