@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 import click
 
@@ -286,7 +286,12 @@ def _highest(values: Sequence[float]) -> float:
     return wrong[0] if wrong else max(values)
 
 
-Report = Callable[[int, int], None]
+class Report(Protocol):
+    """Takes how many parts are done, of how many, and a note behind them."""
+
+    def __call__(self, done: int, total: int, note: str = "", /) -> None: ...
+
+
 Part = TypeVar("Part")
 
 
@@ -307,7 +312,7 @@ def progress(label: str, *, is_counted: bool = True) -> Iterator[Report]:
     The line disappears at the end. It may be called from any thread.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield lambda steps_done, total: None
+        yield lambda done, total, note="": None
         return
     # Here, not above: it is not needed in a pipe.
     from rich.console import Console
@@ -321,8 +326,8 @@ def progress(label: str, *, is_counted: bool = True) -> Iterator[Report]:
     )
 
     counts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if is_counted else ()
-    columns = (TextColumn(label), *counts, TimeElapsedColumn())
+    columns = (TextColumn(label), *counts, TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     console = Console(file=sys.stderr, highlight=False)
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda steps_done, total: bar.update(task, completed=steps_done, total=total)
+        task = bar.add_task(label, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)

@@ -19,7 +19,7 @@ from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json, print_table
+from ._output import echo, echo_json, print_table, progress
 from ._params import JobCommand
 from ._runs import complete, exactly, find
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
@@ -606,7 +606,15 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
         policy=str(trial.policy),
         keep=trial.keep,
     )
-    outcome = run_arm(spec, trial.directory, os.environ)
+    with progress(arm_name) as report:
+        outcome = run_arm(
+            spec,
+            trial.directory,
+            os.environ,
+            observe=lambda step, loss: report(
+                step + 1, trial.steps, "" if loss is None else f"loss {loss:.4g}"
+            ),
+        )
     arm = read_arm(outcome.run, metrics_of(trial.plan), arm_name, outcome.cpu_s)
     if outcome.outside:
         trial.outside[arm_name] = outcome.outside

@@ -384,7 +384,8 @@ def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     from ..catalog import load_policy
 
     policy = load_policy(base)
-    yield f"# yaml-language-server: $schema={shipped.shipped_folder('policies') / 'policy.schema.json'}"
+    schema = shipped.shipped_folder("policies") / "policy.schema.json"
+    yield f"# yaml-language-server: $schema={schema}"
     yield "version: supervise/v1"
     yield f"extends: {base}"
     yield f"mode: {policy.mode} # {WAYS}"

@@ -17,7 +17,7 @@ from .. import __version__
 from ..core.model.decisions import document, plain_json
 from ..errors import StoreError, UsageError
 from ..store import files
-from ._output import echo, echo_json, print_table
+from ._output import echo, echo_json, echo_source, print_table, progress
 from ._params import JobCommand
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
@@ -123,7 +123,7 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
             _save(directory, report, log)
         echo(f"kept in {directory}", err=True)
         if options["json_wanted"]:
-            echo(report.encode())
+            echo_source(report.encode())
         else:
             _print(report)
         ctx.exit(1 if _fails(report, options["fail_on"]) else 0)
@@ -224,33 +224,34 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     refused: dict[str, str] = {}
     outside: dict[str, list[str]] = {}
     limit: float | None = None
-    for wave in planned:
-        seconds = []
-        for planned_run, outcome, new in trial_runs.make(
-            settings, without_refused(refused, wave), limit
-        ):
-            arm = arms[planned_run] = _read(suite, planned_run, outcome.run)
-            seconds.append(outcome.seconds)
-            if planned_run.drill is not None and arm.refused:
-                refused[planned_run.drill.text] = arm.refused
-            if outcome.outside:
-                outside[planned_run.name] = outcome.outside
-            text = f"{planned_run.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
-            text = f"{text}, not injected: {arm.refused}" if arm.refused else text
-            count += 1
-            echo(f"[{count}/{planned_count}] {text}", err=True)
-            if new:
-                recorded_run = SuiteRun(
-                    **asdict(cite(outcome.run)),
-                    exit_code=outcome.code,
-                    seconds=round(outcome.seconds, 1),
-                    outside=outcome.outside,
-                )
-                log.note("suite_run", text, recorded_run)
-                trial_runs.keep(settings, planned_run, outcome)
-        if limit is None:
-            _check_healthy(suite, arms)
-            limit = trial_runs.limit_of(seconds)
+    with progress("runs of the suite") as report:
+        for wave in planned:
+            seconds = []
+            made = trial_runs.make(settings, without_refused(refused, wave), limit)
+            for planned_run, outcome, new in made:
+                arm = arms[planned_run] = _read(suite, planned_run, outcome.run)
+                seconds.append(outcome.seconds)
+                if planned_run.drill is not None and arm.refused:
+                    refused[planned_run.drill.text] = arm.refused
+                if outcome.outside:
+                    outside[planned_run.name] = outcome.outside
+                text = f"{planned_run.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
+                text = f"{text}, not injected: {arm.refused}" if arm.refused else text
+                count += 1
+                report(count, planned_count)
+                echo(f"[{count}/{planned_count}] {text}", err=True)
+                if new:
+                    recorded_run = SuiteRun(
+                        **asdict(cite(outcome.run)),
+                        exit_code=outcome.code,
+                        seconds=round(outcome.seconds, 1),
+                        outside=outcome.outside,
+                    )
+                    log.note("suite_run", text, recorded_run)
+                    trial_runs.keep(settings, planned_run, outcome)
+            if limit is None:
+                _check_healthy(suite, arms)
+                limit = trial_runs.limit_of(seconds)
     if len(refused) == len(suite.drills):
         name, reason = next(iter(refused.items()))
         raise UsageError(f"no fault can be injected into this job; {name}: {reason}")

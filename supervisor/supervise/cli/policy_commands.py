@@ -230,7 +230,7 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     elif rule_id is None:
         resolved = loader.policy(draft)
         echo(f"# {resolved.digest}")
-        echo(*_commented(resolved.resolved.splitlines(), facts))
+        echo_source(*_commented(resolved.resolved.splitlines(), facts))
     else:
         from ..catalog import yaml_document
 
@@ -354,7 +354,7 @@ def policy_schema_command(sort: str) -> None:
     """
     from ..catalog import docs
 
-    echo(*docs.text(FILES[sort]).splitlines())
+    echo_source(*docs.text(FILES[sort]).splitlines())
 
 
 FAILED = 1

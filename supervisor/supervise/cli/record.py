@@ -21,7 +21,7 @@ from ..report.stability_monitors import BenchmarkResults, Fault, Knowledge, Sign
 from ..report.stability_record import MAX_FIELDS, StabilityRecord
 from ..store import audit, files, journal, run_records
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json
+from ._output import echo, echo_json, echo_source
 from ._runs import run_argument
 from .why import INSPECT, readable
 
@@ -96,7 +96,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
     directory = RunDir.open(run)
     record = build_record(directory)
     if form is not None:
-        echo(*FORMS[form][1](record).decode().rstrip().split("\n"))
+        echo_source(*FORMS[form][1](record).decode().rstrip().split("\n"))
         return
     raw = record.encode()
     signed = None if key is None else audit.sign(raw, key)

@@ -32,7 +32,7 @@ from ..store.files import is_locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json
+from ._output import echo, echo_json, echo_source
 from ._runs import incident_arguments, run_argument
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def why_command(
     if write is not None:
         _write(write, report)
     if as_json:
-        echo(report.encode())
+        echo_source(report.encode())
         return
     lines: list[str] = []
     if incident is None and len(ids) > 1:

@@ -206,12 +206,14 @@ def run_arm(
     directory: Path,
     environ: Mapping[str, str],
     cancelled: Callable[[], bool] = lambda: False,
+    observe: Callable[[int, float | None], None] = lambda step, loss: None,
 ) -> ArmOutcome:
     """Run an arm to its end, or until it goes on after its steps.
 
     Args:
         directory: gets the run directory `NAME` and the output `NAME.log`.
         cancelled: asked again and again; once it says so, all processes are killed.
+        observe: called with the newest step and its loss.
 
     Raises:
         UsageError: the job could not be started.
@@ -235,7 +237,7 @@ def run_arm(
             stderr=subprocess.STDOUT,
         )
         try:
-            follower = _Follower(spec, path, fine, cancelled)
+            follower = _Follower(spec, path, fine, cancelled, observe)
             code = follower.follow(child)
         finally:
             child.end()
@@ -260,13 +262,19 @@ class _Follower:
     """Looks at an arm again and again: its step, its CPU time, its open files."""
 
     def __init__(
-        self, spec: ArmSpec, path: Path, fine: Sequence[str], cancelled: Callable[[], bool]
+        self,
+        spec: ArmSpec,
+        path: Path,
+        fine: Sequence[str],
+        cancelled: Callable[[], bool],
+        observe: Callable[[int, float | None], None],
     ) -> None:
         self.outside: set[str] = set()
         self._spec = spec
         self._path = path
         self._fine = fine
         self._cancelled = cancelled
+        self._observe = observe
         self._started = time.monotonic()
         self._first_step: int | None = None
         self._step = -1
@@ -329,10 +337,13 @@ class _Follower:
         return None
 
     def _newest_step(self) -> int | None:
-        with suppress(OSError, ValueError, TypeError, StoreError):
+        with suppress(OSError, ValueError, TypeError, KeyError, StoreError):
             state: Any = RunDir.open(self._path).read_json("state.json")
-            step = state.get("step")
-            return None if step is None or step < 0 else int(step)
+            step, loss = state.get("step"), state["training"]["loss"]
+            if step is None or step < 0:
+                return None
+            self._observe(int(step), loss if isinstance(loss, float) else None)
+            return int(step)
         return None
 
     def _count_steps(self, step: int) -> int:
