@@ -133,13 +133,15 @@ class RankMonitor:
             if any(metric in metrics for metric in detector.metrics):
                 self.watches[i].reset()
                 self.codes[i] = UNKNOWN
+        self._read = [self.codes[i] for i in self._order]
         self._hot = list(range(len(self.policy.rules)))
 
     def _plan(self) -> None:
         column = self._column = {name: i for i, name in enumerate(self.names)}
         self._clocks: list[tuple[int, Clockwork]] = []
-        self._single: list[tuple[int, Feed, int]] = []  # with the column of its metric
-        self._joint: list[tuple[int, Feed, Sampler]] = []  # read several inputs
+        self._single: list[tuple[Feed, int]] = []  # with the column of its metric
+        self._joint: list[tuple[Feed, Sampler]] = []  # read several inputs
+        single, joint = list[int](), list[int]()
         for i, ((_, detector), watch) in enumerate(zip(self.detectors, self.watches, strict=True)):
             columns = [column.get(metric, -1) for metric in detector.metrics]
             has_column = max(columns, default=-1) >= 0
@@ -147,11 +149,15 @@ class RankMonitor:
                 self._clocks.append((i, watch))
             elif detector.reads == "metric":
                 if has_column:
-                    self._single.append((i, watch.feed, columns[0]))
+                    self._single.append((watch.feed, columns[0]))
+                    single.append(i)
             elif has_column or detector.detectors:
                 inputs = [self.watches[self.index[name]] for name in detector.detectors]
                 sample = _sampler(detector.reads, columns, inputs)
-                self._joint.append((i, watch.feed, sample))
+                self._joint.append((watch.feed, sample))
+                joint.append(i)
+        self._order = single + joint  # which detectors those are
+        self._read = [self.codes[i] for i in self._order]
         names = set(self.names)
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
         self.of_job = frozenset(r for r in of_job(self.policy) if self._able[r])
@@ -181,18 +187,16 @@ class RankMonitor:
         missing = len(self.names) - len(values)
         if missing > 0:
             values += (None,) * missing
-        codes = self.codes
+        row = (*values, None)  # the last of them is what a metric without a column has
+        read = [feed(row[column], step) for feed, column in self._single]
+        read += [feed(sample(row), step) for feed, sample in self._joint]
         changed: list[int] = []
-        for i, feed, column in self._single:
-            code = feed(values[column], step)
-            if code != codes[i]:
-                codes[i] = self._take_note(i, code)
-                changed.append(i)
-        for i, feed, sample in self._joint:
-            code = feed(sample(values), step)
-            if code != codes[i]:
-                codes[i] = self._take_note(i, code)
-                changed.append(i)
+        if read != self._read:
+            for place, (i, before) in enumerate(zip(self._order, self._read, strict=True)):
+                if read[place] != before:
+                    read[place] = self.codes[i] = self._take_note(i, read[place])
+                    changed.append(i)
+            self._read = read
         for _, clock in self._clocks:
             clock.beat(frame.at_ns, step)
         self.step_before = self.step if self.step >= 0 else step - 1
@@ -413,15 +417,15 @@ def _start(detectors: Sequence[Detector]) -> list[Watch]:
 
 
 def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sampler:
-    """Return the function that takes a sample from the values of a frame; column -1 is absent."""
+    """Return the function that takes a sample from the values of a frame, None behind them."""
     if reads == "metrics":
-        if len(columns) > 1 and min(columns) >= 0:
+        if len(columns) > 1:
             return itemgetter(*columns)
-        return lambda values: [values[c] if c >= 0 else None for c in columns]
+        return itemgetter(slice(columns[0], columns[0] + 1 or None))  # a tuple of one
     if reads == "detectors":
         return lambda values: [watch.raw for watch in inputs]
     column, other_watch = columns[0], inputs[0]
-    return lambda values: (values[column] if column >= 0 else None, other_watch.raw)
+    return lambda values: (values[column], other_watch.raw)
 
 
 def of_job(policy: Policy) -> frozenset[int]:

@@ -80,11 +80,14 @@ class Freeze:
 class Baseline:
     """The newest `size` accepted samples; or those of the newest `size` steps, and LEAST anyway."""
 
-    __slots__ = ("_freeze", "_ordered", "_replaced", "_size", "_steps", "_unit", "_values")
+    __slots__ = (
+        *("_by_steps", "_freeze", "_full", "_ordered", "_replaced", "_size", "_steps", "_unit"),
+        "_values",
+    )
 
     def __init__(self, size: int, freeze: int, unit: Unit = "rows") -> None:
-        self._size = size
-        self._unit = unit
+        self._size, self._full = size, (KEPT + SLACK) * size
+        self._unit, self._by_steps = unit, unit == "steps"
         self._freeze = Freeze(2 * size, freeze, unit)
         self._replaced: list[tuple[int, list[float], list[int]]] = []
         self._clear()
@@ -100,6 +103,14 @@ class Baseline:
         if self._ordered is None:
             self._ordered = sorted(self.newest)
         return self._ordered
+
+    def middle(self) -> float | None:
+        """Return the median, None without a value."""
+        ordered = self._ordered or self.ordered
+        half = len(ordered) >> 1
+        if len(ordered) & 1:
+            return ordered[half]
+        return 0.5 * ordered[half - 1] + 0.5 * ordered[half] if half else None
 
     @property
     def newest(self) -> list[float]:
@@ -128,15 +139,16 @@ class Baseline:
     def accept(self, step: int, value: float) -> None:
         """Add a sample; the oldest one leaves."""
         ordered, values = self._ordered, self._values
-        if self._unit == "steps":
+        count = len(values)
+        if self._by_steps:
             self._ordered = None
         elif ordered is not None:
-            if len(values) >= self._size:
-                del ordered[bisect_left(ordered, values[-self._size])]
+            if count >= (size := self._size):
+                del ordered[bisect_left(ordered, values[-size])]
             insort(ordered, value)
         values.append(value)
         self._steps.append(step)
-        if len(values) >= (KEPT + SLACK) * self._size:
+        if count + 1 >= self._full:
             self._drop()
         if self._freeze.flags:
             self._freeze.add(step, value, False)
@@ -185,7 +197,8 @@ class Baseline:
 
     def copy(self) -> Baseline:
         twin = Baseline.__new__(Baseline)
-        twin._size, twin._unit = self._size, self._unit
+        twin._size, twin._full = self._size, self._full
+        twin._unit, twin._by_steps = self._unit, self._by_steps
         twin._freeze, twin._replaced = self._freeze.copy(), self._replaced.copy()
         twin._values, twin._steps = self._values.copy(), self._steps.copy()
         twin._ordered = None if self._ordered is None else self._ordered.copy()

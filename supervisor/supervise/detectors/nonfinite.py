@@ -107,7 +107,7 @@ class NonfiniteWatch(Debounced):
         try:
             if sample and isfinite(sum(sample)):  # then all of them are
                 self.raw = OK
-                return self.debounce(False, False) if self.counted else OK
+                return self.debounce(False, False) if self.bits or self.firing else OK
         except TypeError:  # one of them is absent
             pass
         code, metric_count = UNKNOWN, len(spec.metrics_)

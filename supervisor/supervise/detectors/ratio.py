@@ -137,7 +137,8 @@ class RatioWatch(Memory):
             slow_n = 1.0 + self.slow_keep * slow_n
             reference = slow = slow + (sample - slow) / slow_n
         else:
-            reference = median(self.base.ordered) if self.base.ordered else sample
+            middle = self.base.middle()
+            reference = sample if middle is None else middle
         count = self.count = self.count + 1
         code, breach = UNKNOWN, False
         ready = count > self.least and (not self.by_steps or step - self.since > self.min_)

@@ -26,7 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import DecodeError, Struct, field
 from msgspec.structs import replace
 
 from .. import __version__
@@ -315,9 +316,11 @@ class RunDir:
         Raises:
             StoreError: the old file is unchanged.
         """
-        text = json.dumps(plain_json(obj), allow_nan=False, indent=1) + "\n"
+        text = json.dumps(plain_json(obj), allow_nan=False)
+        with suppress(DecodeError):  # half of a surrogate pair
+            text = msgspec.json.format(text, indent=1)
         try:
-            files.replace_file(self.path / name, text.encode(), durable=durable)
+            files.replace_file(self.path / name, f"{text}\n".encode(), durable=durable)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}") from error
 

@@ -654,8 +654,13 @@ CLASSES: tuple[type[Decision], ...] = (
 _BY_WHAT = {(decision.KIND, decision.WHAT): decision for decision in CLASSES}
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
 def plain_json(value: Any) -> Any:
     """Return `value` as JSON holds it: lists for tuples, "NaN" "+Inf" "-Inf" for non-finite."""
+    if type(value) in _PLAIN:  # most are
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
     if isinstance(value, Mapping):

@@ -188,6 +188,8 @@ class Redactor:
         """Return a JSON-like value with every text in it cleaned, keys of mappings too."""
         if isinstance(value, str):
             return self.text(value)
+        if value is None or isinstance(value, (int, float)):
+            return value
         if isinstance(value, Mapping):
             return {self.tree(key): self.tree(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
