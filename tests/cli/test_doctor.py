@@ -59,7 +59,7 @@ def test_no_probe_possible_is_no_failure_but_is_said(doctor, argv, code, reason)
     """Tier T0 still has exit codes, signals and a record; each metric says why it is missing."""
     ended, checks, found = doctor("--", *argv)
 
-    command = ("note", f"tier T0, no probe: {reason}")
+    command = ("note", f"no probe: {reason}")
     missing = ("fail", "no-such-program: command not found")
     assert (ended, found["tier"]) == (code, "T1" if code else "T0")
     assert checks["command"] == (missing if code else command)

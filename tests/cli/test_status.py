@@ -90,7 +90,7 @@ def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatc
         "loss        2.625 (train_loss_raw)  █x▁",
         "speed       12.5 steps/s, 51.2k tokens/s",
         "time left   36 s (by --steps 600)",
-        "state       probation (mode enforce, tier T1)",
+        "state       probation (mode enforce)",
         "protection  rollback: yes, weights and loop · relaunch: not configured",
         "budgets     all 5 of 6 left, rollback 2 of 2 left",
         "channels    no trouble with console, slack",

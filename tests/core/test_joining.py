@@ -219,7 +219,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "contained numeric fault"
-    assert found["advice"].startswith("step 200 was kept from the weights; no rollback needed")
+    assert messages(story)[-2]["next"].startswith("step 200 was kept from the weights; no roll")
     assert found["questions"]["rejoined"]["rejoined_step"] == 201
     assert text in found["questions"]["else_happened"]["text"]
 
@@ -234,7 +234,7 @@ def test_what_was_applied_may_have_damaged_them(slow, bad):
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "numeric fault"
-    assert found["advice"].startswith("the weights may be damaged")
+    assert messages(story)[-2]["next"].startswith("the weights may be damaged")
 
 
 # ── what is told of rules that join, flap or grow ────────────────────────────────────────────────

@@ -82,11 +82,10 @@ def made(keep_run, make_frames, small):
     return make
 
 
-def verdict(kind, advice=""):
+def verdict(kind):
     """Return the class of a spike with answers."""
     return Verdict(
         kind,
-        advice,
         Questions(
             rejoined=Rejoined(answer="no", text="3 above the trend", excursion=True),
             eval_shifted=EvalShifted(answer="unknown", text="no evaluation"),
@@ -368,15 +367,14 @@ def test_the_end_and_the_kind_of_trouble_are_shown(made):
     assert (report.final, report.closed.record) == (True, closed.seq)
     assert report.closed.text in closed.reason and closed.reason in full
     assert report.diagnosis == closed.decision.spike
-    spike = verdict("data event", "look at the data")
+    spike = verdict("data event")
     lines = list(render_full(replace(report, diagnosis=spike)))
-    assert lines[lines.index("diagnosis") + 1 :][:6] == [
+    assert lines[lines.index("diagnosis") + 1 :][:5] == [
         "  data event",
         "  1 rejoined: no: 3 above the trend",
         "  2 eval shifted: unknown: no evaluation",
         "  3 norms stayed: unknown: not measured",
         "  4 else happened: no: no other event",
-        "  advice: look at the data",
     ]
 
 

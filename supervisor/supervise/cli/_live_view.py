@@ -22,7 +22,7 @@ from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._runs import HIDDEN, LogTail, event_line
 from ._send_command import ask
-from .status import RunStatus, budgets_left, incidents, progress, read_status
+from .status import RunStatus, budgets_left, incidents, progress, read_status, state_text
 
 EVENTS = 200  # kept
 Rows = Sequence[tuple[str, str]]
@@ -116,7 +116,7 @@ def _facts(state: RunStatus) -> Rows:
     if newest is None:
         return [("state", "no status was written yet")]
     rows = progress(newest, state.life)
-    rows.append(("state", f"{newest.state}, mode {newest.mode}"))
+    rows.append(("state", f"{state_text(newest.state)}, mode {newest.mode}"))
     if newest.budgets:
         rows.append(("budgets", ", ".join(budgets_left(newest.budgets))))
     broken = (newest.channels or {}).items()

@@ -129,13 +129,13 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
 
 def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
     """Check the command, its script and its Python; the second result is that of the probe."""
-    tier, reason = environment.forecast_tier(argv)
+    _, reason = environment.forecast_tier(argv)
     if shutil.which(argv[0]) is None:
         return [Check("command", "fail", f"{argv[0]}: command not found")], None
     if reason is not None:
-        return [Check("command", "note", f"tier {tier}, no probe: {reason}")], None
+        return [Check("command", "note", f"no probe: {reason}")], None
     interpreter = find_interpreter(argv)
-    checks = [_check_script(argv, f"tier {tier}; its Python: {interpreter}")]
+    checks = [_check_script(argv, f"its Python: {interpreter}")]
     if checks[0].status == "ok":
         facts = look_at(script_of(argv), argv)
         good, text = facts.checkpoints()

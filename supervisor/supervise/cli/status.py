@@ -12,7 +12,9 @@ import click
 import msgspec
 
 from ..core.model.decisions import plain_json
+from ..core.model.formats import RECORDS
 from ..core.model.payload import Payload
+from ..core.model.state_machine import HALTED
 from ..errors import StoreError, understood
 from ..notifiers.heartbeat import Health
 from ..report.receipt import run_path
@@ -168,10 +170,15 @@ def _lines(state: RunStatus) -> list[tuple[str, str]]:
         lines.append(("rules", _rules(newest.rules)))
     lines += [(f"rank {rank}", _probe(probe)) for rank, probe in newest.ranks.items()]
     if last := newest.last_decision:
-        lines.append(("last", f"{last.kind}: {last.reason}"))
+        lines.append(("last", f"{RECORDS.get(last.kind, last.kind)}: {last.reason}"))
     if updated := newest.updated_wall:
         lines.append(("updated", f"{updated}{_age(updated)}"))
     return lines
+
+
+def state_text(state: str) -> str:
+    """Return a state of the engine for people."""
+    return "over" if state == HALTED else state
 
 
 def progress(status: Status, life: Life, *, with_curve: bool = False) -> list[tuple[str, str]]:
@@ -198,7 +205,8 @@ def progress(status: Status, life: Life, *, with_curve: bool = False) -> list[tu
 
 def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
     """Return what can be done to the run, what is left of it, and who is notified."""
-    lines = [("state", f"{newest.state} (mode {newest.mode}, tier {newest.tier})")]
+    probe = ", no probe" if newest.tier == "T0" else ""
+    lines = [("state", f"{state_text(newest.state)} (mode {newest.mode}{probe})")]
     if newest.can:
         lines.append(("protection", format_capabilities(newest.can)))
     if newest.budgets:

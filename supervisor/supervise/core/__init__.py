@@ -12,6 +12,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "action_planning": "plan_context, retain_before",
+        "advice": "Fact, choose_advice",
         "checkpoint_wait": "needed_before",
         "diagnosis": "recurring_causes",
         "engine": "compare_decisions, replay_decisions, initial_state, step",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from . import action_planning, withdrawal
+from . import action_planning, advice, diagnosis, withdrawal
 from .incident import HELD, Incident, brief
 from .model import formats, state_machine
 from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
@@ -26,6 +26,7 @@ from .run_state import ApprovalLog, ApprovalRequest, State, StepContext
 
 DENY, ALLOW = "deny", "allow"
 DELIVERED = "approval-delivered"  # notice: the request has reached people
+LOOK_EVERY = 10  # frames between two looks at the loss while a request waits
 UNDELIVERED_S = 3600.0  # after which the timeout begins all the same; project default
 
 
@@ -117,6 +118,23 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
         replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
         f"without an answer within {terms.timeout_s:.0f} s of this message, {consequence}",
+        kind=APPROVAL,
+    )
+
+
+def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalRequest) -> None:
+    """Say once that the loss came back while people are asked: nothing urges them any more."""
+    if pending.unneeded or pending.granted or ctx.state.frame_count % LOOK_EVERY:
+        return
+    verdict = diagnosis.classify(ctx.policy, ctx.state, incident)
+    if verdict is None or not advice.is_unneeded(incident, verdict):
+        return
+    pending.unneeded = True
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: {pending.runbook} is no longer needed; {pending.id} still waits",
+        verdict=diagnosis.summary(verdict),
+        then=advice.of_request(incident, pending, verdict),
         kind=APPROVAL,
     )
 

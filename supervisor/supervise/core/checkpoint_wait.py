@@ -13,7 +13,7 @@ from __future__ import annotations
 from . import action_planning, approvals, closing, withdrawal
 from .incident import OPEN, OVERDUE_S, AwaitedCheckpoint, Incident, RunbookExecution
 from .model.action import Refused
-from .model.decisions import ACTING_MODES, ActionReplanned, Lead, ReplannedAction
+from .model.decisions import ACTING_MODES, ActionReplanned, Advice, Lead, ReplannedAction
 from .model.events import Notice
 from .model.interfaces import ACTION
 from .model.payload import CheckpointSearch, RelaunchArgs
@@ -163,8 +163,11 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
         f"{incident.id}: the job is paused while a checkpoint is verified",
         verdict=f"{request.candidates} from before step {before_step} to verify, the newest first",
         replace=True,
-        then=f"{Lead.NOTHING}; {request.name} follows the first good one; to let the job train on "
-        "instead: supervise resume RUN",
+        then=Advice(
+            Lead.NOTHING,
+            f"{request.name} follows the first good one; to let the job train on instead: "
+            "supervise resume RUN",
+        ),
         kind=ACTION,
     )
     return True

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from . import approvals, diagnosis, notices, opening, withdrawal
+from . import advice, approvals, diagnosis, opening, withdrawal
 from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
 from .model import interfaces
-from .model.decisions import RECOVERED, IncidentClosed, IncidentHeld, Lead, RunbookRefused
+from .model.decisions import RECOVERED, Advice, IncidentClosed, IncidentHeld, RunbookRefused
 from .model.payload import Outcome
 from .model.policy import PAGE, STOP, Runbook
 from .run_state import StepContext
-
-NOTHING = Lead.NOTHING.value
 
 
 def exhaust(ctx: StepContext, incident: Incident) -> str:
@@ -58,7 +56,7 @@ def hold(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: automatic actions are off; a person is needed",
         verdict="; ".join(filter(None, (reason, diagnosis.summary(verdict), status))),
-        then=notices.suggest_in_hold(policy, state, incident) + then,
+        then=advice.in_hold(policy, state, incident) + then,
         replace=True,
     )
 
@@ -98,7 +96,7 @@ def report_unactionable(
         f"{incident.id}: no automatic action is possible",
         verdict=incident.headline + status,
         reason=f"{substitute}{name}: {refusal}",
-        then=f"{notices.suggest_manual_steps(ctx.policy, ctx.state, incident)}; "
+        then=f"{advice.manual_steps(ctx.policy, ctx.state, incident)}; "
         f"all reasons: supervise why RUN {incident.id}{then}",
         replace=True,
     )
@@ -154,14 +152,14 @@ def close(
     incident: Incident,
     reason: str,
     outcome: str,
-    then: str = NOTHING,
+    then: Advice | None = None,
     *,
     superseded_by: str = "",
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn.
 
     Args:
-        outcome: see `IncidentClosed`.
+        outcome: see `IncidentClosed`. then: what comes next, where more is known of it.
         superseded_by: the rule that begins another one, about something else.
     """
     approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
@@ -187,11 +185,8 @@ def close(
     if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
         reason = "; ".join(filter(None, (reason, diagnosis.summary(verdict))))
-        if then == NOTHING:
-            then = notices.suggest_machine_checks(ctx.policy, ctx.state, incident)
-            then = then or diagnosis.advice(ctx.policy, ctx.state, incident, verdict)
-    if rate_text := notices.of_rate(ctx.state, incident):
-        then = rate_text if then == NOTHING else f"{rate_text}; {then}"
+    if then is None:
+        then = advice.at_end(ctx.policy, ctx.state, incident, verdict)
     # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
     is_notice = incident.severity == "SEV2" and not acted
     is_quiet = incident.is_order or superseded_by or is_notice

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from . import notices, rule_scope, run_phase, spike_classifier
+from . import rule_scope, run_phase, spike_classifier
 from .frames import LOSS
 from .incident import Incident, LossCase, first_breach
 from .model.decisions import BREACH
 from .model.policy import EARLY, Planned, Policy, Rule
-from .model.verdicts import NO, ContextEvent, SlowStep, SpikeClass, Verdict
+from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import LossContext, State
 from .spike_classifier import DEADLINE, OWN_RATE, Evidence
@@ -137,17 +137,6 @@ def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
 def summary(verdict: Verdict | None) -> str:
     """Return a verdict for a message, one clause without numbers; the audit record has those."""
     return "" if verdict is None else spike_classifier.sentence(verdict)
-
-
-def advice(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> str:
-    """Return what a person should do after a verdict, with the command for a rollback."""
-    back = notices.suggest_rollback(policy, state, incident)
-    repaired = verdict.advice == spike_classifier.REPAIRED
-    if verdict.kind == SpikeClass.NUMERIC and not repaired and back:
-        return f"{verdict.advice}: {back}"
-    if verdict.kind in (SpikeClass.RECOVERABLE, SpikeClass.NO_EXCURSION):
-        return verdict.advice
-    return f"{verdict.advice}; the numbers: supervise why RUN {incident.id}"
 
 
 def remember_onset(context: LossContext, case: LossCase) -> None:

@@ -30,13 +30,21 @@ from math import isfinite
 
 from msgspec import structs
 
-from . import repeated_steps, runbook_runner
-from .attempt_overlap import CLOSE
+from . import runbook_runner
+from .attempt_overlap import CLOSE, STARTS, Overlap, Row, columns, row
 from .diagnosis import UPDATE
 from .incident import WAY_BACK_VERBS, Incident, RunbookExecution
 from .model.action import EffectCheck
-from .model.decisions import ACTING_MODES, BREACH, UNKNOWN, VerificationFailed, WeightsRestored
-from .model.events import Frame, Notice
+from .model.decisions import (
+    ACTING_MODES,
+    BREACH,
+    UNKNOWN,
+    StepDiffers,
+    VerificationFailed,
+    WeightsRestored,
+)
+from .model.events import Announced, Frame, Notice
+from .model.interfaces import WATCHER
 from .model.payload import Comparison, Continuity, Outcome, RollbackArgs
 from .model.policy import Policy, Rule
 from .rank_monitor import LOSS, RankMonitor
@@ -44,6 +52,113 @@ from .run_state import State, StepContext
 from .spike_classifier import NORM_RATIO
 from .trends import Band, median
 from .withdrawal import SILENT_S
+
+ONSET = 5  # steps before a breach that may be part of its trouble; project default
+
+
+def on_announced(state: State, monitor: RankMonitor, event: Announced) -> None:
+    """Another process takes the place of one that ended: keep what the leader's steps were."""
+    steps = state.repeated
+    if not monitor.exited or monitor.program in (None, event.program):
+        return
+    if state.leader() == event.rank:
+        positions = columns(monitor.names)
+        steps.before = {frame.step: row(frame, positions) for frame in monitor.history.frames}
+        steps.overlap = None
+
+
+def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
+    """Take a frame of the leading rank; report what is not as it was."""
+    steps, overlap = ctx.state.repeated, ctx.state.repeated.overlap
+    starts = frame.step < STARTS and not frame.attempt
+    if not (starts or steps.before or overlap):
+        return
+    now = row(frame, columns(monitor.names))
+    if starts:
+        steps.starts[frame.step] = now
+    if steps.before and frame.attempt == ctx.state.job.launched:
+        rows_before, steps.before = steps.before, {}
+        if max(rows_before) >= frame.step:
+            overlap = Overlap(frame.step, frame.attempt, rows_before, steps.starts)
+            steps.overlap = overlap
+    if overlap is not None and overlap.attempt == frame.attempt:
+        _compare(ctx, overlap, frame.step, now)
+    elif overlap is not None:  # rolled back meanwhile
+        steps.overlap = None
+
+
+def missing(state: State) -> str:
+    """Say that too few of the repeated steps were compared to believe in a recovery, else ""."""
+    overlap = state.repeated.overlap
+    if overlap is None or overlap.compared >= overlap.wanted:
+        return ""
+    return f"{overlap.compared} of {overlap.wanted} repeated steps were compared"
+
+
+def differences(state: State) -> str:
+    """Return what the newest launch does otherwise than before, "" for nothing."""
+    overlap = state.repeated.overlap
+    differences = overlap.differences if overlap is not None else ()
+    return "; ".join(difference.text for difference in differences if difference.matters)
+
+
+def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
+    incident = ctx.state.incident
+    crashed = incident is not None and incident.breach_step == incident.recovery.crashed
+    numbers = incident is None or crashed or step < incident.breach_step - ONSET
+    differences = overlap.take(step, now, numbers=numbers)
+    for difference in differences:
+        kind = "differs" if difference.matters else "as-seeded"
+        ctx.record(StepDiffers(reason=difference.text, what=kind))
+    if differences:
+        gravest = next((one for one in differences if one.matters), differences[0])
+        texts = "; ".join(one.text for one in differences)
+        ctx.notify(
+            "SEV2" if gravest.matters else "INFO",
+            f"the job goes on otherwise than before its restart: {texts}",
+            verdict="nothing is rolled back for it" if gravest.matters else "the training goes on",
+            then="; ".join(one.remedy for one in differences),
+        )
+
+
+EPOCH = "epoch"
+LEAST_STEPS = 16  # of a launch, before its pace is known; project default
+SKIPPED = 0.5  # epochs; project default: a loader may repeat or drop a part of one
+SKIP_REMEDY = (
+    "let the loader save where it is (a StatefulDataLoader), or resume from the end of an epoch: "
+    "supervise checkpoints RUN"
+)
+
+
+def follow_epoch(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
+    """Take the epoch of a frame, and tell of a skip in the first one of a launch."""
+    epoch = monitor.value(EPOCH)
+    if epoch is None:
+        return
+    progress = ctx.state.job.epochs
+    if frame.attempt == progress.attempt:
+        progress.step, progress.epoch = frame.step, epoch
+        progress.in_parts |= not epoch.is_integer()
+        return
+    steps = progress.step - progress.first_step
+    if frame.attempt == ctx.state.job.launched and progress.in_parts and steps >= LEAST_STEPS:
+        per_step = (progress.epoch - progress.first_epoch) / steps
+        expected = progress.epoch + (frame.step - progress.step) * per_step
+        if epoch - expected >= SKIPPED:
+            _notify_skip(ctx, frame.step, epoch, expected)
+    progress.begin(frame.attempt, frame.step, epoch)
+
+
+def _notify_skip(ctx: StepContext, step: int, epoch: float, expected: float) -> None:
+    ctx.notify(
+        "SEV1",
+        f"the restart skipped {epoch - expected:.1f} epochs: step {step} is in {epoch:.2f}, and "
+        f"{expected:.2f} was expected",
+        verdict="the job trains on, and the data between is not trained on",
+        then=SKIP_REMEDY,
+        kind=WATCHER,
+    )
+
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 # A loss that is to come back is back by then, on the way of a re-warm, too: project defaults.
@@ -153,8 +268,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         progress.deadline_frame += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
     if progress.clear_steps >= needed and (
-        lacking := repeated_steps.missing(state)
-        or _still_missing(policy, state.monitors, incident, frame, needed)
+        lacking := missing(state) or _still_missing(policy, state.monitors, incident, frame, needed)
     ):
         progress.clear_steps, progress.last_trouble = needed - 1, lacking
     if progress.clear_steps >= needed:
@@ -162,7 +276,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         loss_text = f", loss {loss:.4g}" if loss is not None else ""
         loss_text += f" ({band.level:.4g} before)" if band is not None and loss_text else ""
         reason = f"no rule fired for {needed} steps after {run.runbook.name}{loss_text}"
-        differs = repeated_steps.differences(state)
+        differs = differences(state)
         reason += f"; but {differs}" if differs else ""
         runbook_runner.on_verified(ctx, incident, reason)
     elif state.frame_count > progress.deadline_frame:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 from ..errors import MISSHAPEN, StoreError
 from . import (
+    advice,
+    approvals,
     checkpoint_wait,
     closing,
     data_suspicion,
@@ -27,7 +29,6 @@ from . import (
     opening,
     operator_commands,
     policy_reload,
-    repeated_steps,
     rule_fired,
     rule_scope,
     runbook_runner,
@@ -148,7 +149,7 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
         names = state.ranks.announce(rank, names)
     if monitor.is_replaced_by(event.program):
         job_end.on_program_replaced(ctx, monitor, event)
-    repeated_steps.on_announced(state, monitor, event)
+    effect_verification.on_announced(state, monitor, event)
     monitor.announce(names, event.program)
     state.context.attribution.announced(rank, event.names, event.program)
     state.job.world_size = event.world_size
@@ -226,9 +227,9 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if state.machine == state_machine.WARMING and frames_seen >= ctx.policy.warmup_steps:
         ctx.move("ready", f"{frames_seen} frames seen")
     if is_leader:
-        repeated_steps.follow(ctx, monitor, frame)
+        effect_verification.follow(ctx, monitor, frame)
         _follow_phase(ctx, base_policy, monitor, changes, frames_seen)
-        repeated_steps.follow_epoch(ctx, monitor, frame)
+        effect_verification.follow_epoch(ctx, monitor, frame)
     _record_notes(ctx, monitor)
     if state.incident is not None:
         data_suspicion.track_breach(ctx.policy, state, monitor, state.incident)
@@ -245,6 +246,8 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
         rule_fired.answer_deferred_rules(ctx)
     if incident is not None and is_leader and not incident.deferred.session_end:
         effect_verification.judge_frame(ctx, incident, frame)
+        if (pending := state.approvals.pending) is not None:
+            approvals.report_unneeded(ctx, incident, pending)
         _update_incident(ctx, incident)
         job_lifecycle.follow_exhausted(ctx, incident)
 
@@ -317,7 +320,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         ctx.notify(
             "SEV1",
             "automatic actions are still off; a person is needed",
-            then=notices.suggest_in_hold(ctx.policy, state, incident)
+            then=advice.in_hold(ctx.policy, state, incident)
             if incident is not None
             else "automatic actions on again: supervise release RUN",
         )
@@ -422,12 +425,15 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     state = ctx.state
     text = f"classified: {verdict.text}"
     ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=verdict))
+    pending = state.approvals.pending
     if not (verdict.kind == SpikeClass.DATA and rule_scope.causes(ctx.policy, incident)):
         ctx.notify(
             incident.severity,
             f"{incident.id}: diagnosis: {verdict.kind}",
             verdict=diagnosis.summary(verdict),
-            then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, verdict),
+            then=advice.advise(ctx.policy, state, incident, verdict)
+            if pending is None
+            else advice.of_request(incident, pending, verdict),
         )
     level = incident.escalation.level
     name, _ = next_level(ctx.policy.ladder, level)
@@ -440,14 +446,6 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         closing.hold(
             ctx, incident, f"{verdict.kind}, and the escalation ladder is exhausted", exhausted=True
         )
-
-
-def _open_request(state: State) -> str:
-    """Return the command that answers the request that waits, "" when none does."""
-    pending = state.approvals.pending
-    return (
-        "" if pending is None else f"{pending.id} still waits: supervise approve RUN {pending.id}"
-    )
 
 
 def _relapsed_rule(policy: Policy, state: State, incident: Incident) -> str | None:

@@ -503,6 +503,9 @@ def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
             parts.append(formats.silence(reading))
         if reading.get("code") != "BREACH" or metric is None:
             continue
+        if meaning := formats.coded(str(metric), reading.get("value")):
+            parts.append(meaning)
+            continue
         for key, form in HEADLINES.items():
             if isinstance(reading.get(key), float):
                 text = form.format(reading[key])
@@ -535,6 +538,8 @@ def symptom(numbers: Mapping[str, Reading]) -> str:
             return formats.silence(reading, limited=False)
         value = reading.get("last_block", reading.get("value"))
         metric = formats.text(reading, "metric")
+        if meaning := formats.coded(metric, value):
+            return meaning
         if metric and isinstance(value, (int, float)):
             return f"{formats.metric(metric)} {value:.4g}"
     return ""

@@ -41,6 +41,8 @@ from .model.decisions import (
     ACTING_MODES,
     JOB_ENDED,
     SESSION_ENDED,
+    Advice,
+    Lead,
     ProgramReplaced,
     RuleCleared,
     Suppressed,
@@ -91,7 +93,7 @@ def conclude(ctx: StepContext) -> None:
     job.over = True
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
-        then = closing.NOTHING if job.returncode == 0 else OUTPUT
+        then = None if job.returncode == 0 else Advice(None, OUTPUT)
         closing.close(
             ctx, incident, f"{end_text}; {reason}" if reason else end_text, JOB_ENDED, then
         )
@@ -208,11 +210,13 @@ def _notify_end(
         return
     verdict, reason, then = ended, "", ""
     if job.stopping:
-        title, then = f"stopped by policy at step {step}", closing.NOTHING
+        title, then = f"stopped by policy at step {step}", Lead.NOTHING.value
         if incident is not None:
             reason = incident.headline
-            then = "start it again from a good checkpoint: supervise checkpoints RUN; "
-            then += f"evidence: supervise why RUN {incident.id}"
+            then = "start it again from a good checkpoint: supervise checkpoints RUN"
+            if incident.trigger.still:
+                then = f"mend what it waited for, or it may stop there again; then {then}"
+            then += f"; evidence: supervise why RUN {incident.id}"
     elif failed:
         title = _caused(job, f"the restarted job {exit_text(job.returncode)} before its first step")
         verdict, reason = why, f"it was started with {job.restarted_with}"
@@ -333,7 +337,7 @@ def close_ended_session(ctx: StepContext) -> None:
     if standing and ctx.state.job.returncode is None:
         _undo(ctx, incident, standing[0])
         return
-    closing.close(ctx, incident, deferred.session_end, SESSION_ENDED, NEXT)
+    closing.close(ctx, incident, deferred.session_end, SESSION_ENDED, Advice(None, NEXT))
     _start_session(ctx, f"{incident.id} is {deferred.session_end}")
     for event in deferred.commands:
         operator_commands.on_command(ctx, event)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from . import (
+    advice,
     approvals,
     checkpoint_wait,
     closing,
     effect_verification,
     job_recipes,
-    notices,
     opening,
     runbook_runner,
     withdrawal,
@@ -27,6 +27,7 @@ from .incident import ACTING, HELD, OPEN, OVERDUE_S, QUIET_STEPS, Incident, Reas
 from .model.decisions import (
     ActionFailed,
     ActionRef,
+    Advice,
     JobLaunched,
     JobRelaunching,
     Lead,
@@ -205,7 +206,8 @@ def unwatched(error: str, *, acts: bool) -> MessageDraft:
     title = NOT_PROTECTED if acts else "this run is not watched any more"
     verdict = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
     why = f"{error}; its traceback is in RUN/supervisor.log"
-    return MessageDraft(None, WATCHER, "SEV1", title, verdict, why, COMES_BACK, to_all=True)
+    then = Advice(None, COMES_BACK)
+    return MessageDraft(None, WATCHER, "SEV1", title, verdict, why, then, to_all=True)
 
 
 def _notify(
@@ -214,7 +216,8 @@ def _notify(
     """Notify all channels, where the run counts on actions."""
     acts = event.data.read(RecordSpace).acts
     severity = severity if acts else "SEV2"
-    draft = MessageDraft(None, WATCHER, severity, title, verdict, event.message, then, to_all=acts)
+    why, advice = event.message, Advice(None, then)
+    draft = MessageDraft(None, WATCHER, severity, title, verdict, why, advice, to_all=acts)
     ctx.messages.add(draft, replace=False)
 
 
@@ -390,11 +393,12 @@ def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
     if job.lost is None or verb in job.lost or verb not in LOST or job.returncode is not None:
         return
     job.lost |= {verb}
-    then = f"{Lead.NOTHING}; supervise status RUN shows what is left"
+    then = Advice(Lead.NOTHING, "supervise status RUN shows what is left")
     if verb == "rollback" and ctx.policy.job.relaunch:
-        then = "a relaunch is left; to see from where: supervise checkpoints RUN"
+        then = Advice(None, "a relaunch is left; to see from where: supervise checkpoints RUN")
     elif verb == "rollback":
-        then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+        way = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+        then = Advice(None, way)
     ctx.notify("SEV2", LOST[verb], reason=reason, then=then, kind=WATCHER)
 
 
@@ -589,10 +593,10 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
         incident.escalation.exhausted = frame_count, state.at_ns
-        title, ways = "still no automatic action can help", notices.suggest_manual_steps
+        title, ways = "still no automatic action can help", advice.manual_steps
         if incident.phase == HELD:
             state.held_ns = state.at_ns  # its own reminder would say the same
-            title, ways = "automatic actions are still off", notices.suggest_in_hold
+            title, ways = "automatic actions are still off", advice.in_hold
         ctx.notify(
             "SEV0",
             f"{incident.id}: {title}; a person is needed",

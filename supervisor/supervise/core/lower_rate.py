@@ -11,7 +11,7 @@ from __future__ import annotations
 from . import action_planning, opening, run_phase
 from .diagnosis import RATE
 from .incident import Incident
-from .model.decisions import Lead, RateBlamed
+from .model.decisions import Advice, Lead, RateBlamed
 from .model.policy import HOLD, Policy, Runbook, next_level
 from .rank_monitor import LOSS, RankMonitor
 from .run_state import State, StepContext
@@ -54,8 +54,8 @@ def is_disproved(incident: Incident) -> bool:
     return len(incident.recovery.rate_limits) > 1
 
 
-def after_relapse(policy: Policy, state: State, incident: Incident) -> str:
-    """Say what follows if the trouble comes back."""
+def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
+    """Return what follows if the trouble comes back."""
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
     name, _ = next_level(policy.ladder, level)
@@ -64,7 +64,7 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> str:
         then = (
             f"{book.name} runs again if it is the learning rate, which is held lower; else {then}"
         )
-    return f"{Lead.NOTHING}; if it comes back, {then}"
+    return Advice(Lead.NOTHING, f"if it comes back, {then}")
 
 
 def holds(state: State, incident: Incident, book: Runbook) -> bool:

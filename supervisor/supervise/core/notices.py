@@ -1,10 +1,9 @@
-"""News of rules for people: a new problem, one that grows, one that flaps, and the next commands.
+"""News of rules for people: a new problem, one that grows, and one that flaps.
 
 One trouble makes many rules fire within a few steps, and one rule often. They hear of it once, and
 again when a value is GROWTH times what they were told last: growth is never a repetition. A rule
 that changes too often is told once, then silently, until it settles or grows; one that acts, or is
-of SEV0, never flaps: its next breach may be the one that matters. In commands RUN stands for the
-run directory.
+of SEV0, never flaps: its next breach may be the one that matters.
 
 Source: the flap detection of Nagios. More than 6 changes in 500 steps is a project default."""
 
@@ -14,72 +13,13 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
-from . import action_planning, rule_scope, withdrawal
+from . import advice, diagnosis, rule_scope
 from .incident import HELD, OPEN, Incident, headline
-from .model.action import Refused
 from .model.decisions import RuleFlaps, RuleGrew, RuleSettled
 from .model.interfaces import WATCHER, Reading
 from .model.policy import Policy, Rule
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_state import Reported, State, StepContext
-
-
-def suggest_rollback(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the command that goes back to before an incident, "" where it would be refused."""
-    form = policy.verbs.get("rollback")
-    stuck = state.job.returncode is not None or withdrawal.is_stalled(policy, state)
-    if form is None or stuck:
-        return ""
-    before_step = incident.breach_step
-    try:
-        ordered = form(**action_planning.OPERATOR_ROLLBACK)
-        ordered.plan(action_planning.basic_context(state, incident, before_step, "operator"))
-    except Refused:
-        return ""
-    return f"supervise rollback RUN --before {before_step}"
-
-
-def suggest_manual_steps(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the choices of a person while no action runs by itself."""
-    if state.job.returncode is not None:
-        return "start it again by hand; good checkpoints: supervise checkpoints RUN"
-    ways = [suggest_rollback(policy, state, incident), "supervise stop RUN"]
-    if state.job.paused:
-        ways.insert(0, "supervise resume RUN")
-    return "choose: " + " or ".join(filter(None, ways))
-
-
-def suggest_in_hold(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the choices of a person in a hold; a rollback does not end it."""
-    ways = suggest_manual_steps(policy, state, incident)
-    return f"{ways}; then: supervise release RUN (automatic actions on again)"
-
-
-def suggest_machine_checks(policy: Policy, state: State, incident: Incident) -> str:
-    """Return what to check of an incident about the machine that lasts, "" for any other."""
-    if rule_scope.against_weights(policy, incident):
-        return ""
-    firing = {*state.firing(policy)} & {*incident.rules}
-    return read(next((rule.see for rule in policy.rules if rule.id in firing), ""))
-
-
-def read(runbook: str) -> str:
-    """Return the command that prints a runbook, as a clause; "" for none."""
-    if not runbook:
-        return ""
-    return f"what to check: supervise policy show RUN/policy.yaml --runbook {runbook}"
-
-
-def of_rate(state: State, incident: Incident) -> str:
-    """Say that the learning rate goes on being held as the cause, "" where it is not."""
-    limits, monitor = incident.recovery.rate_limits, state.monitors.get(incident.case.rank)
-    if not limits or monitor is None or monitor.value("lr_hold") is None:
-        return ""
-    return (
-        f"the learning rate stays at {limits[-1]:.3g} at most until the job asks for no more; to "
-        "let it go: supervise lr RUN 1.0"
-    )
-
 
 GROWTH = 1.5  # times what was told last; project default
 # What fires within as many frames of a message is part of what that was about: the norms lead the
@@ -189,7 +129,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             f"{incident.id}: {rule.id} grows",
             verdict=text,
             reason=f"rule {rule.id}: {rule.text}",
-            then=read(rule.see),
+            then=advice.runbook(rule.see),
         )
 
 
@@ -200,8 +140,12 @@ def repeat(ctx: StepContext, incident: Incident) -> None:
         return
     if incident.severity == "SEV2" or incident.phase not in (OPEN, HELD):
         return
-    pending = ctx.state.approvals.pending
-    answer = f"supervise approve RUN {pending.id}; " if pending is not None else ""
+    pending, answer = ctx.state.approvals.pending, ""
+    if pending is not None:
+        answer = advice.of_request(
+            incident, pending, diagnosis.classify(ctx.policy, ctx.state, incident)
+        )
+        answer = f"{answer}; "
     ctx.notify(
         incident.severity,
         f"{incident.id}: still open, and nobody has acknowledged it",
@@ -336,7 +280,7 @@ def clear_settled(ctx: StepContext) -> None:
                 rule.severity,
                 text,
                 reason=f"rule {rule.id}: {rule.text}",
-                then=read(rule.see),
+                then=advice.runbook(rule.see),
             )
 
 

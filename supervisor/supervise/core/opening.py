@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from . import data_suspicion, diagnosis, notices, rule_scope, withdrawal
+from . import advice, data_suspicion, diagnosis, notices, rule_scope, withdrawal
 from .incident import (
     HELD,
     OPEN,
@@ -25,6 +25,7 @@ from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
     BREACH,
     SEVERITIES,
+    Advice,
     IncidentOpened,
     IncidentRaised,
     Lead,
@@ -84,13 +85,13 @@ def open_or_join(
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
         return False
     is_held = incident.phase == HELD
-    now = "automatic actions are off" if is_held else Lead.NO_ACTION.value
+    now = Lead.OFF if is_held else Lead.NO_ACTION
     if isinstance(alarm, RuleBlind):
         ctx.notify(
             rule.severity,
             f"{incident.id}: rule {rule.id} is blind at step {state.step}",
             verdict=text,
-            then=f"{now}; state of the probe: supervise status RUN",
+            then=Advice(now, "state of the probe: supervise status RUN"),
         )
         return True
     ctx.notify(
@@ -98,7 +99,7 @@ def open_or_join(
         f"{incident.id}: {_subject(ctx.policy, rule, numbers)} at step {state.step} ({rule.id})",
         verdict=text,
         reason=f"rule {rule.id}: {rule.text}",
-        then="; ".join(filter(None, (now, notices.read(rule.see)))),
+        then=Advice(now, advice.runbook(rule.see)),
     )
     return True
 
@@ -147,7 +148,7 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
         f"{rule.title or rule.id} at step {state.step} ({rule.id})",
         verdict=_text(rule, alarm),
         reason=f"rule {rule.id}: {rule.text}",
-        then="; ".join(filter(None, (f"beside {incident.id}", notices.read(rule.see)))),
+        then="; ".join(filter(None, (f"beside {incident.id}", advice.runbook(rule.see)))),
         kind=WATCHER,
     )
 

@@ -20,6 +20,7 @@ from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
     SEVERITIES,
     ActionFinished,
+    Advice,
     Decision,
     IncidentOpened,
     MessageText,
@@ -40,6 +41,7 @@ from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
 
 RANKS = (*SEVERITIES, "INFO")
+NO_ADVICE = Advice()
 WEIGHTS = (FINISHED, CLOSED, APPROVAL, ACTION, UPDATED, WATCHER)  # the first one names a message
 
 
@@ -61,7 +63,7 @@ class MessageDraft:
     title: str
     verdict: str = ""
     reason: str = ""
-    next: str = ""
+    next: Advice = NO_ADVICE
     request: str = ""
     acknowledged_by: str = ""
     to_all: bool = False
@@ -95,7 +97,8 @@ class MessageDraft:
             title=self.title,
             verdict="; ".join(filter(None, (self.verdict, self.explanation))),
             why=self.reason,
-            next=self.next,
+            lead=self.next.lead,
+            next=self.next.rest,
             step=step,
             rules=() if incident is None else tuple(incident.rules),
             request=self.request,
@@ -424,6 +427,7 @@ class ApprovalRequest:
         requested_ns, timeout_s: the deadline counts from the delivery; see `approvals.deliver`.
         delivered: it has reached people, so that the deadline stands.
         granted: who allowed it, while the evidence is still being taken.
+        unneeded: people know that the loss came back without it.
     """
 
     id: str
@@ -442,6 +446,7 @@ class ApprovalRequest:
     on_timeout: str
     delivered: bool = False
     granted: str = ""
+    unneeded: bool = False
 
 
 KEPT_REQUESTS = 64  # settled requests that a late word is told about
@@ -616,7 +621,7 @@ class StepContext:
         incident: Incident | None = None,
         verdict: str = "",
         reason: str = "",
-        then: str = "",
+        then: Advice | str = "",
         replace: bool = False,
     ) -> None:
         """Notify people, at most once per event about each incident.
@@ -635,7 +640,8 @@ class StepContext:
         request = pending.id if pending is not None else ""
         if incident is not None:
             incident.reported_ns = self.state.at_ns
-        draft = MessageDraft(incident, kind, severity, title, verdict, reason, then, request)
+        advice = Advice(None, then) if isinstance(then, str) else then
+        draft = MessageDraft(incident, kind, severity, title, verdict, reason, advice, request)
         self.messages.add(draft, replace=replace)
 
     def close(self) -> list[Decision]:

@@ -49,6 +49,7 @@ from .model.decisions import (
     ActionOrder,
     ActionPlanned,
     ActionRef,
+    Advice,
     BudgetOverridden,
     LateOutcome,
     Lead,
@@ -262,18 +263,21 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     name = run.runbook.name
     title = f"{incident.id}: automatic action started: {name}"
-    then = f"{name} runs by itself; nothing to do, the result follows"
+    lead, then = None, f"{name} runs by itself; nothing to do, the result follows"
     if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
         name = order.checkpoint
-        then = f"{Lead.NOTHING}; the job is started again from {name} of step {order.step}"
+        lead, then = Lead.NOTHING, f"the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
         then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
     if lower_rate.holds(ctx.state, incident, run.runbook):
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
-        then = "the job is stopped once evidence is collected; be ready to start it again"
-    ctx.notify(incident.severity, title, reason=reason, then=then, kind=ACTION)
+        lead, then = (
+            None,
+            "the job is stopped once evidence is collected; be ready to start it again",
+        )
+    ctx.notify(incident.severity, title, reason=reason, then=Advice(lead, then), kind=ACTION)
 
 
 def start_waiting(ctx: StepContext) -> None:
@@ -601,7 +605,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
             verdict=reason,
             reason=incident.headline,
             replace=True,
-            then=f"{Lead.NOTHING}; the job keeps training, and no action is in progress",
+            then=Advice(Lead.NOTHING, "the job keeps training, and no action is in progress"),
             kind=ACTION,
         )
     start_waiting(ctx)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from .model.decisions import Lead
 from .model.verdicts import (
     NO,
     UNKNOWN,
@@ -58,30 +57,6 @@ PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
 NORM_RATIO = 1.5  # median after / median before; project default
 CLIP_FACTOR, CLIP_POINTS = 2.0, 2.0  # the share of clipped steps may double, and 2 % more
 
-NO_KNOB = "no optimizer-level knob will fix it"
-ADVICE: Mapping[SpikeClass, str] = {
-    SpikeClass.RECOVERABLE: Lead.NOTHING.value,
-    SpikeClass.PLATEAU: "go back to a checkpoint at least 100 steps older, and skip 200 to 500 "
-    "batches",
-    SpikeClass.DATA: "replay the batches of the first bad step on a copy; remove what reproduces "
-    "it, go back",
-    SpikeClass.STRUCTURAL: f"{NO_KNOB}: check attention (QK-norm, logits), precision, kernels and "
-    "batch size, and go back to a checkpoint from before the first sign",
-    SpikeClass.SUSPECT: "watch attention logits and update norm; try a change of architecture or "
-    "learning rate on a short run",
-    SpikeClass.ARTEFACT: "the weights are fine; check how the loss is logged (denominator, "
-    "smoothing, accumulation) and the order of the data",
-    SpikeClass.EXPECTED: f"{Lead.NOTHING}; it was planned",
-    SpikeClass.NUMERIC: "the weights may be damaged; go back to before it",
-    SpikeClass.CONTAINED: "no rollback needed; find the first value that was not finite",
-    SpikeClass.SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump "
-    "again), and go back to before the jump",
-    SpikeClass.CUT: "compare the tokens per update with what was meant, set them right, and go "
-    "back to before they changed",
-    SpikeClass.UNDECIDED: "compare the weights from before and after on a fixed batch",
-    SpikeClass.NO_EXCURSION: Lead.NOTHING.value,
-}
-REPAIRED = ADVICE[SpikeClass.CONTAINED]
 SENTENCES: Mapping[SpikeClass, str] = {  # a class in a message
     SpikeClass.RECOVERABLE: "the loss is back to normal",
     SpikeClass.PLATEAU: "the loss stays higher than before",
@@ -154,7 +129,7 @@ def sentence(verdict: Verdict) -> str:
     for event in verdict.questions.else_happened.events:
         if event.kind == causes.get(verdict.kind):
             return f"{text}: {event.text} (step {event.step})"
-    if verdict.advice == REPAIRED:
+    if verdict.repaired:
         return f"{text}; the loss is back to normal after a rollback"
     back = verdict.kind == SpikeClass.RECOVERABLE and step is not None
     return f"{text} since step {step}" if back else text
@@ -169,22 +144,13 @@ def classify_spike(case: Evidence) -> Verdict:
         else_happened=answered(case.happened),
     )
     kind, back = _class(case, questions), questions.rejoined.answer == YES
-    advice = ADVICE[kind]
-    if kind == SpikeClass.SUSPECT:
-        advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
-    elif kind == SpikeClass.CONTAINED:
-        first_skipped, last_skipped = case.skipped[0], case.skipped[-1]
-        steps_text = (
-            f"step {first_skipped}"
-            if first_skipped == last_skipped
-            else f"what was wrong in steps {first_skipped} to {last_skipped}"
-        )
-        advice = f"{steps_text} was kept from the weights; {advice}"
-    elif kind == SpikeClass.NUMERIC and case.rolled_back and back and not case.lasting:
-        advice = REPAIRED
-    elif kind == SpikeClass.NUMERIC and _happened(case, OWN_RATE):
-        advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
-    return Verdict(kind, advice, questions)
+    return Verdict(
+        kind,
+        questions,
+        recurring=case.recurring,
+        skipped=tuple(case.skipped),
+        repaired=kind == SpikeClass.NUMERIC and case.rolled_back and back and not case.lasting,
+    )
 
 
 def _class(case: Evidence, questions: Questions) -> SpikeClass:

@@ -325,7 +325,7 @@ def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[Sent
             *_moment(record),
             severity=decision.message.severity,
             title=decision.message.title,
-            next=decision.message.next,
+            next=decision.message.advice.text,
             delivered=results.get(str(record.seq), []),
         )
         for record in incident

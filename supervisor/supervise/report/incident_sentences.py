@@ -14,7 +14,6 @@ from typing import Any
 from ..core.model import formats
 from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
-from ..core.model.interfaces import FINISHED
 from ..core.model.payload import Rewarm
 from ..core.model.verdicts import NO, YES, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
@@ -139,6 +138,8 @@ def _condition(condition: Condition) -> str:
         return f"{condition.text}, newest step {condition.step}"
     if condition.metric is None:
         return ""
+    if text := formats.coded(condition.metric, condition.value):
+        return text
     text = f"{metric_name(condition.metric)} = {number(condition.value)}"
     text += f" on {condition.module}" if condition.module else ""
     if condition.measure == "difference":
@@ -351,9 +352,10 @@ def _succeeded(action: Action) -> str:
 
 
 def _snapshot(action: Action) -> str:
-    missing = len(action.effect.missing)
-    parts = "1 part" if missing == 1 else f"{missing} parts"
-    return f"evidence saved{f' ({parts} missing)' if missing else ''}"
+    missing = action.effect.missing
+    more = f" and {len(missing) - 2} more" if len(missing) > 2 else ""
+    without = f", without {' or '.join(missing[:2])}{more}"
+    return f"evidence saved{without if missing else ''}"
 
 
 def _relaunch(action: Action) -> str:
@@ -603,28 +605,33 @@ def next_step(
 ) -> str:
     """Return what a person should do, with commands to paste. `run`: the run as they name it."""
     if status == Status.WAITING and approval is not None:
+        asked = [message for message in messages if message.request == approval.id]
+        if len(asked) > 1:  # the loss came back meanwhile
+            return _named(asked[-1].advice.text, run)
         timeout = (
             f"without an answer within {approval.timeout_s:.0f} s "
             f"the answer is {approval.on_timeout}"
         )
         deny = f"supervise deny {run} {approval.id}"
         return f"supervise approve {run} {approval.id} (or: {deny}); {timeout}"
-    messages = [message for message in messages if message.next]
+    messages = [message for message in messages if message.advice]
     if status == Status.HELD:  # later messages are about rules that fire meanwhile
         messages = [m for m in messages if "supervise release" in m.next] or messages
-    line = SELF.sub("", messages[-1].next if messages else "").strip("; ")
-    advice = Advice.parse(line)
-    if status in (Status.RECOVERED, Status.DONE) and (not line or advice.lead == Lead.NOTHING):
+    advice = messages[-1].advice if messages else Advice()
+    text = SELF.sub("", advice.rest).strip("; ")
+    done = status in (Status.RECOVERED, Status.DONE)
+    if done and (advice.lead == Lead.NOTHING or not text):
         return "nothing"
-    text = advice.rest or line if advice.lead == Lead.NO_ACTION else line
     ended = status in (Status.JOB_ENDED, Status.HELD, Status.OPEN)
     if failure is not None and ended and failure.then not in text:
         text = "; ".join(filter(None, (failure.then, text)))
     elif advice.lead == Lead.NOTHING:
-        text = "; ".join(filter(None, ("nothing", advice.rest)))
-    elif status == Status.STOPPED and messages and messages[-1].kind == FINISHED:
-        text = "start the job again from a good checkpoint: supervise checkpoints RUN"
+        text = "; ".join(filter(None, ("nothing", text)))
     if not text:
         quiet = status in (Status.CLEARED, Status.WITHDRAWN)
         return "nothing is asked of you" if quiet else "no advice on record"
+    return _named(text, run)
+
+
+def _named(text: str, run: str) -> str:
     return re.sub(r"\bRUN\b", lambda _: run, text)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.model.formats import printable
+from ..core.model.formats import RECORDS, printable
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
@@ -183,8 +183,6 @@ def _diagnosis(diagnosis: Verdict | None) -> Iterator[str]:
     for n, name in enumerate(diagnosis.questions.__struct_fields__, 1):
         answer = getattr(diagnosis.questions, name)
         yield f"{n} {name.replace('_', ' ')}: {answer.answer}: {answer.text}"
-    if diagnosis.advice:
-        yield f"advice: {diagnosis.advice}"
 
 
 def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
@@ -201,9 +199,11 @@ def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
 def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
     for entry in timeline:
         attempt = f"/{entry.attempt}" if entry.attempt else ""
+        kind, _, detail = entry.kind.partition(" ")
+        kind = f"{RECORDS.get(kind, kind)} {detail}".rstrip()
         yield (
             f"{clock(entry.wall)} {entry.since_s:+9.3f} s  step {entry.step}{attempt}  "
-            f"{entry.kind}: {entry.text}"
+            f"{kind}: {entry.text}"
         )
 
 

@@ -10,8 +10,8 @@ __getattr__ = lazy_exports(
         "action": "Action, EffectCheck, PlanContext, Refused",
         "checkpoint_registry": "Checkpoint, WEIGHTS_ONLY",
         "decisions": (
-            "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
-            "Decision, IncidentOpened, NearMiss, NoticeTaken, Notified, OK, RuleFired, "
+            "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, Advice, BREACH, "
+            "Decision, IncidentOpened, Lead, NearMiss, NoticeTaken, Notified, OK, RuleFired, "
             "SEVERITIES, UNKNOWN, decision_from_record, decode_numbers, plain_json, "
             "decision_record"
         ),

@@ -472,20 +472,22 @@ class Lead(StrEnum):
 
     NOTHING = "nothing to do"
     NO_ACTION = "no automatic action yet"
+    OFF = "automatic actions are off"
 
 
 class Advice(Struct, frozen=True):
-    """What comes next, as a message says it."""
+    """What comes next: whether people are asked for anything, and what, with a command."""
 
-    lead: Lead | None
-    rest: str
+    lead: Lead | None = None
+    rest: str = ""
 
-    @classmethod
-    def parse(cls, line: str) -> Advice:
-        """Return the advice of a record, which holds it as one line."""
-        head, _, rest = line.partition("; ")
-        lead = next((lead for lead in Lead if lead == head), None)
-        return cls(lead, line if lead is None else rest)
+    def __bool__(self) -> bool:
+        return bool(self.lead or self.rest)
+
+    @property
+    def text(self) -> str:
+        """The advice in one line."""
+        return "; ".join(filter(None, (self.lead, self.rest)))
 
 
 class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -493,6 +495,7 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         kind: one of `interfaces.KINDS`. step: newest one. rules: of the incident.
+        lead, next: what comes next; see `Advice`.
         request: id of the approval that is asked for. acknowledged_by: an operator.
         to_all: it goes to every channel, whatever its least severity.
     """
@@ -508,6 +511,12 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: str = ""
     acknowledged_by: str = ""
     to_all: bool = False
+    lead: Lead | None = None
+
+    @property
+    def advice(self) -> Advice:
+        """What comes next."""
+        return Advice(self.lead, self.next)
 
 
 class Notified(Decision, frozen=True, kw_only=True):

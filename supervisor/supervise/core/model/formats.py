@@ -124,6 +124,26 @@ METRICS = {
     "batch_unique_ratio": "share of different tokens",
 }
 
+# Metrics whose values are codes: what each means, from 0 on.
+CODES: Mapping[str, Sequence[str]] = {
+    "update_skipped": ("the update was applied", "an update was skipped"),
+    "skip_reason": (
+        "the update was applied",
+        "an update was skipped: the gradient scaler overflowed",
+        "an update was skipped: NaN or Inf in its gradient (skip_nonfinite)",
+        "an update was skipped by a command",
+        "an update was skipped: its gradient was far larger than usual (skip_outliers)",
+    ),
+}
+# Kinds of audit records, for people.
+RECORDS = {
+    "notify_intent": "message",
+    "notify_result": "delivery",
+    "approval_requested": "request",
+    "in_doubt": "in doubt",
+    "near_miss": "near miss",
+}
+
 
 # Which metric names the rank that another one is about, and what `straggler_part` counts.
 RANK_OF = {
@@ -146,6 +166,12 @@ def printable(text: str, keep: str = "") -> str:
 def metric(name: str) -> str:
     """Return a metric in words."""
     return METRICS.get(name, name)
+
+
+def coded(name: str, value: object) -> str:
+    """Return what the value of a metric of codes means, "" for any other metric or value."""
+    meanings, code = CODES.get(name, ()), finite(value)
+    return meanings[int(code)] if code is not None and code in range(len(meanings)) else ""
 
 
 def rank_text(name: str, value_of: Callable[[str], float | None]) -> str:
@@ -251,6 +277,8 @@ def format_reading(numbers: Reading) -> str:
         return _coupled(numbers)
     key, measure = measured(numbers)
     level = numbers.get("last_block", numbers.get("value"))  # the value of a trend is its slope
+    if meaning := coded(text(numbers, "metric"), level):
+        return ", ".join([meaning, *_votes(numbers)])
     parts = [f"{numbers.get('metric', 'value')} {number(level)}"]
     if key == "bound" and finite(measure) is None:
         parts.append("no slope yet")

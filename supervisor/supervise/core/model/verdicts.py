@@ -125,12 +125,20 @@ class SpikeClass(StrEnum):
     NO_EXCURSION = "no loss excursion"
 
 
-class Verdict(Struct, frozen=True, rename={"kind": "class"}):
-    """The class of a spike, its advice, and the questions behind it."""
+class Verdict(Struct, frozen=True, omit_defaults=True, rename={"kind": "class"}):
+    """The class of a spike, and the questions behind it.
+
+    Attributes:
+        recurring: why it counts as one of a series, "" where it does not.
+        skipped: first and last step whose update was skipped, and so kept from the weights.
+        repaired: what was not finite is gone behind a rollback.
+    """
 
     kind: SpikeClass
-    advice: str
     questions: Questions
+    recurring: str = ""
+    skipped: tuple[int, ...] = ()
+    repaired: bool = False
 
     @property
     def text(self) -> str:

@@ -1,0 +1,144 @@
+"""What people are told to do next: by the class of a trouble, and what else is known of it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from supervise.core import Fact, choose_advice
+from supervise.core.model import Advice, Lead, SpikeClass
+
+from .conftest import messages
+
+BACK = "supervise rollback RUN --before 150"
+WORDS = {
+    "back": BACK,
+    "onset": "150",
+    "rate": "learning rate 0.001 to 0.048 (step 150)",
+    "recurring": "3 excursions within 400 steps",
+    "skipped": "step 150",
+}
+OF, F = SpikeClass, Fact
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "text"),
+    [
+        # A rate x 48 is set right; no architecture is blamed for it, whatever was measured.
+        (OF.STRUCTURAL, [F.RATE], "learning rate 0.001 to 0.048 (step 150): set it right"),
+        (OF.STRUCTURAL, [F.RATE, F.ATTENTION, F.EXHAUSTED], "set it right, then go back: " + BACK),
+        (OF.SUSPECT, [F.RATE, F.RECURRING, F.BACK], "set the schedule right"),
+        (OF.UNDECIDED, [F.RATE], "compare it with what was meant"),
+        (OF.NUMERIC, [F.RATE, F.BACK], "set the schedule right, it will jump again"),
+        (OF.NUMERIC, [F.RATE], "to go back: " + BACK),
+        (OF.PLATEAU, [F.RATE], "set it right, then go back: " + BACK),
+        (OF.SCHEDULE, [F.RATE, F.BACK], "it will jump again"),
+        (OF.SCHEDULE, [F.RATE], "to go back: " + BACK),
+        # A dead input, and one bad batch.
+        (OF.STRUCTURAL, [F.INPUT, F.EXHAUSTED], "mend what the model is given, from step 150"),
+        (OF.SUSPECT, [F.INPUT, F.BACK], "look at the batch of step 150"),
+        (OF.DATA, [F.INPUT, F.BACK], "look at the batch of step 150: it may come again"),
+        (OF.DATA, [F.INPUT], "replay the batches from step 150 on a copy"),
+        (OF.UNDECIDED, [F.INPUT], "look at the batch of step 150"),
+        (OF.NUMERIC, [F.INPUT], "look at the batch of step 150; to go back: "),
+        (OF.NUMERIC, [F.INPUT, F.BACK, F.UNDONE], "look at the batch of step 150: it may come"),
+        # The kind of the model.
+        (OF.STRUCTURAL, [F.ATTENTION], "check attention (QK-norm, logits)"),
+        (OF.SUSPECT, [F.ATTENTION, F.BACK], "watch attention logits, and try QK-norm"),
+        (OF.STRUCTURAL, [F.ROUTING], "check the routing (rate of the router"),
+        (OF.UNDECIDED, [F.NO_OBJECTIVE], "judge it by its reward"),
+        # What was tried.
+        (OF.STRUCTURAL, [], "lower the learning rate: supervise lr RUN 0.5; then go back: " + BACK),
+        (OF.STRUCTURAL, [F.HELD, F.UNDONE], "a lower learning rate did not help"),
+        (OF.STRUCTURAL, [F.EXHAUSTED, F.UNDONE], "nothing that was tried helped"),
+        (OF.STRUCTURAL, [F.ENDED], "start again: " + BACK),
+        (OF.NUMERIC, [], "the weights may be damaged; to go back: " + BACK),
+        (OF.NUMERIC, [F.UNDONE, F.BACK], "find what was not finite first, in step 150"),
+        (OF.PLATEAU, [F.UNDONE], "the rollback did not help"),
+        (OF.PLATEAU, [], "go back 100 steps or more before step 150, and skip 200 to 500 batches"),
+        (OF.CUT, [], "compare the tokens per update with what was meant; to go back: " + BACK),
+        (OF.CUT, [F.BACK], "compare the tokens per update with what was meant"),
+        (OF.CONTAINED, [], "step 150 was kept from the weights; no rollback needed"),
+        (OF.SUSPECT, [F.RECURRING, F.BACK], "3 excursions within 400 steps; compare the batches"),
+        (OF.SUSPECT, [F.BACK, F.ENDED], "try a lower learning rate on a short run"),
+        (OF.SUSPECT, [F.BACK], "a lower rate: supervise lr RUN 0.5"),
+        (OF.ARTEFACT, [], "the weights are fine; check how the loss is logged"),
+        (OF.UNDECIDED, [], "compare the weights from before and after on a fixed batch"),
+        (OF.STRUCTURAL, [F.DRILL], "a drill did it, on purpose; to go back: " + BACK),
+    ],
+)
+def test_the_advice_follows_the_cause_the_model_and_what_was_tried(kind, facts, text):
+    advice = choose_advice(kind, facts, WORDS)
+
+    assert advice.lead is None
+    assert text in advice.rest
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "rest"),
+    [
+        (OF.NO_EXCURSION, [], ""),
+        (OF.RECOVERABLE, [F.BACK, F.RATE], ""),
+        (OF.EXPECTED, [], "it was planned"),
+        (OF.NUMERIC, [F.DRILL, F.BACK, F.UNDONE], "a drill did it, on purpose"),
+        (OF.SUSPECT, [F.DRILL, F.BACK, F.RATE], "a drill did it, on purpose"),
+        (OF.UNDECIDED, [F.DRILL, F.BACK], "a drill did it, on purpose"),
+    ],
+)
+def test_nothing_is_asked_where_nothing_is_left_to_do(kind, facts, rest):
+    assert choose_advice(kind, facts, WORDS) == Advice(Lead.NOTHING, rest)
+
+
+@pytest.mark.parametrize("kind", list(SpikeClass))
+def test_every_case_has_advice_and_attention_is_named_only_where_it_moved(kind):
+    for count in range(4):
+        for facts in combinations(Fact, count):
+            advice = choose_advice(kind, facts, WORDS)
+
+            assert advice
+            assert F.ATTENTION in facts or "ttention" not in advice.rest
+            assert F.ROUTING in facts or "router" not in advice.rest
+            assert "architecture" not in advice.rest
+            assert "{" not in advice.rest
+
+
+# ── of what waits, and of what is still wrong at the end ──────────────────────────────────────────
+
+
+def test_a_request_is_not_urged_once_the_loss_is_back(tell):
+    """The gradient still fires, so the request waits; the loss that it is about came back."""
+    story = tell(mode="approve", healthy=60, inhibit=())
+    story.frames(8.0, times=3, grad=20.0)
+    story.frames(2.0, times=40, grad=20.0)
+    asked = [message for message in messages(story) if message["kind"] == "approval"]
+
+    assert [message["title"].partition(": ")[2] for message in asked] == [
+        "approve soften?",
+        "soften is no longer needed; ask-1 still waits",
+    ]
+    assert asked[1]["next"].startswith("the loss is back without soften, so denying ask-1 loses ")
+    assert "supervise deny RUN ask-1" in asked[1]["next"]
+    assert "approve RUN" not in asked[1]["next"]
+    assert story.replayed() == story.recorded()
+
+
+def test_a_request_is_urged_while_the_loss_is_away(tell):
+    story = tell(mode="approve", healthy=60)
+    story.frames(8.0, times=60)
+    asked = [message for message in messages(story) if message["kind"] == "approval"]
+
+    assert len(asked) == 1
+
+
+def test_a_job_that_does_not_go_on_from_its_checkpoint_is_not_nothing_to_do(tell):
+    story = tell(healthy=60)
+    story.launch(2, 1)
+    story.attempt = 1
+    story.notice("resume-refused", "the job did not take its checkpoint", 0, 0, {"path": "/c/a"})
+    story.frames(2.0, times=5, grad=20.0)
+    story.frames(2.0, times=60)
+    closed = [message for message in messages(story) if message["kind"] == "closed"]
+
+    assert closed[-1]["next"].startswith("the job does not train on from its checkpoint")
+    assert closed[-1].get("lead") is None
