@@ -21,6 +21,12 @@ loss after a relaunch that is far above the band says the same as the job's word
 
 A process that was started again collects samples anew: a rule that has too few of them to answer
 does not stand against it, the band does, which is the incident's.
+
+Its steps that the attempt before made too are compared: a difference is reported within a few, with
+both numbers and what to do. It is never rolled back: no earlier state mends what the job does not
+load. A start may also go on in a later epoch than the checkpoint is of: data that nobody trains on.
+Trainer and Lightning report where in which epoch each step is; the first step of a launch should be
+where the pace of the one before leads. Half an epoch beyond is a resume that gave up the rest.
 """
 
 from __future__ import annotations
@@ -170,9 +176,8 @@ OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; proje
 def on_continuity(ctx: StepContext, event: Notice) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
-    People hear of it, of a rate alone with the steps that follow (`repeated_steps.py`), and what a
-    launch saves that begins anew is suspect. The runbook
-    fails, at the next frame, if it started the job again and that did not take its checkpoint, or
+    People hear of it, of a rate alone with the steps that follow, and what a launch saves that
+    begins anew is suspect. The runbook fails, at the next frame, if it started the job again and that did not take its checkpoint, or
     if one of its actions does not tolerate the difference. A launch whose first loss is above what
     the run had there did not take its checkpoint either, unless the policy lets that be.
     """
