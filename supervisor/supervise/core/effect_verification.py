@@ -177,9 +177,10 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
     People hear of it, of a rate alone with the steps that follow, and what a launch saves that
-    begins anew is suspect. The runbook fails, at the next frame, if it started the job again and that did not take its checkpoint, or
-    if one of its actions does not tolerate the difference. A launch whose first loss is above what
-    the run had there did not take its checkpoint either, unless the policy lets that be.
+    begins anew is suspect. The runbook fails, at the next frame, if it started the job again and
+    that did not take its checkpoint, or if one of its actions does not tolerate the difference. A
+    launch whose first loss is above what the run had there did not take its checkpoint either,
+    unless the policy lets that be.
     """
     refused, text = event.kind == "resume-refused", event.message
     continuity = event.data.read(Continuity)
