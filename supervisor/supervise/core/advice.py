@@ -278,6 +278,14 @@ def in_hold(policy: Policy, state: State, incident: Incident) -> str:
     return f"{ways}; then: supervise release RUN (automatic actions on again)"
 
 
+def after_stop(incident: Incident) -> str:
+    """Return what follows when a rule has stopped the job; what stood still may do so again."""
+    then = "start it again from a good checkpoint: supervise checkpoints RUN"
+    if incident.trigger.still:
+        then = f"mend what it waited for, or it may stop there again; then {then}"
+    return f"{then}; evidence: supervise why RUN {incident.id}"
+
+
 def machine_checks(policy: Policy, state: State, incident: Incident) -> str:
     """Return what to check of an incident about the machine that lasts, "" for any other."""
     if rule_scope.against_weights(policy, incident):

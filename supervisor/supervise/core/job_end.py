@@ -17,6 +17,7 @@ silenced, are of the run and stay.
 from __future__ import annotations
 
 from . import (
+    advice,
     approvals,
     closing,
     diagnosis,
@@ -213,10 +214,7 @@ def _notify_end(
         title, then = f"stopped by policy at step {step}", Lead.NOTHING.value
         if incident is not None:
             reason = incident.headline
-            then = "start it again from a good checkpoint: supervise checkpoints RUN"
-            if incident.trigger.still:
-                then = f"mend what it waited for, or it may stop there again; then {then}"
-            then += f"; evidence: supervise why RUN {incident.id}"
+            then = advice.after_stop(incident)
     elif failed:
         title = _caused(job, f"the restarted job {exit_text(job.returncode)} before its first step")
         verdict, reason = why, f"it was started with {job.restarted_with}"
