@@ -6,10 +6,11 @@ from itertools import combinations
 
 import pytest
 
+from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
 from supervise.core.model import Advice, Lead, SpikeClass
 
-from .conftest import messages
+from .conftest import Verify, above, messages, one_rule, runbook_of
 
 BACK = "supervise rollback RUN --before 150"
 WORDS = {
@@ -142,3 +143,52 @@ def test_a_job_that_does_not_go_on_from_its_checkpoint_is_not_nothing_to_do(tell
 
     assert closed[-1]["next"].startswith("the job does not train on from its checkpoint")
     assert closed[-1].get("lead") is None
+
+
+def test_what_grew_in_an_attempt_that_is_gone_is_no_news(tell):
+    """It fired again, and much higher, just before the weights of before were restored."""
+    story = tell(
+        **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
+        runbooks={"mend": runbook_of("mend", Rollback(), Verify(60, 20))},
+        answer=lambda key: None,
+        healthy=60,
+    )
+    story.frames(8.0, 2.0, 90.0)
+    assert "only" in story.state.rules.growing
+    story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
+    story.attempt = 1
+    story.frames(2.0, times=60)
+
+    assert not [message for message in messages(story) if "grows" in message["title"]]
+
+
+@pytest.mark.parametrize(("skips", "lead"), [(1.0, Lead.SKIPPED), (0.0, Lead.NO_ACTION)])
+def test_an_update_that_was_skipped_is_said(tell, skips, lead):
+    names = ("train_loss_raw", "update_skipped")
+    story = tell(names=names, **one_rule(above("train_loss_raw", 5.0), "SEV1"))
+    story.rows(*[{"train_loss_raw": 2.0, "update_skipped": 0.0}] * 40)
+    story.rows({"train_loss_raw": 9.0, "update_skipped": skips})
+
+    assert messages(story)[-1]["lead"] == lead
+
+
+def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):
+    """The loss is as before, and a notice about something else lasts to the end."""
+    story = tell(healthy=60, **one_rule(above("grad_global_norm", 9.0), "SEV2", see="data-skew"))
+    story.frames(2.0, times=60, grad=20.0)
+    story.exit(0)
+    closed = [message for message in messages(story) if message["kind"] == "closed"]
+
+    assert closed[-1]["next"].endswith("--runbook data-skew")
+    assert closed[-1].get("lead") is None
+
+
+def test_codes_and_kinds_of_records_are_words(tell):
+    names = ("train_loss_raw", "skip_reason")
+    story = tell(names=names, **one_rule(above("skip_reason", 1.5), "SEV1"))
+    story.rows(*[{"train_loss_raw": 2.0, "skip_reason": 0.0}] * 40)
+    story.rows({"train_loss_raw": 2.0, "skip_reason": 2.0})
+    message = messages(story)[-1]
+
+    assert message["verdict"].startswith("an update was skipped: NaN or Inf in its gradient")
+    assert "1.5" not in message["verdict"] and "skip_reason" not in message["title"]

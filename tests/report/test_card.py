@@ -324,7 +324,8 @@ def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
 
     assert found.title.startswith(title)
     assert [name for name, _ in found.card] == heads
-    assert found.verdict == (report.observation.text if found.kind == "closed" else "seen")
+    in_words = found.kind in ("opened", "closed")
+    assert found.verdict == (report.observation.text if in_words else "seen")
     saved = found.kind in ("closed", "finished") and report.evidence.bundles
     assert found.next == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
 

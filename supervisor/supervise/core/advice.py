@@ -69,6 +69,7 @@ LINES: Sequence[Line] = (
     _line(_OF.NUMERIC, f"look at the batch of step {{onset}}; {GO_BACK}", _F.INPUT),
     _line(_OF.NUMERIC, "find what was not finite first, in step {onset}", _F.UNDONE, _F.BACK),
     _line(_OF.NUMERIC, f"the weights may be damaged; {GO_BACK}"),
+    _line(_OF.CONTAINED, "find what was not finite first, in step {onset}", _F.UNDONE),
     _line(
         _OF.CONTAINED,
         "{skipped} was kept from the weights; no rollback needed; find the first value that was "
@@ -80,6 +81,7 @@ LINES: Sequence[Line] = (
         "compare the schedule with the one meant: it will jump again",
         _F.BACK,
     ),
+    _line(_OF.SCHEDULE, "compare the schedule with the one meant: it jumps again", _F.UNDONE),
     _line(_OF.SCHEDULE, f"compare the schedule with the one meant; {GO_BACK}"),
     _line(_OF.CUT, "compare the tokens per update with what was meant", _F.BACK),
     _line(_OF.CUT, f"compare the tokens per update with what was meant; {GO_BACK}"),
@@ -102,7 +104,9 @@ LINES: Sequence[Line] = (
         "checkpoints RUN",
     ),
     _line(_OF.STRUCTURAL, f"a drill did it, on purpose; {GO_BACK}", _F.DRILL),
+    _line(_OF.STRUCTURAL, "{rate}: set it right: it jumps again", _F.RATE, _F.UNDONE),
     _line(_OF.STRUCTURAL, "{rate}: set it right, then go back: {back}", _F.RATE),
+    _line(_OF.STRUCTURAL, "mend what the model is given, from step {onset}", _F.INPUT, _F.UNDONE),
     _line(
         _OF.STRUCTURAL,
         "mend what the model is given, from step {onset}; {back}",
@@ -288,10 +292,15 @@ def after_stop(incident: Incident) -> str:
 
 def machine_checks(policy: Policy, state: State, incident: Incident) -> str:
     """Return what to check of an incident about the machine that lasts, "" for any other."""
-    if rule_scope.against_weights(policy, incident):
-        return ""
+    against_weights = rule_scope.against_weights(policy, incident)
+    return "" if against_weights else lasting_checks(policy, state, incident)
+
+
+def lasting_checks(policy: Policy, state: State, incident: Incident) -> str:
+    """Return what to check of what still fires, by the runbook of its gravest rule."""
     firing = {*state.firing(policy)} & {*incident.rules}
-    return runbook(next((rule.see for rule in policy.rules if rule.id in firing), ""))
+    rules = [rule for rule in policy.rules if rule.id in firing and rule.see]
+    return runbook(min(rules, key=lambda rule: rule.severity).see) if rules else ""
 
 
 def runbook(name: str) -> str:
@@ -329,7 +338,8 @@ def still_open(state: State, incident: Incident) -> str:
     if overlap is not None and recovery.restored_step is not None and not recovery.loop_kept:
         parts += [difference.remedy for difference in overlap.differences if difference.matters]
     limits, monitor = recovery.rate_limits, state.monitors.get(incident.case.rank)
-    if limits and monitor is not None and monitor.value("lr_hold") is not None:
+    ended = state.job.returncode is not None
+    if limits and not ended and monitor is not None and monitor.value("lr_hold") is not None:
         parts.append(
             f"the learning rate stays at {limits[-1]:.3g} at most until the job asks for no more; "
             "to let it go: supervise lr RUN 1.0"
@@ -343,6 +353,8 @@ def at_end(policy: Policy, state: State, incident: Incident, verdict: Verdict | 
     if verdict is not None:
         checks = machine_checks(policy, state, incident)
         then = Advice(None, checks) if checks else advise(policy, state, incident, verdict)
+    if then.lead == Lead.NOTHING and (checks := lasting_checks(policy, state, incident)):
+        then = Advice(None, checks)
     rest = still_open(state, incident)
     if not rest:
         return then

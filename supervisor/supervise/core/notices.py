@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from . import advice, diagnosis, rule_scope
 from .incident import HELD, OPEN, Incident, headline
-from .model.decisions import RuleFlaps, RuleGrew, RuleSettled
+from .model.decisions import BREACH, RuleFlaps, RuleGrew, RuleSettled
 from .model.interfaces import WATCHER, Reading
 from .model.policy import Policy, Rule
 from .rank_monitor import RankMonitor, RuleWatch
@@ -110,7 +110,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
     """Tell of rules that have grown, a few frames after the message before at the earliest."""
     state, rules = ctx.state, ctx.state.rules
     for rule, watch in zip(ctx.policy.rules, monitor.rules, strict=True):
-        if rule.id in rules.flapping and watch.firing:
+        if rule.id in rules.flapping and watch.firing and watch.code == BREACH:
             track_growth(state, rule, monitor.numbers(rule))
         if (
             rule.id not in rules.growing

@@ -85,7 +85,8 @@ def open_or_join(
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
         return False
     is_held = incident.phase == HELD
-    now = Lead.OFF if is_held else Lead.NO_ACTION
+    skipped = monitor.value(diagnosis.SKIPPED) == 1.0
+    now = Lead.OFF if is_held else Lead.SKIPPED if skipped else Lead.NO_ACTION
     if isinstance(alarm, RuleBlind):
         ctx.notify(
             rule.severity,

@@ -26,6 +26,7 @@ from .incident import (
     OPEN,
     OVERDUE_S,
     PROBATION,
+    WAY_BACK_VERBS,
     AwaitedEffect,
     Incident,
     Intent,
@@ -496,6 +497,8 @@ def _record_committed(
         remove_undo(incident.recovery, intent.action)
     else:
         record_committed(incident, run, intent.action, intent.verb, outcome)
+        if intent.verb in WAY_BACK_VERBS:
+            state.rules.growing.clear()  # of the attempt that is gone
         run.committed.append(run.index)
         run.standstill = outcome.standstill or run.standstill
         # The attempt tells a frame after a rollback from one before the action.

@@ -211,13 +211,14 @@ def sentences(message: Message) -> list[tuple[str, str]]:
 
 
 def footer(message: Message) -> list[str]:
-    """Return where a message is from, for people: run, directory, step, host, policy and so on.
+    """Return when and where a message is from, for people: run, directory, step, host and so on.
 
     Of the head of the audit log twelve digits are shown; the webhook has all of them.
     """
     size, _, head = message.audit_head.partition(" ")
     policy = f"{message.policy} ({message.mode})" if message.mode else message.policy
     parts = (
+        ("", f"{message.at[:10]} {message.at[11:19]} UTC" if message.at else ""),
         ("run", message.run),
         ("step", str(message.step) if message.step >= 0 else ""),
         ("", message.incident or ""),

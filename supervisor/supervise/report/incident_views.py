@@ -60,8 +60,7 @@ def render_card(report: IncidentReport) -> Iterator[str]:
         yield f"{name:7}{text}"
     if report.loss.spark:
         yield f"{'Loss':7}{report.loss.spark}"
-    end = "" if report.next.text.endswith(".") else "."
-    yield f"{'Next':7}{report.next.text}{end} {_evidence(report)}"
+    yield f"{'Next':7}{report.next.text}; evidence: {_evidence(report)}"
     if not report.final:
         yield f"{'State':7}{report.status_meaning}; {report.run.phase}"
 
@@ -69,8 +68,8 @@ def render_card(report: IncidentReport) -> Iterator[str]:
 def _evidence(report: IncidentReport) -> str:
     """Return where the evidence is, or that there is none."""
     if report.evidence.bundles:
-        return f"Evidence: {report.evidence.directory}/"
-    return "No evidence bundle"
+        return f"{report.evidence.directory}/"
+    return "none"
 
 
 def rows(summaries: Sequence[IncidentSummary]) -> Iterator[str]:
@@ -441,7 +440,9 @@ def with_report(message: Message, report: IncidentReport) -> Message:
     """Return a message with the incident's title in words, its card, and where the evidence is."""
     over = message.kind in (CLOSED, FINISHED)
     observation = report.observation.text
-    verdict = observation if message.kind == CLOSED else message.verdict or observation
+    is_first = message.kind == OPENED and report.is_of_rule  # in the words of the card
+    is_own = is_first or message.kind == CLOSED
+    verdict = observation if is_own else message.verdict or observation
     lines = _message_card(message, report, f"{verdict} {message.why}")
     if report.loss.spark:
         lines.append(("Loss", report.loss.spark))

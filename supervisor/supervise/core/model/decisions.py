@@ -472,6 +472,7 @@ class Lead(StrEnum):
 
     NOTHING = "nothing to do"
     NO_ACTION = "no automatic action yet"
+    SKIPPED = "the update was skipped, and nothing else is done yet"
     OFF = "automatic actions are off"
 
 
