@@ -65,6 +65,7 @@ OWN = {
     "rnn": ("rate:100", "bad_batches", "nan_grad", "moments:10000", "one_token", "heals"),
     "ddp": ("rate:100", "nan_grad", "dead_rank", "drift", "slow_input:0.08", "hang"),
 }
+SAVING = (*RESUMED, "kill", "full_disk")  # their checkpoints are verified, which takes its time
 POLICY = """version: supervise/v1
 extends: nano
 job: {{relaunch: {{args: ["--resume"]}}, on_crash: restart, checkpoints: {{glob: ["{out}/*.pt"]}}}}
@@ -98,7 +99,8 @@ def command(cell: Cell, folder: Path, *, is_plain: bool) -> list[str]:
         words += [] if fault == HEALTHY else ["--drill", f"{fault}@{cell.at}"]
     else:
         script = [str(HERE / "cards_job.py"), cell.program, f"--fault={fault}", f"--at={cell.at}"]
-        script += [f"--steps={STEPS}", f"--out={folder / 'out'}"]
+        script += [f"--steps={STEPS}"]
+        script += [f"--out={folder / 'out'}"] if fault in SAVING else []
     if cell.program == "ddp":
         script = ["-m", "torch.distributed.run", "--nproc-per-node=2", *script]
     return [sys.executable, "-m", "supervise", "run", *words, "--", sys.executable, *script]

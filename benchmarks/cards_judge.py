@@ -338,7 +338,7 @@ def _judged(truth: Truth, says: Told) -> Iterator[Finding]:
     for line in lines(says):
         about = documents.get(line.incident, {})
         is_about_fault = _is_about_fault(truth, about)
-        for check in (_steps, _values, _done, _next, _proof, _unclear):
+        for check in (_steps, _values, _done, _cost, _next, _proof, _unclear):
             for kind, said, true in check(truth, line, about):
                 yield Finding(line.incident, kind, line.place, said, true, kind != "words")
         if is_about_fault:
@@ -502,6 +502,13 @@ def _done(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     for match in re.finditer(r"weights of step (\d+) (?:restored|are back)", text):
         if int(match[1]) not in back:
             yield "done", match[0], f"rolled back to {back or 'nothing'}"
+    for match in re.finditer(r"skipped the updates? of steps? (\d+)", text):
+        if int(match[1]) not in skipped:
+            yield "done", match[0], f"skipped are {skipped[:5] or 'none'}"
+
+
+def _cost(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
+    text, done, skipped = line.prose, truth.done(line.event), truth.skipped(line.event)
     lost = [
         int(result["from_step"]) - int(result["step"])
         for verb, result in done
@@ -512,21 +519,27 @@ def _done(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
             yield "cost", match[0], f"lost are {sum(lost)}"
     for match in re.finditer(r"(\d+) updates? (?:was |were )?skipped", text):
         own = [s for s in skipped if s >= about.get("breach_step", 0)]
-        orders = sum(verb == "skip_step" for verb in verbs)
+        orders = sum(verb == "skip_step" for verb, _ in done)
         if not orders and int(match[1]) not in (len(own), len(skipped)):
             yield "cost", match[0], f"skipped are {len(own)}"
-    for match in re.finditer(r"skipped the updates? of steps? (\d+)", text):
-        if int(match[1]) not in skipped:
-            yield "done", match[0], f"skipped are {skipped[:5] or 'none'}"
+    paused = sum(float(result.get("held_s") or 0.0) for _, result in done)
+    for match in re.finditer(rf"{N} s paused|paused {N} s", text):
+        if abs(_numbers(match, 1, 2) - paused) > 0.1 and line.is_card:
+            yield "cost", match[0], f"paused were {paused:.1f} s"
+    for match in re.finditer(r"(\d+) steps? repeated", text):
+        again = {r.step for r in truth.rows if r.rank == 0 and r.event <= line.event and r.attempt}
+        made = [r.step for r in truth.rows if r.rank == 0 and not r.attempt and r.step in again]
+        if line.is_card and abs(int(match[1]) - len(made)) > 1:
+            yield "cost", match[0], f"repeated are {len(made)}"
+    for match in re.finditer(rf"\({N} did the harm\)", text):
+        yield from _value(truth, line, "learning_rate", float(match[1]), None, match[0])
 
 
 def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
     if not line.place.endswith("next"):
         return
     for command in COMMAND.findall(line.text):
-        words = (
-            command.strip().rstrip(".,").removesuffix(" No evidence bundle").strip().rstrip(".,")
-        )
+        words = re.sub(r"\. (No evidence|Evidence: ).*", "", command).strip().rstrip(".,")
         if reason := refusal(words):
             yield "next", words, reason
         elif line.is_card and words.split()[1] in LIVE_ONLY:
@@ -534,6 +547,9 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     match = re.search(r"[^;]*(architecture|QK-norm|attention logits)[^;]*", line.prose)
     if match and truth.cell.kind != "attention_bias":
         yield "advice", match[0].strip(), f"it was {truth.cell.fault}"
+    again = re.search(r"start the job again(?![^;]*(fix|again|first))", line.prose)
+    if truth.cell.kind == "hang" and again:
+        yield "next", again[0], "the deadlock comes again, at the same step"
     if re.match(r"nothing\b(?! is asked)", line.text) and line.is_card:
         if truth.code != 0:
             yield "next", "nothing", f"the job ended with code {truth.code}"
@@ -596,7 +612,7 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
             yield "proof", match[0], f"they are ×{_listed(ratios)} of undisturbed"
         if match[1].lower() == "are up" and ratios and all(r < 1.25 for r in ratios):
             yield "proof", match[0], f"they are ×{_listed(ratios)} of undisturbed"
-    for match in re.finditer(r"recoverable spike|recovered so far|recovered: ", line.prose):
+    for match in re.finditer(r"recoverable spike|(?<!not )recovered(?: so far|: )", line.prose):
         if (
             truth.is_well(line.step) is False
             and about.get("opened", {}).get("step", 0) >= at - NEAR
