@@ -147,6 +147,10 @@ class Finding:
     true: str
     is_false: bool = True
 
+    @property
+    def is_on_card(self) -> bool:
+        return self.place.startswith(("card ", "status"))
+
     def text(self) -> str:
         return f"{self.kind}: “{self.said}” but {self.true}"
 
@@ -294,6 +298,7 @@ class Line:
     step: int
     attempt: int
     is_card: bool
+    whole: str
 
     @property
     def prose(self) -> str:
@@ -311,7 +316,7 @@ def lines(says: Told) -> Iterator[Line]:
                 head, rest = "title", text
             if head not in ("Loss", "State"):
                 at = 10**9, closed["step"], closed["attempt"]
-                yield Line(incident, f"card {head.lower()}", rest.strip(), *at, True)
+                yield Line(incident, f"card {head.lower()}", rest.strip(), *at, True, card)
     for sent in says.messages:
         for n, text in enumerate(sent.text.splitlines()):
             head, _, rest = text.strip().partition(" ")
@@ -320,7 +325,7 @@ def lines(says: Told) -> Iterator[Line]:
             if head not in ("loss", "why"):
                 place = f"{sent.kind} {head}"
                 at = sent.event, sent.step, sent.attempt
-                yield Line(sent.incident or END, place, rest.strip(), *at, False)
+                yield Line(sent.incident or END, place, rest.strip(), *at, False, sent.text)
 
 
 def judge(truth: Truth, says: Told) -> Iterator[Finding]:
@@ -342,7 +347,12 @@ def _judged(truth: Truth, says: Told) -> Iterator[Finding]:
             for kind, said, true in check(truth, line, about):
                 yield Finding(line.incident, kind, line.place, said, true, kind != "words")
         if is_about_fault:
-            checks = (*_onset(truth, line), *_cause(truth, line, about), *_rate(truth, line))
+            checks = (
+                *_onset(truth, line),
+                *_cause(truth, line, about),
+                *_rate(truth, line),
+                *_ours(truth, line),
+            )
             for kind, said, true in checks:
                 yield Finding(line.incident, kind, line.place, said, true)
     yield from _crash(truth, says)
@@ -535,6 +545,18 @@ def _cost(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
         yield from _value(truth, line, "learning_rate", float(match[1]), None, match[0])
 
 
+def _ours(truth: Truth, line: Line) -> Iterator[False_]:
+    """What we did to the rate is no event of the job."""
+    acts = [
+        int(result["ack_step"])
+        for verb, result in truth.done(line.event)
+        if verb in ("hold_rate", "lr_scale", "rollback") and "ack_step" in result
+    ]
+    for match in re.finditer(r"learning rate \S+ to \S+ \(step (\d+)\)", line.prose):
+        if any(0 <= int(match[1]) - act <= NEAR for act in acts):
+            yield "cause", match[0], "it was our own action"
+
+
 def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
     if not line.place.endswith("next"):
         return
@@ -547,6 +569,8 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     match = re.search(r"[^;]*(architecture|QK-norm|attention logits)[^;]*", line.prose)
     if match and truth.cell.kind != "attention_bias":
         yield "advice", match[0].strip(), f"it was {truth.cell.fault}"
+    if re.match(r"nothing\b", line.text) and (open_ := re.search(r"; (but [^;\n]*)", line.whole)):
+        yield "contradiction", "nothing to do", open_[1]
     again = re.search(r"start the job again(?![^;]*(fix|again|first))", line.prose)
     if truth.cell.kind == "hang" and again:
         yield "next", again[0], "the deadlock comes again, at the same step"
