@@ -72,12 +72,12 @@ class Told:
     differs: str = ""
 
 
-def told(path: Path) -> Told:
-    """Return what the code of today tells of a run."""
+def told(path: Path, policy: str) -> Told:
+    """Return what the code of today tells of a run under a policy of today."""
     run = RunDir.open(path)
     log = list(read_audit(run.audit_path))
     events = list(read_journal(run.journal_path))
-    result, replay = Told(), _Replay(run, log)
+    result, replay = Told(), _Replay(run, log, policy)
     for number, event in events:
         replay.take(number, event)
         for decision in replay.decisions:
@@ -97,9 +97,9 @@ def told(path: Path) -> Told:
 
 
 class _Replay:
-    def __init__(self, run: RunDir, log: list[dict[str, Any]]) -> None:
+    def __init__(self, run: RunDir, log: list[dict[str, Any]], policy: str) -> None:
         self.run = run
-        self.policy: Policy = load_policy(run.policy_path)
+        self.policy: Policy = load_policy(policy)
         self.find = make_policy_finder(run, load_policy)
         self.state = initial_state(self.policy)
         self.decisions: list[Any] = []
@@ -110,6 +110,9 @@ class _Replay:
         self.names: dict[int, tuple[str, ...]] = {}
         self.policies = {self.policy.digest: self.policy}
         self._rest = list(_beside(log))
+        for _, record in self._rest:
+            if record["kind"] == "run_start":
+                record["data"]["policy_digest"] = self.policy.digest
         first = next(r for r in log if r.get("wall"))
         self._clock = datetime.fromisoformat(first["wall"]), int(first["mono_ns"])
 
