@@ -41,6 +41,7 @@ HEALTHY = ("none", "evaluates", "decays", "restarts")
 # Fault -> words of its cause.
 RATE, INPUT = r"learning.?rate|\blr\b|schedule", r"batch|data|input|target|label|token|loader"
 MOMENTS, CRASH = r"moment|optimi[sz]er", "connection closed|crash"
+DATA = ("bad_batch", "bad_batches", "dark", "one_token", "repeated_tokens")
 CAUSES = {
     **dict.fromkeys(("rate", "rate_stays", "creep", "lr_spike"), RATE),
     **dict.fromkeys(("bad_batch", "bad_batches", "heals", "new_data"), INPUT),
@@ -89,6 +90,8 @@ COMMAND = re.compile(r"supervise [a-z][a-z-]*(?: [^;·()\n]*)?")
 ARROW = re.compile(rf"{NAME} {N} → (?:{N}|NaN|Inf)(?: at step (\d+))?")
 BEFORE = re.compile(rf"{NAME} (?:= |is )?{N} ?\((?:{N} before|before:? {N}|was {N})\)")
 TIMES_OF = re.compile(rf"{NAME}(?: {N},)? (?:×{N}|{N} times its (?:baseline|level))")
+FELL = re.compile(rf"{NAME} fell to {N} ?%")
+UNCHANGED = re.compile(r"\(([^()]*) stayed as before\)")
 AT_STEP = re.compile(rf"{NAME} {N} at step (\d+)")
 PLAIN = re.compile(rf"{NAME} {N}(?=[ ,;]|$)(?! →)")
 ONSET = re.compile(
@@ -448,6 +451,8 @@ def _values(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[Fals
         )
     for match in TIMES_OF.finditer(text):
         yield from _ratio(truth, line, METRICS[match[1]], _numbers(match, 3, 4), match[0])
+    for match in FELL.finditer(text):
+        yield from _ratio(truth, line, METRICS[match[1]], float(match[2]) / 100.0, match[0])
 
 
 def _slower(truth: Truth, line: Line) -> Iterator[False_]:
@@ -668,6 +673,10 @@ def _cause(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
         yield "cause", text, "no drill"
     if truth.cell.is_drill and f"drill {kind} at step {truth.cell.at}" in text:
         return
+    area = "data" if words == INPUT else "ranks" if kind == "drift" else "attention"
+    for match in UNCHANGED.finditer(text):
+        if area in match[1] and kind in (*DATA, "drift", "attention_bias"):
+            yield "cause", match[0], f"it was {truth.cell.fault}"
     if text.startswith("a checkpoint took"):
         yield "cause", text[:60], f"it was {truth.cell.fault}"
     for match in re.finditer(r"[^,;:]*\(step (\d+)\)", text.partition("near it: ")[0]):
