@@ -65,7 +65,7 @@ def is_quarantined(name: Any) -> bool:
     return _probe is not None and bool(_probe.is_quarantined(name))
 
 
-def arm(torch: Any, path: str) -> None:
+def install_probe(torch: Any, path: str) -> None:
     """Watch this process as the file `path` (probe.json) says. Called when torch is imported.
 
     Raises:

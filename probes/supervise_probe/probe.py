@@ -235,7 +235,7 @@ class Probe:
 
     def is_quarantined(self, name: Any) -> bool:
         """See the package's `is_quarantined`."""
-        return bool(self.guard.run(self._report_part, self.parts.wired.quarantine.asks, name))
+        return bool(self.guard.run(self._report_part, self.parts.wired.quarantine.is_quarantined, name))
 
     # ── the ends of a process ─────────────────────────────────────────────────────────────────
 

@@ -62,7 +62,7 @@ class Judge:
                 "event": 1,
                 **engine_record(decision),
             }
-            self.chain.check(self.chain.take(self.chain.line(body)))
+            self.chain.check_fields(self.chain.take(self.chain.line(body)))
             if decision.kind == "intent":
                 result = self.results.pop(0) if self.results else {}
                 action = decision.data["action"]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from supervise.runtime import Growth
+from supervise.runtime import MemoryGrowth
 
 EVERY_S = 2.0
 MB, GB, HOUR = 1e6, 1e9, 3600.0
@@ -16,7 +16,7 @@ TIGHT, AMPLE = 24 * GB, 1000 * GB
 
 def bounds(size, looks, available=AMPLE, seed=0, noise=0.0):
     """Return what is told after each look at a job of `size(seconds)` bytes, in bytes an hour."""
-    drawn, growth, found = random.Random(seed), Growth(), []
+    drawn, growth, found = random.Random(seed), MemoryGrowth(), []
     for look in range(looks):
         at = look * EVERY_S
         growth.add(at, size(at) + drawn.gauss(0.0, noise), available)

@@ -98,7 +98,7 @@ class Lockstep:
 
 def ask(held, position, log, known=[False]):  # noqa: B006
     """Write down when the answer to whether a shard is in quarantine is another one."""
-    if held.asks("a.tar") != known[0]:
+    if held.is_quarantined("a.tar") != known[0]:
         known[0] = not known[0]
         os.write(log, f"{position.step - 1} quarantined {known[0]}\n".encode())
 

@@ -40,7 +40,7 @@ from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.guard import describe
 from ..torch_state.registry import Registry
 from . import save_site
-from .save_site import MISSING, PLAIN, Name, VariableScope
+from .save_site import MISSING, PLAIN, JobVariables, Name
 
 if TYPE_CHECKING:
     from ..collectors.progress import FrameworkCollector
@@ -56,7 +56,7 @@ Stale = Callable[[Name, bool], bool]  # (name, whether it is a container): it is
 class Sources(NamedTuple):
     """What a layout is built from."""
 
-    variables: VariableScope
+    variables: JobVariables
     stale: Stale
     steps: int
 
@@ -81,9 +81,7 @@ class Layout(NamedTuple):
 class Learner:
     """Matches one checkpoint while it is saved."""
 
-    def __init__(
-        self, torch: Any, registry: Registry, variables: VariableScope, steps: int
-    ) -> None:
+    def __init__(self, torch: Any, registry: Registry, variables: JobVariables, steps: int) -> None:
         self._torch = torch
         self._registry = registry
         self._variables = variables
@@ -396,7 +394,7 @@ class OnDemand:
             self._why = SHARDED
             return
         frames = job_frames(self._torch)
-        variables = VariableScope(frames, set(map(id, containers(content))))
+        variables = JobVariables(frames, set(map(id, containers(content))))
         steps = self._position.step
         layout = Learner(self._torch, self._registry, variables, steps).learn(content)
         if layout.kinds >= {"module", "optimizer"}:
@@ -491,7 +489,7 @@ class OnDemand:
         def stale(name: Name, container: bool) -> bool:
             return name.scope == scope and site.assigns((name.variable, *name.way), container)
 
-        variables = VariableScope(self._frames(), set(), traced)
+        variables = JobVariables(self._frames(), set(), traced)
         with self._torch.no_grad():
             return save.layout.build(Sources(variables, stale, self._position.step))
 

@@ -53,7 +53,7 @@ class Name(NamedTuple):
     way: Tuple[str, ...]
 
 
-class VariableScope:
+class JobVariables:
     """The job's variables at one moment, innermost first. Not to be kept."""
 
     def __init__(

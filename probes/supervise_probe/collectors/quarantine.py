@@ -336,8 +336,8 @@ class QuarantineCollector(Collector):
             self._data(),
         )
 
-    def asks(self, name: Any) -> bool:
-        """The job asks, in any thread, whether a shard is in quarantine."""
+    def is_quarantined(self, name: Any) -> bool:
+        """Whether a shard is in quarantine; the job asks, in any thread."""
         if self.manifest.refresh():
             self._announce()
         if len(self._asked) < ASKED:

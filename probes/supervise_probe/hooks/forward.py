@@ -13,7 +13,7 @@ import weakref
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ..runtime.guard import hidden, uncounted
+from ..runtime.guard import hidden_from_stacklevel, hide_from_compiler
 
 if TYPE_CHECKING:
     from ..runtime.guard import Gate
@@ -65,7 +65,10 @@ def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around
     def evaluation(*args: Any) -> Any:
         return listeners.forward.before_evaluation(*args)
 
-    calls = (hidden(torch, function) for function in (enter_root, enter, leave, output, evaluation))
+    calls = (
+        hide_from_compiler(torch, function)
+        for function in (enter_root, enter, leave, output, evaluation)
+    )
     return Around(torch, gate, times, listeners, *calls)
 
 
@@ -80,7 +83,7 @@ class RootCall:
         self._compiled: Optional[Callable[..., Any]] = root.__dict__.get(SLOT)
         self._is_compiling = around.torch.compiler.is_compiling
 
-    @uncounted
+    @hidden_from_stacklevel
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         root = self._root()
         call = self._compiled or root._call_impl  # type: ignore[union-attr]

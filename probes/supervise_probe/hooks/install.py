@@ -15,8 +15,7 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping
 
-from ..runtime.guard import Hidden, as_it_is, uncounted
-from ..runtime.guard import hidden as hide
+from ..runtime.guard import Hidden, hidden_from_stacklevel, hide_from_compiler, return_unchanged
 from . import forward, saves, waits
 from .optimizer import patch_optimizer
 
@@ -37,7 +36,7 @@ def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Liste
     Raises:
         AttributeError: this torch has no place where a step can be seen.
     """
-    hidden: Hidden = functools.partial(hide, torch)
+    hidden: Hidden = functools.partial(hide_from_compiler, torch)
     patch_optimizer(torch, gate, times, listeners, hidden)
     _patch_backward(torch, gate, times, listeners, hidden)
     _patch_zero_grad(torch, gate, listeners)
@@ -56,10 +55,10 @@ def _patch_backward(
     original = torch.autograd.backward
     plain, shy = (
         _around_backward(original, gate, times, listeners, hide_from)
-        for hide_from in (as_it_is, hidden)
+        for hide_from in (return_unchanged, hidden)
     )
     torch.autograd.backward = functools.wraps(original)(
-        hide(torch, shy, recursive=False, plain=plain)
+        hide_from_compiler(torch, shy, recursive=False, plain=plain)
     )
 
 
@@ -76,7 +75,7 @@ def _around_backward(
     def after_backward() -> None:
         listeners.step.after_backward()
 
-    @uncounted
+    @hidden_from_stacklevel
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.in_backward or gate.absent():
             return original(tensors, *args, **kwargs)
@@ -107,7 +106,7 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
-        @uncounted
+        @hidden_from_stacklevel
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if not compiling():
@@ -122,7 +121,7 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
 
     optimizer, module = torch.optim.Optimizer, torch.nn.Module
     original = optimizer.zero_grad  # no compiler looks into torch's own either
-    optimizer.zero_grad = functools.wraps(original)(hide(torch, wrap(original)))
+    optimizer.zero_grad = functools.wraps(original)(hide_from_compiler(torch, wrap(original)))
     module.zero_grad = wrap(module.zero_grad)
 
 
@@ -135,20 +134,20 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) 
         if not gate.off_duty():
             listeners.step.scaled(self, outputs, result)
 
-    @uncounted
+    @hidden_from_stacklevel
     def scale_(self: Any, outputs: Any) -> Any:
         result = scale(self, outputs)
         scaled(self, outputs, result)
         return result
 
-    @uncounted
+    @hidden_from_stacklevel
     def unscale_(self: Any, optimizer: Any) -> Any:
         result = unscale(self, optimizer)
         if not gate.off_duty() and self._enabled:
             listeners.step.unscaled(optimizer)
         return result
 
-    @uncounted
+    @hidden_from_stacklevel
     def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.inside or gate.off_duty() or not self._enabled:
             return step(self, optimizer, *args, **kwargs)
@@ -176,7 +175,7 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
             return
 
         @functools.wraps(original)
-        @uncounted
+        @hidden_from_stacklevel
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling() or gate.absent():
                 return original(parameters, *args, **kwargs)
@@ -226,7 +225,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
         original = getattr(functional, name)
 
         @functools.wraps(original)
-        @uncounted
+        @hidden_from_stacklevel
         def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(input, target, *args, **kwargs)
             forward = listeners.forward

@@ -8,7 +8,7 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
-from ..runtime.guard import describe, uncounted
+from ..runtime.guard import describe, hidden_from_stacklevel
 from . import saves
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def beside(
         observe(*args, **kwargs)
 
     @functools.wraps(original)
-    @uncounted
+    @hidden_from_stacklevel
     def call(*args: Any, **kwargs: Any) -> Any:
         if not gate.off_duty():
             guard.run(part, hear, args, kwargs)
@@ -82,7 +82,7 @@ def resuming(
     guard, part = hold.guard, hold.guard.part("framework")
 
     @functools.wraps(original)
-    @uncounted
+    @hidden_from_stacklevel
     def train(*args: Any, **kwargs: Any) -> Any:
         call = functools.partial(signature.bind, *args, **kwargs)
         steered = guard.run(part, hold.listeners.trainer.steer, call, parameter, unfit)

@@ -11,8 +11,7 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from ..runtime.guard import Hidden, as_it_is, uncounted
-from ..runtime.guard import hidden as hide
+from ..runtime.guard import Hidden, hidden_from_stacklevel, hide_from_compiler, return_unchanged
 from ..torch_state.records import SkipUpdate, Update
 
 if TYPE_CHECKING:
@@ -27,12 +26,15 @@ def patch_optimizer(
     """See every `optimizer.step()` of every class that is used for the first time from now on."""
     original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
     around, shy = (
-        _around(torch, gate, times, listeners, hide_from) for hide_from in (as_it_is, hidden)
+        _around(torch, gate, times, listeners, hide_from)
+        for hide_from in (return_unchanged, hidden)
     )
 
     def profile_hook_step(function: Callable[..., Any]) -> Any:
         inner = original(function)
-        return functools.wraps(inner)(hide(torch, shy(inner), recursive=False, plain=around(inner)))
+        return functools.wraps(inner)(
+            hide_from_compiler(torch, shy(inner), recursive=False, plain=around(inner))
+        )
 
     torch.optim.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
@@ -71,7 +73,7 @@ def _around(
         listeners.step.stepped_unseen(optimizer)
 
     def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
-        @uncounted
+        @hidden_from_stacklevel
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
             if not update.measured:
@@ -85,7 +87,7 @@ def _around(
 
         return evaluate
 
-    @uncounted
+    @hidden_from_stacklevel
     def skip(update: Update, closure: Optional[Callable[..., Any]]) -> Any:
         if closure is None:
             return None
@@ -96,7 +98,7 @@ def _around(
         return result
 
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
-        @uncounted
+        @hidden_from_stacklevel
         def step(*args: Any, **kwargs: Any) -> Any:
             if gate.inside or (gate.absent() and not claims()):
                 result = inner(*args, **kwargs)

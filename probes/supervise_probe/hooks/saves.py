@@ -9,7 +9,7 @@ import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
-from ..runtime.guard import uncounted
+from ..runtime.guard import hidden_from_stacklevel
 
 if TYPE_CHECKING:
     from ..runtime.guard import Gate, Guard, Part
@@ -85,7 +85,7 @@ def in_phase(
     """
 
     @functools.wraps(original)
-    @uncounted
+    @hidden_from_stacklevel
     def save(*args: Any, **kwargs: Any) -> Any:
         listener = listeners.saves
         if listener.reports.saving or gate.off_duty():

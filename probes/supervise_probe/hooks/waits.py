@@ -19,7 +19,7 @@ import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, List
 
-from ..runtime.guard import Hidden, uncounted
+from ..runtime.guard import Hidden, hidden_from_stacklevel
 from ..wire import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def patch_loader(
     def saw(iterator: Any, batch: Any, reported: int) -> bool:
         return listeners.loader.saw(iterator, batch, reported)
 
-    @uncounted
+    @hidden_from_stacklevel
     def following(self: Any) -> Any:
         if gate.off_duty():
             return original(self)
@@ -65,7 +65,7 @@ def patch_loader(
         listener.beat("step" if torch.is_grad_enabled() else "eval")
         return batch
 
-    @uncounted
+    @hidden_from_stacklevel
     def fetch(iterator: Any) -> Any:
         began = monotonic_ns()
         batch = original(iterator)
@@ -73,7 +73,7 @@ def patch_loader(
             times.input += monotonic_ns() - began
         return batch
 
-    @uncounted
+    @hidden_from_stacklevel
     def hand_out(iterator: Any, batch: Any, fresh: bool) -> Any:
         """Return the next batch; `batch` itself, and True, where a whole pass has no other."""
         try:
@@ -83,7 +83,7 @@ def patch_loader(
                 raise
             return batch, True
 
-    @uncounted
+    @hidden_from_stacklevel
     def start(self: Any) -> Any:
         if not gate.off_duty() and torch.is_grad_enabled():
             listeners.loader.pass_begins(self)
@@ -138,7 +138,7 @@ def _timer(
     waits = False  # one of them is running, which may call others
 
     def timed(original: Callable[..., Any], kind: int) -> Callable[..., Any]:
-        @uncounted
+        @hidden_from_stacklevel
         def collective(*args: Any, **kwargs: Any) -> Any:
             nonlocal waits
             if waits or gate.off_duty():

@@ -146,10 +146,10 @@ def load() -> "ModuleType":
     return loaded
 
 
-def arm(torch: "ModuleType") -> None:
+def install_probe(torch: "ModuleType") -> None:
     """Switch the probe on; without it, the job goes on."""
     try:
-        load().arm(torch, CONFIG)
+        load().install_probe(torch, CONFIG)
         write_marker("armed")
     except Exception as error:
         write_marker("off", "%s: %s" % (type(error).__name__, error))
@@ -224,7 +224,7 @@ class Finder:
         return None
 
 
-WATCHED = {"torch": arm, **dict.fromkeys(LIBRARIES, listen)}
+WATCHED = {"torch": install_probe, **dict.fromkeys(LIBRARIES, listen)}
 
 
 def enter() -> None:
@@ -238,7 +238,7 @@ def enter() -> None:
         except Exception:  # then only the exit code tells how it ended
             pass
         if "torch" in sys.modules:  # a .pth file was faster
-            arm(sys.modules["torch"])
+            install_probe(sys.modules["torch"])
         sys.meta_path.insert(0, Finder())
 
 

@@ -367,7 +367,7 @@ Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _codes: Dict[CodeType, CodeType] = {}  # one for all functions of one `def`
 
 
-def uncounted(function: Wrapped) -> Wrapped:
+def hidden_from_stacklevel(function: Wrapped) -> Wrapped:
     """Have `function`, which stands around something of the job's or of torch's, not counted."""
     code: CodeType = function.__code__
     if code not in _codes:
@@ -380,7 +380,7 @@ Function = Callable[..., Any]
 Hidden = Callable[..., Function]
 
 
-def hidden(
+def hide_from_compiler(
     torch: Any, function: Function, recursive: bool = True, plain: Optional[Function] = None
 ) -> Function:
     """Keep torch.compile out of `function`, and if `recursive` out of what it calls.
@@ -400,7 +400,7 @@ def hidden(
 
     unwatched = plain or function
 
-    @uncounted
+    @hidden_from_stacklevel
     def quick(*args: Any, **kwargs: Any) -> Any:
         return unwatched(*args, **kwargs) if watcher() is None else slow(*args, **kwargs)
 
@@ -409,7 +409,7 @@ def hidden(
     return quick
 
 
-def as_it_is(function: Function) -> Function:
+def return_unchanged(function: Function) -> Function:
     """Stand for `hidden` where no compiler watches."""
     return function
 

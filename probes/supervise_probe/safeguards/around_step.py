@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from ..context import Refused
 from ..runtime import files
-from ..runtime.guard import uncounted
+from ..runtime.guard import hidden_from_stacklevel
 from .nonfinite import ARMED, NonfiniteGuards
 from .skip_outliers import NAME, Skip, SkipOutliers
 from .update_clip import GradientClip, UpdateClip
@@ -155,7 +155,7 @@ class Profile:
                 setattr(module, name, self._ending_ours(original))
 
     def _ending_ours(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @uncounted
+        @hidden_from_stacklevel
         def begin(*args: Any, **kwargs: Any) -> Any:
             self.end("the job started a profile of its own")
             return original(*args, **kwargs)

@@ -27,7 +27,7 @@ import math
 import re
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from ..runtime.guard import uncounted
+from ..runtime.guard import hidden_from_stacklevel
 from ..torch_state.structure import Router, leaves
 
 NODES = 32  # of the graph, between scores and the product that they come from
@@ -324,7 +324,7 @@ class StandIns:
         self._places.clear()
 
     def _stand_in(self, original: Callable[..., Any], look: Look) -> Callable[..., Any]:
-        @uncounted
+        @hidden_from_stacklevel
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             if self._inside or self._compiling() or self._quiet():
                 return original(*args, **kwargs)

@@ -386,10 +386,14 @@ class Saved:
             The name of what had changed, other than tensors and chance; "" where nothing had.
         """
         self._set_modes(self._modes)
-        changed = [attempt(holder.name, holder.put_back, self._alike) for holder in self._holders]
-        changed += [attempt(empty[0], _empty, *empty) for empty in self._empty]
-        changed += [attempt(array[0], _put_back_array, *array) for array in self._arrays]
-        changed += [attempt("chance", rng.set_state_of, *generator) for generator in self._chance]
+        changed = [
+            try_put_back(holder.name, holder.put_back, self._alike) for holder in self._holders
+        ]
+        changed += [try_put_back(empty[0], _empty, *empty) for empty in self._empty]
+        changed += [try_put_back(array[0], _put_back_array, *array) for array in self._arrays]
+        changed += [
+            try_put_back("chance", rng.set_state_of, *generator) for generator in self._chance
+        ]
         return next((str(name) for name in changed if name), "")
 
     def _set_modes(self, modes: Tuple[bool, ...]) -> None:
@@ -490,7 +494,7 @@ class Saved:
         return all(value is None or type(value) is plain for value in (now, was))
 
 
-def attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:
+def try_put_back(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call `function(*args)`; return what it does, or `name` if it fails: the rest must go on."""
     try:
         return function(*args)

@@ -42,7 +42,7 @@ from ..runtime import rng
 from ..runtime.guard import describe, from_signal_handler
 from ..torch_state.structure import leaves
 from ..torch_state.tensor_copies import same_bits
-from .forward_inputs import NeverError, RefusedError, Saved, TypeClasses, attempt
+from .forward_inputs import NeverError, RefusedError, Saved, TypeClasses, try_put_back
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -95,8 +95,8 @@ class Weights:
 
     def put_back(self) -> bool:
         """Put back what can be, in any case the rest; whether anything had changed."""
-        changed = [attempt("failed", self._put_back, copy) for copy in self._copies]
-        changed += [attempt("failed", _differs, *mark) for mark in self._marks]
+        changed = [try_put_back("failed", self._put_back, copy) for copy in self._copies]
+        changed += [try_put_back("failed", _differs, *mark) for mark in self._marks]
         return any(changed)
 
     def _put_back(self, original: _Copy) -> bool:
@@ -131,7 +131,7 @@ def _differs(tensor: Any, mark: Tuple[Any, ...]) -> bool:
 
 __all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
 
-ROWS = 2
+SEQUENCES = 2
 MOST_BYTES = 64 << 20  # of inputs
 SEED = 20220405
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -164,7 +164,7 @@ def keep(
     root: Any,
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
-    rows: int = ROWS,
+    rows: int = SEQUENCES,
     most_bytes: int = MOST_BYTES,
 ) -> Inputs:
     """Keep the first rows of these inputs.
@@ -284,7 +284,7 @@ def _undone(
         torch._C._set_grad_enabled(False)
         changed = state.put_back()
         moved = weights.put_back()
-        lost = [attempt(generator.name, rng.restore, [generator]) for generator in chance]
+        lost = [try_put_back(generator.name, rng.restore, [generator]) for generator in chance]
         torch._C._set_grad_enabled(enabled)
     changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
     if changed:

@@ -32,7 +32,7 @@ LEAST_APART = 4  # steps: time for the other ranks to read it
 UNKNOWN = -1
 
 
-class JointSchedule:
+class SavepointSchedule:
     """The schedule as one rank sees it; ask it once at each boundary.
 
     Args:
@@ -168,7 +168,7 @@ class RollbackController:
         self._history, self._probe_batch = parts.history, parts.probe_batch
         self._safeguards, self._engine = parts.safeguards, ForeignEngine(context.registry)
         self._savepoints: Any = None
-        self._joint: Optional[JointSchedule] = None  # of several ranks
+        self._joint: Optional[SavepointSchedule] = None  # of several ranks
         self._next, self._every = 0, 1
         self._jump_not_before_ns = 0
         self._watch = StateWatch(context.torch, context.scalars, optimizers)
@@ -189,7 +189,7 @@ class RollbackController:
         max_bytes = int(settings["max_bytes"])
         if ranks > 1:
             max_bytes //= max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or ranks))
-            self._joint = JointSchedule(
+            self._joint = SavepointSchedule(
                 config.shm,
                 config.attempt,
                 self._position.rank == 0,

@@ -28,8 +28,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 from ..runtime import files
 from ..sampling.activations import LOGITS, ROWS, some_rows
-from ..sampling.side_forward import ROWS as SEQUENCES
-from ..sampling.side_forward import floating
+from ..sampling.side_forward import SEQUENCES, floating
 
 LIKELIEST = 10  # tokens; of fewer than 100 classes a tenth
 CHUNK = 1024  # targets of a chunk that are kept

@@ -21,7 +21,7 @@ import weakref
 from types import ModuleType
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Tuple
 
-from ..runtime.guard import uncounted
+from ..runtime.guard import hidden_from_stacklevel
 from ..runtime.scalars import Number, Scalars
 
 _HOOKS = (
@@ -176,7 +176,7 @@ def _call_after(kind: type, name: str, record: Callable[[Any], None]) -> None:
     original = getattr(kind, name)
 
     @functools.wraps(original)
-    @uncounted
+    @hidden_from_stacklevel
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         record(self)

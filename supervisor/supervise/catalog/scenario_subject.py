@@ -236,7 +236,7 @@ def _unread(
 ) -> None:
     """Warn of series that no detector reads. With a `clock` every frame counts."""
     assert isinstance(node, MapNode)
-    for _, series_node, series in scenario_form.every(form, node):
+    for _, series_node, series in scenario_form.iterate_series(form, node):
         for name in series:
             if name not in metrics and not (clock and is_known(name)):
                 message = f"no detector reads the series {name!r}"

@@ -268,7 +268,7 @@ class Names:
 def check(form: Scenario, node: Node, problems: Problems) -> None:
     """Note what is wrong with a scenario beyond its schema, whatever the policy."""
     assert isinstance(node, MapNode)
-    for key, series_node, series in every(form, node):
+    for key, series_node, series in iterate_series(form, node):
         _lengths(series, series_node, f"{form.name!r}: {key}", problems)
     for key, names in (("noise", form.noise), ("sampled", form.sampled)):
         for name in names:
@@ -307,7 +307,7 @@ def check_names(form: Scenario, node: Node, names: Names, problems: Problems) ->
             problems.add(first_text(item, verb), f"there is no verb {verb!r}", hint)
 
 
-def every(form: Scenario, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
+def iterate_series(form: Scenario, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
     """Yield `(key, its node, series)` for the first series and for all that come later."""
     for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
         section = node.locate(key)

@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, eq=False):
         """SHA-256 by file."""
         return {name: file.sha256 for name, file in self.files.items()}
 
-    def describe(self, findings: Findings) -> None:
+    def take_findings(self, findings: Findings) -> None:
         """Store what the verifier found in it."""
         self.files = dict(findings.files)
         self.bytes = sum(file.size for file in self.files.values()) or self.bytes

@@ -43,7 +43,7 @@ LIMIT_S = 900.0  # per checkpoint, plus one second per SLOWEST bytes; project de
 SLOWEST = 20_000_000
 # Signals that reading a damaged file may cause; others come from outside.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-STATES = {True: VERIFIED, False: BAD, None: UNVERIFIED}
+VERDICT_STATES = {True: VERIFIED, False: BAD, None: UNVERIFIED}
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _describe(entry: Entry, verdict: Verdict) -> None:
     """Put a verdict into the register, but for the state: the checkpoint is being pinned."""
     entry.state = COPIED
     entry.problems, entry.verified = list(verdict.problems), system.wall()
-    entry.describe(verdict.findings or Findings())
+    entry.take_findings(verdict.findings or Findings())
     if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(entry.path):
         entry.resumable = UNKNOWN  # a set of files
 
@@ -362,7 +362,7 @@ class CheckpointVerifier:
             if lost or entry.state != COPIED:
                 retention.release(entry, overwritten=lost)
                 return
-            entry.state = STATES[verdict.ok]
+            entry.state = VERDICT_STATES[verdict.ok]
             retention.overwrites.on_verdict(path, overwritten=now not in (seen, None))
             retention.write()  # before the report: an adopting supervisor must know it too
             self._notifications.verdict(entry, verdict.ok)

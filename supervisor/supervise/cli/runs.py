@@ -16,8 +16,7 @@ import msgspec
 
 from .. import system
 from ..checkpoints import registry
-from ..checkpoints.verification import STATES as VERDICTS
-from ..checkpoints.verification import VerifierProcess
+from ..checkpoints.verification import VERDICT_STATES, VerifierProcess
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain_json
 from ..core.model.policy import Checkpoints
@@ -284,10 +283,10 @@ def _verify(run: RunDir) -> int:
     verdict = VerifierProcess(Checkpoints().verify).verify(
         entry.path, entry.bytes, entry.python, urgent=True
     )
-    entry.state, entry.problems = VERDICTS[verdict.ok], list(verdict.problems)
+    entry.state, entry.problems = VERDICT_STATES[verdict.ok], list(verdict.problems)
     entry.verified = system.wall()
     if verdict.findings is not None:
-        entry.describe(verdict.findings)
+        entry.take_findings(verdict.findings)
     register.write()
     print_table([_checkpoint_row(entry)], CHECKPOINT_HEADER)
     return 0 if verdict.ok else 1

@@ -9,13 +9,13 @@ import math
 from dataclasses import replace
 
 from . import trends, withdrawal
+from .frames import LOSS
 from .incident import Incident, RunbookExecution, WithdrawnRunbook
 from .model.action import PlanContext, Refused
 from .model.checkpoint_registry import Checkpoint
 from .model.decisions import ACTING_MODES, PlannedStep
 from .model.payload import RollbackArgs
 from .model.policy import Policy, Runbook
-from .rank_monitor import LOSS
 from .run_state import State
 from .trends import InputChange, LossCourse
 

@@ -39,6 +39,7 @@ from msgspec import structs
 from . import runbook_runner
 from .attempt_overlap import CLOSE, STARTS, Overlap, Row, columns, row
 from .diagnosis import UPDATE
+from .frames import LOSS
 from .incident import WAY_BACK_VERBS, Incident, RunbookExecution
 from .model.action import EffectCheck
 from .model.decisions import (
@@ -53,7 +54,7 @@ from .model.events import Announced, Frame, Notice
 from .model.interfaces import WATCHER
 from .model.payload import Comparison, Continuity, Outcome, RollbackArgs
 from .model.policy import Policy, Rule
-from .rank_monitor import LOSS, RankMonitor
+from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 from .spike_classifier import NORM_RATIO
 from .trends import Band, median

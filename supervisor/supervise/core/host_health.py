@@ -15,7 +15,7 @@ from msgspec import Struct
 from .model.failure import Failure, FailureClass, classify_failure
 from .model.payload import Payload
 
-KIND = "host-health"  # of the notice
+HEALTH_NOTICE = "host-health"  # of the notice
 GOOD, BAD, UNDECIDED, SKIPPED = "good", "bad", "undecided", "skipped"
 MEMORY, DISK, DEVICES, MATMUL = "memory", "disk", "devices", "matmul"
 PEAK_SHARE = 0.5  # of the most that the job had; a leak may have made it large; project default

@@ -22,7 +22,7 @@ from . import (
     runbook_runner,
     withdrawal,
 )
-from .host_health import KIND as HEALTH
+from .host_health import HEALTH_NOTICE
 from .incident import ACTING, HELD, OPEN, OVERDUE_S, QUIET_STEPS, Incident, Reason, RunbookExecution
 from .model.decisions import (
     ActionFailed,
@@ -37,6 +37,7 @@ from .model.decisions import (
 from .model.events import Adopted, Exited, Launched, Notice
 from .model.failure import (
     ASKED_TYPE,
+    FAILURE_NOTICE,
     LOG_FAILURE,
     SIGNAL,
     SIGNALS,
@@ -44,7 +45,6 @@ from .model.failure import (
     Failure,
     exit_text,
 )
-from .model.failure import KIND as FAILURE
 from .model.interfaces import ACTION, FINISHED, WATCHER
 from .model.payload import (
     ChangedMetrics,
@@ -132,7 +132,7 @@ def on_signal(ctx: StepContext, event: Notice) -> None:
         job.held_signals += (signal.signal,)
 
 
-def on_preempt(ctx: StepContext, event: Notice) -> None:
+def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
     """Notify people of the outcome of a request; see `app.preemptor` for the phases."""
     job, outcome = ctx.state.job, event.data.read(PreemptOutcome)
     phase, cause, signals = outcome.phase, outcome.cause, ", ".join(outcome.signals or ())
@@ -268,8 +268,8 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     withdrawal.ENDED: withdrawal.on_pause_ended,
     "signal": on_signal,
     "training-ended": on_training_ended,
-    "preempt": on_preempt,
-    HEALTH: on_health,
+    "preempt": on_preempt_outcome,
+    HEALTH_NOTICE: on_health,
     approvals.DELIVERED: approvals.deliver,
     SHORT: on_short,
     ENOUGH: on_enough,
@@ -310,7 +310,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
 def on_notice(ctx: StepContext, event: Notice) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = ctx.state, ctx.state.job
-    if event.kind == FAILURE and _is_by_drill(job, event):
+    if event.kind == FAILURE_NOTICE and _is_by_drill(job, event):
         event = replace(event, data=event.data.extended(**DRILL))
     ctx.record(
         NoticeTaken(
@@ -326,7 +326,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "drill" and (drill := event.data.read(Drill)).fault == "crash":
         number = None if drill.params is None else drill.params.signal
         job.drill_signal = SIGNALS.get(number or 0, "")
-    if event.kind == FAILURE:
+    if event.kind == FAILURE_NOTICE:
         _on_failure(ctx, event.data.read(Failure))
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.read(Shards).shards or {})

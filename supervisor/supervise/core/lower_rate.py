@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from . import action_planning, opening, run_phase
 from .diagnosis import RATE
+from .frames import LOSS
 from .incident import Incident
 from .model.decisions import Advice, Lead, RateBlamed
 from .model.policy import HOLD, Policy, Runbook, next_level
-from .rank_monitor import LOSS, RankMonitor
+from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
 GOOD_STEPS = 10  # losses in their band show that the weights were good; those just before an onset

@@ -11,8 +11,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any
 
-from .frames import JOB, History
-from .frames import LOSS as LOSS
+from .frames import JOB, LOSS, History
 from .model import formats
 from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from .model.events import Beat, Frame

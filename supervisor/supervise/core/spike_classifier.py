@@ -31,8 +31,7 @@ from .model.verdicts import (
     SpikeClass,
     Verdict,
 )
-from .trends import Band, median, spread
-from .trends import slope as _slope
+from .trends import Band, median, slope, spread
 
 OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
 
@@ -283,18 +282,18 @@ def eval_shifted(case: Evidence) -> EvalShifted:
         later_points = [point for point in points if late is not None and point[0] >= late][-4:]
         if len(earlier_points) < 4 or not later_points:
             continue
-        slope = _slope(earlier_points, 1)
+        gradient = slope(earlier_points, 1)
         log_step = math.log(earlier_points[-1][0] + 1.0)
         level = median(
-            [value - slope * (math.log(step + 1.0) - log_step) for step, value in earlier_points]
+            [value - gradient * (math.log(step + 1.0) - log_step) for step, value in earlier_points]
         )
         residuals = [
-            value - level - slope * (math.log(step + 1.0) - log_step)
+            value - level - gradient * (math.log(step + 1.0) - log_step)
             for step, value in earlier_points
         ]
         limit = max(PROBE_MADS * spread(residuals, 0.0), PROBE_SHARE * abs(level))
         shift = median(
-            [v - level - slope * (math.log(step + 1.0) - log_step) for step, v in later_points]
+            [v - level - gradient * (math.log(step + 1.0) - log_step) for step, v in later_points]
         )
         text = (
             f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .frames import LOSS
 from .incident import Incident, Reason, RunbookExecution, Trigger, forget_undo
 from .model.action import Action
 from .model.decisions import ACTING_MODES
 from .model.events import Notice
 from .model.payload import PauseEnd
 from .model.policy import STOP, STOP_SEV0, Policy, Rule
-from .rank_monitor import LOSS, RankMonitor
+from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 from .trends import median
 

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from ..core.model import decisions, formats
-from ..core.model.failure import EXIT, Failure
-from ..core.model.failure import KIND as FAILURE
+from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import Verdict
 from ..store.recorder import INCOMPLETE
@@ -311,7 +310,7 @@ def _failures(records: Sequence[Record], incident: Sequence[Record]) -> list[Fai
     closing = next((r for r in reversed(incident) if is_closing(r)), None)
     closed = _newest(incident, decisions.IncidentClosed)
     by_end = closed is not None and closed.outcome == decisions.JOB_ENDED
-    crash = not opened.rule or any(notices(incident, FAILURE))
+    crash = not opened.rule or any(notices(incident, FAILURE_NOTICE))
     if not (crash or by_end) or opened.requested_by:
         return []
     until = incident[-1].seq if closing is None else closing.seq

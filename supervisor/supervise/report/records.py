@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from ..core.model import decisions
-from ..core.model.failure import KIND, Failure, by_cause
+from ..core.model.failure import FAILURE_NOTICE, Failure, by_cause
 from ..core.model.payload import NOTHING, Payload
 from ..errors import understood
 from ..store import audit
@@ -250,7 +250,10 @@ def launch_failures(records: Iterable[Record]) -> list[Failure]:
     for record in records:
         if isinstance(record.decision, decisions.JobLaunched):
             ended.clear()
-        elif isinstance(record.decision, decisions.NoticeTaken) and record.decision.what == KIND:
+        elif (
+            isinstance(record.decision, decisions.NoticeTaken)
+            and record.decision.what == FAILURE_NOTICE
+        ):
             ended.append(record.decision.details.read(Failure))
     return by_cause(ended)
 

@@ -22,7 +22,7 @@ __getattr__ = lazy_exports(
         "failures": "FailureRecords",
         "fencing": "Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch",
         "frame_enrichment": "FrameEnricher",
-        "hardware": "Growth, Hardware",
+        "hardware": "MemoryGrowth, Hardware",
         "host": (
             "HealthGate, OomCounters, Start, available_bytes, group_file, read_git_facts, run_tool"
         ),

@@ -321,7 +321,7 @@ class Evidence:
         bundle.json("git.json", bundle.source("git", lambda: host.read_git_facts(self._directory)))
         disks = (self._incidents, Path("/dev/shm"))  # noqa: S108 - only its free space is read
         bundle.json("host.json", bundle.source("host", lambda: host.machine_facts(*disks)))
-        logs = host.output_files(leader) | {str(log.resolve()): log for log in self._logs}
+        logs = host.output_files_by_path(leader) | {str(log.resolve()): log for log in self._logs}
         for number, (name, log) in enumerate(logs.items()):
             text = bundle.source(f"log {name}", partial(host.read_tail, log))
             if text is not None:

@@ -24,7 +24,7 @@ from ..core.model.events import Notice
 from ..core.model.failure import (
     EXCEPTION,
     EXIT,
-    KIND,
+    FAILURE_NOTICE,
     LAUNCHER,
     SIGNAL,
     THREAD_FAILURE,
@@ -212,7 +212,7 @@ class FailureRecords:
         failure = replace(failure, leading=leading, world_size=world_size)
         failure = classify_failure(failure, self._classes())
         data = {**asdict(failure), "record": name}
-        return [Notice(now_ns, KIND, failure.text, rank=failure.rank, data=Payload(data))]
+        return [Notice(now_ns, FAILURE_NOTICE, failure.text, rank=failure.rank, data=Payload(data))]
 
 
 def _last_message(rank: int, pid: int, code: int, text: str) -> Failure:

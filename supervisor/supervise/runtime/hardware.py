@@ -63,7 +63,7 @@ SLOWING = 10.0  # times what the last rise is below the first
 Points = Sequence[tuple[float, float]]  # seconds, bytes
 
 
-class Growth:
+class MemoryGrowth:
     """The newest sizes of one job, since it settled."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Hardware:
         self._strikes: dict[str, int] = {}
         self._devices: list[Any] | None = None
         self._xids: Xids
-        self._growth = Growth()
+        self._growth = MemoryGrowth()
         self._steps = False
         self._launch = threading.Lock()  # held to change `_growth`, and to tell what came of one
         self._peak_bytes = 0
@@ -226,7 +226,7 @@ class Hardware:
     def reset(self) -> None:
         """The job was started again: how its memory grew before says nothing about it."""
         with self._launch:
-            self._growth, self._steps = Growth(), False
+            self._growth, self._steps = MemoryGrowth(), False
             self._found_at = float("-inf")
             self._host = _without_growth(self._host)
 
@@ -297,7 +297,7 @@ class Hardware:
 
     # ── the host ──────────────────────────────────────────────────────────────────────────────────
 
-    def _memory(self, growth: Growth) -> dict[str, float]:
+    def _memory(self, growth: MemoryGrowth) -> dict[str, float]:
         private, files = 0, 0
         now_s = time.monotonic()
         if now_s >= self._found_at + self._members_every_s:

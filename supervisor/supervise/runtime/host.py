@@ -263,7 +263,7 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
 
 
-def output_files(pid: int) -> dict[str, Path]:
+def output_files_by_path(pid: int) -> dict[str, Path]:
     """Return the regular files that stdout and stderr of a process go to.
 
     Returns:

@@ -30,7 +30,7 @@ from .process import Process
 from .segment_reader import RankView
 from .signals import Forwarder
 
-KIND = "preempt"  # of the notices
+PREEMPT_NOTICE = "preempt"  # of the notices
 OFFER_S = 4.0  # the loop renews it each second; in a loop that hangs no signal waits
 RETRY_S = 5.0  # between two orders where no signal waits; project default
 END_TIME = "SLURM_JOB_END_TIME"  # of the environment: when the allocation ends, in Unix seconds
@@ -168,7 +168,7 @@ class Preemptor:
 
     def _offer(self, job: Job, terms: Preempt) -> None:
         """Offer to hold signals, unless no checkpoint can be made."""
-        self._refusal = refusal(self._processor, job)
+        self._refusal = explain_refusal(self._processor, job)
         if self._refusal:
             self._forwarder.withdraw()
         else:
@@ -248,7 +248,7 @@ class Preemptor:
         facts = {"path": path, "step": step, "signals": list(settled.signals)}
         self._notice(text, "saved", settled.cause, **facts)
         if not settled.signals:
-            args: dict[str, Json] = {"requeue": True, "key": f"{KIND}-{settled.cause}"}
+            args: dict[str, Json] = {"requeue": True, "key": f"{PREEMPT_NOTICE}-{settled.cause}"}
             stop = OperatorCommand(system.monotonic_ns(), settled.cause, "stop", Payload(args))
             self._processor.process(stop)
 
@@ -260,14 +260,16 @@ class Preemptor:
 
     def _report_unavailable(self, job: Job) -> None:
         """Report once what will not change by itself: the mode, or the number of ranks."""
-        reason = lasting_refusal(self._processor)
+        reason = explain_lasting_refusal(self._processor)
         if reason and reason != self._reported and job.ranks():
             self._reported = reason
             self._notice(f"job.preempt has no effect: {reason}", "unavailable", "", why=reason)
 
     def _notice(self, message: str, phase: str, cause: str, **facts: Any) -> None:
         data = {"phase": phase, "cause": cause, **facts}
-        self._processor.process(Notice(system.monotonic_ns(), KIND, message, data=Payload(data)))
+        self._processor.process(
+            Notice(system.monotonic_ns(), PREEMPT_NOTICE, message, data=Payload(data))
+        )
 
     # ── causes without a signal ───────────────────────────────────────────────────────────────────
 
@@ -287,9 +289,9 @@ class Preemptor:
             return False
 
 
-def refusal(processor: Processor, job: Job) -> str:
+def explain_refusal(processor: Processor, job: Job) -> str:
     """Return why no checkpoint can be ordered now, "" where it can."""
-    reason = lasting_refusal(processor)
+    reason = explain_lasting_refusal(processor)
     if reason:
         return reason
     if processor.performing in ENDING:
@@ -303,7 +305,7 @@ def refusal(processor: Processor, job: Job) -> str:
     return checkpoint.removeprefix(UNAVAILABLE) if checkpoint.startswith(UNAVAILABLE) else ""
 
 
-def lasting_refusal(processor: Processor) -> str:
+def explain_lasting_refusal(processor: Processor) -> str:
     """Return why `job.preempt` has no effect in this run, "" where it has."""
     policy, world_size = processor.policy, processor.state.job.world_size
     if policy.mode not in ACTING_MODES:

@@ -250,7 +250,7 @@ class Relauncher:
             start = Start(Path(path).parent, size, python)
             findings = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
             text, data = host_health.health_summary(findings)
-            notice = Notice(time.monotonic_ns(), host_health.KIND, text, data=data)
+            notice = Notice(time.monotonic_ns(), host_health.HEALTH_NOTICE, text, data=data)
             job.on_loop(lambda: self._process(notice), LOOP_S)
         except Exception:
             _log.exception("the health of this host is not known")

@@ -21,7 +21,7 @@ from pathlib import Path
 from supervise_probe import wire
 
 from ..core.model.events import Announced, Event, Frame, Gap, Notice
-from ..core.model.failure import KIND as FAILURE
+from ..core.model.failure import FAILURE_NOTICE
 from ..core.model.payload import Payload
 from ..errors import SegmentError
 from ..store import files
@@ -66,7 +66,7 @@ class ReadCursor:
         if event.rank is not None and event.segment is not None and event.letter is not None:
             key = (event.rank, event.segment)
             self.letters[key] = max(self.letters.get(key, 0), event.letter + 1)
-        elif event.kind == FAILURE:
+        elif event.kind == FAILURE_NOTICE:
             self.failures.add(str(event.data.get("record")))
         elif event.kind == "probe-off" and "pid" in event.data:
             self.silent.add(int(str(event.data["pid"])))

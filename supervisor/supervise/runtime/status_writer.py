@@ -14,8 +14,7 @@ import msgspec
 from .. import system
 from ..core.incident import PROBATION
 from ..core.model.events import Notice
-from ..core.model.failure import KIND as FAILURE
-from ..core.model.failure import FailureClass
+from ..core.model.failure import FAILURE_NOTICE, FailureClass
 from ..core.model.payload import Json, Payload
 from ..errors import SegmentError, StoreError, no_space
 from ..notifiers.heartbeat import Vitals
@@ -122,7 +121,9 @@ class StatusWriter:
     def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
         for failure in self._logs.poll(now_ns, last=last):
             data = {**asdict(failure), "record": failure.kind}
-            self._processor.process(Notice(now_ns, FAILURE, failure.text, data=Payload(data)))
+            self._processor.process(
+                Notice(now_ns, FAILURE_NOTICE, failure.text, data=Payload(data))
+            )
 
     def _failure_classes(self) -> tuple[FailureClass, ...]:
         from ..catalog.loader import failure_classes  # most jobs end well

@@ -159,7 +159,7 @@ class Chain:
         self.offset += len(line)
         return dict(record)
 
-    def check(self, record: Mapping[str, Any]) -> None:
+    def check_fields(self, record: Mapping[str, Any]) -> None:
         """Check the newest record's fields, since a whole log may be forged with valid digests.
 
         Raises:
@@ -273,7 +273,7 @@ def verify_audit(
             if not line.endswith(b"\n"):
                 tail = length
                 break
-            chain.check(chain.take(line))
+            chain.check_fields(chain.take(line))
             if witness is not None and chain.size == witness[0]:
                 witness_head = chain.head
     except TamperError as error:
@@ -308,7 +308,7 @@ def read_audit(path: Path) -> Iterator[dict[str, Any]]:
         if not line.endswith(b"\n"):
             return
         record = chain.take(line)
-        chain.check(record)
+        chain.check_fields(record)
         yield record
 
 
@@ -618,7 +618,7 @@ def _scan(path: Path, run_id: str) -> tuple[Chain, int]:
     for line, length in lines(path):
         if not line.endswith(b"\n"):
             return chain, length
-        chain.check(chain.take(line))
+        chain.check_fields(chain.take(line))
     return chain, 0
 
 

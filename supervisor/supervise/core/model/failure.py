@@ -16,16 +16,10 @@ from typing import Annotated, Literal
 
 from .values import Section, doc, named
 
-KIND = "failure"  # of the notice
+FAILURE_NOTICE = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = ("always", "once", "never")
-EXCEPTION, SIGNAL, EXIT, THREAD_FAILURE, LAUNCHER = (
-    "exception",
-    "signal",
-    "exit",
-    "thread",
-    "launcher",
-)
-LOG_FAILURE = "log"
+EXCEPTION, LOG_FAILURE, SIGNAL = "exception", "log", "signal"
+EXIT, THREAD_FAILURE, LAUNCHER = "exit", "thread", "launcher"
 _RANKING = (
     EXCEPTION,
     LOG_FAILURE,
@@ -33,7 +27,7 @@ _RANKING = (
     EXIT,
     THREAD_FAILURE,
     LAUNCHER,
-)  # which kind explains an end best
+)  # best explanation first
 RECENT_NS = 60_000_000_000  # before the newest end; of a helper, an older one explains nothing
 # The type of the error that torchrun's launcher ends with when it gets SIGTERM or the like; source:
 # torch.distributed.elastic.multiprocessing.api.
