@@ -235,7 +235,9 @@ class Probe:
 
     def is_quarantined(self, name: Any) -> bool:
         """See the package's `is_quarantined`."""
-        return bool(self.guard.run(self._report_part, self.parts.wired.quarantine.is_quarantined, name))
+        return bool(
+            self.guard.run(self._report_part, self.parts.wired.quarantine.is_quarantined, name)
+        )
 
     # ── the ends of a process ─────────────────────────────────────────────────────────────────
 

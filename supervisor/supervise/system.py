@@ -34,7 +34,7 @@ from . import process_reaper
 monotonic_ns = time.monotonic_ns
 
 
-def wall(ago_s: float = 0.0) -> str:
+def wall_time(ago_s: float = 0.0) -> str:
     """Return the time of day as UTC ISO-8601 with milliseconds: `2031-05-04T03:02:01.123Z`.
 
     Args:

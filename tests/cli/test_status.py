@@ -73,7 +73,7 @@ STATE = {
 def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatch):
     """What needs a person first; loss, speed and what is left; details last."""
     run = recorded()
-    run.write_json("state.json", {**STATE, "updated_wall": system.wall()})
+    run.write_json("state.json", {**STATE, "updated_wall": system.wall_time()})
     alive(run)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -24,7 +24,7 @@ RANKS = {
 
 def status(**changes):
     training = STATE["training"] | {"lag": {"0": 0, "1": 4, "2": 0}}
-    state = {**STATE, "training": training, "ranks": RANKS, "updated_wall": system.wall()}
+    state = {**STATE, "training": training, "ranks": RANKS, "updated_wall": system.wall_time()}
     return json.loads(json.dumps(state | changes))
 
 

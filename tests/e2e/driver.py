@@ -20,8 +20,8 @@ from pathlib import Path
 
 from supervise import system
 from supervise.catalog import load_policy, parse_drill
-from supervise.cli.adopt import adopt
-from supervise.cli.run import supervise
+from supervise.cli.adopt import adopt_run
+from supervise.cli.run import start_and_watch
 from supervise.store import Audit, Journal, Recorder
 
 
@@ -65,7 +65,7 @@ class Troubled(Recorder):
 
 
 def record(run, tell):
-    now = lambda: (system.monotonic_ns(), system.wall())  # noqa: E731
+    now = lambda: (system.monotonic_ns(), system.wall_time())  # noqa: E731
     audit = Audit.open(run.audit_path, run.id, at_ns=now()[0], wall=now()[1])
     return Troubled(Journal.open(run.journal_path), audit, now, tell)
 
@@ -78,7 +78,9 @@ if __name__ == "__main__":
     command, trouble, *rest = sys.argv[1:]
     Troubled.what, _, Troubled.word = trouble.partition(" ")
     if command == "adopt":
-        sys.exit(adopt(Path(rest[0]), tell, record))
+        sys.exit(adopt_run(Path(rest[0]), tell, record))
     policy, directory, drill, *argv = rest
     drills, again = [parse_drill(drill)] if drill else [], (policy, None, {})
-    sys.exit(supervise(argv, load_policy(policy), again, Path(directory), drills, tell, record))
+    sys.exit(
+        start_and_watch(argv, load_policy(policy), again, Path(directory), drills, tell, record)
+    )

@@ -12,9 +12,9 @@ from ..exports import lazy_exports
 if TYPE_CHECKING:
     from .diagnostics import PolicyErrors, Problem
     from .loader import load_policy
-    from .shipped import locate
+    from .shipped import locate_policy
 
-__all__ = ["PolicyErrors", "Problem", "load_policy", "locate"]
+__all__ = ["PolicyErrors", "Problem", "load_policy", "locate_policy"]
 
 __getattr__ = lazy_exports(
     __name__,
@@ -29,7 +29,7 @@ __getattr__ = lazy_exports(
         "metrics": "ABSENCE_REASONS, all_metrics, measured_metrics",
         "scenario_subject": "Subject, check_file",
         "scenarios": "Injection, Scenario",
-        "shipped": "shipped_folder, locate, shipped_names",
+        "shipped": "shipped_folder, locate_policy, shipped_names",
         "yaml_document": "parse_yaml, plain_yaml",
     },
 )

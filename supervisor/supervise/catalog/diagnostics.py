@@ -159,7 +159,7 @@ class Problems:
         return sorted(unique, key=lambda p: (self._order[p.path], p.line, p.col, p.message))
 
 
-def quoted(names: Iterable[str], limit: int = 12) -> str:
+def quote_names(names: Iterable[str], limit: int = 12) -> str:
     """Return "'a', 'b', 'c'" for a message, cut short when there are many."""
     listed = list(names)
     tail = ", ..." if len(listed) > limit else ""
@@ -175,7 +175,7 @@ def did_you_mean(wrong: str, candidates: Iterable[str], alike: float = 0.6) -> s
     near = near_miss(wrong, names, alike)
     if near is not None:
         return f"did you mean {near!r}?"
-    return f"known: {quoted(names, MAX_NAMES)}" if names else None
+    return f"known: {quote_names(names, MAX_NAMES)}" if names else None
 
 
 def near_miss(wrong: str, candidates: Iterable[str], alike: float = 0.6) -> str | None:

@@ -40,11 +40,11 @@ from .sections import (
     Step,
     WrittenRule,
     WrittenRunbook,
+    first_sentence,
     read_detector,
-    summary,
 )
-from .validation import describe
-from .yaml_document import MapNode, inline, plain_yaml
+from .validation import describe_schema
+from .yaml_document import MapNode, inline_yaml, plain_yaml
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -63,7 +63,7 @@ def _about(form: type, key: Key) -> str:
     """Describe a key, and the keys of its value."""
     inner = next(_sections(key.hint), None)
     names = "" if inner is None else ": " + ", ".join(f"`{name}`" for name in keys_of(inner))
-    return (key.doc or describe(json_schema(form)["properties"][key.name])) + names
+    return (key.doc or describe_schema(json_schema(form)["properties"][key.name])) + names
 
 
 def _sections(hint: Any) -> Iterator[type]:
@@ -80,7 +80,7 @@ def _default(key: Key) -> str:
         return "required"
     if key.default is None or key.default in ("", (), {}):
         return "–"
-    return f"`{inline(written_value(key.default, key.hint))}`"
+    return f"`{inline_yaml(written_value(key.default, key.hint))}`"
 
 
 def detectors() -> str:
@@ -88,7 +88,10 @@ def detectors() -> str:
     kinds = discover.detector_classes().items()
     return table(
         ("kind", "BREACH when", "keys and defaults"),
-        [(f"`{name}`", summary(form).removeprefix("BREACH "), _keys(form)) for name, form in kinds],
+        [
+            (f"`{name}`", first_sentence(form).removeprefix("BREACH "), _keys(form))
+            for name, form in kinds
+        ],
     )
 
 
@@ -110,7 +113,7 @@ def render_actions() -> str:
         marks += ["all ranks at one step"] if form.changes_training else []
         marks += [f"budget `{form.budget}`"] if form.budget else []
         marks += [] if form.touches_job else ["does not touch the job"]
-        rows.append((f"`{verb}`", summary(form), _keys(form), ", ".join(marks)))
+        rows.append((f"`{verb}`", first_sentence(form), _keys(form), ", ".join(marks)))
     return table(("verb", "what it does", "keys and defaults", ""), rows)
 
 
@@ -119,7 +122,7 @@ def render_notifiers() -> str:
     kinds = discover.notifiers().items()
     return table(
         ("name", "what it is", "keys and defaults"),
-        [(f"`{name}`", summary(form), _keys(form)) for name, form in kinds],
+        [(f"`{name}`", first_sentence(form), _keys(form)) for name, form in kinds],
     )
 
 
@@ -136,7 +139,7 @@ def _files(kind: str) -> list[dict[str, Any]]:
     for name in shipped.shipped_names(kind):
         problems = Problems()
         path = shipped.shipped_folder(kind) / f"{name}.yaml"
-        root = yaml_document.read(path, shipped.label(path), problems)
+        root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
         problems.stop()
         assert root is not None
         documents.append({"file": name, **plain_yaml(root)})
@@ -274,7 +277,7 @@ def _detector() -> dict[str, Any]:
     branches = [
         {
             "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
-            "then": {"description": summary(form), **_of_kind(form, name)},
+            "then": {"description": first_sentence(form), **_of_kind(form, name)},
         }
         for name, form in kinds.items()
     ]
@@ -458,7 +461,7 @@ def facts(draft: Draft, beside: Collection[str]) -> PolicyFacts:
 def readers(metric: str) -> dict[str, str]:
     """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
     return {
-        f"{pack.name}.{name}": inline(pack.written_keys[name]).strip("{}")
+        f"{pack.name}.{name}": inline_yaml(pack.written_keys[name]).strip("{}")
         for pack in _packs()
         for name, detector in pack.detectors.items()
         if _reads(detector, metric)
@@ -493,7 +496,7 @@ def _packs() -> list[_Pack]:
     lines = []
     for name in shipped.shipped_names(PACKS):
         path = shipped.shipped_folder(PACKS) / f"{name}.yaml"
-        root = yaml_document.read(path, shipped.label(path), problems := Problems())
+        root = yaml_document.read_mapping(path, shipped.display_path(path), problems := Problems())
         problems.stop()
         assert root is not None
         section, written_rules = root.get("detectors"), root.get("rules")

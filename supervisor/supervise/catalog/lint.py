@@ -20,7 +20,16 @@ from .pack import Entry, Parts
 from .rules import Written
 from .runbook_library import Opened, RunbookCatalog, Ways, verbs_of
 from .sections import PolicyFile
-from .yaml_document import ListNode, MapNode, Node, Scalar, entries, first_text, inside, texts
+from .yaml_document import (
+    ListNode,
+    MapNode,
+    Node,
+    Scalar,
+    first_text,
+    mapping_entries,
+    position_inside,
+    scalar_texts,
+)
 
 ALL = "all"
 SHORT_S = 600.0  # for a person to wake up, read and decide; project default
@@ -130,7 +139,9 @@ def check_approval_times(root: MapNode, form: PolicyFile, problems: Problems) ->
         problems.warn(keys.locate("timeout"), message, "timeout: 15m")
 
 
-def savepoints(root: MapNode, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:
+def check_savepoints(
+    root: MapNode, opened: Iterable[Opened], ways: Ways, problems: Problems
+) -> None:
     """A rollback in process needs savepoints."""
     section = root.get("savepoints")
     if section is not None and not (isinstance(section, Scalar) and section.value is None):
@@ -149,8 +160,8 @@ def check_unused(root: MapNode, form: PolicyFile, used: Container[str], problems
 
     In a file with mistakes a runbook that is named anywhere else counts as used.
     """
-    named = set(texts(root.without("runbooks"))) if problems.count else set()
-    for name, node in entries(root, "runbooks").items() if form.runbooks else ():
+    named = set(scalar_texts(root.without("runbooks"))) if problems.count else set()
+    for name, node in mapping_entries(root, "runbooks").items() if form.runbooks else ():
         if name not in used and name not in named and node.source is root.source:
             problems.warn(node, f"runbook {name!r} is never used")
 
@@ -177,14 +188,14 @@ def check_unread(
         elif rule is None and detector is not None and entry is parts.detectors.get(entry.name):
             read.update(detector.detectors)
         else:
-            names = [name for text in texts(entry.node) for name in NAME.findall(text)]
+            names = [name for text in scalar_texts(entry.node) for name in NAME.findall(text)]
             read.update(entry.scope.get(name, name) for name in names)
     for name, entry in parts.detectors.items():
         if name not in read and entry.node.source is root.source:
             problems.warn(entry.node, f"no rule reads the detector {name!r}")
 
 
-def unmeasured(
+def warn_unmeasured(
     detectors: Mapping[str, Detector],
     entries: Mapping[str, Entry],
     problems: Problems,
@@ -194,11 +205,11 @@ def unmeasured(
         for metric in detector.metrics:
             if metrics.measured_metrics() and not metrics.is_known(metric):
                 location: Place = first_text(entries[name].node, metric)
-                hint = metrics.suggestion(metric) or "the job must report it itself"
+                hint = metrics.suggest_metric(metric) or "the job must report it itself"
                 problems.warn(location, f"{name}: no collector measures {metric!r}", hint)
 
 
-def heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
+def check_heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     """Warn of a heartbeat so fast that it is refused, or so slow that it is of little use."""
     if HEARTBEAT not in form.notify:
         return
@@ -267,7 +278,7 @@ def check_crash(root: MapNode, library: RunbookCatalog, problems: Problems) -> N
         problems.add(node, message, "add relaunch: {args: [...]} to job")
 
 
-def relaunch(root: MapNode, problems: Problems) -> None:
+def check_relaunch(root: MapNode, problems: Problems) -> None:
     """The placeholders in `job.relaunch` are known."""
     placeholders = [f"{{{name}}}" for name in PLACEHOLDERS]
     for option, node in _templates(root):
@@ -275,7 +286,7 @@ def relaunch(root: MapNode, problems: Problems) -> None:
             if match[1] not in PLACEHOLDERS:
                 message = f"job.relaunch.{option}: no placeholder {match[0]!r}"
                 hint = did_you_mean(match[0], placeholders)
-                problems.add(inside(node, match.start()), message, hint)
+                problems.add(position_inside(node, match.start()), message, hint)
 
 
 def _templates(root: MapNode) -> Iterator[tuple[str, Scalar]]:

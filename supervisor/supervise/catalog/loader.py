@@ -26,7 +26,7 @@ from .rules import BuiltRule, Written
 from .runbook_library import Opened, RunbookCatalog
 from .schema import keys_of, plain_section, read_section, written_value
 from .sections import VERSION, VERSION_NUMBER, FailuresFile, PolicyFile, write_detector
-from .yaml_document import ListNode, MapNode, Node, Scalar, entries
+from .yaml_document import ListNode, MapNode, Node, Scalar, mapping_entries
 
 # Sections that are built from packs and other files, or that name these.
 _ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "extends", "remove", "use")
@@ -80,14 +80,14 @@ def policy_document(draft: Draft) -> dict[str, Any]:
     }
 
 
-def policy(draft: Draft) -> Policy:
+def build_policy(draft: Draft) -> Policy:
     """Return the policy as the engine takes it."""
     form = draft.form
-    text = yaml_document.dump(policy_document(draft))
+    text = yaml_document.dump_yaml(policy_document(draft))
     acts = draft.mode in ACTING_MODES  # weaker modes never roll back
     return Policy(
         name=draft.name,
-        digest=yaml_document.digest(text),
+        digest=yaml_document.policy_digest(text),
         mode=draft.mode,
         detectors=draft.detectors,
         rules=tuple(built.rule for built in draft.rules),
@@ -145,10 +145,10 @@ def failure_classes(classes: Iterable[FailureClass] = ()) -> tuple[FailureClass,
 
 @cache
 def _shipped_failure_classes() -> tuple[FailureClass, ...]:
-    path = shipped.find(FOLDER, NAME)
+    path = shipped.find_shipped(FOLDER, NAME)
     assert path is not None, "classes.yaml is part of this distribution"
     problems = Problems()
-    root = yaml_document.read(path, shipped.label(path), problems)
+    root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
     assert root is not None
     form: FailuresFile = read_section(FailuresFile, root, problems, "")
     problems.stop()
@@ -190,7 +190,7 @@ def load_policy(
         InputError: there is no such file, or it cannot be read.
         UsageError: there is no such mode.
     """
-    return policy(compose_policy(name_or_path, mode=mode, notify=notify, warnings=warnings))
+    return build_policy(compose_policy(name_or_path, mode=mode, notify=notify, warnings=warnings))
 
 
 def compose_policy(
@@ -203,9 +203,9 @@ def compose_policy(
     """Load as `load_policy` does, and return the draft, which knows where each part was written."""
     if mode is not None and mode not in MODES:
         raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
-    path = shipped.locate(name_or_path)
+    path = shipped.locate_policy(name_or_path)
     problems = Problems()
-    root = yaml_document.read(path, shipped.label(path), problems)
+    root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
     try:
         return from_root(root, path, mode, problems, notify)
     finally:
@@ -225,19 +225,19 @@ def from_root(
         problems.stop()
     assert root is not None
     count = problems.count
-    files = pack.chain(root, path, problems)
+    files = pack.base_chain(root, path, problems)
     for file_root, _ in files:
         _check_sort(file_root, problems)
     if problems.count > count:
         problems.stop()
-    root, removed = pack.fold([file_root for file_root, _ in files], problems)
+    root, removed = pack.fold_chain([file_root for file_root, _ in files], problems)
     if notify:
         root = pack.with_channels(root, notify, problems)
     form: PolicyFile = read_section(PolicyFile, root, problems, "", lenient=True)
     parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
     _fill(parts, root, form, problems)
-    pack.remove(root, parts, removed, problems)
-    return assemble(root, form, parts, path, mode, problems)
+    pack.remove_rules(root, parts, removed, problems)
+    return bind_policy(root, form, parts, path, mode, problems)
 
 
 def _check_sort(root: MapNode, problems: Problems) -> None:
@@ -265,22 +265,22 @@ def check_version(root: MapNode, problems: Problems) -> None:
         )
 
 
-def assemble(
+def bind_policy(
     root: MapNode, form: PolicyFile, parts: Parts, path: Path, mode: str | None, problems: Problems
 ) -> Draft:
     """Bind the parts of a policy to each other; raises when anything is wrong with it.
 
     A part with a mistake is left out, and so are mistakes that only follow from that.
     """
-    detectors, broken = rules.detectors(parts, form.baseline, problems)
-    drafts = rules.read(parts, detectors, broken, problems)
-    inhibited = rules.inhibitions(parts, drafts, problems)
-    inline = entries(root, "runbooks") if form.runbooks else {}
+    detectors, broken = rules.build_detectors(parts, form.baseline, problems)
+    drafts = rules.read_rules(parts, detectors, broken, problems)
+    inhibited = rules.build_inhibitions(parts, drafts, problems)
+    inline = mapping_entries(root, "runbooks") if form.runbooks else {}
     library = RunbookCatalog(inline, parts.folders, problems)
     named = _open_runbooks(drafts, library, problems)
     lint.check_ladder(root, library, problems)
     lint.check_crash(root, library, problems)
-    lint.relaunch(root, problems)
+    lint.check_relaunch(root, problems)
     _check_failures(root, form, problems)
     used = set(library.opened)
     for name, node in inline.items():
@@ -298,16 +298,16 @@ def assemble(
     books = library.resolved().items()
     runnable = [opened for name, opened in books if acting and name not in only_read]
     lint.check_budgets(root, form, runnable, ways, problems)
-    lint.savepoints(root, runnable, ways, problems)
+    lint.check_savepoints(root, runnable, ways, problems)
     lint.check_transitions(root, form, problems)
     lint.check_phases(detectors, parts.detectors, problems)
     lint.check_substitutes(library, problems)
     lint.check_approvals(root, library, parts, problems)
     lint.check_unused(root, form, used, problems)
     lint.check_unread(root, parts, detectors, drafts, problems)
-    lint.unmeasured(detectors, parts.detectors, problems)
+    lint.warn_unmeasured(detectors, parts.detectors, problems)
     lint.check_approval_times(root, form, problems)
-    lint.heartbeat(root, form, problems)
+    lint.check_heartbeat(root, form, problems)
     lint.check_rules_exist(parts, root, problems)
     problems.stop()
     return Draft(
@@ -315,7 +315,7 @@ def assemble(
         mode=mode or form.mode,
         form=form,
         detectors=detectors,
-        rules=tuple(rules.bind(drafts, detectors, form.objective)),
+        rules=tuple(rules.bind_rules(drafts, detectors, form.objective)),
         inhibit=tuple(inhibited),
         runbooks=library.resolved(),
         root=root,
@@ -355,9 +355,9 @@ def _fill(parts: Parts, root: MapNode, form: PolicyFile, problems: Problems) -> 
     section = root.get("use")
     parts.incomplete = section is not None and not isinstance(section, ListNode)
     names = section.items if isinstance(section, ListNode) else []
-    pack.use(names, parts, problems)
+    pack.add_packs(names, parts, problems)
     parts.add(root, form, {}, problems)
-    pack.override(root, form, parts, problems)
+    pack.apply_overrides(root, form, parts, problems)
 
 
 # People are neither told nor asked. The job is one launch: a recipe starts the real run again.
@@ -393,4 +393,4 @@ def load_isolated_policy(name_or_path: str) -> Isolated:
     if console and "notify" in left_out:
         left_out.remove("notify")
     left_out += [f"job.{name}" for name in LEFT_OUT_OF_JOB if resolved["job"].pop(name, None)]
-    return Isolated(policy(draft), yaml_document.dump(resolved), tuple(left_out))
+    return Isolated(build_policy(draft), yaml_document.dump_yaml(resolved), tuple(left_out))

@@ -242,12 +242,12 @@ def spec_of(metric: str) -> MetricSpec | None:
     return spec if spec.id not in measured_metrics() or "append" in spec.meaning else None
 
 
-def near(metric: str) -> list[str]:
+def similar_ids(metric: str) -> list[str]:
     """Return the candidates for a near miss: ids that contain the text, else all."""
     return [name for name in all_metrics() if metric in name] or list(all_metrics())
 
 
-def suggestion(metric: str, choices: Collection[str] | None = None) -> str | None:
+def suggest_metric(metric: str, choices: Collection[str] | None = None) -> str | None:
     """Return "did you mean 'train_loss' or 'train_loss_raw'?" for `loss`, None for no idea.
 
     Names of other programs come first (`recordings.table`), then misspellings.
@@ -256,9 +256,9 @@ def suggestion(metric: str, choices: Collection[str] | None = None) -> str | Non
         choices: the ids to choose from; None for all standard ones.
     """
     ids = all_metrics() if choices is None else choices
-    matches = [name for name in _of_others(table.plain(metric)) if name in ids]
+    matches = [name for name in _of_others(table.column_key(metric)) if name in ids]
     if not matches:
-        candidates = near(metric) if choices is None else [*choices]
+        candidates = similar_ids(metric) if choices is None else [*choices]
         matches = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
     return f"did you mean {' or '.join(map(repr, matches))}?" if matches else None
 

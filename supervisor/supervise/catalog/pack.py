@@ -17,7 +17,7 @@ from . import shipped, yaml_document
 from .diagnostics import Place, Problems, Source, did_you_mean, near_miss
 from .schema import read_section
 from .sections import PackFile, PolicyFile
-from .yaml_document import ListNode, MapNode, Node, Scalar, entries, items
+from .yaml_document import ListNode, MapNode, Node, Scalar, list_items, mapping_entries
 
 UNCHANGEABLE = ("kind", "id")
 PACKS = "policies/packs"
@@ -79,18 +79,20 @@ class Parts:
         for key, kind in (("detectors", MapNode), ("rules", ListNode)):
             if key in root.pairs and not isinstance(root.get(key), kind):
                 self.unreadable.add((root.source.label, key))
-        for short, node in entries(root, "detectors").items() if form.detectors else ():
+        for short, node in mapping_entries(root, "detectors").items() if form.detectors else ():
             name = scope.get(short, short)
             if name in self.detectors:
                 problems.add(node, f"there is a detector {name!r} already")
             else:
                 self.detectors[name] = Entry(name, node, scope)
-        for node in items(root, "rules") if form.rules else ():
+        for node in list_items(root, "rules") if form.rules else ():
             short = id_of(node)
             self.rules.append(Entry(scope.get(short, short), node, scope))
             if not short:  # its name is not known
                 self.unreadable.add((root.source.label, "rules"))
-        self.inhibit += [Entry("", node, scope) for node in items(root, "inhibit") if form.inhibit]
+        self.inhibit += [
+            Entry("", node, scope) for node in list_items(root, "inhibit") if form.inhibit
+        ]
 
 
 def id_of(node: Node) -> str:
@@ -98,19 +100,19 @@ def id_of(node: Node) -> str:
     return ident.text if isinstance(ident, Scalar) else ""
 
 
-def find(name: str, folders: Iterable[Path]) -> Path | None:
+def find_pack(name: str, folders: Iterable[Path]) -> Path | None:
     """Return the file of a pack: beside the policy and its bases first, else a shipped one."""
     paths = (folder / "packs" / f"{name}.yaml" for folder in folders)
-    return next(filter(shipped.is_file, paths), None) or shipped.find(PACKS, name)
+    return next(filter(shipped.is_file, paths), None) or shipped.find_shipped(PACKS, name)
 
 
-def available(folders: Iterable[Path]) -> list[str]:
-    """Return the names of all packs that `find` would find."""
+def available_packs(folders: Iterable[Path]) -> list[str]:
+    """Return the names of all packs that `find_pack` would find."""
     stems = [path.stem for folder in folders for path in (folder / "packs").glob("*.yaml")]
     return sorted({*stems, *shipped.shipped_names(PACKS)})
 
 
-def use(names: Collection[Node], parts: Parts, problems: Problems) -> None:
+def add_packs(names: Collection[Node], parts: Parts, problems: Problems) -> None:
     """Add the named packs to `parts`; for a misspelt name, the pack that was meant."""
     listed = [node.text for node in names if isinstance(node, Scalar)]
     used: set[str] = set()
@@ -123,31 +125,31 @@ def use(names: Collection[Node], parts: Parts, problems: Problems) -> None:
             problems.add(node, f"the pack {name!r} is used twice")
             continue
         used.add(name)
-        path = find(name, parts.folders)
+        path = find_pack(name, parts.folders)
         if path is None:
             parts.incomplete = True
-            packs = available(parts.folders)
+            packs = available_packs(parts.folders)
             problems.add(node, f"no pack {name!r}", did_you_mean(name, packs))
             suggestion = near_miss(name, packs)
             if suggestion is None or suggestion in used or suggestion in listed:
                 continue
             used.add(suggestion)
-            name, path = suggestion, find(suggestion, parts.folders)
+            name, path = suggestion, find_pack(suggestion, parts.folders)
             assert path is not None
-        root = yaml_document.read(path, shipped.label(path), problems)
+        root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
         if root is None:
             parts.incomplete = True
         else:
-            add(root, name, parts, problems)
+            add_pack(root, name, parts, problems)
 
 
-def add(root: MapNode, name: str, parts: Parts, problems: Problems) -> PackFile:
+def add_pack(root: MapNode, name: str, parts: Parts, problems: Problems) -> PackFile:
     """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
     form: PackFile = read_section(PackFile, root, problems, "", lenient=True)
     if form.pack not in (name, None):
         problems.add(root.locate("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
     detectors = form.detectors or {}
-    rules = items(root, "rules") if form.rules else []
+    rules = list_items(root, "rules") if form.rules else []
     ids = [id_of(node) for node in rules]
     for node in rules:
         if id_of(node) in detectors:
@@ -164,7 +166,7 @@ def add(root: MapNode, name: str, parts: Parts, problems: Problems) -> PackFile:
     return form
 
 
-def override(root: MapNode, form: PolicyFile, parts: Parts, problems: Problems) -> None:
+def apply_overrides(root: MapNode, form: PolicyFile, parts: Parts, problems: Problems) -> None:
     """Merge the policy's `override` into the entries it names."""
     entries = {**{entry.name: entry for entry in parts.rules if entry.name}, **parts.detectors}
     section = root.get("override")
@@ -189,16 +191,16 @@ def override(root: MapNode, form: PolicyFile, parts: Parts, problems: Problems) 
                 problems.add(change.pairs[key][0], f"{key!r} cannot be overridden")
             change = change.without(*fixed)
             entry.overridden = {key: value for key, (_, value) in change.pairs.items()}
-            entry.node = merged(entry.node, change)
+            entry.node = merge_entry(entry.node, change)
 
 
-def merged(base: MapNode, change: MapNode) -> MapNode:
+def merge_entry(base: MapNode, change: MapNode) -> MapNode:
     """Return `base` with the keys of `change`; mappings inside are merged, lists replaced."""
     pairs = dict(base.pairs)
     for key, (key_node, value) in change.pairs.items():
         old = base.get(key)
         if isinstance(old, MapNode) and isinstance(value, MapNode):
-            value = merged(old, value)
+            value = merge_entry(old, value)
         pairs[key] = (key_node, value)
     return MapNode(base.source, base.line, base.col, pairs)
 
@@ -207,7 +209,7 @@ ADDED = ("use", "rules", "inhibit", "planned", "remove")
 OWN = ("version", "policy", "summary", "extends", "cites")  # a base's say nothing about the policy
 
 
-def chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapNode, Path]]:
+def base_chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapNode, Path]]:
     """Return a policy and its file, then those of its base, of the base of that, and so on.
 
     Raises:
@@ -223,7 +225,7 @@ def chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapNode, 
                 names = [base.name for base in (*paths[paths.index(path.resolve()) :], path)]
                 problems.add(named, f"policies extend each other: {' -> '.join(names)}")
             else:
-                base = yaml_document.read(path, shipped.label(path), problems)
+                base = yaml_document.read_mapping(path, shipped.display_path(path), problems)
         except InputError as error:
             problems.add(named, str(error), error.hint)
         if base is None:
@@ -235,7 +237,7 @@ def chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapNode, 
     return files
 
 
-def fold(roots: Collection[MapNode], problems: Problems) -> tuple[MapNode, set[str]]:
+def fold_chain(roots: Collection[MapNode], problems: Problems) -> tuple[MapNode, set[str]]:
     """Return one policy from a chain, and the names that were removed from a base."""
     base, *extensions = reversed([*roots])
     removed: set[str] = set()
@@ -248,13 +250,13 @@ def with_channels(
     root: MapNode, notify: Mapping[str, Mapping[str, str]], problems: Problems
 ) -> MapNode:
     """Return a policy with more keys under `notify`."""
-    text = yaml_document.dump({"notify": notify})
+    text = yaml_document.dump_yaml({"notify": notify})
     added = yaml_document.parse_yaml(Source("--notify", text), problems)
     assert added is not None
-    return MapNode(root.source, root.line, root.col, merged(root, added).pairs)
+    return MapNode(root.source, root.line, root.col, merge_entry(root, added).pairs)
 
 
-def remove(root: MapNode, parts: Parts, removed: Collection[str], problems: Problems) -> None:
+def remove_rules(root: MapNode, parts: Parts, removed: Collection[str], problems: Problems) -> None:
     """Take out the rules of packs that `remove` names.
 
     Args:
@@ -345,6 +347,6 @@ def _extended(base: MapNode, extension: MapNode, problems: Problems) -> MapNode:
                         f"override: {{{name}: ...}} changes it",
                     )
                 value = value.without(*twice)
-            value = MapNode(*position, merged(old, value).pairs)
+            value = MapNode(*position, merge_entry(old, value).pairs)
         pairs[key] = (key_node, value)
     return MapNode(extension.source, extension.line, extension.col, pairs)

@@ -16,7 +16,7 @@ from .expression import WORDS, Expression, ExpressionError, parse_expression
 from .pack import Entry, Parts
 from .schema import BAD, keys_of, read_section
 from .sections import Baseline, WrittenRule, read_detector, read_valid_keys
-from .yaml_document import MapNode, Node, Scalar, first_text, inside
+from .yaml_document import MapNode, Node, Scalar, first_text, position_inside
 
 LOSSES = frozenset(("train_loss_raw", "train_loss", "train_loss_ema", "train_ppl"))
 NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
@@ -32,7 +32,7 @@ def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
     return replace(rule, severity="SEV2", runbook=None, phases=phases)
 
 
-def detectors(
+def build_detectors(
     parts: Parts, baseline: Baseline, problems: Problems
 ) -> tuple[dict[str, Detector], set[str]]:
     """Build all detectors, inputs before the detectors that read them.
@@ -121,7 +121,7 @@ class Written(NamedTuple):
     is_whole: bool
 
 
-def read(
+def read_rules(
     parts: Parts, detectors: Iterable[str], broken: Iterable[str], problems: Problems
 ) -> list[Written]:
     """Read all rules, also those with mistakes: what is right of them is of use to other checks.
@@ -159,7 +159,7 @@ def read(
     return drafts
 
 
-def bind(
+def bind_rules(
     drafts: Iterable[Written], detectors: Mapping[str, Detector], objective: str
 ) -> list[BuiltRule]:
     """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
@@ -213,10 +213,10 @@ def _expression(
                 if parts.may_exist(name, "detectors", entry.node, node):
                     continue
                 hint = did_you_mean(name, _usable(entry.scope, names))
-                problems.add(inside(node, position), f"unknown detector {name!r}", hint)
+                problems.add(position_inside(node, position), f"unknown detector {name!r}", hint)
         return None if unknown else expression.renamed(entry.scope)
     except ExpressionError as error:
-        problems.add(inside(node, error.at), f"rule {entry.name}: {error}")
+        problems.add(position_inside(node, error.at), f"rule {entry.name}: {error}")
         return None
 
 
@@ -248,7 +248,7 @@ def _refusal(muting: Written | None, muted: Written | None) -> str:
     return "which has a runbook" if muted.form.run and not muting.form.run else ""
 
 
-def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> list[Inhibit]:
+def build_inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> list[Inhibit]:
     """Build all inhibitions.
 
     What an override made void is none of the file's mistakes, and is left out.

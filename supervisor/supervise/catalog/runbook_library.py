@@ -141,7 +141,7 @@ class RunbookCatalog:
 
     def _find(self, name: str) -> Path | None:
         paths = (folder / RUNBOOKS / f"{name}.yaml" for folder in self.folders)
-        return next(filter(shipped.is_file, paths), None) or shipped.find(RUNBOOKS, name)
+        return next(filter(shipped.is_file, paths), None) or shipped.find_shipped(RUNBOOKS, name)
 
     def _inline(self, name: str, node: Node) -> Opened | None:
         if isinstance(node, ListNode):  # the short form: nothing but steps
@@ -160,7 +160,7 @@ class RunbookCatalog:
         return self._checked(name, form, node)
 
     def _file(self, name: str, path: Path) -> Opened | None:
-        root = yaml_document.read(path, shipped.label(path), self.problems)
+        root = yaml_document.read_mapping(path, shipped.display_path(path), self.problems)
         return None if root is None else self.file(name, root)
 
     def file(self, name: str, root: MapNode) -> Opened | None:
@@ -192,7 +192,7 @@ class RunbookCatalog:
                 self.problems.add(node.locate("verify"), f"runbook {name} verifies twice")
             form = msgspec.structs.replace(form, steps=(*form.steps, form.verify), verify=None)
         opened = Opened(name, form, node)
-        for step_node, message, hint in flaws(opened):
+        for step_node, message, hint in find_runbook_flaws(opened):
             self.problems.add(step_node, f"runbook {name}: {message}", hint)
         return opened
 
@@ -202,7 +202,7 @@ def verbs_of(form: WrittenRunbook) -> tuple[str, ...]:
     return tuple(discover.name_of(step) for step in form.steps)
 
 
-def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
+def find_runbook_flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
     """Yield `(place, message, hint)` of what makes a runbook dangerous or useless."""
     steps = opened.form.steps
     verbs = verbs_of(opened.form)

@@ -54,7 +54,7 @@ class Subject:
     source: Source
 
 
-def locate(name: str) -> Path:
+def locate_file(name: str) -> Path:
     """Return a file: a path, else the name of a shipped policy, else that of a shipped pack.
 
     Raises:
@@ -64,9 +64,9 @@ def locate(name: str) -> Path:
     if shipped.is_file(path):
         return path
     try:
-        return shipped.locate(name)
+        return shipped.locate_policy(name)
     except InputError:
-        pack_path = shipped.find(pack.PACKS, name) if path.parent == Path() else None
+        pack_path = shipped.find_shipped(pack.PACKS, name) if path.parent == Path() else None
         if pack_path is None:
             raise
         return pack_path
@@ -81,13 +81,13 @@ def sort_of(root: MapNode) -> str:
     return next(like, "policy")  # the key that names it may be misspelt
 
 
-def read(path: Path, problems: Problems) -> MapNode | None:
+def read_subject(path: Path, problems: Problems) -> MapNode | None:
     """Read a file of any sort; None when problems were noted.
 
     Raises:
         InputError: it cannot be read at all.
     """
-    return yaml_document.read(path, shipped.label(path), problems)
+    return yaml_document.read_mapping(path, shipped.display_path(path), problems)
 
 
 def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
@@ -99,11 +99,11 @@ def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
     loader.check_version(root, problems)
     beside = path.parent.parent if path.parent.name == "packs" else path.parent
     parts = Parts(folders=(beside,))
-    pack.add(root, path.stem, parts, problems)
+    pack.add_pack(root, path.stem, parts, problems)
     scenarios = _listed(root, "scenarios", problems)
     alone = PolicyFile(version="supervise/v1", policy=path.stem, mode="observe")
     try:
-        draft = loader.assemble(root, alone, parts, path, None, problems)
+        draft = loader.bind_policy(root, alone, parts, path, None, problems)
     except PolicyErrors:  # the names are known all the same
         if not parts.unreadable:
             rules = [entry.name for entry in parts.rules]
@@ -112,7 +112,9 @@ def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
     rules = [built.rule.id for built in draft.rules]
     names = _names(rules, (), draft.detectors, path.stem)
     _check(scenarios, names, problems)
-    return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, root.source)
+    return Subject(
+        root.source.label, draft, loader.build_policy(draft), scenarios, names, root.source
+    )
 
 
 def of_tests(
@@ -134,7 +136,7 @@ def of_tests(
         problems.stop()
     named = path.parent / form.policy
     try:
-        policy_path = shipped.locate(named if shipped.is_file(named) else form.policy)
+        policy_path = shipped.locate_policy(named if shipped.is_file(named) else form.policy)
     except InputError as error:
         problems.add(root.locate("policy"), str(error), error.hint)
         problems.stop()
@@ -147,18 +149,18 @@ def of_tests(
     names = _names(rules, draft.form.budgets, draft.detectors, "")
     _check(scenarios, names, problems)
     source = draft.root.source
-    return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, source)
+    return Subject(root.source.label, draft, loader.build_policy(draft), scenarios, names, source)
 
 
-def files_of(name_or_path: str | Path) -> list[Path]:
+def list_policy_files(name_or_path: str | Path) -> list[Path]:
     """Return the files whose scenarios prove a policy: its packs, and its tests if it has some.
 
     Raises:
         PolicyErrors, InputError: as `load_policy`.
     """
-    path = shipped.locate(name_or_path)
+    path = shipped.locate_policy(name_or_path)
     draft = loader.compose_policy(path)
-    packs = [pack.find(name, draft.parts.folders) for name in draft.form.use]
+    packs = [pack.find_pack(name, draft.parts.folders) for name in draft.form.use]
     tests = path.parent / TESTS / path.name
     return [file for file in (*packs, tests) if file is not None and shipped.is_file(file)]
 
@@ -172,7 +174,7 @@ def _listed(root: MapNode, key: str, problems: Problems) -> Scenarios:
         form = read_section(Scenario, node, Problems(), "")
         if form is BAD:
             continue
-        scenario_form.check(form, node, problems)
+        scenario_form.check_scenario(form, node, problems)
         if form.name in names:
             problems.add(node, f"there is a scenario {form.name!r} already")
         names.add(form.name)
@@ -193,7 +195,7 @@ def _used(
             )
         elif file.resolve() not in files:
             files.add(file.resolve())
-            included = read(file, problems)
+            included = read_subject(file, problems)
             if included is None:
                 continue
             if sort_of(included) != TESTS:
@@ -262,11 +264,11 @@ def check_file(name: str, text: str = "") -> Checked:
     problems, warnings = Problems(), list[Problem]()
     sort = "policy"
     try:
-        path = Path("stdin.yaml") if name == STDIN else locate(name)
+        path = Path("stdin.yaml") if name == STDIN else locate_file(name)
         root = (
             yaml_document.parse_yaml(Source("<stdin>", text), problems)
             if name == STDIN
-            else read(path, problems)
+            else read_subject(path, problems)
         )
         if root is None:
             problems.stop()
@@ -303,7 +305,7 @@ def _judge(
     problems.stop()
 
 
-def merged(results: Iterable[Checked]) -> tuple[list[Problem], list[Problem]]:
+def merge_problems(results: Iterable[Checked]) -> tuple[list[Problem], list[Problem]]:
     """Return all errors and all warnings, each once, by file, line and column."""
     errors: dict[tuple[str, str], Problem] = {}
     warnings: dict[tuple[str, str], Problem] = {}

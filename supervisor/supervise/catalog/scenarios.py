@@ -34,7 +34,7 @@ _SERIES = rf"\s*{_PLAIN_PIECE}(?:\s+{_PLAIN_PIECE})*\s*"
 Series = Annotated[str, named(_SERIES, "a series such as '2.4x300 5.0-0.1x20'", token=_PLAIN_PIECE)]
 
 
-def count(text: str) -> int:
+def count_samples(text: str) -> int:
     """Return how many samples a series holds."""
     return sum(int(piece[5] or 1) for piece in PIECE.finditer(text))
 
@@ -265,7 +265,7 @@ class Names:
         return [name.removeprefix(f"{self.scope}.") for name in self.rules]
 
 
-def check(form: Scenario, node: Node, problems: Problems) -> None:
+def check_scenario(form: Scenario, node: Node, problems: Problems) -> None:
     """Note what is wrong with a scenario beyond its schema, whatever the policy."""
     assert isinstance(node, MapNode)
     for key, series_node, series in iterate_series(form, node):
@@ -316,7 +316,7 @@ def iterate_series(form: Scenario, node: MapNode) -> Iterator[tuple[str, Node, M
 
 
 def _lengths(series: Mapping[str, str], node: Node, label: str, problems: Problems) -> None:
-    lengths = {name: count(text) for name, text in series.items()}
+    lengths = {name: count_samples(text) for name, text in series.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         problems.add(node, f"{label} has series of different lengths: {listed}")

@@ -82,7 +82,7 @@ def keys_of(form: type) -> dict[str, Key]:
     return keys
 
 
-def convert(data: Any, form: type[T]) -> T:
+def convert_section(data: Any, form: type[T]) -> T:
     """Return the section that plain data describe.
 
     Raises:
@@ -136,11 +136,11 @@ def read_section(
     section: Any = None
     if isinstance(node, MapNode):
         try:
-            section = convert({**(defaults or {}), **plain_yaml(node)}, form)
+            section = convert_section({**(defaults or {}), **plain_yaml(node)}, form)
         except ValidationError:
             section = None
     if section is None:
-        wrong = mistakes(form, node, problems, label, overridden=overridden, rename=lenient)
+        wrong = find_mistakes(form, node, problems, label, overridden=overridden, rename=lenient)
         if not isinstance(node, MapNode) or (problems.count > count and not lenient):
             return BAD
         section = _filled(form, node, problems, label, defaults or {}, wrong)
@@ -149,7 +149,7 @@ def read_section(
     return BAD if problems.count > count and not lenient else section
 
 
-def mistakes(
+def find_mistakes(
     form: type,
     node: Node,
     problems: Problems,
@@ -160,7 +160,7 @@ def mistakes(
 ) -> set[str]:
     """Note what is wrong with a node, and return the keys in which it is; see `read_section`."""
     if not isinstance(node, MapNode):
-        return validation.check(json_schema(form), node, problems, label)
+        return validation.validate_node(json_schema(form), node, problems, label)
     keys = keys_of(form)
     # Over what a pack has written, a policy may have meant a key that is there already.
     changed = list(overridden) if overridden else None
@@ -175,7 +175,7 @@ def mistakes(
     valid = node.without(*unknown)
     return {
         *unknown,
-        *validation.check(json_schema(form), valid, problems, label, excused=suggestions),
+        *validation.validate_node(json_schema(form), valid, problems, label, excused=suggestions),
     }
 
 

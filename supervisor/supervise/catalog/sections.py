@@ -47,7 +47,15 @@ from ..notifiers import Settings
 from . import discover, validation
 from .diagnostics import Place, Problems
 from .scenarios import Scenario
-from .schema import BAD, convert, json_schema, keys_of, mistakes, plain_section, read_section
+from .schema import (
+    BAD,
+    convert_section,
+    find_mistakes,
+    json_schema,
+    keys_of,
+    plain_section,
+    read_section,
+)
 from .yaml_document import MapNode, Node, Scalar, first_text
 
 VERSION_NUMBER = 1
@@ -74,7 +82,7 @@ def read_detector(
     """
     form = _form(node)
     if form is None:
-        validation.check(_kind_schema(), node, problems, label)
+        validation.validate_node(_kind_schema(), node, problems, label)
         return BAD
     assert isinstance(node, MapNode)
     keys = node.without("kind")
@@ -92,7 +100,7 @@ def read_valid_keys(node: Node) -> Any:
     form = _form(node)
     if form is None or not isinstance(node, MapNode):
         return BAD
-    wrong = mistakes(form, node.without("kind"), Problems(), "")
+    wrong = find_mistakes(form, node.without("kind"), Problems(), "")
     return read_detector(node.without(*wrong), Problems(), "")
 
 
@@ -128,22 +136,22 @@ def _defaults(form: type, node: MapNode, baseline: Mapping[str, int]) -> dict[st
     return defaults
 
 
-def summary(form: type) -> str:
+def first_sentence(form: type) -> str:
     """Return the first sentence of a class's docstring, on one line."""
     text = " ".join((form.__doc__ or "").split("\n\n")[0].split())
     return re.split(r"\.\s+(?=[A-Z`])", text)[0].rstrip(".") + "."
 
 
-def part(name: str) -> Meta:
+def part_mark(name: str) -> Meta:
     """Return the mark of a part whose schema is the definition of this name, see `docs`."""
     return Meta(extra_json_schema={"$ref": f"#/definitions/{name}"})
 
 
-AnyDetector = Annotated[Any, part("detector")]
-AnyRule = Annotated[Any, part("rule")]
-AnyInhibition = Annotated[Any, part("inhibition")]
-AnyRunbook = Annotated[Any, part("runbook")]
-AnyChange = Annotated[Any, part("override")]
+AnyDetector = Annotated[Any, part_mark("detector")]
+AnyRule = Annotated[Any, part_mark("rule")]
+AnyInhibition = Annotated[Any, part_mark("inhibition")]
+AnyRunbook = Annotated[Any, part_mark("runbook")]
+AnyChange = Annotated[Any, part_mark("override")]
 
 if TYPE_CHECKING:
     Step = Action
@@ -162,7 +170,7 @@ else:
             form = discover.action_classes().get(verb) if isinstance(verb, str) else None
             if form is None:
                 raise ValueError("no action")
-            return convert({} if keys is None else keys, form)
+            return convert_section({} if keys is None else keys, form)
 
         @staticmethod
         def encode(value):
@@ -172,7 +180,7 @@ else:
         @staticmethod
         def schema():
             keyed = {
-                verb: {"description": summary(form), **_nullable(json_schema(form))}
+                verb: {"description": first_sentence(form), **_nullable(json_schema(form))}
                 for verb, form in discover.action_classes().items()
             }
             alone = [verb for verb, form in keyed.items() if "required" not in form]
@@ -184,7 +192,7 @@ else:
 
         @staticmethod
         def decode(value):
-            return convert(value, discover.action_classes()["verify"])
+            return convert_section(value, discover.action_classes()["verify"])
 
         encode = staticmethod(plain_section)
 
@@ -199,7 +207,10 @@ else:
         def decode(value):
             if not isinstance(value, dict) or not value.keys() <= discover.notifiers().keys():
                 raise ValueError("no notifier")
-            return {name: convert(keys, discover.notifiers()[name]) for name, keys in value.items()}
+            return {
+                name: convert_section(keys, discover.notifiers()[name])
+                for name, keys in value.items()
+            }
 
         @staticmethod
         def encode(value):

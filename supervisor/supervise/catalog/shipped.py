@@ -26,13 +26,13 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 
-def find(kind: str, name: str) -> Path | None:
+def find_shipped(kind: str, name: str) -> Path | None:
     """Return the shipped file of this name, or None."""
     path = shipped_folder(kind) / f"{name}.yaml"
     return path if path.is_file() else None
 
 
-def locate(name_or_path: str | Path) -> Path:
+def locate_policy(name_or_path: str | Path) -> Path:
     """Return the file of a policy: a path, else the name of a shipped one.
 
     Raises:
@@ -42,7 +42,9 @@ def locate(name_or_path: str | Path) -> Path:
     if is_file(path):
         return path
     name = path.name.removesuffix(".yaml")
-    if path.parent in (Path(), Path("policies")) and (shipped_path := find("policies", name)):
+    if path.parent in (Path(), Path("policies")) and (
+        shipped_path := find_shipped("policies", name)
+    ):
         return shipped_path  # also beside a directory of that name
     from .diagnostics import did_you_mean  # the launch of a job needs no hint
 
@@ -64,7 +66,7 @@ def is_file(path: Path) -> bool:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def label(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Return the name under which messages know a file: relative when it lies below here."""
     try:
         relative = os.path.relpath(path)
@@ -90,7 +92,7 @@ def locate_base(path: Path, base: str) -> Path:
         if is_file(named):
             return named
         raise InputError(f"no policy {base!r}: no such file", hint="a path begins at this file")
-    shipped_path = find("policies", base)
+    shipped_path = find_shipped("policies", base)
     if shipped_path is None:
         is_beside = is_file(named.with_name(f"{base}{SUFFIX}"))
         hint = did_you_mean(base, shipped_names("policies"))
@@ -100,7 +102,7 @@ def locate_base(path: Path, base: str) -> Path:
     return shipped_path
 
 
-def chain(path: Path) -> list[Path]:
+def file_chain(path: Path) -> list[Path]:
     """Return the file of a policy, the one that it extends, the one that this extends, and so on.
 
     It ends where a file cannot be read, or comes again.

@@ -13,8 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..core.model.values import DURATION
-from .diagnostics import Problems, did_you_mean, quoted
-from .yaml_document import ListNode, MapNode, Node, Scalar, inside, plain_yaml
+from .diagnostics import Problems, did_you_mean, quote_names
+from .yaml_document import ListNode, MapNode, Node, Scalar, plain_yaml, position_inside
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -30,7 +30,7 @@ ALIASES = {
 }
 
 
-def check(
+def validate_node(
     schema: Mapping[str, Any],
     node: Node,
     problems: Problems,
@@ -91,19 +91,19 @@ def unknown_keys(
     return suggestions
 
 
-def describe(schema: Mapping[str, Any]) -> str:
+def describe_schema(schema: Mapping[str, Any]) -> str:
     """Return a description of the values of a schema: "a whole number", "a time such as 30s"."""
     if "patternErrorMessage" in schema:
         return str(schema["patternErrorMessage"]).removeprefix("should be ")
     if "anyOf" in schema:
         return " or ".join(
-            describe(option) for option in schema["anyOf"] if option.get("type") != "null"
+            describe_schema(option) for option in schema["anyOf"] if option.get("type") != "null"
         )
     if "enum" in schema or "const" in schema:
         options = [
             option for option in schema.get("enum", [schema.get("const")]) if option is not None
         ]
-        return f"one of {quoted(options)}" if len(options) > 1 else repr(options[0])
+        return f"one of {quote_names(options)}" if len(options) > 1 else repr(options[0])
     match _type(schema):
         case "integer":
             return "a number of steps" if schema.get("x-unit") == "steps" else "a whole number"
@@ -113,12 +113,12 @@ def describe(schema: Mapping[str, Any]) -> str:
             return "text"
         case "array":
             size = f" of {schema['minItems']}" if "minItems" in schema else ""
-            return f"a list{size}, each item {describe(schema['items'])}"
+            return f"a list{size}, each item {describe_schema(schema['items'])}"
         case "object":
             values = schema.get("additionalProperties")
             if isinstance(values, dict):
-                return f"a mapping from names to {describe(values)}"
-            return f"a mapping with {quoted(schema.get('properties', ()))}"
+                return f"a mapping from names to {describe_schema(values)}"
+            return f"a mapping with {quote_names(schema.get('properties', ()))}"
         case "number":
             return "a number"
     return "anything"
@@ -171,13 +171,13 @@ class _Reporter:
         missing = [k for k in error.validator_value if k not in node.pairs and k not in excused]
         for key in missing:
             options = error.schema["properties"].get(key, {}).get("enum")
-            hint = None if options is None else f"one of {quoted(options, MAX_OPTIONS)}"
+            hint = None if options is None else f"one of {quote_names(options, MAX_OPTIONS)}"
             self.problems.add(node, f"{name or 'the file'} needs the key {key!r}", hint)
 
     def _names(self, error: Any, node: Node, name: str) -> None:
         assert isinstance(node, MapNode)
         key = str(error.instance)
-        text = f"a name in {name} should be {describe(error.schema)}, not {key[:40]!r}"
+        text = f"a name in {name} should be {describe_schema(error.schema)}, not {key[:40]!r}"
         self.problems.add(node.pairs[key][0], text)
 
     def _any_of(self, error: Any, node: Node, name: str) -> None:
@@ -186,7 +186,7 @@ class _Reporter:
             if isinstance(error.instance, str) and (
                 keyed := option.get("properties", {}).get(error.instance)
             ):
-                needed = quoted(keyed["required"])
+                needed = quote_names(keyed["required"])
                 self.problems.add(node, f"{name}.{error.instance} needs the key {needed}")
                 return
         groups: dict[Any, list[Any]] = {}
@@ -221,9 +221,10 @@ class _Reporter:
         for match in re.finditer(r"\S+", error.instance) if token else ():
             if not re.fullmatch(token, match[0]):
                 is_reported = True
-                text = f"should be {describe(error.schema)}; {match[0][:40]!r} is not part of one"
+                text = f"should be {describe_schema(error.schema)}; "
+                text += f"{match[0][:40]!r} is not part of one"
                 hint = "value, then perhaps +step or *factor, then perhaps xCOUNT"
-                self.problems.add(inside(node, match.start()), f"{name} {text}", hint)
+                self.problems.add(position_inside(node, match.start()), f"{name} {text}", hint)
         if not is_reported:
             self._report_value(error, node, name)
 
@@ -247,7 +248,9 @@ class _Reporter:
             return
         else:
             hint = _hint(schema, node)
-        self.problems.add(node, f"{name} should be {describe(schema)}, not {node.shape}", hint)
+        self.problems.add(
+            node, f"{name} should be {describe_schema(schema)}, not {node.shape}", hint
+        )
 
 
 _REPORTS: dict[str, Callable[[_Reporter, Any, Node, str], None]] = {
@@ -311,7 +314,7 @@ def _validator() -> Any:
             yield ValidationError(f"{text!r} does not match {regex!r}")
 
     def reference(*_: object) -> Iterator[ValidationError]:
-        return iter(())  # a part that is validated by itself, see `sections.part`
+        return iter(())  # a part that is validated by itself, see `sections.part_mark`
 
     def required(
         checker: Any, keys: Iterable[str], value: object, schema: Any

@@ -71,7 +71,7 @@ class Scalar(Node):
     @property
     def value(self) -> Any:
         """The value under YAML 1.2: None, bool, int, float or str."""
-        return resolve(self.text) if self.plain else self.text
+        return resolve_scalar(self.text) if self.plain else self.text
 
     @property
     def shape(self) -> str:
@@ -120,20 +120,20 @@ class MapNode(Node):
         return MapNode(self.source, self.line, self.col, pairs)
 
 
-def items(root: MapNode, key: str) -> list[Node]:
+def list_items(root: MapNode, key: str) -> list[Node]:
     """Return the nodes of a list under a key; none where there is no list."""
     section = root.get(key)
     return section.items if isinstance(section, ListNode) else []
 
 
-def entries(root: MapNode, key: str) -> dict[str, Node]:
+def mapping_entries(root: MapNode, key: str) -> dict[str, Node]:
     """Return the nodes of a mapping under a key, by name; none where there is no mapping."""
     section = root.get(key)
     pairs = section.pairs if isinstance(section, MapNode) else {}
     return {name: node for name, (_, node) in pairs.items()}
 
 
-def resolve(text: str) -> Any:
+def resolve_scalar(text: str) -> Any:
     """Return the value of plain text under the YAML 1.2 core schema."""
     initial = text[:1]
     if initial and initial not in "0123456789+-.~nNtTfF":
@@ -163,19 +163,19 @@ def first_text(node: Node, text: str) -> Node:
     return node
 
 
-def texts(node: Node) -> Iterator[str]:
+def scalar_texts(node: Node) -> Iterator[str]:
     """Yield the text of every scalar below `node`, without keys."""
     if isinstance(node, Scalar):
         yield node.text
     elif isinstance(node, ListNode):
         for item in node.items:
-            yield from texts(item)
+            yield from scalar_texts(item)
     elif isinstance(node, MapNode):
         for _, value in node.pairs.values():
-            yield from texts(value)
+            yield from scalar_texts(value)
 
 
-def inside(node: Scalar, index: int) -> Location:
+def position_inside(node: Scalar, index: int) -> Location:
     """Return the place of character `at` of a scalar's text in its file.
 
     Text may be folded over lines, so text and file are compared character by character; blanks
@@ -225,7 +225,7 @@ CONTROL = "a policy cannot contain the control character {!r}"
 Event = Any  # PyYAML's events share no typed base that knows marks and tags
 
 
-def read(path: Path, label: str, problems: Problems) -> MapNode | None:
+def read_mapping(path: Path, label: str, problems: Problems) -> MapNode | None:
     """Read a file whose top level must be a mapping; None when problems were noted instead.
 
     Raises:
@@ -400,7 +400,7 @@ _RAW = re.compile(  # no control character, no direction of text
 )
 
 
-def dump(document: Mapping[str, Any]) -> str:
+def dump_yaml(document: Mapping[str, Any]) -> str:
     """Return a document of mappings, lists, text, numbers, booleans and None as YAML."""
     lines: list[str] = []
     for key, value in document.items():
@@ -408,7 +408,7 @@ def dump(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def digest(text: str) -> str:
+def policy_digest(text: str) -> str:
     """Return `sha256:<hex>` of a resolved policy."""
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -416,7 +416,7 @@ def digest(text: str) -> str:
 def _block(head: str, value: Any, indent: int, lines: list[str]) -> None:
     """Write `head value` on one line where it fits and is no deep structure, else as a block."""
     pad = " " * indent
-    flow = f"{pad}{head} {inline(value)}"
+    flow = f"{pad}{head} {inline_yaml(value)}"
     deep = indent == 0 and isinstance(value, dict | list | tuple) and len(value) > 0
     if not isinstance(value, dict | list | tuple) or not value or (len(flow) <= WIDTH and not deep):
         lines.append(flow)
@@ -431,7 +431,7 @@ def _block(head: str, value: Any, indent: int, lines: list[str]) -> None:
 
 
 def _item(value: Any, indent: int, lines: list[str]) -> None:
-    flow = f"{' ' * indent}- {inline(value)}"
+    flow = f"{' ' * indent}- {inline_yaml(value)}"
     if len(flow) <= WIDTH or not isinstance(value, dict) or not value:
         lines.append(flow)
         return
@@ -442,12 +442,12 @@ def _item(value: Any, indent: int, lines: list[str]) -> None:
     lines += inner[1:]
 
 
-def inline(value: Any) -> str:
+def inline_yaml(value: Any) -> str:
     """Return a value on one line, in flow style."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_scalar(k)}: {inline(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_scalar(k)}: {inline_yaml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(inline(item) for item in value) + "]"
+        return "[" + ", ".join(inline_yaml(item) for item in value) + "]"
     return _scalar(value)
 
 
@@ -458,7 +458,7 @@ def _scalar(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    if _PLAIN.fullmatch(value) and isinstance(resolve(value), str) and value not in _LEGACY:
+    if _PLAIN.fullmatch(value) and isinstance(resolve_scalar(value), str) and value not in _LEGACY:
         return str(value)
     return _RAW.sub(_escaped, json.dumps(value, ensure_ascii=False))
 

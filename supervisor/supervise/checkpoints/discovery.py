@@ -198,7 +198,7 @@ def is_same_file(path: str, identity: FileIdentity, previous_stamp: Stamp = ()) 
     return any(row[1:] in known_rows or identity.wrote(row) for row in stamp_files(path) or ())
 
 
-def contains(current: Stamp, identity: FileIdentity) -> bool:
+def contains_file(current: Stamp, identity: FileIdentity) -> bool:
     """Whether one of these files is the saved one, whatever its path; see `is_same_file`."""
     return any(row[3] == identity.stat[-1] and identity.wrote(row) for row in current)
 
@@ -352,7 +352,7 @@ class OwnershipResolver:
             return entry.how, "; ".join(entry.problems)
         rows = _rows(entry.stamp)
         folder = _folder(entry.path)
-        if any(contains(entry.stamp, identity) for identity in self._identities):
+        if any(contains_file(entry.stamp, identity) for identity in self._identities):
             self._reported.add(folder)  # renamed after the report
             return "", ""
         claims = [

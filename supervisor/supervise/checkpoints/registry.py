@@ -231,7 +231,7 @@ def read_registry(run: Path) -> RegisterDocument:
 PIECE = 1 << 24  # bytes
 
 
-def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
+def hash_files(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
     """Return the SHA-256 of each file, None for one that cannot be read."""
     digests: dict[str, str | None] = {}
     for name in paths:
@@ -296,7 +296,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     policy_digest: str = ""
 
 
-def manifest(
+def build_manifest(
     entry: Entry,
     facts: RunFacts,
     code: object,

@@ -221,7 +221,7 @@ class Restorer:
                 Path(o.path) for o, newer in own_others if o.present and (newer or o.state == BAD)
             ]
         for folder in {path.parent for path in paths if path.exists()}:
-            trial = files.unpredictable(folder / "supervise")
+            trial = files.hidden_name(folder / "supervise")
             try:
                 os.close(files.create_file(trial))
                 trial.unlink()
@@ -542,7 +542,7 @@ class CheckpointService:
                 complete.
         """
         with self._kept.lock:
-            now_s, wall = time.monotonic(), system.wall()
+            now_s, wall = time.monotonic(), system.wall_time()
             changes = self._tracker.scan(self._position, now_s, wall, closely=closely, ended=ended)
             for entry in changes.lost:
                 self._kept.on_lost(entry)

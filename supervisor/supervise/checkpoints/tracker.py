@@ -108,7 +108,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
         how=str(data.get("how", "its library")),
         rank=event.rank or 0,
         ranks=int(data.get("ranks", position.ranks)),
-        wall=system.wall(),
+        wall=system.wall_time(),
         seconds=seconds,
         identity=identity,
         python=data.get("python"),

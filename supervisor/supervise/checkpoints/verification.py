@@ -238,7 +238,7 @@ def _explain_exit(code: int, errors: Sequence[str], error: str) -> tuple[bool | 
 def _describe(entry: Entry, verdict: Verdict) -> None:
     """Put a verdict into the register, but for the state: the checkpoint is being pinned."""
     entry.state = COPIED
-    entry.problems, entry.verified = list(verdict.problems), system.wall()
+    entry.problems, entry.verified = list(verdict.problems), system.wall_time()
     entry.take_findings(verdict.findings or Findings())
     if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(entry.path):
         entry.resumable = UNKNOWN  # a set of files
@@ -249,7 +249,7 @@ class CheckpointVerifier:
 
     Args:
         required: what must hold of one, see `core.model.policy.Checkpoints`.
-        facts, code, data: for manifests, see `registry.manifest` and `registry.inputs`.
+        facts, code, data: for manifests, see `registry.build_manifest` and `registry.hash_files`.
 
     Attributes:
         current: what is being verified, None for nothing.
@@ -418,14 +418,16 @@ class CheckpointVerifier:
                     retention.pins.pin(entry, link, link=exclusive)
                 with retention.lock:
                     entry.pinned = True
-                inputs = registry.inputs(self._data, self._cwd)
+                inputs = registry.hash_files(self._data, self._cwd)
                 for name in (name for name, sha in inputs.items() if sha is None):
                     self._notifications.note(
                         f"job.manifest: {name} cannot be read below {self._cwd}: the manifests of "
                         "this run's checkpoints lack its hash",
                         once=f"manifest {name}",
                     )
-                content = registry.manifest(entry, self._facts, self._code(), environment, inputs)
+                content = registry.build_manifest(
+                    entry, self._facts, self._code(), environment, inputs
+                )
                 text = json.dumps(msgspec.to_builtins(content, enc_hook=str), indent=1) + "\n"
                 path = retention.pins.folder(entry) / "manifest.json"
                 files.replace_file(path, text.encode(), durable=True)
@@ -461,7 +463,7 @@ class CheckpointVerifier:
                 entry.state = BAD
                 entry.problems = [f"the pinned copy: {problem}" for problem in problems]
             elif verdict.ok:
-                entry.verified = system.wall()
+                entry.verified = system.wall_time()
             retention.write()
             if entry.state == BAD:
                 self._notifications.bad(entry)

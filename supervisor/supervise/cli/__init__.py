@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except Exception:
         traceback.print_exc()
         code = 1
-    _streams.leave(code)
+    _streams.exit_process(code)
 
 
 def invoke(argv: list[str] | None = None) -> int:
@@ -182,7 +182,7 @@ def invoke(argv: list[str] | None = None) -> int:
         _print_error(_of_click(error))
         return UsageError.exit_code
     except _UnwritableError as error:
-        return _streams.unwritable(error.reason)
+        return _streams.report_unwritable(error.reason)
 
 
 def _of_click(error: click.ClickException) -> UsageError:

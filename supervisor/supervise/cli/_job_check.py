@@ -361,7 +361,8 @@ def list_metric_availability(
     if check is None or reason is not None:
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
     availability = {
-        name: _of_probe(name, check, arrived(check)) for name in metrics.measured_metrics()
+        name: _of_probe(name, check, announced_metrics(check))
+        for name in metrics.measured_metrics()
     }
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
     availability |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
@@ -380,7 +381,7 @@ def list_metric_availability(
     return availability | {name: REPORTED for name in everything if name not in availability}
 
 
-def arrived(check: ProbeCheck) -> set[str]:
+def announced_metrics(check: ProbeCheck) -> set[str]:
     """Return the ids, or families of ids, that the probe announced."""
     specs = [(name, metrics.spec_of(name)) for name in check.names]
     return {name if spec is None else spec.id for name, spec in specs}

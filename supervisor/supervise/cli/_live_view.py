@@ -21,8 +21,15 @@ from ..runtime.status import LossCurve, Status, format_capabilities
 from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._runs import HIDDEN, LogTail, event_line
-from ._send_command import ask
-from .status import RunStatus, budgets_left, incidents, progress, read_status, state_text
+from ._send_command import send_and_wait
+from .status import (
+    RunStatus,
+    budgets_left,
+    current_incidents,
+    read_status,
+    state_text,
+    training_progress,
+)
 
 EVENTS = 200  # kept
 Rows = Sequence[tuple[str, str]]
@@ -115,7 +122,7 @@ def _facts(state: RunStatus) -> Rows:
     newest = state.newest
     if newest is None:
         return [("state", "no status was written yet")]
-    rows = progress(newest, state.life)
+    rows = training_progress(newest, state.life)
     rows.append(("state", f"{state_text(newest.state)}, mode {newest.mode}"))
     if newest.budgets:
         rows.append(("budgets", ", ".join(budgets_left(newest.budgets))))
@@ -126,7 +133,7 @@ def _facts(state: RunStatus) -> Rows:
 
 def _open(state: RunStatus) -> list[str]:
     lines = []
-    for incident in incidents(state):
+    for incident in current_incidents(state):
         acked = f" (acknowledged by {incident.acked})" if incident.acked else ""
         lines.append(f"{incident.text}{acked}")
     lines += [
@@ -322,7 +329,9 @@ class LiveView(App[None]):
         answer.display = True
         answer.update(f"{name}: sent, no answer yet")
         try:
-            lines = (await asyncio.to_thread(ask, self._run_dir.path, name, self._by, {})).lines
+            lines = (
+                await asyncio.to_thread(send_and_wait, self._run_dir.path, name, self._by, {})
+            ).lines
         except SuperviseError as error:
             lines = [str(error)]
         answer.update("\n".join(printable(f"{name}: {text}") for text in lines))

@@ -196,23 +196,23 @@ def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) ->
 
 def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
     """Open the records of a run as their only writer. Raises StoreError."""
-    audit = Audit.open(run.audit_path, run.id, at_ns=system.monotonic_ns(), wall=system.wall())
+    audit = Audit.open(run.audit_path, run.id, at_ns=system.monotonic_ns(), wall=system.wall_time())
     journal = Journal.open(run.journal_path)
-    return Recorder(journal, audit, lambda: (system.monotonic_ns(), system.wall()), print_line)
+    return Recorder(journal, audit, lambda: (system.monotonic_ns(), system.wall_time()), print_line)
 
 
 BARS = "▁▂▃▄▅▆▇█"
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def number(value: object) -> str:
+def format_number(value: object) -> str:
     """Return a number with four digits, "-" for none; JSON has non-finite ones as text."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """Return a time with its two largest units: `2 d 3 h`, `5 min 10 s`, `0.4 s`."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
@@ -226,7 +226,7 @@ def span(seconds: float) -> str:
     return " ".join(filter(None, parts))
 
 
-def age(since: object, now: datetime) -> str:
+def format_age(since: object, now: datetime) -> str:
     """Return how long ago an ISO-8601 time is: `3 h ago`; "-" where it is none."""
     seconds = seconds_since(since, now)
     if seconds is None:
@@ -245,14 +245,14 @@ def seconds_since(since: object, now: datetime) -> float | None:
         return None
 
 
-def rate(per_s: float, noun: str) -> str:
+def format_rate(per_s: float, noun: str) -> str:
     """Return `12.5 steps/s`, and of a slow one `8.3 s/step`."""
     if per_s < 1.0:
         return f"{1.0 / per_s:.3g} s/{noun}"
-    return f"{count(per_s)} {noun}s/s"
+    return f"{format_count(per_s)} {noun}s/s"
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """Return `950`, `12.5k`, `3.41M`."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -260,7 +260,7 @@ def count(value: float) -> str:
     return f"{value:.3g}"
 
 
-def spark(values: Sequence[float], width: int) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """Return a curve as one line of bars; `x` is a value that is not finite.
 
     Where there are more values than columns, a column is the highest of its share.
@@ -295,16 +295,16 @@ class Report(Protocol):
 Part = TypeVar("Part")
 
 
-def counted(parts: Sequence[Part], label: str) -> Iterator[Part]:
+def show_parts_done(parts: Sequence[Part], label: str) -> Iterator[Part]:
     """Yield the parts of a work, and show how many are done."""
-    with progress(label) as report:
+    with progress_line(label) as report:
         for count, part in enumerate(parts):
             report(count, len(parts))
             yield part
 
 
 @contextmanager
-def progress(label: str, *, is_counted: bool = True) -> Iterator[Report]:
+def progress_line(label: str, *, is_counted: bool = True) -> Iterator[Report]:
     """Yield a function that takes how many parts are done, of how many; it draws one line.
 
     Where parts are not counted, it shows the time that has passed.

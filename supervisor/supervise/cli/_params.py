@@ -76,7 +76,7 @@ class Number(click.FloatRange):
         return number
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Return a time with its unit, `90m` or `30d`, in seconds. Raises click.BadParameter."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None:

@@ -60,7 +60,7 @@ def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | No
     return (UNSUPERVISED if runs else LOST), None
 
 
-def life(run: RunDir, outcome: RunOutcome) -> Life:
+def run_life(run: RunDir, outcome: RunOutcome) -> Life:
     """Return whether anybody watches a run, and what became of its job.
 
     A live supervisor holds the lock of the audit log. Without one, the journal has the last state
@@ -149,7 +149,7 @@ def live_runs(directory: Path = RUNS) -> list[Path]:
     return [path for path in runs_in(directory) if is_locked(path / "audit.log")]
 
 
-def newest() -> Path:
+def newest_run() -> Path:
     """Return the newest run under ./runs. Raises StoreError."""
     runs = runs_in()
     if not runs:
@@ -187,7 +187,7 @@ def only_adoptable() -> Path:
     raise UsageError("no run under ./runs has lost its supervisor", hint="supervise runs")
 
 
-def find(name: str) -> Path:
+def find_run(name: str) -> Path:
     """Return the run that is named: a path, an id, a name, or the beginning of one.
 
     Names are looked for under ./runs first. The last part of a name, as `7f3a9c`, will do, too.
@@ -196,7 +196,7 @@ def find(name: str) -> Path:
         StoreError: there is no such run.
         UsageError: several begin with it.
     """
-    run = exactly(name)
+    run = find_exact_run(name)
     if run is not None:
         return run
     path = Path(name)
@@ -204,7 +204,7 @@ def find(name: str) -> Path:
     runs = runs_in(parent) if path.name and parent.is_dir() else []
     near = [run for run in runs if _is_short_for(path.name, run.name)]
     near = near or [run for run in runs if _is_short_for(path.name, _id_of(run))]
-    elsewhere = {} if "/" in name else run_directory.entries(os.environ)
+    elsewhere = {} if "/" in name else run_directory.list_run_directories(os.environ)
     named = {i: p for i, p in elsewhere.items() if _is_short_for(name, i, p.name)}
     here = {run.resolve() for run in near}
     near += [
@@ -225,7 +225,7 @@ def find(name: str) -> Path:
     raise StoreError(f"{name} is not a run", hint="`supervise runs` lists all" if runs else NO_RUN)
 
 
-def exactly(name: str) -> Path | None:
+def find_exact_run(name: str) -> Path | None:
     """Return the run that this is the path, the id or the whole name of, None for another text."""
     path = Path(name)
     if is_run(path):
@@ -234,13 +234,13 @@ def exactly(name: str) -> Path | None:
         return None
     if is_run(RUNS / name):
         return RUNS / name
-    linked = run_directory.entries(os.environ).get(name)
+    linked = run_directory.list_run_directories(os.environ).get(name)
     return linked if linked is not None and run_directory.still_there(name, linked) else None
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `[RUN]` to a command that only reads: it becomes the `run` of the function, a path."""
-    return _argument(function, newest)
+    return _argument(function, newest_run)
 
 
 def incident_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ def incident_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     with_incident = click.argument(
         "incident", required=False, metavar="[INCIDENT]", callback=resolve
     )(function)
-    return _argument(with_incident, newest, or_incident=True)
+    return _argument(with_incident, newest_run, or_incident=True)
 
 
 def live_run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -275,21 +275,23 @@ def _argument(
             ctx.meta[EARLY], value = value, None
         if value is None:
             return default()
-        return Path(value) if Path(value).is_file() else find(value)  # a copy of an audit log
+        return Path(value) if Path(value).is_file() else find_run(value)  # a copy of an audit log
 
     decorated: Callable[..., Any] = click.argument(
-        "run", metavar="[RUN]", required=False, callback=resolve, shell_complete=complete
+        "run", metavar="[RUN]", required=False, callback=resolve, shell_complete=complete_run
     )(function)
     return decorated
 
 
-def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
     """Return the runs that a shell may complete to."""
     from click.shell_completion import CompletionItem
 
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="dir")]
-    names = dict.fromkeys([*(run.name for run in runs_in()), *run_directory.entries(os.environ)])
+    names = dict.fromkeys(
+        [*(run.name for run in runs_in()), *run_directory.list_run_directories(os.environ)]
+    )
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -20,7 +20,7 @@ from ..store.files import is_locked
 from ..store.quarantine_list import Quarantine
 from ..store.run_directory import RUNS, RunDir
 from ._output import echo
-from ._runs import exactly, find, only_live, runs_in
+from ._runs import find_exact_run, find_run, only_live, runs_in
 
 TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
 POLL_S = 0.3
@@ -40,11 +40,14 @@ def split_run(words: Sequence[str], least: int, limit: int | None) -> tuple[Path
         StoreError: the path is not a run directory.
     """
     operands, run = list(words), None
-    if operands and (found := exactly(operands[0]) or _named_like_runs(operands[0])) is not None:
+    if (
+        operands
+        and (found := find_exact_run(operands[0]) or _named_like_runs(operands[0])) is not None
+    ):
         run = found
         operands.pop(0)
     if run is None and limit is not None and len(operands) > limit:
-        run = find(operands.pop(0))
+        run = find_run(operands.pop(0))
     if len(operands) < least or (limit is not None and len(operands) > limit):
         raise UsageError(
             f"too {'few' if len(operands) < least else 'many'} arguments",
@@ -62,7 +65,7 @@ def _named_like_runs(name: str) -> Path | None:
     path = Path(name)
     if "/" not in name or path.is_file():
         return None
-    return find(name) if path.parent == RUNS or runs_in(path.parent) else None
+    return find_run(name) if path.parent == RUNS or runs_in(path.parent) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ def refuse_unknown(run: Path, shards: Sequence[str]) -> None:
         raise RefusedError(Answer(run, "release", "refused", REFUSED, text=text))
 
 
-def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tuple[RunDir, str]:
+def post_command(
+    run: Path, command: str, by: str | None, args: Mapping[str, Any]
+) -> tuple[RunDir, str]:
     """Post a command; return the run and the key that the answering record names.
 
     Raises:
@@ -155,7 +160,7 @@ def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tu
     return directory, key
 
 
-def poll(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]) -> None:
+def poll_records(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]) -> None:
     """Give `done` the records after the first `skip`, until it returns True or the time is up."""
     until = time.monotonic() + TIMEOUT_S
     alive = True
@@ -170,10 +175,10 @@ def poll(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]
         time.sleep(POLL_S)
 
 
-def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Answer:
+def send_and_wait(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Answer:
     """Send a command, wait for its answer and the outcome of its action, and return both."""
     skip = sum(1 for _ in audit.read_audit(RunDir.open(run).audit_path))
-    directory, key = post(run, command, by, args)
+    directory, key = post_command(run, command, by, args)
     answers: list[Record] = []  # the answer, then the outcome
 
     def answered(records: Iterator[Record]) -> bool:
@@ -187,7 +192,7 @@ def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Ans
                 return True
         return bool(answers) and not (answers[0]["data"]["ok"] and answers[0]["data"]["action"])
 
-    poll(directory, skip, answered)
+    poll_records(directory, skip, answered)
     if not answers:
         text = f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}"
         return Answer(run, command, "no answer", NO_ANSWER, text=text)

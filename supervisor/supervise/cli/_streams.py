@@ -259,17 +259,17 @@ def _null(mode: str) -> TextIO:
     return cast(TextIO, Path(os.devnull).open(mode, encoding="utf-8"))
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process with `code`, or with the code of unwritable standard output."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
-        code = unwritable(error)
+        code = report_unwritable(error)
     sys.stderr.flush()
     os._exit(code)
 
 
-def unwritable(error: OSError | ValueError) -> int:
+def report_unwritable(error: OSError | ValueError) -> int:
     """Report why standard output cannot be written; return the exit code."""
     sys.stdout = _null("w")
     if isinstance(error, BrokenPipeError):

@@ -59,7 +59,7 @@ def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
 
 def place_of(directory: Path | None, sort: str) -> Path:
     """Return the directory of a trial: the one given, else `runs/SORT-<time>-<id>`."""
-    stamp = system.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    stamp = system.wall_time()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return (directory or RUNS / f"{sort}-{stamp}-{secrets.token_hex(3)}").absolute()
 
 

@@ -41,7 +41,7 @@ from ..store.recorder import Recorder
 from ..store.run_directory import Endpoint, RunDir
 from ._output import PrintLine, channels_of
 from ._params import Options
-from ._streams import leave
+from ._streams import exit_process
 
 ReloadFrom = tuple[str, str | None, Mapping[str, Mapping[str, str]]]
 HEARTBEAT_S = 2.0  # for the last ping; the loop has ended, and its messages still wait
@@ -117,7 +117,7 @@ def watch_started(
     app = App(settings, launcher, forwarder, recorder)
     outbox = Outbox(senders, app.processor.on_result, routes=routes(policy.notify))
     print_line(receipt.opening(run, policy, started.tier, started.tier_reason))
-    return watch(app, process, outbox, forwarder, print_line)
+    return watch_job(app, process, outbox, forwarder, print_line)
 
 
 def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Payload]:
@@ -148,7 +148,7 @@ def _load_whole(partial: Policy, started: Started) -> Policy:
     raise StoreError(f"policy {partial.name} cannot be loaded again as it was launched")
 
 
-def watch(
+def watch_job(
     app: App, process: Process, outbox: Outbox, forwarder: Forwarder, print_line: PrintLine
 ) -> int:
     """Watch the job to its end and print the receipt; return the exit code to pass on."""
@@ -201,7 +201,7 @@ def watch(
         index.start()  # a home directory may hang
     code, is_over = Foreground(app, process, outbox, forwarder).attend(run_and_close)
     if not is_over:
-        leave(code)  # a thread hangs: do not wait for it
+        exit_process(code)  # a thread hangs: do not wait for it
     if metrics is not None:
         metrics.close()
     log.stop()

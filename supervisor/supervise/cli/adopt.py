@@ -37,13 +37,13 @@ from ..runtime.settings import RecoveredRun, Settings
 from ..runtime.signals import Forwarder
 from ..store import audit
 from ..store.files import is_locked, read_json
-from ..store.policies import Reloader, aim, path_of
+from ..store.policies import Reloader, path_of, reload_target
 from ..store.recorder import Recorder
 from ..store.run_directory import RUNS, RunDescription, RunDir, is_run
 from ._output import OpenRecords, PrintLine, channels_of, keep_output, line_printer, open_records
 from ._runs import adoptable_argument
 from ._streams import share_terminal
-from ._watching import log_lines, run_metrics, watch
+from ._watching import log_lines, run_metrics, watch_job
 
 
 @click.command(name="adopt")
@@ -65,10 +65,10 @@ def adopt_command(run: Path, quiet: bool) -> int:
 
     Exit codes: those of `supervise run`; 255 if the job ended and its exit status is unknown.
     """
-    return adopt(run, line_printer(quiet=quiet), quiet=quiet)
+    return adopt_run(run, line_printer(quiet=quiet), quiet=quiet)
 
 
-def adopt(
+def adopt_run(
     path: Path,
     print_line: PrintLine,
     open_records: OpenRecords = open_records,
@@ -101,7 +101,7 @@ def adopt(
     forwarder.attach(process)
     share_terminal()
     print_line(receipt.opening(run, past.policy, described.tier, described.tier_reason))
-    return watch(app, process, outbox, forwarder, print_line)
+    return watch_job(app, process, outbox, forwarder, print_line)
 
 
 def how_run_ended(run: RunDir) -> str | None:
@@ -152,7 +152,7 @@ def _supervisor(
     for warning in unset:
         print_line(f"supervise: warning: {warning}")
     named, mode = past.reload
-    again = aim({"policy": named, "mode": mode}, *described.reload)
+    again = reload_target({"policy": named, "mode": mode}, *described.reload)
     load = partial(load_policy, notify=described.notify)
     reloader = Reloader(run, past.started, load, *again)
     settings = Settings(
@@ -185,7 +185,7 @@ VERIFY_S = 600.0  # for all checkpoints that the run before left unverified; pro
 POLL_S = 0.05
 
 
-def resume(
+def take_over_run(
     directory: Path,
     argv: Sequence[str],
     policy: Policy,
@@ -211,7 +211,7 @@ def resume(
         return path, None, None
     refuse_different(run, argv, policy, drills, Path.cwd())
     print_line(f"supervise: resuming {run.path}, whose supervisor died")
-    return path, adopt(run.path, print_line, quiet=quiet), None
+    return path, adopt_run(run.path, print_line, quiet=quiet), None
 
 
 def resume_target(

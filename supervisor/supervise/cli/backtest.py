@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from ..errors import UsageError
-from ._output import echo, echo_json, progress
+from ._output import echo, echo_json, progress_line
 
 FAILED = 1
 
@@ -86,7 +86,7 @@ def backtest_command(
     for warning in _unknown_metrics(extra, (policy, *against)):
         echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
-    with progress("recordings") as report:
+    with progress_line("recordings") as report:
         outcome = backtest.run_backtest(
             recordings, [policy, *against], extra, jobs, left_out, report
         )
@@ -98,8 +98,8 @@ def backtest_command(
         for line in score.format_outcomes(outcome, labels_of):
             echo_json(msgspec.to_builtins(line))
     else:
-        echo(*score.report(outcome, labels_of))
-    failed = score.failures(score.score_policies(outcome, labels_of)[0], fail_on)
+        echo(*score.score_lines(outcome, labels_of))
+    failed = score.list_failures(score.score_policies(outcome, labels_of)[0], fail_on)
     for series, text in failed.items():
         echo(f"supervise: --fail-on {series}: {text}", err=True)
     if failed:
@@ -146,6 +146,6 @@ def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Itera
     read = {m for policy_of in loaded for d in policy_of.detectors.values() for m in d.metrics}
     for column, metric in unknown.items():
         if metric not in read:
-            near = metrics.suggestion(metric, {**metrics.all_metrics(), **dict.fromkeys(read)})
+            near = metrics.suggest_metric(metric, {**metrics.all_metrics(), **dict.fromkeys(read)})
             hint = f"; {near}" if near else ""
             yield f"--alias {column}={metric}: no policy reads a metric {metric!r}{hint}"

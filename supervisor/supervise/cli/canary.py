@@ -19,9 +19,9 @@ from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json, print_table, progress
+from ._output import echo, echo_json, print_table, progress_line
 from ._params import JobCommand
-from ._runs import complete, exactly, find
+from ._runs import complete_run, find_exact_run, find_run
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2, "VOID": 3}
 BAD = tuple(name.lower() for name in EXIT if name != "PASS")
 
 
-def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+def parse_finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """Return a finite number. Raises click.BadParameter."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter("must be a finite number")
@@ -73,7 +73,7 @@ JUDGING = _together(
         type=click.FloatRange(0.0, min_open=True),
         default=0.03,
         show_default=True,
-        callback=finite,
+        callback=parse_finite,
         help="A PASS shows that the candidate is worse by less than this, in the metric's unit.",
     ),
     click.option("--alpha", type=ALPHA, default=0.05, show_default=True, help="Level, one-sided."),
@@ -135,9 +135,9 @@ def metrics_of(plan: Plan) -> tuple[str, ...]:
 def open_pairs(names: Sequence[tuple[str, str]]) -> list[tuple[RunDir, RunDir]]:
     """Open the runs of pairs. Raises StoreError, UsageError."""
     for a, b in names:
-        if find(a).resolve() == find(b).resolve():
+        if find_run(a).resolve() == find_run(b).resolve():
             raise UsageError(f"{a} is compared with itself", hint="name a run of each program")
-    return [(RunDir.open(find(a)), RunDir.open(find(b))) for a, b in names]
+    return [(RunDir.open(find_run(a)), RunDir.open(find_run(b))) for a, b in names]
 
 
 def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
@@ -150,23 +150,25 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
 
 def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
-    from ..trials.arms import cite
+    from ..trials.arms import citation
     from ..trials.trial_runs import VERDICT_LOG
 
     fields = plain_json(report)
     del fields["schema"]
     for pair in fields["pairs"]:
         del pair["series"]
-    fields["runs"] = plain_json([{"baseline": cite(a), "candidate": cite(b)} for a, b in runs])
+    fields["runs"] = plain_json(
+        [{"baseline": citation(a), "candidate": citation(b)} for a, b in runs]
+    )
     log.note(VERDICT_LOG, f"{report.verdict}: {'; '.join(report.reasons)}", Payload(fields))
 
 
 def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
     """Write the reports that options ask for, print the verdict, and return the exit code."""
-    from ..trials.gate_report import annotation, gate_page, junit, summary
+    from ..trials.gate_report import gate_page, github_annotation, render_junit, render_summary
 
     outputs: tuple[tuple[str, Callable[[GateReport], bytes]], ...] = (
-        ("junit", junit),
+        ("junit", render_junit),
         ("html", lambda report: gate_page(report).encode()),
     )
     for name, render in outputs:
@@ -174,10 +176,10 @@ def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
             _write(options[name], render(report))
     github = options["github"]
     if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
-        echo(annotation(report), err=True)
+        echo(github_annotation(report), err=True)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if page and github is not False:
-        _append(Path(page), summary(report))
+        _append(Path(page), render_summary(report))
     if options["json_wanted"]:
         echo_json(report)
     else:
@@ -210,7 +212,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def _print(report: GateReport) -> None:
-    from ..trials.gate_report import effect_text, rows
+    from ..trials.gate_report import check_rows, effect_text
 
     echo(f"{report.verdict}: {effect_text(report)}")
     for reason in report.reasons:
@@ -225,7 +227,7 @@ def _print(report: GateReport) -> None:
     pairs = [(str(number), *pair.cells) for number, pair in enumerate(report.pairs, 1)]
     print_table(pairs, ("pair", "baseline", "candidate", "difference", "batches"))
     echo("")
-    print_table(list(rows(report)), ("check", "result", "baseline", "candidate", ""))
+    print_table(list(check_rows(report)), ("check", "result", "baseline", "candidate", ""))
 
 
 @click.group(name="canary", no_args_is_help=True)
@@ -256,7 +258,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
 
 @canary_command.command()
 @click.argument(
-    "runs", nargs=-1, required=True, metavar="BASELINE CANDIDATE...", shell_complete=complete
+    "runs", nargs=-1, required=True, metavar="BASELINE CANDIDATE...", shell_complete=complete_run
 )
 @JUDGING
 @click.option(
@@ -320,14 +322,18 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
 
 
 @canary_command.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
 @click.option(
-    "--target", type=float, required=True, callback=finite, help="What the mean must be below."
+    "--target",
+    type=float,
+    required=True,
+    callback=parse_finite,
+    help="What the mean must be below.",
 )
 @click.option(
     "--needed",
     type=float,
-    callback=finite,
+    callback=parse_finite,
     help="What (target - mean) * sqrt(runs) must reach. Default: by a t-test, from 3 runs on.",
 )
 @click.option("--alpha", type=ALPHA, default=0.01, show_default=True, help="Level of the t-test.")
@@ -359,7 +365,7 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         from ..trials.gate_statistics import RUNS, against_target
 
         metric = options["metric"]
-        arms = [read_arm(RunDir.open(find(name)), (metric,)) for name in runs]
+        arms = [read_arm(RunDir.open(find_run(name)), (metric,)) for name in runs]
         tails = [list(arm.series(metric, 0, arm.end).values())[-options["last"] :] for arm in arms]
         values = [fmean(tail) if tail else math.nan for tail in tails]
         needed = options["needed"]
@@ -511,8 +517,8 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     from ..trials.judgement import BASELINE, CANDIDATE, find_missing_placeholders
     from ..trials.trial_runs import TrialPolicy
 
-    recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
-    texts = [text for text in options["baseline"] if exactly(text) is None]
+    recorded = [path for path in map(find_exact_run, options["baseline"]) if path is not None]
+    texts = [text for text in options["baseline"] if find_exact_run(text) is None]
     if texts and (recorded or len(texts) > 1):
         raise UsageError("--baseline is one command, or runs", hint=EXAMPLE)
     seeds = options["seeds"] or (len(recorded) or SEEDS)
@@ -590,7 +596,7 @@ def _run_pairs(
 
 def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
     """Make one arm, and report how it ended."""
-    from ..trials.arms import cite, read_arm
+    from ..trials.arms import citation, read_arm
     from ..trials.judgement import fill_placeholders
     from ..trials.trial_runs import ArmSpec, CanaryArm, last_lines, run_arm
 
@@ -606,7 +612,7 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
         policy=str(trial.policy),
         keep=trial.keep,
     )
-    with progress(arm_name) as report:
+    with progress_line(arm_name) as report:
         outcome = run_arm(
             spec,
             trial.directory,
@@ -621,7 +627,7 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     step_count = len(arm.steps)
     text = f"{arm_name}: {step_count} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
     recorded_arm = CanaryArm(
-        **asdict(cite(outcome.run)),
+        **asdict(citation(outcome.run)),
         exit_code=outcome.code,
         seconds=round(outcome.seconds, 1),
         steps=step_count,

@@ -50,7 +50,7 @@ def demo_command(run_dir: Path | None) -> int:
             f"the demo needs torch, which {sys.executable} does not have",
             hint="pip install 'supervise-train[torch]', or in a checkout: make demo",
         )
-    path = run_dir or Path("runs") / f"demo-{system.wall()[:19].replace(':', '')}"
+    path = run_dir or Path("runs") / f"demo-{system.wall_time()[:19].replace(':', '')}"
     if (path / "run.json").exists():
         raise UsageError(f"{path} holds a run already", hint="use another --run-dir, or none")
     train = shipped.shipped_folder("examples") / "nano" / "train.py"

@@ -24,7 +24,7 @@ import click
 from .. import __version__
 from ..catalog import shipped
 from ..catalog.loader import failure_classes
-from ..catalog.yaml_document import inline
+from ..catalog.yaml_document import inline_yaml
 from ..core import host_health
 from ..core.job_recipes import Recipe
 from ..core.model.policy import HostHealth
@@ -36,7 +36,7 @@ from ._job_check import (
     REPORTED,
     STEPS,
     ProbeCheck,
-    arrived,
+    announced_metrics,
     check_probe,
     find_interpreter,
     list_metric_availability,
@@ -44,7 +44,7 @@ from ._job_check import (
     script_of,
     world_size,
 )
-from ._output import echo, echo_json, progress
+from ._output import echo, echo_json, progress_line
 from ._params import PROGRAM, JobCommand
 
 HEALTH_S = 150.0  # longer than all parts of a look together may take
@@ -140,7 +140,9 @@ def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
         facts = look_at(script_of(argv), argv)
         good, text = facts.checkpoints()
         checks.append(Check("checkpoints", "ok" if good else "note", text))
-    with progress("the job's Python, its torch, and the probe on a tiny model", is_counted=False):
+    with progress_line(
+        "the job's Python, its torch, and the probe on a tiny model", is_counted=False
+    ):
         probed = check_probe(interpreter)
     return [*checks, *probe_checks(probed, world_size(argv, os.environ))], probed
 
@@ -225,7 +227,7 @@ def _probe_facts(check: ProbeCheck | None) -> dict[str, Any]:
     if check is None:
         return {"seen": [], "probe_s": None, "status": {}}
     cost = median(check.cost_s) if check.cost_s else None
-    return {"seen": sorted(arrived(check)), "probe_s": cost, "status": check.status}
+    return {"seen": sorted(announced_metrics(check)), "probe_s": cost, "status": check.status}
 
 
 def probe_checks(check: ProbeCheck, world: int | None) -> Iterator[Check]:
@@ -357,7 +359,7 @@ def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
     if not argv:
         raise UsageError("no command given", hint=f"{PROGRAM} init -- python train.py")
     name = base or ("nano" if world_size(argv, os.environ) == 1 else "large")
-    if shipped.find("policies", name) is None:
+    if shipped.find_shipped("policies", name) is None:
         from ..catalog.diagnostics import did_you_mean
 
         hint = did_you_mean(name, shipped.shipped_names("policies"))
@@ -370,7 +372,7 @@ def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
         echo("", f"{out} is not written: correct the command first")
         return 1
     facts = look_at(script_of(argv), argv)
-    _write(out, "".join(f"{line}\n" for line in lines(name, facts.recipe)))
+    _write(out, "".join(f"{line}\n" for line in policy_lines(name, facts.recipe)))
     load_policy(out)
     echo(f"{out}:")
     echo(*(f"  {line}" for line in out.read_text("utf-8").splitlines()), "")
@@ -379,7 +381,7 @@ def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
     return int(any(check.status == "fail" for check in checks))
 
 
-def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
+def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     """Yield the lines of a policy that extends `base`, the commented ones last."""
     from ..catalog import load_policy
 
@@ -392,9 +394,9 @@ def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     if recipe is not None and recipe.works:
         yield f"job: # {recipe.name}{f': {recipe.note}' if recipe.note else ''}"
         if recipe.glob:
-            yield f"  checkpoints: {inline({'glob': [recipe.glob]})}"
+            yield f"  checkpoints: {inline_yaml({'glob': [recipe.glob]})}"
         resume = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}
-        yield f"  relaunch: {inline(resume)}"
+        yield f"  relaunch: {inline_yaml(resume)}"
         if "restart" in policy.budgets:
             yield "  on_crash: restart # a crash, within the budget `restart`"
             yield "override: # a standstill in which nothing moves, where a checkpoint is verified"
@@ -402,7 +404,7 @@ def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     else:
         note = f" {recipe.name}: {recipe.note}" if recipe else ""
         yield f"# How this job resumes is not known, so that nothing starts it again.{note}"
-        yield f"# job: {inline(EXAMPLE)}"
+        yield f"# job: {inline_yaml(EXAMPLE)}"
     yield "# notify: {slack: {url_env: SLACK_URL, min_sev: SEV1}}"
     yield f"# remove: [data] # packs and rules: {PROGRAM} policy show {base}"
 

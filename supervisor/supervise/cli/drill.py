@@ -17,7 +17,7 @@ from .. import __version__
 from ..core.model.decisions import document, plain_json
 from ..errors import StoreError, UsageError
 from ..store import files
-from ._output import echo, echo_json, echo_source, print_table, progress
+from ._output import echo, echo_json, echo_source, print_table, progress_line
 from ._params import JobCommand
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
@@ -214,7 +214,7 @@ def _opened(path: Path, plan: SuitePlan) -> Path:
 def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     """Make the runs, and return the report."""
     from ..trials import trial_runs
-    from ..trials.arms import cite
+    from ..trials.arms import citation
     from ..trials.trial_runs import SuiteRun, plan_waves, without_refused
 
     settings = suite.settings
@@ -224,10 +224,10 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     refused: dict[str, str] = {}
     outside: dict[str, list[str]] = {}
     limit: float | None = None
-    with progress("runs of the suite") as report:
+    with progress_line("runs of the suite") as report:
         for wave in planned:
             seconds = []
-            made = trial_runs.make(settings, without_refused(refused, wave), limit)
+            made = trial_runs.make_runs(settings, without_refused(refused, wave), limit)
             for planned_run, outcome, new in made:
                 arm = arms[planned_run] = _read(suite, planned_run, outcome.run)
                 seconds.append(outcome.seconds)
@@ -242,13 +242,13 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
                 echo(f"[{count}/{planned_count}] {text}", err=True)
                 if new:
                     recorded_run = SuiteRun(
-                        **asdict(cite(outcome.run)),
+                        **asdict(citation(outcome.run)),
                         exit_code=outcome.code,
                         seconds=round(outcome.seconds, 1),
                         outside=outcome.outside,
                     )
                     log.note("suite_run", text, recorded_run)
-                    trial_runs.keep(settings, planned_run, outcome)
+                    trial_runs.store_outcome(settings, planned_run, outcome)
             if limit is None:
                 _check_healthy(suite, arms)
                 limit = trial_runs.limit_of(seconds)

@@ -20,7 +20,7 @@ from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json
-from ._params import duration
+from ._params import parse_duration
 from ._runs import HIDDEN, LogTail, event_line, run_argument
 from .why import INSPECT
 
@@ -98,7 +98,7 @@ def _is_newer(record: dict[str, Any], moment: datetime) -> bool:
 def _moment(since: str) -> datetime:
     """Return the time that is meant: so long ago, or an ISO-8601 time, UTC without a zone."""
     try:
-        return datetime.now(UTC) - timedelta(seconds=duration(since))
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(since))
     except click.BadParameter:
         pass
     try:
@@ -182,7 +182,7 @@ def _parts(run: RunDir, status: str) -> list[run_records.Part]:
         for record in audit.read_audit(run.audit_path):
             digests.take(record)
     digests.ended = digests.ended and status == "good"
-    return list(run_records.check(run, digests))
+    return list(run_records.check_files(run, digests))
 
 
 @audit_command.command()
@@ -282,7 +282,7 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> ReplayResult:
 
     parts = run_records.policy_parts(directory, run_records.read_digests(log))
     edited = [part.text for part in parts if part.status == run_records.CHANGED]
-    thinned = journal.thinned(directory.journal_path)
+    thinned = journal.first_events_of_thinned(directory.journal_path)
     count, differences = engine.compare_decisions(
         load_policy(directory.policy_path),
         journal.read_until(directory.journal_path, thinned[0][0])
@@ -291,7 +291,7 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> ReplayResult:
         log,
         policies.make_policy_finder(directory, load_policy),
     )
-    gap = recorder.incomplete(log)
+    gap = recorder.incomplete_record(log)
     cut = next((difference.event for difference in differences if difference.lacking), None)
     if cut is None and gap is not None and not differences:
         cut = int(gap["data"]["event"])

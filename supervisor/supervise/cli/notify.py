@@ -94,7 +94,7 @@ def test(
 
 
 def _message(policy: str) -> Message:
-    host, wall_time = socket.gethostname(), system.wall()
+    host, wall_time = socket.gethostname(), system.wall_time()
     return Message(
         run=f"test-{wall_time[:19]}",
         incident=None,

@@ -20,10 +20,10 @@ from ._send_command import (
     TIMEOUT_S,
     Record,
     RefusedError,
-    ask,
-    poll,
-    post,
+    poll_records,
+    post_command,
     refuse_unknown,
+    send_and_wait,
     split_run,
 )
 
@@ -54,7 +54,7 @@ def _command(
         def command(by: str | None, as_json: bool, **operands: Any) -> int:
             try:
                 run, args = function(**operands)
-                answer = ask(run, name, by, args)
+                answer = send_and_wait(run, name, by, args)
             except RefusedError as error:
                 answer = error.answer
             echo_json(answer.facts()) if as_json else answer.print()
@@ -353,7 +353,7 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
     """
     if policy is not None and is_file(Path(policy)):
         policy = str(Path(policy).absolute())  # the supervisor may run in another directory
-    directory, key = post(run, "reload", by, {"policy": policy, "mode": mode})
+    directory, key = post_command(run, "reload", by, {"policy": policy, "mode": mode})
     answers: list[Record] = []
 
     def answered(records: Iterator[Record]) -> bool:
@@ -365,7 +365,7 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
                 answers.append(record)
         return bool(answers)
 
-    poll(directory, 0, answered)
+    poll_records(directory, 0, answered)
     if not answers:
         raise StoreError(
             f"the supervisor of {run} has not answered within {TIMEOUT_S:.0f} s",

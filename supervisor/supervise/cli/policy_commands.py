@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ..errors import InputError, SuperviseError, UsageError
-from ._output import counted, echo, echo_json, echo_source
+from ._output import echo, echo_json, echo_source, show_parts_done
 from ._params import Number
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ def policy_check_command(
     Exit codes: 0 good, warnings allowed; 65 errors, or warnings with --strict.
     """
     from ..catalog import docs
-    from ..catalog.scenario_subject import STDIN, check_file, merged
+    from ..catalog.scenario_subject import STDIN, check_file, merge_problems
 
     text = ""
     if STDIN in files:
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
     checks = [check_file(name, text) for name in dict.fromkeys(files)]
-    errors, warnings = merged(checks)
+    errors, warnings = merge_problems(checks)
     failed = bool(errors or (strict and warnings))
     form = "json" if as_json else form
     if form == "json":
@@ -228,13 +228,13 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     if as_json:
         echo_json(_merged(document, facts), indent=2)
     elif rule_id is None:
-        resolved = loader.policy(draft)
+        resolved = loader.build_policy(draft)
         echo(f"# {resolved.digest}")
         echo_source(*_commented(resolved.resolved.splitlines(), facts))
     else:
         from ..catalog import yaml_document
 
-        echo_source(*_commented(yaml_document.dump(document).splitlines(), facts))
+        echo_source(*_commented(yaml_document.dump_yaml(document).splitlines(), facts))
 
 
 def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
@@ -246,7 +246,7 @@ def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json:
     if as_json:
         echo_json(books[name], indent=2)
     else:
-        echo_source(*yaml_document.dump(books[name]).splitlines())
+        echo_source(*yaml_document.dump_yaml(books[name]).splitlines())
 
 
 def _only(
@@ -404,7 +404,7 @@ def policy_test_command(
     shown, warnings = Coverage(), list["Problem"]()
     paths = _paths(files, shown)
     outcomes: dict[str, list[Outcome]] = {}
-    for subject in counted(_loaded(paths, warnings), "files of scenarios"):
+    for subject in show_parts_done(_loaded(paths, warnings), "files of scenarios"):
         outcomes[subject.label] = scenario_runner.run_suite(subject)
         shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
     failed = any(outcome.failures for outcome_list in outcomes.values() for outcome in outcome_list)
@@ -434,9 +434,9 @@ def _paths(files: tuple[str, ...], coverage: Coverage) -> list[Path]:
 
     paths: dict[Path, None] = {}  # in order
     for name in files:
-        path = scenario_subject.locate(name)
+        path = scenario_subject.locate_file(name)
         problems = Problems()
-        root = scenario_subject.read(path, problems)
+        root = scenario_subject.read_subject(path, problems)
         problems.stop()
         assert root is not None
         sort = scenario_subject.sort_of(root)
@@ -448,7 +448,7 @@ def _paths(files: tuple[str, ...], coverage: Coverage) -> list[Path]:
             paths[path.resolve()] = None
             continue
         coverage.require(load_policy(path))
-        several = scenario_subject.files_of(path)
+        several = scenario_subject.list_policy_files(path)
         if not several:
             hint = f"write {path.parent / scenario_subject.TESTS / path.name}"
             raise InputError(f"{path}: no packs and no tests, so there are no scenarios", hint=hint)
@@ -600,8 +600,8 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
     if as_json:
         report = {
             "same": not changes,
-            "a": {"policy": drafts[0].name, "digest": loader.policy(drafts[0]).digest},
-            "b": {"policy": drafts[1].name, "digest": loader.policy(drafts[1]).digest},
+            "a": {"policy": drafts[0].name, "digest": loader.build_policy(drafts[0]).digest},
+            "b": {"policy": drafts[1].name, "digest": loader.build_policy(drafts[1]).digest},
             "changes": msgspec.to_builtins(changes),
         }
         echo_json(report, indent=2)
@@ -611,11 +611,14 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
             for change in group:
                 label = f"{change.part} {change.key}".rstrip()
                 if change.key == "" and change.old is None:
-                    echo(f"  + {label}: {yaml_document.inline(change.new)}")
+                    echo(f"  + {label}: {yaml_document.inline_yaml(change.new)}")
                 elif change.key == "" and change.new is None:
-                    echo(f"  - {label}: {yaml_document.inline(change.old)}")
+                    echo(f"  - {label}: {yaml_document.inline_yaml(change.old)}")
                 else:
-                    old, new = yaml_document.inline(change.old), yaml_document.inline(change.new)
+                    old, new = (
+                        yaml_document.inline_yaml(change.old),
+                        yaml_document.inline_yaml(change.new),
+                    )
                     echo(f"  ~ {label}: {old} -> {new}")
         if not changes:
             echo("the same")

@@ -23,7 +23,7 @@ from ..store import audit, files, journal, run_records
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, echo_source
 from ._runs import run_argument
-from .why import INSPECT, readable
+from .why import INSPECT, readable_policies
 
 if TYPE_CHECKING:
     from ..core.model.policy import Policy, Rule
@@ -99,7 +99,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
         echo_source(*FORMS[form][1](record).decode().rstrip().split("\n"))
         return
     raw = record.encode()
-    signed = None if key is None else audit.sign(raw, key)
+    signed = None if key is None else audit.sign_bytes(raw, key)
     target = directory.path / FOLDER if out is None else out
     try:
         files.make_directory(target)
@@ -177,7 +177,7 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
 def build_record(run: RunDir) -> StabilityRecord:
     """Return the record of a run. Raises StoreError."""
     with understood(f"the records in {run.audit_path}", INSPECT):
-        return build(run, readable(run), knowledge())
+        return build(run, readable_policies(run), installed_knowledge())
 
 
 def _read(target: Path) -> StabilityRecord:
@@ -222,7 +222,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
     except TamperError as error:
         yield Part("record", UNCHECKED, f"the run cannot be read: {error}")
         return
-    parts = list(run_records.check(run, digests))
+    parts = list(run_records.check_files(run, digests))
     yield from parts
     named, complete = stability_record.changed_fields(recorded, build_record(run))
     if any(part.status in (CHANGED, MISSING) for part in parts):
@@ -263,7 +263,7 @@ def _signed(path: Path, raw: bytes, key: Path | None) -> run_records.Part:
 # ── what this installation knows ──────────────────────────────────────────────────────────────────
 
 
-def knowledge() -> Knowledge:
+def installed_knowledge() -> Knowledge:
     """Return what this installation knows about signals, faults, rules and packs."""
     from supervise_probe import faults
 
@@ -360,7 +360,7 @@ def _pack(name: str) -> _PackTexts | None:
     from ..catalog.pack import PACKS
 
     try:
-        path = shipped.find(PACKS, name)
+        path = shipped.find_shipped(PACKS, name)
         return None if path is None else convert(yaml.safe_load(path.read_text()), _PackTexts)
     except (OSError, SuperviseError):
         return None
@@ -406,7 +406,7 @@ def export_command(run: Path, kind: str | None, metrics: str | None, output: Pat
         raise UsageError("Parquet is no text for a terminal or a pipe", hint="add -o run.parquet")
     directory = RunDir.open(run)
     columns = _columns(run_records.metric_ids(directory), metrics)
-    for start, end in journal.thinned(directory.journal_path):
+    for start, end in journal.first_events_of_thinned(directory.journal_path):
         text = f"events {start} to {end - 1}: frames were removed (journal.max_gb)"
         echo(f"supervise: warning: {text}", err=True)
     if output is None:
@@ -437,9 +437,9 @@ def _columns(available: Sequence[str], selection: str | None) -> list[str]:
         if not available:
             hint = "the probe announced none; see: supervise status RUN"
             raise UsageError(f"no metric {name!r}: this run has none", hint=hint)
-        from ..catalog.metrics import suggestion  # only now: it imports the collectors
+        from ..catalog.metrics import suggest_metric  # only now: it imports the collectors
 
-        near = suggestion(name, available)
+        near = suggest_metric(name, available)
         hint = f"{near} " if near else ""
         raise UsageError(
             f"no metric {name!r} in this run", hint=f"{hint}it has: {', '.join(available)}"

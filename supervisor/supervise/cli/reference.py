@@ -52,7 +52,7 @@ def listing(as_json: bool) -> None:
     """
     from ..catalog import docs, metrics
 
-    entries = [describe(name) for name in metrics.all_metrics()]
+    entries = [describe_metric(name) for name in metrics.all_metrics()]
     if as_json:
         echo_json(msgspec.to_builtins(entries))
         return
@@ -78,9 +78,9 @@ def show(metric: str, as_json: bool) -> None:
     from ..catalog.diagnostics import did_you_mean
 
     if not metrics.is_known(metric):
-        near = metrics.suggestion(metric) or did_you_mean(metric, metrics.near(metric))
+        near = metrics.suggest_metric(metric) or did_you_mean(metric, metrics.similar_ids(metric))
         raise UsageError(f"no metric {metric!r}", hint=near or "supervise metrics list")
-    entry = describe(metric)
+    entry = describe_metric(metric)
     if as_json:
         echo_json(msgspec.to_builtins(entry))
         return
@@ -118,7 +118,7 @@ class MetricEntry(msgspec.Struct, frozen=True):
     detectors: Mapping[str, str]
 
 
-def describe(metric: str) -> MetricEntry:
+def describe_metric(metric: str) -> MetricEntry:
     """Return the facts of a standard metric."""
     from ..catalog import docs, metrics
     from ..catalog.metrics import ABSENCE_REASONS
@@ -224,14 +224,14 @@ HEADER = ("runbook", "steps", "runs for", "meaning")
 def _facts(name: str, document: Facts) -> dict[str, Any]:
     """Return the runbook with its steps explained, its users, and the budgets that it needs."""
     from ..catalog import discover
-    from ..catalog.sections import summary
+    from ..catalog.sections import first_sentence
 
     actions, book = discover.action_classes(), document["runbooks"][name]
     steps, budgets = [], []
     for step in book["steps"]:
         verb, args = (step, {}) if isinstance(step, str) else next(iter(step.items()))
         form = actions[verb]
-        steps.append({"verb": verb, "args": args, "does": summary(form)})
+        steps.append({"verb": verb, "args": args, "does": first_sentence(form)})
         counted = form.budget and not args.get("tested")  # else a part of what goes back
         budgets += [form.budget, "all"] if counted else []
     given = document.get("budgets") or {}

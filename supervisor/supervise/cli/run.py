@@ -28,7 +28,7 @@ import msgspec
 
 from .. import __version__, system
 from ..catalog import shipped
-from ..catalog.shipped import locate
+from ..catalog.shipped import locate_policy
 from ..core.model.decisions import MODES
 from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import JobSettings, Policy, Safeguards, Sampling, Savepoints
@@ -104,7 +104,7 @@ def launch_policy(path: str | Path, options: object, load: Load, warnings: list[
 def _cache_path(name: str | Path, options: object) -> Path | None:
     """Return the cache file of this policy, None if it cannot be cached."""
     try:
-        path = shipped.locate(name)
+        path = shipped.locate_policy(name)
         digest = hashlib.sha256()
         digest.update(repr((__version__, sys.version, str(path.absolute()), options)).encode())
         for line in _fingerprint(path.absolute()):
@@ -117,7 +117,7 @@ def _cache_path(name: str | Path, options: object) -> Path | None:
 
 def _fingerprint(path: Path) -> Iterator[bytes]:
     """Yield what a policy depends on: contents of its files, size and time of shipped ones."""
-    for each in shipped.chain(path):
+    for each in shipped.file_chain(path):
         yield each.read_bytes()
         for part in PARTS:
             parts = sorted((each.parent / part).glob("*.yaml"))
@@ -296,14 +296,14 @@ def run_command(
     print_line = line_printer(quiet=quiet)
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
-    reload_from = str(locate(name).absolute()), mode, channels
+    reload_from = str(locate_policy(name).absolute()), mode, channels
     options = Options(watch_policy, logs, _endpoint(port, host, per_rank), quiet=quiet, cites=cites)
     if resume_run and run_dir is not None:
         launch_args = run_dir, argv, chosen, faults, print_line
         run_dir, code, options = _resume(*launch_args, options, fresh=fresh)
         if code is not None:
             return code
-    return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
+    return start_and_watch(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
 
 
 def _endpoint(port: int | None, host: str, per_rank: bool) -> Endpoint | None:
@@ -343,10 +343,12 @@ def _resume(
 ) -> tuple[Path, int | None, Options]:
     """Return where the next run starts, the exit code of an adopted one, and the options with the
     run before and the launch from its checkpoint."""
-    from .adopt import resume, run_before
+    from .adopt import run_before, take_over_run
 
     first, quiet = directory.absolute(), options.quiet
-    path, code, launch = resume(first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh)
+    path, code, launch = take_over_run(
+        first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh
+    )
     return path, code, replace(options, previous=run_before(first, path), launch=launch)
 
 
@@ -404,7 +406,7 @@ def _description(
     )
 
 
-def supervise(
+def start_and_watch(
     argv: Sequence[str],
     policy: Policy,
     reload_from: ReloadFrom,
@@ -427,7 +429,7 @@ def supervise(
         run_dir,
         argv=argv,
         policy=policy,
-        wall=system.wall(),
+        wall=system.wall_time(),
         redactor=clean,
         start=_description(tier, reason, faults, reload_from, options),
     )

@@ -25,8 +25,8 @@ from ..store import run_records
 from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir
 from ..store.run_records import Survey, skim_run
-from ._output import age, echo, echo_json, number, print_table
-from ._params import duration
+from ._output import echo, echo_json, format_age, format_number, print_table
+from ._params import parse_duration
 from ._runs import NO_RUN, STATES, UNKNOWN, run_argument, runs_in, state_of
 
 HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy")
@@ -63,7 +63,7 @@ def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None
     """
     if not directory.is_dir():
         raise StoreError(f"there is no directory {directory}", hint=NO_RUN)
-    rows = [summary(path) for path in runs_in(directory)]
+    rows = [summarize_run(path) for path in runs_in(directory)]
     rows = [row for row in rows if not state or row.state in state]
     if as_json:
         echo_json([asdict(row) for row in rows])
@@ -91,7 +91,7 @@ class RunSummary:
     problem: str | None = None
 
 
-def summary(path: Path) -> RunSummary:
+def summarize_run(path: Path) -> RunSummary:
     """Return what the list shows of a run."""
     row = RunSummary(path.name, str(path))
     try:
@@ -131,8 +131,8 @@ def _row(row: RunSummary) -> tuple[str, ...]:
         row.path,
         f"{row.state} ({row.exit_code})" if row.exit_code else row.state,
         "-" if step is None or step < 0 else str(step),
-        number(row.loss),
-        age(row.created, datetime.now(UTC)),
+        format_number(row.loss),
+        format_age(row.created, datetime.now(UTC)),
         row.problem or incident,
         f"{row.policy or '?'} ({row.mode or '?'})",
     )
@@ -148,7 +148,7 @@ KEEP = 5  # runs; project default
 )
 @click.option(
     "--older-than",
-    type=duration,
+    type=parse_duration,
     default=OLDER_THAN,
     metavar="TIME",
     help=f"Since the last record of a run. Default: {OLDER_THAN}.",
@@ -176,7 +176,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
 
     Exit codes: 0; 1 a part could not be removed; 64 no such directory.
     """
-    survey = run_records.survey(
+    survey = run_records.list_runs(
         directory,
         now_s=time.time(),
         older_than_s=older_than,
@@ -197,14 +197,14 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
         echo_json({"freed_bytes": freed, "dry_run": dry_run, "runs": rows})
         return 1 if failed else 0
     verb = "would free" if dry_run else "freed"
-    echo(f"{verb} {size(freed)} of {len(survey)} run{'' if len(survey) == 1 else 's'}")
+    echo(f"{verb} {format_size(freed)} of {len(survey)} run{'' if len(survey) == 1 else 's'}")
     return 1 if failed else 0
 
 
 def _remove(run: Survey) -> str | None:
     """Remove what may be removed; return why that failed, None if it did not."""
     try:
-        run_records.remove(run.path, run.parts, system.wall())
+        run_records.remove_parts(run.path, run.parts, system.wall_time())
     except StoreError as error:
         return str(error)
     return None
@@ -218,7 +218,7 @@ def _line(run: Survey, error: str | None) -> str:
 
 
 def _parts(parts: Sequence[run_records.Removable]) -> str:
-    return ", ".join(f"{part.name} {size(part.size_bytes)}" for part in parts)
+    return ", ".join(f"{part.name} {format_size(part.size_bytes)}" for part in parts)
 
 
 def _lives(run: RunDir) -> bool:
@@ -284,7 +284,7 @@ def _verify(run: RunDir) -> int:
         entry.path, entry.bytes, entry.python, urgent=True
     )
     entry.state, entry.problems = VERDICT_STATES[verdict.ok], list(verdict.problems)
-    entry.verified = system.wall()
+    entry.verified = system.wall_time()
     if verdict.findings is not None:
         entry.take_findings(verdict.findings)
     register.write()
@@ -299,7 +299,7 @@ def _checkpoint_row(entry: registry.Entry) -> tuple[str, ...]:
         str(entry.attempt),
         entry.state,
         "yes" if entry.pinned else "no",
-        size(entry.bytes),
+        format_size(entry.bytes),
         entry.saved[:19],
         "; ".join([entry.path, *_weights_only(entry), *entry.problems]),
     )
@@ -310,7 +310,7 @@ def _weights_only(entry: registry.Entry) -> list[str]:
     return ["weights only: a relaunch prefers one with the optimizer's state"] if only else []
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Return a number of bytes with a unit: `4.7 MB`."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):

@@ -34,8 +34,16 @@ from ..runtime.status import (
 from ..store import audit
 from ..store.run_directory import RunDir
 from ..store.run_records import IncidentOutcome, read_outcome, skim_run
-from ._output import echo_json, number, print_table, rate, seconds_since, span, spark
-from ._runs import life, run_argument
+from ._output import (
+    echo_json,
+    format_number,
+    format_rate,
+    format_span,
+    print_table,
+    seconds_since,
+    sparkline,
+)
+from ._runs import run_argument, run_life
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
     newest = Status.read(run)
     with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
         outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
-        alive = life(run, outcome)
+        alive = run_life(run, outcome)
     is_live = alive.supervisor == "running" and newest is not None
     old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest and is_live else None
     return RunStatus(
@@ -150,7 +158,7 @@ def _lines(state: RunStatus) -> list[tuple[str, str]]:
     """Return the rows of the table: what needs a person first, details last."""
     newest = state.newest
     lines = [("run", state.run), ("job", _job(state.life)), ("verdict", state.verdict)]
-    lines += [("incident", _incident(incident)) for incident in incidents(state)]
+    lines += [("incident", _incident(incident)) for incident in current_incidents(state)]
     lines += [("waiting", _request(request)) for request in (newest.approvals if newest else ())]
     if state.record:
         lines.append(("record", state.record))
@@ -164,7 +172,7 @@ def _lines(state: RunStatus) -> list[tuple[str, str]]:
         lines.append(("waiting", f"relaunch waits for {newest.waits_for}"))
     failed = (newest.failed_views or {}).items()
     lines += [("not shown", f"{view}: {error}") for view, error in failed]
-    lines += progress(newest, state.life, with_curve=True)
+    lines += training_progress(newest, state.life, with_curve=True)
     lines += _protection(state, newest)
     if newest.rules:
         lines.append(("rules", _rules(newest.rules)))
@@ -181,25 +189,27 @@ def state_text(state: str) -> str:
     return "over" if state == HALTED else state
 
 
-def progress(status: Status, life: Life, *, with_curve: bool = False) -> list[tuple[str, str]]:
+def training_progress(
+    status: Status, life: Life, *, with_curve: bool = False
+) -> list[tuple[str, str]]:
     """Return step, loss, speed and the time left, as far as they are known."""
     training = status.training
     of_total = f" of {training.planned_steps}" if training.planned_steps else ""
     lines = [("step", f"{status.step}{of_total}, attempt {status.attempt}")]
     if training.loss is not None:
         of_rank = f", rank {training.loss_rank}" if training.loss_rank else ""
-        text = f"{number(plain_json(training.loss))} ({training.loss_metric}{of_rank})"
-        if with_curve and len(curve := spark(training.curve.loss, CURVE)) > 1:
+        text = f"{format_number(plain_json(training.loss))} ({training.loss_metric}{of_rank})"
+        if with_curve and len(curve := sparkline(training.curve.loss, CURVE)) > 1:
             text += f"  {curve}"
         lines.append(("loss", text))
     speed, runs = training.steps_per_s, life.job == "running"
     if speed and runs:
         tokens = training.tokens_per_s
         per_rank = " a rank" if status.world_size > 1 and training.tokens_of == "rank" else ""
-        text = f", {rate(tokens, 'token')}{per_rank}" if tokens else ""
-        lines.append(("speed", rate(speed, "step") + text))
+        text = f", {format_rate(tokens, 'token')}{per_rank}" if tokens else ""
+        lines.append(("speed", format_rate(speed, "step") + text))
     if training.eta_s is not None and runs:
-        lines.append(("time left", f"{span(training.eta_s)} (by {training.planned_by})"))
+        lines.append(("time left", f"{format_span(training.eta_s)} (by {training.planned_by})"))
     return lines
 
 
@@ -245,7 +255,7 @@ def budgets_left(budgets: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def incidents(state: RunStatus) -> list[OpenIncident]:
+def current_incidents(state: RunStatus) -> list[OpenIncident]:
     """Return the open incident, with all that is known of it, or another that needs a person."""
     if state.newest is not None and state.newest.incidents.open is not None:
         return [state.newest.incidents.open]

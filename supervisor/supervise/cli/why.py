@@ -30,7 +30,7 @@ from ..report.records import (
 from ..store import audit, files, journal, policies
 from ..store.files import is_locked
 from ..store.policies import DIRECTORY
-from ..store.recorder import incomplete
+from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, echo_source
 from ._runs import incident_arguments, run_argument
@@ -82,12 +82,12 @@ def why_command(
         if incident is not None and incident not in ids:
             raise _unknown(incident, ids)
         ending = run_phase(directory, records)
-        if lacking := incomplete(log):
+        if lacking := incomplete_record(log):
             ending += f"; {lacking['reason']}"
         if not ids:
             _print_none(directory, records, ending, as_json=as_json)
             return
-        incident_id, policies = incident or ids[-1], readable(directory)
+        incident_id, policies = incident or ids[-1], readable_policies(directory)
         origin = RunOrigin.from_description(describe_run(directory), run_path(directory), ending)
         report = build_incident_report(
             records, incident_id, origin, policies, read_tapes(directory, records, incident_id)
@@ -111,7 +111,7 @@ def why_command(
 
 def _print_none(run: RunDir, records: Sequence[Record], ending: str, *, as_json: bool) -> None:
     """Print what was watched, and the errors that ended processes of the job."""
-    watch, errors = watching(run, records, readable(run)), launch_failures(records)
+    watch, errors = rules_by_state(run, records, readable_policies(run)), launch_failures(records)
     if as_json:
         document = {
             "run": run.id,
@@ -149,7 +149,7 @@ def run_phase(run: RunDir, records: Sequence[Record]) -> str:
     return f"the audit log ends at step {step}: the supervisor was killed or lost power"
 
 
-def readable(run: RunDir) -> dict[str, Policy]:
+def readable_policies(run: RunDir) -> dict[str, Policy]:
     """Return the policies of the run that can be read, by digest."""
     # Here, not above: help and errors do not need them.
     from ..catalog import load_policy
@@ -175,7 +175,9 @@ class RuleStates:
     step: int
 
 
-def watching(run: RunDir, records: Sequence[Record], policies: Mapping[str, Policy]) -> RuleStates:
+def rules_by_state(
+    run: RunDir, records: Sequence[Record], policies: Mapping[str, Policy]
+) -> RuleStates:
     """Return the rules by state, and why some of them were not evaluated."""
     rules: dict[str, str] = {}
     with contextlib.suppress(StoreError):  # killed in its first second
@@ -258,7 +260,7 @@ def why_not_command(
         if record.decision is not None
     ]
     with understood(f"the journal and the audit log of {directory.path}", INSPECT):
-        answer = why_not.answer(
+        answer = why_not.answer_question(
             why_not.Question(rule, step, rank, attempt),
             load_policy(directory.policy_path),
             lambda: journal.read_journal(directory.journal_path),

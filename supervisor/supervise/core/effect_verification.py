@@ -94,7 +94,7 @@ def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
         steps.overlap = None
 
 
-def missing(state: State) -> str:
+def explain_missing_overlap(state: State) -> str:
     """Say that too few of the repeated steps were compared to believe in a recovery, else ""."""
     overlap = state.repeated.overlap
     if overlap is None or overlap.compared >= overlap.wanted:
@@ -275,7 +275,8 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         progress.deadline_frame += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
     if progress.clear_steps >= needed and (
-        lacking := missing(state) or _still_missing(policy, state.monitors, incident, frame, needed)
+        lacking := explain_missing_overlap(state)
+        or _still_missing(policy, state.monitors, incident, frame, needed)
     ):
         progress.clear_steps, progress.last_trouble = needed - 1, lacking
     if progress.clear_steps >= needed:

@@ -138,7 +138,7 @@ class Failure:
     message: str
 
 
-def failures(form: Scenario, result: ScenarioResult, names: Names) -> list[Failure]:
+def failed_expectations(form: Scenario, result: ScenarioResult, names: Names) -> list[Failure]:
     """Return the expectations that failed; empty: the scenario passes."""
     replay_failures = [
         Failure(-1, f"after a restart: {message}") for message in result.replay_differences

@@ -396,7 +396,9 @@ def run_backtest(
     jobs = min(jobs or _useful_jobs(work), len(work))
     if jobs <= 1:
         _init_worker(policies, extra, loaded)
-        outcomes_by_source = [_work(source) for source in counted(work, len(work), progress)]
+        outcomes_by_source = [
+            _work(source) for source in report_parts_done(work, len(work), progress)
+        ]
     else:
         outcomes_by_source = _spread(work, jobs, policies, extra, progress)
     for source, several in zip(work, outcomes_by_source, strict=True):
@@ -431,7 +433,7 @@ def _spread(
             raise
 
 
-def counted(
+def report_parts_done(
     parts: Iterable[Part], total: int, progress: Callable[[int, int], None]
 ) -> Iterator[Part]:
     """Yield the parts of a work, and report before each, and after the last, how many are done."""

@@ -136,7 +136,7 @@ def run_scenario(policy: Policy, form: Scenario) -> ScenarioResult:
     return ScenarioRunner(policy, form).run()
 
 
-def delivered(at_ns: int, name: str) -> Notice:
+def delivered_notice(at_ns: int, name: str) -> Notice:
     """Return that a request has reached people."""
     return Notice(at_ns, approvals.DELIVERED, f"{name} was delivered", data=Payload({"id": name}))
 
@@ -196,7 +196,7 @@ class ScenarioRunner:
     def step(self) -> None:
         """Advance by one frame interval and send the frames of all ranks."""
         for injection in self.injections.get(self.index, ()):
-            inject(self, injection)
+            apply_injection(self, injection)
         self.advance(self.now_ns + self.frame_ns)
         while self.job.paused_until is not None and self.alive():
             self.tick()
@@ -298,7 +298,7 @@ class ScenarioRunner:
         self.result.log += [(self.index, decision) for decision in decisions]
         for decision in decisions:
             if isinstance(decision, ApprovalRequested):
-                self.send(delivered(self.now_ns, decision.id))
+                self.send(delivered_notice(self.now_ns, decision.id))
             if isinstance(decision, ActionPlanned):
                 action, order = runbook_runner.awaited_action(self.state), decision.action
                 self.pending = self.now_ns + self.delay_ns, action, order
@@ -381,7 +381,7 @@ class ScenarioRunner:
 # ── injections (`inject` in the form) ─────────────────────────────────────────────────────────────
 
 
-def inject(runner: ScenarioRunner, injection: Injection) -> None:
+def apply_injection(runner: ScenarioRunner, injection: Injection) -> None:
     """Apply an injection before the next frame."""
     until = FOREVER if injection.for_ is None else runner.index + injection.for_
     if injection.gap is not None:
@@ -444,7 +444,7 @@ def load_suite(path: Path, warnings: list[Problem] | None = None) -> Subject:
         InputError: it cannot be read.
     """
     problems = Problems()
-    root = subjects.read(path, problems)
+    root = subjects.read_subject(path, problems)
     if root is None:
         problems.stop()
     assert root is not None
@@ -461,7 +461,7 @@ def run_suite(subject: Subject) -> list[Outcome]:
     for form, node in subject.scenarios:
         result = run_scenario(subject.policy, form)
         failures = []
-        for failure in assertions.failures(form, result, subject.names):
+        for failure in assertions.failed_expectations(form, result, subject.names):
             location = assertions.node_of(node, failure)
             position = f"{location.source.label}:{location.line}:{location.col}"
             failures.append((position, failure.message))
@@ -500,7 +500,7 @@ class Coverage:
             self.locations[rule.id] = rule.location
         if complete:
             moves = self.moves.setdefault(policy.name, {})
-            for pair in transitions(policy.machine or state_machine.DEFAULT_TRANSITIONS):
+            for pair in possible_transitions(policy.machine or state_machine.DEFAULT_TRANSITIONS):
                 moves.setdefault(pair, 0)
             budgets = self.budgets.setdefault(policy.name, {})
             for name in policy.budgets:
@@ -566,7 +566,7 @@ def _covered(table: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
     return sum(map(bool, counts)), len(counts)
 
 
-def transitions(table: state_machine.Table) -> list[tuple[str, str]]:
+def possible_transitions(table: state_machine.Table) -> list[tuple[str, str]]:
     """Return every pair of state and event with a transition that a scenario can make."""
     return [
         (state, event)

@@ -296,7 +296,7 @@ def score_alarms(
     return total
 
 
-def failures(total: Score, conditions: Iterable[str]) -> dict[str, str]:
+def list_failures(total: Score, conditions: Iterable[str]) -> dict[str, str]:
     """Return which of the wanted FAILURES have happened, each with a sentence."""
     failed: dict[str, str] = {}
     for condition in conditions:
@@ -497,7 +497,7 @@ def only_in(outcome: BacktestOutcome, right: BacktestOutcome) -> list[Alarm]:
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def report(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
+def score_lines(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     """Yield the lines of a report."""
     totals = score_policies(results, labels)
     rows = sum(outcomes[0].rows for outcomes in results)

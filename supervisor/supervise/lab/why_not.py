@@ -154,7 +154,7 @@ def find_unmet_conditions(rule: Rule, policy: Policy, monitor: RankMonitor) -> l
     tree = parse_expression(rule.text, limit=len(rule.text)).tree
     conditions = [
         replace(
-            describe(leaf.name, policy, monitor, target_code=leaf.target_code),
+            describe_reading(leaf.name, policy, monitor, target_code=leaf.target_code),
             alternative=leaf.any,
         )
         for leaf in dict.fromkeys(_missing_leaves(tree, BREACH, codes, several=False))
@@ -162,7 +162,7 @@ def find_unmet_conditions(rule: Rule, policy: Policy, monitor: RankMonitor) -> l
     return sorted(conditions, key=lambda condition: condition.code != "UNKNOWN")
 
 
-def describe(
+def describe_reading(
     name: str, policy: Policy, monitor: RankMonitor, *, target_code: int = BREACH
 ) -> Condition:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
@@ -184,7 +184,7 @@ def describe(
         limit=comparison.limit,
         short_by=comparison.short_by,
         needs=UNSET if comparison.needs is None else comparison.needs,
-        inputs=[describe(inner, policy, monitor) for inner in spec.detectors],
+        inputs=[describe_reading(inner, policy, monitor) for inner in spec.detectors],
     )
     return replace(condition, text=_sentence(spec, monitor, condition, code, target_code))
 
@@ -462,7 +462,7 @@ class Moment:
     )
 
 
-def answer(
+def answer_question(
     question: Question,
     policy: Policy,
     events: Events,
@@ -478,7 +478,7 @@ def answer(
     Raises:
         UsageError: the run has no such step or rule; the hint lists what it has.
     """
-    target, attempt, attempts = find(question, events())
+    target, attempt, attempts = find_event(question, events())
     moment = _fold(question, target, policy, events(), policies)
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
     index = _rule_index(question.rule, policy, records)
@@ -511,7 +511,7 @@ def answer(
         firing=watch.firing,
         record=record,
         missing=[] if watch.code == BREACH else find_unmet_conditions(rule, policy, monitor),
-        inactive=inactive(monitor, index),
+        inactive=explain_inactive(monitor, index),
         obstacles=find_blocking_conditions(rule, policy, _answered(moment, rule, question, now)),
         consequences=[] if now is None else _consequences(moment, rule, now, records),
         since_step=since_step,
@@ -528,7 +528,9 @@ def _answered(
     return answer_if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
 
 
-def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, int, list[int]]:
+def find_event(
+    question: Question, events: Iterable[tuple[int, Event]]
+) -> tuple[int, int, list[int]]:
     """Return the number of the event that holds the step, its attempt, and all attempts with it.
 
     Raises:
@@ -562,7 +564,7 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
     raise UsageError(text, hint=f"it has {_ranges(steps)}{lost}")
 
 
-def inactive(monitor: RankMonitor, index: int) -> str | None:
+def explain_inactive(monitor: RankMonitor, index: int) -> str | None:
     """Return why a rule is not evaluated in this job at all; None when it is."""
     if monitor.active(index):
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .table import Cell, NoStepsError, Table, missing
+from .table import Cell, NoStepsError, Table, missing_package
 
 LABELS = "incidents.csv"  # marks the root of a collection of recordings
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # what others put between two cells
@@ -107,7 +107,7 @@ def read_parquet(path: Path) -> Table:
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise missing(path, "pyarrow") from error
+        raise missing_package(path, "pyarrow") from error
     try:
         # Not through the dataset API: a folder called `key=value` is no column.
         table = parquet.ParquetFile(path).read()
@@ -139,7 +139,7 @@ def read_tensorboard(path: Path) -> Table:
     try:
         load = import_module(f"{EVENTS}.event_file_loader").LegacyEventFileLoader
     except ImportError as error:
-        raise missing(path, "tensorboard") from error
+        raise missing_package(path, "tensorboard") from error
     rows_found: list[dict[str, float]] = []
     columns: dict[str, None] = {}
     for file in sorted(path.glob(EVENT_FILES)):
@@ -190,7 +190,7 @@ def read_wandb(path: Path) -> Table:
     try:
         messages = import_module("wandb.proto.wandb_internal_pb2")
     except ImportError as error:
-        raise missing(path, "wandb") from error
+        raise missing_package(path, "wandb") from error
     try:
         data = path.read_bytes()
     except OSError as error:

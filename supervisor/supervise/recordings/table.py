@@ -73,12 +73,12 @@ ID = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*")  # what a metric's id looks
 _PREFIXES = ("train/", "training/", "metrics/")
 
 
-def plain(column: str) -> str:
+def column_key(column: str) -> str:
     """Return a column's name as it is looked up."""
     return column.strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def bind(
+def bind_columns(
     columns: tuple[str, ...], extra: Mapping[str, str]
 ) -> tuple[dict[str, tuple[int, float]], list[str]]:
     """Return metric id -> (index of its column, factor to its unit), and the columns left out.
@@ -128,7 +128,7 @@ def bind(
 
 
 def _spellings(column: str) -> list[str]:
-    name = plain(column)
+    name = column_key(column)
     return [name, *(name.removeprefix(p) for p in _PREFIXES if name.startswith(p))]
 
 
@@ -174,7 +174,7 @@ class NoStepsError(InputError):
     """A table that is no recording at all."""
 
 
-def missing(path: Path, package: str) -> InputError:
+def missing_package(path: Path, package: str) -> InputError:
     """Return the error for a file whose reader needs a package that is not installed."""
     return InputError(
         f"{path}: reading it needs the package {package!r}",
@@ -203,7 +203,7 @@ def split_into_runs(sheet: Table, extra: Mapping[str, str] | None = None) -> lis
             hint=f"one of {', '.join(STEPS)}; it has: {', '.join(sheet.columns) or 'none'}",
         )
     missing = [c for c in extra if c not in sheet.columns]
-    columns, unused = bind(sheet.columns, extra)
+    columns, unused = bind_columns(sheet.columns, extra)
     _check_twice(sheet, {sheet.columns[i] for i, _ in columns.values()})
     by_run, skipped = _grouped(sheet, step)
     notes = [f"columns left out: {', '.join(sorted(unused))}"] if unused else []

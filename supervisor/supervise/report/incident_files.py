@@ -182,7 +182,7 @@ def read_tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes |
     closed = next((r.event for r in changes if is_closing(r)), None)
     tapes = Tapes()
     try:
-        for number, frame, names in run_records.numbered(run, closed):
+        for number, frame, names in run_records.numbered_frames(run, closed):
             if number > opened - NEAR:
                 tapes.add(frame, names, opened=number > opened)
     except StoreError:

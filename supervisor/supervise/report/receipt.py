@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core.model.decisions import IncidentClosed, Suppressed
 from ..core.model.policy import Policy
 from ..store import audit
-from ..store.recorder import incomplete
+from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
 from .records import (
     RunEnd,
@@ -52,7 +52,7 @@ def closing_receipt(run: RunDir) -> list[str]:
     if contended := sum(decision.cause == "host" for decision in suppressed):
         lines.append(f"  {counted(contended, 'time')} steps were slow as others had the CPUs")
     lines += _undelivered(ending.undelivered, run_path(run))
-    if gap := incomplete(log):
+    if gap := incomplete_record(log):
         lines.append(f"  {gap['reason']}")
     closed = [r.decision for r in records if isinstance(r.decision, IncidentClosed)]
     lines += [f"  {d.incident} {d.severity}: {d.reason}" for d in closed]

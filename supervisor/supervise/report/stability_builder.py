@@ -17,7 +17,7 @@ from ..core.model import decisions
 from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Policy
 from ..store import audit, run_records
-from ..store.recorder import incomplete
+from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDescription, RunDir
 from .records import (
     LaunchIdentity,
@@ -153,7 +153,7 @@ def _audit_state(run: RunDir, log: Sequence[Mapping[str, Any]]) -> AuditState:
         head=report.head,
         parts=[
             AuditedPart(part.part, part.status, part.text)
-            for part in run_records.check(run, run_records.read_digests(log))
+            for part in run_records.check_files(run, run_records.read_digests(log))
         ],
         not_checked=list(run_records.NOT_CHECKED),
     )
@@ -347,7 +347,7 @@ def _gaps(
     journal = "its decisions are on record to the end"
     if frames.unreadable:
         journal = frames.unreadable
-    elif (ended_early := incomplete(log)) is not None:
+    elif (ended_early := incomplete_record(log)) is not None:
         journal = str(ended_early["reason"])
     return Gaps(
         unwatched_s=[round(seconds, 3) for seconds in frames.unwatched_s],

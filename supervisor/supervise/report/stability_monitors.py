@@ -156,7 +156,7 @@ def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
     names: dict[int, tuple[str, ...]] = {}
     kinds = (Announced, Frame, Gap, Adopted, Exited)
     try:
-        for begin, end in journal.thinned(run.journal_path)[:1]:
+        for begin, end in journal.first_events_of_thinned(run.journal_path)[:1]:
             frames.unreadable = (
                 f"frames of events {begin} to {end - 1} were removed (journal.max_gb)"
             )

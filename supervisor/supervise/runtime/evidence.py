@@ -247,7 +247,7 @@ class Evidence:
             for remnant in home.glob(".snapshot-*"):  # of a killed supervisor
                 files.remove_tree(remnant)
             number = 1 + sum(1 for _ in home.glob("snapshot-*"))
-            temporary = files.unpredictable(home / f"snapshot-{number}")
+            temporary = files.hidden_name(home / f"snapshot-{number}")
             files.make_directory(temporary)
         except OSError as error:
             raise _unwritable(home, error) from error

@@ -66,7 +66,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def age_s(self) -> float:
         """Its age in seconds."""
         return (
-            datetime.fromisoformat(system.wall()) - datetime.fromisoformat(self.due)
+            datetime.fromisoformat(system.wall_time()) - datetime.fromisoformat(self.due)
         ).total_seconds()
 
     @property
@@ -138,7 +138,7 @@ def write_undelivered(
                 "settings": notify[item.channel],
                 "message": replace(item.message, curve=None),
                 "keys": item.keys,
-                "due": system.wall(item.age_s),
+                "due": system.wall_time(item.age_s),
                 "attempts": item.tries,
                 "detail": item.error,
             },
@@ -177,7 +177,7 @@ def waiting(run: Path) -> list[LateMessage]:
 
 def runs(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the runs of this user that may have undelivered messages, the newest first."""
-    for path in run_directory.entries(environ).values():
+    for path in run_directory.list_run_directories(environ).values():
         with suppress(OSError):
             if (path / UNDELIVERED_FILE).lstat().st_size:
                 yield path

@@ -443,7 +443,7 @@ class EventProcessor:
             policy=self.policy.name,
             mode=self.policy.mode,
             facts=self._deadline(decision),
-            at=system.wall(),
+            at=system.wall_time(),
         )
         report = self.incident_files.report(message.incident or "")
         if report is not None:  # without it, what the engine says is enough
@@ -455,7 +455,7 @@ class EventProcessor:
         pending = self.state.approvals.pending
         if pending is None or decision.message.request != pending.id:
             return ()
-        until = system.wall(-pending.timeout_s)[:16].replace("T", " ")
+        until = system.wall_time(-pending.timeout_s)[:16].replace("T", " ")
         minutes = f"{pending.timeout_s / 60:g} min"
         return (("answer by", f"{until} UTC, or {minutes} after a later delivery"),)
 

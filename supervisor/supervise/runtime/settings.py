@@ -144,7 +144,7 @@ class RecoveredRun:
             policy, mode = self.reload
             if event.refused is None:
                 args = self.asked.args
-                self.reload = policies.aim(args, policy, mode)
+                self.reload = policies.reload_target(args, policy, mode)
             self.asked = None
 
     def _noticed(self, event: Notice) -> None:

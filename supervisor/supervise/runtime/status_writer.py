@@ -185,7 +185,7 @@ class StatusWriter:
                 policy,
                 self._processor.state,
                 ranks,
-                wall=system.wall(),
+                wall=system.wall_time(),
                 now_ns=now_ns,
                 tier="T1" if self._processor.names else self._tier,
                 last=self._processor.last,
@@ -302,7 +302,7 @@ def _broken(
     """Return what is wrong with each channel, None while all work."""
     broken = {
         trouble.channel: status.UndeliveredMessages(
-            trouble.undelivered, system.wall(now_ns / 1e9 - trouble.since_s), trouble.error
+            trouble.undelivered, system.wall_time(now_ns / 1e9 - trouble.since_s), trouble.error
         )
         for trouble in troubles
     }

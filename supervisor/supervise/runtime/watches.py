@@ -377,7 +377,7 @@ class PolicyWatch:
     def _files(self) -> list[Path]:
         """Return the file and its bases, as far as they can be told."""
         with suppress(OSError, ValueError, InputError):
-            return shipped.chain(Path(self._source))
+            return shipped.file_chain(Path(self._source))
         return [Path(self._source)]
 
     def _snapshot(self) -> Snapshot:

@@ -173,7 +173,7 @@ class Chain:
         ]
         if record.get("actor") == "engine" and "event" not in record:
             wrong.append("event")
-        if not wrong and not files.shallow(record.get("data")):
+        if not wrong and not files.is_shallow(record.get("data")):
             wrong = ["data"]
         if wrong:
             number, reason = self.size - 1, f"its field {wrong[0]!r} is missing or invalid"
@@ -211,7 +211,7 @@ class Report:
         return EXIT_CODES[self.status]
 
 
-def lines(path: Path) -> Iterator[tuple[bytes, int]]:
+def log_lines(path: Path) -> Iterator[tuple[bytes, int]]:
     """Yield each line of a log and its length; lines longer than a record are cut.
 
     Only the last line may lack its line feed.
@@ -269,7 +269,7 @@ def verify_audit(
 
     tail = 0
     try:
-        for line, length in lines(path):
+        for line, length in log_lines(path):
             if not line.endswith(b"\n"):
                 tail = length
                 break
@@ -304,7 +304,7 @@ def read_audit(path: Path) -> Iterator[dict[str, Any]]:
         StoreError: the file cannot be read.
     """
     chain = Chain()
-    for line, _ in lines(path):
+    for line, _ in log_lines(path):
         if not line.endswith(b"\n"):
             return
         record = chain.take(line)
@@ -367,7 +367,7 @@ class Audit:
         fd = -1
         try:
             fd = files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            files.take(fd, path)
+            files.lock_file(fd, path)
             chain, tail = _scan(path, run_id)
             remains = path.with_name(f"{path.name}.truncated-{chain.offset}")
             if tail:
@@ -470,7 +470,7 @@ class Audit:
                 return
             end = self._chain.offset + size_bytes
             if end > self._reserved:
-                files.allocate(self._fd, self._chain.offset, size_bytes)
+                files.allocate_bytes(self._fd, self._chain.offset, size_bytes)
                 self._reserved = end
 
     def renew_reserve(self) -> None:
@@ -497,7 +497,7 @@ class Audit:
         self._closing.set()
         self._dirty.set()
         if self._committer.is_alive():
-            with files.waiting():
+            with files.waiting_for_disk():
                 self._committer.join()
         with self._lock:
             if self._fd < 0:
@@ -540,7 +540,7 @@ class Audit:
 
     def _check_files(self, head_before: str | None) -> str | None:
         """Return what is missing; counts if found twice: a network disk may err briefly."""
-        trouble = files.missing(self._path, self._opened) or self._missing_journal()
+        trouble = files.explain_missing(self._path, self._opened) or self._missing_journal()
         if trouble is not None and trouble == head_before and self.trouble is None:
             self.trouble = trouble
         return trouble
@@ -548,7 +548,7 @@ class Audit:
     def _sync(self) -> None:
         self._dirty.clear()
         try:
-            files.sync(self._fd)
+            files.sync_file(self._fd)
         except OSError as error:
             with self._lock:
                 self._dead = True
@@ -615,7 +615,7 @@ class Audit:
 def _scan(path: Path, run_id: str) -> tuple[Chain, int]:
     """Return the state after the good records, and the length of a truncated one."""
     chain = Chain(run_id)
-    for line, length in lines(path):
+    for line, length in log_lines(path):
         if not line.endswith(b"\n"):
             return chain, length
         chain.check_fields(chain.take(line))
@@ -648,7 +648,7 @@ MAKE_KEY = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
 MAKE_PUBLIC = "make it with: openssl pkey -in key.pem -pubout -out public.pem"
 
 
-def sign(data: bytes, key: Path) -> bytes:
+def sign_bytes(data: bytes, key: Path) -> bytes:
     """Return the signature of `data` by the private key in a PEM file. Raises UsageError."""
     from_pem, _, private, _ = _cryptography()
     private_key = _load(lambda raw: from_pem(raw, password=None), key, MAKE_KEY)

@@ -66,7 +66,7 @@ class _Wait:
 _waits: dict[int, _Wait] = {}
 
 
-def waiting() -> _Wait:
+def waiting_for_disk() -> _Wait:
     """Return a context in which this thread waits for a disk."""
     return _waits.setdefault(threading.get_ident(), _Wait())
 
@@ -79,9 +79,9 @@ def disk_wait_s(thread: int | None) -> float:
     return wait.total_s + (time.monotonic() - wait.began_s if wait.depth else 0.0)
 
 
-def sync(fd: int) -> None:
+def sync_file(fd: int) -> None:
     """Sync the content of a file to disk. Raises OSError."""
-    with waiting():
+    with waiting_for_disk():
         os.fdatasync(fd)
 
 
@@ -89,13 +89,13 @@ def sync_directory(path: Path) -> None:
     """Sync the names in the directory `path` to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with waiting():
+        with waiting_for_disk():
             os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def missing(path: Path, opened: os.stat_result) -> str | None:
+def explain_missing(path: Path, opened: os.stat_result) -> str | None:
     """Return a sentence if `path` is not the opened file any more; None if it is, or unknown."""
     try:
         if os.path.samestat(path.stat(), opened):
@@ -118,12 +118,12 @@ def read_json(path: Path, limit: int = MAX_JSON, *, foreign: bool = False) -> An
         document = json.loads(read_file(path, foreign=foreign, limit=limit))
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if not shallow(document):
+    if not is_shallow(document):
         raise ValueError("it is nested too deep")
     return document
 
 
-def shallow(value: Any) -> bool:
+def is_shallow(value: Any) -> bool:
     """Return whether JSON is nested at most `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -235,7 +235,7 @@ def is_own_directory(path: Path) -> bool:
     if status.st_uid == os.geteuid():
         return True
     try:
-        trial = unpredictable(path / "owner")
+        trial = hidden_name(path / "owner")
         fd = create_file(trial)
     except OSError:
         return False
@@ -246,7 +246,7 @@ def is_own_directory(path: Path) -> bool:
         trial.unlink()
 
 
-def unpredictable(path: Path) -> Path:
+def hidden_name(path: Path) -> Path:
     """Return an unused hidden name in the directory of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
@@ -260,7 +260,7 @@ def replacing_file(
     Args:
         shared: see `create`. mode, options: see `open`.
     """
-    fresh = unpredictable(path)
+    fresh = hidden_name(path)
     try:
         with os.fdopen(create_file(fresh, shared=shared), mode, **options) as file:
             yield file
@@ -279,7 +279,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
     Raises:
         OSError: the old file is unchanged.
     """
-    with waiting():
+    with waiting_for_disk():
         with replacing_file(path) as file:
             file.write(data)
             if durable:
@@ -297,7 +297,7 @@ def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
     """
     count = 0
     try:
-        with waiting():
+        with waiting_for_disk():
             while count < len(data):
                 if not (size := os.write(fd, data[count:] if count else data)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -307,7 +307,7 @@ def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
     return count, None
 
 
-def allocate(fd: int, start: int, size_bytes: int) -> None:
+def allocate_bytes(fd: int, start: int, size_bytes: int) -> None:
     """Give a file these bytes on disk, also beyond its end, which stays where it is.
 
     What is written there later needs no more space, whoever has taken the rest meanwhile.
@@ -325,7 +325,7 @@ def _is_ours(uid: int, path: Path) -> bool:
     return uid in (0, os.geteuid()) or uid == path.parent.stat().st_uid
 
 
-def hold(path: Path) -> None:
+def hold_directory(path: Path) -> None:
     """Take down which directory `path` is, for all that this process will write below it."""
     status = path.lstat()
     _held[path] = status.st_dev, status.st_ino
@@ -436,7 +436,7 @@ _TRIES = 4  # `locked` in another process takes a shared lock briefly
 _WAIT_S = 0.05
 
 
-def take(fd: int, path: Path) -> None:
+def lock_file(fd: int, path: Path) -> None:
     """Lock the open file `fd` for this process.
 
     Raises:
@@ -448,14 +448,14 @@ def take(fd: int, path: Path) -> None:
             return
         except BlockingIOError:
             time.sleep(_WAIT_S)
-    pid = holder(fd)
+    pid = lock_holder(fd)
     raise StoreError(
         f"{path.parent} is watched by {'another process' if pid is None else f'process {pid}'}",
         hint="one run has one supervisor: wait for it to end, or choose another --run-dir",
     )
 
 
-def holder(fd: int) -> int | None:
+def lock_holder(fd: int) -> int | None:
     """Return the pid of the process that has the lock, None if unknown."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"

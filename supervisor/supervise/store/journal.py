@@ -61,7 +61,7 @@ from ..core.model.events import (
 from ..core.model.payload import Payload
 from ..errors import FULL, StoreError
 from . import files
-from .files import shallow
+from .files import is_shallow
 
 FRAME = 1
 KINDS: dict[type[Any], int] = {  # on disk: never renumber
@@ -107,7 +107,7 @@ def unpack_event(kind: int, payload: bytes) -> Event:
     if kind == FRAME:
         return _unpack_frame(payload)
     cls, fields = TYPES[kind], json.loads(payload)
-    if not isinstance(fields, dict) or not shallow(fields):
+    if not isinstance(fields, dict) or not is_shallow(fields):
         raise ValueError("it is not an object, or nested too deep")
     if not fields.keys() <= set(cls.__slots__):
         raise ValueError(f"{sorted(fields.keys() - set(cls.__slots__))} are no fields of it")
@@ -462,7 +462,7 @@ class Journal:
         """Make sure of so many bytes for what comes. Raises OSError."""
         if self._size + size_bytes > self._reserved or self._is_full:
             try:
-                files.allocate(self._fd, self._size, size_bytes)
+                files.allocate_bytes(self._fd, self._size, size_bytes)
             except OSError as error:
                 self._is_full = error.errno in FULL
                 raise
@@ -476,7 +476,7 @@ class Journal:
     def sync(self) -> None:
         """Sync all events to disk. Raises StoreError."""
         try:
-            files.sync(self._fd)
+            files.sync_file(self._fd)
         except OSError as error:
             raise StoreError(f"cannot sync {self._directory}: {error.strerror}") from error
 
@@ -528,7 +528,7 @@ class Journal:
 
     def missing(self) -> str | None:
         """Return a sentence if the file was removed, else None. Thread-safe; may hang."""
-        return None if self._opened is None else files.missing(*self._opened)
+        return None if self._opened is None else files.explain_missing(*self._opened)
 
     def close(self) -> None:
         """Close the file, without its reserve. Raises OSError."""
@@ -581,7 +581,7 @@ class Journal:
         files.replace_file(path, start, durable=self._fd >= 0)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         if self._fd >= 0:
-            files.sync(self._fd)  # later calls of `sync` do not reach it
+            files.sync_file(self._fd)  # later calls of `sync` do not reach it
             self._end_piece(is_thinned=False, cited=self._cited)
         self.close()
         self._fd, self._size, self._partial, self._reserved = fd, START.size, False, 0
@@ -632,7 +632,7 @@ def read_journal(
         StoreError: no journal, a segment is missing, or damage before the tail; without `only`
             also where the journal was thinned.
     """
-    cut = () if only else thinned(directory)
+    cut = () if only else first_events_of_thinned(directory)
     for first, end in cut[:1]:
         raise StoreError(
             f"{directory} lacks the frames of events {first} to {end - 1}: they were removed to "
@@ -645,7 +645,7 @@ def read_journal(
             yield number, _event(kind, payload, number, path)
 
 
-def thinned(directory: Path) -> list[tuple[int, int]]:
+def first_events_of_thinned(directory: Path) -> list[tuple[int, int]]:
     """Return the first event of each thinned piece, and of the segment behind it.
 
     Raises:
@@ -669,7 +669,7 @@ def read_until(directory: Path, end: int) -> Iterator[tuple[int, Event]]:
         yield number, _event(kind, payload, number, path)
 
 
-def count(directory: Path) -> int:
+def count_events(directory: Path) -> int:
     """Return the number of valid events without unpacking; raises StoreError as `read`."""
     events = 0
     for number, _, _, _ in _records(directory):

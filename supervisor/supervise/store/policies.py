@@ -43,7 +43,7 @@ def path_of(run: RunDir, digest: str) -> Path:
     return run.path / DIRECTORY / f"{name}.yaml"
 
 
-def keep(run: RunDir, policy: Policy) -> Path:
+def store_policy(run: RunDir, policy: Policy) -> Path:
     """Write a policy's text durably. Raises StoreError."""
     path = path_of(run, policy.digest)
     try:
@@ -75,7 +75,7 @@ def make_policy_finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
     return find
 
 
-def aim(args: Mapping[str, Any], source: str, mode: str | None) -> tuple[str, str | None]:
+def reload_target(args: Mapping[str, Any], source: str, mode: str | None) -> tuple[str, str | None]:
     """Return file and mode override of a reload with these args.
 
     A mode override applies to the file that it was given for, not to another one.
@@ -114,7 +114,7 @@ class Reloader:
             command: its args may name a `policy` and a `mode`.
             policy, state: in force; neither is changed.
         """
-        source, mode = aim(command.args, self.source, self.mode)
+        source, mode = reload_target(command.args, self.source, self.mode)
         event = Reloaded(command.at_ns, command.operator, "", source, "", policy.digest)
         try:
             if (run := state.run()) is not None and run.intent.awaits("relaunch"):
@@ -130,7 +130,7 @@ class Reloader:
                 changes=policy_differences(policy, new, self.started),
             )
             engine.step(new, state.copy(), event)  # fails if the state does not fit the policy
-            keep(self.run, new)
+            store_policy(self.run, new)
         except SuperviseError as error:
             return policy, [replace(event, refused=_sentence(error))]
         except Exception as error:  # a bug here must not end the supervision

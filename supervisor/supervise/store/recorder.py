@@ -35,7 +35,7 @@ LEAST = 64 << 10  # bytes of it: how the run ended must have room, whatever come
 SHARE = 8  # the reserves take an eighth of what is free at most; project default
 
 
-def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def incomplete_record(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the audit record of the event where the journal ends early, None if there is none.
 
     One of an earlier epoch does not count: the adopting supervisor continued from that event.

@@ -128,7 +128,7 @@ class RunDir:
         try:
             _refuse_unfit(path)
             files.make_directory(path)
-            files.hold(path)
+            files.hold_directory(path)
             run = cls(path, run_id, created)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
@@ -201,7 +201,7 @@ class RunDir:
             raise StoreError(f"cannot read {run.path}: {error.strerror}") from error
         if reason:
             raise StoreError(f"{reason}: what {run.path} says is not acted on", hint=hint)
-        files.hold(run.path)
+        files.hold_directory(run.path)
         return run
 
     @property
@@ -285,7 +285,7 @@ class RunDir:
                 if path.is_file() and not path.is_symlink():
                     fd = files.open_file(path)
                     try:
-                        files.sync(fd)
+                        files.sync_file(fd)
                     finally:
                         os.close(fd)
         for folder in (*folders, self.path, self.path.parent, *self._created):
@@ -373,14 +373,14 @@ def add_run(run: RunDir, environ: Mapping[str, str]) -> None:
         folder = _folder(environ)
         files.make_directory(folder)
         link = folder / run.id
-        fresh = files.unpredictable(link)
+        fresh = files.hidden_name(link)
         fresh.symlink_to(run.path)
         fresh.replace(link)
         for name in sorted(os.listdir(folder))[:-MAX_RUNS]:  # noqa: PTH208 - names alone
             (folder / name).unlink()
 
 
-def entries(environ: Mapping[str, str]) -> dict[str, Path]:
+def list_run_directories(environ: Mapping[str, str]) -> dict[str, Path]:
     """Return the directories by run id, the newest first, without a look at them."""
     directories = {}
     with suppress(OSError):

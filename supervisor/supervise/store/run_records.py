@@ -43,7 +43,7 @@ from ..errors import MISSHAPEN, InputError, StoreError
 from . import audit, files, journal, policies
 from .audit import read_audit
 from .journal import RETENTION
-from .recorder import THINNED, incomplete
+from .recorder import THINNED, incomplete_record
 from .run_directory import RunDir, is_run
 
 Record = Mapping[str, Any]
@@ -70,7 +70,7 @@ class RunOutcome:
         last: the newest record. end: the same, if the run ended with it.
         incidents: by id, oldest first.
         relaunching: the newest action on the job is a relaunch without an outcome.
-        incomplete: see `recorder.incomplete`.
+        incomplete: see `recorder.incomplete_record`.
     """
 
     last: Record | None = None
@@ -125,7 +125,7 @@ def read_outcome(records: Iterable[Record]) -> RunOutcome:
             outcome.take(record)
             yield record
 
-    outcome.incomplete = incomplete(read_digests())
+    outcome.incomplete = incomplete_record(read_digests())
     return outcome
 
 
@@ -138,7 +138,7 @@ def skim_run(path: Path) -> RunOutcome:
         StoreError: the file cannot be read.
     """
     outcome, last_line = RunOutcome(), b""
-    for line, _ in audit.lines(path):
+    for line, _ in audit.log_lines(path):
         if line.endswith(b"\n"):
             last_line = line
             if _INCIDENT in line:
@@ -228,7 +228,9 @@ def read_rows(run: RunDir) -> Iterator[Row]:
             yield Row(event.step, event.rank, event.attempt, wall, values)
 
 
-def numbered(run: RunDir, until: int | None = None) -> Iterator[tuple[int, Frame, Sequence[str]]]:
+def numbered_frames(
+    run: RunDir, until: int | None = None
+) -> Iterator[tuple[int, Frame, Sequence[str]]]:
     """Yield `(event number, frame, its names)` in the order of reception, as far as they are kept.
 
     Args:
@@ -368,11 +370,11 @@ class Digests:
                 self.heads.append((events, size, digest, record["seq"]))
 
 
-def check(run: RunDir, digests: Digests) -> Iterator[Part]:
+def check_files(run: RunDir, digests: Digests) -> Iterator[Part]:
     """Compare the files of a run with the digests; never raises StoreError."""
     yield from policy_parts(run, digests)
     gc = "removed by `supervise gc` at"
-    unchecked = {part: f"{gc} {wall}" for part, wall in removed(run).items()}
+    unchecked = {part: f"{gc} {wall}" for part, wall in removed_parts(run).items()}
     if "incidents" in unchecked:
         yield Part("evidence", UNCHECKED, unchecked["incidents"])
     else:
@@ -392,7 +394,7 @@ def digest_of(path: Path) -> str | None:
     return None if actual is None else f"sha256:{actual}"
 
 
-def differs(subject: str, expected: str, actual: str | None) -> str:
+def explain_difference(subject: str, expected: str, actual: str | None) -> str:
     """Return a sentence about a file whose digest is not that in the log."""
     if actual is None:
         return f"{subject} is missing or unreadable: expected {expected}"
@@ -413,7 +415,7 @@ def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
             wrong += 1
             name = str(path.relative_to(run.path))
             status = MISSING if actual is None else CHANGED
-            yield Part("policy", status, differs(name, expected, actual))
+            yield Part("policy", status, explain_difference(name, expected, actual))
     if digests_of_files and not wrong:
         count = len(digests.reloaded)
         suffix = f", and so are {count} reloaded policies" if count else ""
@@ -440,7 +442,7 @@ def _bundle(home: Path, path: str, expected: str) -> str | None:
     manifest = home / path / MANIFEST
     actual = _sha256(manifest)
     if actual != expected:
-        return differs(f"{path}/{MANIFEST}", expected, actual)
+        return explain_difference(f"{path}/{MANIFEST}", expected, actual)
     try:
         listed = [(str(f["name"]), str(f["sha256"])) for f in files.read_json(manifest)["files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -450,13 +452,13 @@ def _bundle(home: Path, path: str, expected: str) -> str | None:
             return f"{path}/{MANIFEST} lists {name!r}, which is not a file of the bundle"
         actual = _sha256(manifest.with_name(name))
         if actual != digest:
-            return differs(f"{path}/{name}", digest, actual)
+            return explain_difference(f"{path}/{name}", digest, actual)
     return None
 
 
 def _pieces(run: RunDir, pieces: list[tuple[str, int, str]], *, ended: bool) -> Part:
     """Compare the segments of a thinned journal with their digests."""
-    count = journal.count(run.journal_path)
+    count = journal.count_events(run.journal_path)
     if not pieces:
         text = "all checksums are valid; it was thinned, and the log has no digest of it yet"
         return Part("journal", UNCHECKED, text)
@@ -467,8 +469,8 @@ def _pieces(run: RunDir, pieces: list[tuple[str, int, str]], *, ended: bool) -> 
         if ended and path.stat().st_size != size:
             return Part("journal", CHANGED, f"journal/{name} has another size than {size} bytes")
         if ended and (actual := _sha256(path)) != expected:
-            return Part("journal", CHANGED, differs(f"journal/{name}", expected, actual))
-    cut = journal.thinned(run.journal_path)
+            return Part("journal", CHANGED, explain_difference(f"journal/{name}", expected, actual))
+    cut = journal.first_events_of_thinned(run.journal_path)
     events = sum(end - first for first, end in cut)
     text = f"its {len(pieces)} segments are unchanged; frames of {events} of {count} events"
     return Part("journal", GOOD, f"{text} were removed (journal.max_gb)")
@@ -483,8 +485,8 @@ def _journal(run: RunDir, digests: Digests) -> Part:
         if size not in actual:
             return Part("journal", CHANGED, f"{subject} is incomplete")
         if actual[size] != expected:
-            return Part("journal", CHANGED, differs(subject, expected, actual[size]))
-    count = journal.count(run.journal_path)
+            return Part("journal", CHANGED, explain_difference(subject, expected, actual[size]))
+    count = journal.count_events(run.journal_path)
     if not digests.heads:
         return Part(
             "journal", UNCHECKED, "all checksums are valid; the log has no digest of it yet"
@@ -553,7 +555,7 @@ class Survey:
     parts: tuple[Removable, ...] = field(default=())
 
 
-def survey(
+def list_runs(
     directory: Path,
     *,
     now_s: float,
@@ -584,7 +586,7 @@ def survey(
     return surveys
 
 
-def remove(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
+def remove_parts(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
     """Remove these parts of a run, as its only writer.
 
     Raises:
@@ -594,7 +596,7 @@ def remove(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
     try:
         fd = files.open_file(run.audit_path, os.O_RDWR)
         try:
-            files.take(fd, run.audit_path)
+            files.lock_file(fd, run.audit_path)
             removed_before = run.read_json(RETENTION) if (path / RETENTION).exists() else {}
             rows = [
                 {"part": p.name, "files": p.files, "bytes": p.size_bytes, "wall": wall}
@@ -613,7 +615,7 @@ def remove(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
         raise StoreError(f"{path / RETENTION} is damaged", hint="remove this file") from error
 
 
-def removed(run: RunDir) -> dict[str, str]:
+def removed_parts(run: RunDir) -> dict[str, str]:
     """Return the parts that were removed, and when; empty where none was, or nobody knows."""
     try:
         rows = run.read_json(RETENTION)["removed"]

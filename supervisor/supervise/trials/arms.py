@@ -238,7 +238,7 @@ class RunCitation(Struct, frozen=True):
     head: str
 
 
-def cite(run: RunDir) -> RunCitation:
+def citation(run: RunDir) -> RunCitation:
     """Return what names a run in a result."""
     report = audit.verify_audit(run.audit_path, run.id)
     return RunCitation(run.id, report.records, report.head)

@@ -284,7 +284,7 @@ def explain_unhealthy(arm: FaultArm, metric: str, planned: int, fault_step: int)
     Args:
         metric: the loss. planned: steps of a whole run.
     """
-    if text := ending(arm, planned):
+    if text := describe_end(arm, planned):
         return text
     loss = arm.arm.series(metric, 0, arm.arm.first_step + planned)
     values_before = sum(step < fault_step and math.isfinite(value) for step, value in loss.items())
@@ -327,12 +327,12 @@ def summarize_fault(
     departure = find_departure(loss, healthy, onset)
     alarms = list(_detections(unattended, runs.control, onset, end_step))
     wrong = [a.rule for a in alarms if is_unaffected(reads.get(a.rule, ()), runs.drill.name)]
-    end = ending(unattended, planned)
+    end = describe_end(unattended, planned)
     final, final_healthy = last_mean(loss, TAIL), last_mean(healthy, TAIL)
     noise = spread_of(healthy, onset)
     margin = max(WORSE * abs(final_healthy), 2.0 * noise / math.sqrt(TAIL / 4.0))
     acting_loss = None if acting is None else acting.arm.series(metric, 0, end_step)
-    end_acting = "" if acting is None else ending(acting, planned)
+    end_acting = "" if acting is None else describe_end(acting, planned)
     is_comparable = acting is not None and acting.injected is not None and not end_acting
     return Finding(
         fault,
@@ -393,7 +393,7 @@ def _differs(loss: Series, control: Series, onset: int, noise: float) -> bool:
     return bool(away) and not max(away) <= 0.5 * noise
 
 
-def ending(arm: FaultArm, planned: int) -> str:
+def describe_end(arm: FaultArm, planned: int) -> str:
     """Return how a run ended, "" as planned."""
     run = arm.arm
     steps = run.end - run.first_step if run.steps else 0

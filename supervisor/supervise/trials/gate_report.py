@@ -123,9 +123,9 @@ def gate_report(
                 compared=pair.compared,
                 missing=pair.missing,
                 series=PairSeries(
-                    thinned(baseline.series(plan.metric, start, end)),
-                    thinned(candidate.series(plan.metric, start, end)),
-                    thinned(dict(zip(pair.steps, pair.values, strict=True))),
+                    thin_points(baseline.series(plan.metric, start, end)),
+                    thin_points(candidate.series(plan.metric, start, end)),
+                    thin_points(dict(zip(pair.steps, pair.values, strict=True))),
                 ),
             )
             for (baseline, candidate), pair in zip(pairs, judgement.pairs, strict=True)
@@ -135,7 +135,7 @@ def gate_report(
     )
 
 
-def thinned(series: dict[int, float]) -> list[tuple[int, float]]:
+def thin_points(series: dict[int, float]) -> list[tuple[int, float]]:
     """Return at most `POINTS` points `(step, mean)`."""
     points = list(series.items())
     size = max(1, -(-len(points) // POINTS))
@@ -143,7 +143,7 @@ def thinned(series: dict[int, float]) -> list[tuple[int, float]]:
     return [(group[-1][0], fmean(value for _, value in group)) for group in groups]
 
 
-def rows(report: GateReport) -> Iterator[Row]:
+def check_rows(report: GateReport) -> Iterator[Row]:
     """Yield the loss, then each check, with the number of its pair where there are several."""
     loss = report.loss
     yield "loss", loss.status, "", "", loss.text
@@ -170,9 +170,9 @@ def effect_text(report: GateReport) -> str:
     return f"{text}, {level} interval [{low:+.4g}, {high:+.4g}] ({basis})"
 
 
-def junit(report: GateReport) -> bytes:
+def render_junit(report: GateReport) -> bytes:
     """Return JUnit XML: one test case for the loss, and one for each guard and invariant."""
-    cases = list(rows(report))
+    cases = list(check_rows(report))
     kinds = [ELEMENTS.get(status, "") for _, status, *_ in cases]
     counts = {
         "tests": str(len(cases)),
@@ -197,14 +197,14 @@ def junit(report: GateReport) -> bytes:
     return document + b"\n"
 
 
-def annotation(report: GateReport) -> str:
+def github_annotation(report: GateReport) -> str:
     """Return a workflow command of GitHub Actions that shows the verdict on the run's page."""
     text = "\n".join([effect_text(report), *report.reasons])
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{LEVELS[report.verdict]} title={SUITE} {report.verdict}::{escaped}"
 
 
-def summary(report: GateReport) -> str:
+def render_summary(report: GateReport) -> str:
     """Return Markdown for the summary of a job."""
     lines = [
         f"### {SUITE}: {report.verdict}",
@@ -213,7 +213,7 @@ def summary(report: GateReport) -> str:
         "",
         *_table(("pair", "baseline", "candidate", "difference", "batches"), _pairs(report)),
         "",
-        *_table(("check", "result", "baseline", "candidate", ""), rows(report)),
+        *_table(("check", "result", "baseline", "candidate", ""), check_rows(report)),
         *(line for note in report.notes for line in ("", _cell(note))),
     ]
     return "\n".join([*lines, ""])
@@ -246,7 +246,7 @@ def gate_page(report: GateReport) -> str:
         tone=TONES[report.verdict],
         effect=effect_text(report),
         figures=[plot for plot in _figures(report) if plot is not None],
-        rows=list(rows(report)),
+        rows=list(check_rows(report)),
     )
 
 

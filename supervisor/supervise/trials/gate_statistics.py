@@ -176,7 +176,9 @@ class Effect:
     basis: str
 
 
-def differences(baseline: Arm, candidate: Arm, metric: str, start: int, end: int) -> Differences:
+def arm_differences(
+    baseline: Arm, candidate: Arm, metric: str, start: int, end: int
+) -> Differences:
     """Return the differences of two arms on the steps from `start` up to `end` (excluded).
 
     Steps are aligned by number, which removes the trend that both share. Where the batches differ,

@@ -27,7 +27,7 @@ from .gate_statistics import (
     REPLICATES,
     Differences,
     Effect,
-    differences,
+    arm_differences,
     estimate_difference,
     look_levels,
 )
@@ -116,7 +116,7 @@ def number_text(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def guards(
+def check_guards(
     pair: int,
     baseline: Arm,
     candidate: Arm,
@@ -348,7 +348,7 @@ def _cpu_time(old: float, new: float) -> Found:
     return _limited(old, new, text, is_worse=new > CPU_RATIO * old)
 
 
-def invariants(
+def check_invariants(
     pair: int, baseline: Arm, candidate: Arm, start: int, end: int, plan: Plan
 ) -> Iterator[Check]:
     """Yield the check of each invariant."""
@@ -492,18 +492,18 @@ def judge_gate(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = 
     if planned is None:
         planned = max(0, pairs[0][0].end - first_step)
     start, end = first_step + plan.warmup, first_step + planned
-    differences_of_pairs = [differences(a, b, plan.metric, start, end) for a, b in pairs]
+    differences_of_pairs = [arm_differences(a, b, plan.metric, start, end) for a, b in pairs]
     checks: list[Check] = []
     for number, ((a, b), pair) in enumerate(zip(pairs, differences_of_pairs, strict=True)):
-        checks += guards(number, a, b, pair, (start, end), plan)
-        checks += invariants(number, a, b, start, end, plan)
+        checks += check_guards(number, a, b, pair, (start, end), plan)
+        checks += check_invariants(number, a, b, start, end, plan)
     looks = list(_looks(pairs, plan, calibration, start, planned))
     failed = next((look for look in looks if look.fails), None)
     reached = [look for look in looks if look.effect is not None]
     decisive = failed or (reached[-1] if reached else None)
     loss = _loss(looks, failed, differences_of_pairs, plan)
     verdict, reasons = _verdict(checks, *loss)
-    aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
+    aa = [arm_differences(a, b, plan.metric, start, end) for a, b in calibration]
     noise = [fmean(pair.values) for pair in aa if pair.values]
     return Judgement(
         verdict=verdict,
@@ -528,11 +528,11 @@ def _looks(
     planned_looks = list(zip(plan.looks, look_levels(plan.looks, plan.alpha), strict=True))
     for share, level in planned_looks if plan.level is None else [(1.0, plan.level)]:
         end = first_step + math.ceil(planned * share)
-        differences_of_pairs = [differences(a, b, plan.metric, start, end) for a, b in pairs]
+        differences_of_pairs = [arm_differences(a, b, plan.metric, start, end) for a, b in pairs]
         if end > have or not all(pair.values for pair in differences_of_pairs):
             yield Look(share, end, None, fails=False)
             continue
-        aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
+        aa = [arm_differences(a, b, plan.metric, start, end) for a, b in calibration]
         effect = estimate_difference(differences_of_pairs, level, aa)
         yield Look(share, end, effect, fails=effect.low > 0.0 and effect.mean > plan.margin)
 

@@ -14,7 +14,7 @@ from ..core.model.decisions import document, plain_json
 from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
-from .gate_report import thinned
+from .gate_report import thin_points
 from .trial_runs import TrialPolicy
 
 FAULT_HEADER = (
@@ -146,7 +146,7 @@ def fault_plot(runs: Runs, finding: Finding, metric: str) -> FaultPlot | None:
         alarm=None if alarm is None else finding.injected + alarm.delay,
         ends=[text for text in (finding.end, finding.end_acting) if text],
         series={
-            name: thinned(arm.arm.series(metric, 0, arm.arm.end))
+            name: thin_points(arm.arm.series(metric, 0, arm.arm.end))
             for name, arm in arms.items()
             if arm is not None
         },
@@ -253,10 +253,10 @@ def _lost(fault: FaultResult, *, acting: bool = False) -> str:
         return ends[0] if ends else ""
     repeated = fault.repeated if acting else None
     again = f", {repeated.median:g} steps again" if repeated and repeated.median else ""
-    return f"{nats(span)}{again}{f' ({len(ends)} ended early)' if ends else ''}"
+    return f"{format_nats(span)}{again}{f' ({len(ends)} ended early)' if ends else ''}"
 
 
-def nats(span: Span) -> str:
+def format_nats(span: Span) -> str:
     """Return a median of nats x steps."""
     if math.isinf(span.median):
         return "not finite"

@@ -90,7 +90,7 @@ def arm_environment(environ: Mapping[str, str], out: Path) -> dict[str, str]:
     return {**inherited, **OFFLINE, **own_variables}
 
 
-def harmless(environ: dict[str, str], *variables: Path) -> tuple[str, ...]:
+def writable_directories(environ: dict[str, str], *variables: Path) -> tuple[str, ...]:
     """Return the directories that an arm may write to: its own, caches, and the temporary one."""
     home = Path(environ.get("HOME") or "/")
     caches = [
@@ -222,7 +222,7 @@ def run_arm(
     path = directory / spec.name
     spec.out.mkdir(parents=True)
     env = arm_environment(environ, spec.out)
-    fine = harmless(env, directory, spec.out)
+    fine = writable_directories(env, directory, spec.out)
     old_state = fingerprint(spec.cwd, fine)
     start = time.monotonic()
     watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q"]
@@ -456,12 +456,12 @@ class SuiteSettings:
     keep: bool
 
 
-def make(
+def make_runs(
     settings: SuiteSettings, planned: Iterable[PlannedRun], limit_s: float | None
 ) -> Iterator[tuple[PlannedRun, ArmOutcome, bool]]:
     """Yield each run with its outcome as it ends, and whether it is a new one.
 
-    A new one is made again by a suite that goes on, unless its outcome was kept: see `keep`.
+    A new one is made again by a suite that goes on, unless its outcome was kept: see `store_outcome`.
 
     Args:
         limit_s: after which a run is asked to end; None: never.
@@ -484,7 +484,7 @@ def make(
                 system.end_tools()
 
 
-def keep(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:
+def store_outcome(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:
     """Keep the outcome of a run: it is not made again. Raises StoreError."""
     about = {"code": outcome.code, "seconds": outcome.seconds, "outside": outcome.outside}
     path = _outcome_path(settings, run)
@@ -635,7 +635,7 @@ class TrialLog:
 
     def note(self, kind: str, reason: str, data: Struct | Payload) -> None:
         """Add a record, which is on disk before this returns. Raises StoreError."""
-        now = system.monotonic_ns(), system.wall()
+        now = system.monotonic_ns(), system.wall_time()
         self._log.append(
             kind,
             actor="trial",
@@ -654,7 +654,7 @@ def open_log(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
     Raises:
         StoreError: it cannot be written, or is the log of a run; TamperError: it was changed.
     """
-    wall = system.wall()
+    wall = system.wall_time()
     trial = f"{sort}-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
     trial += f"-{secrets.token_hex(3)}"
     if path.exists() and (first_record := next(iter(audit.read_audit(path)), None)) is not None:
