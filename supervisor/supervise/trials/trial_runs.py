@@ -461,7 +461,7 @@ def make_runs(
 ) -> Iterator[tuple[PlannedRun, ArmOutcome, bool]]:
     """Yield each run with its outcome as it ends, and whether it is a new one.
 
-    A new one is made again by a suite that goes on, unless its outcome was kept: see `store_outcome`.
+    A suite that goes on makes a new one again, unless `store_outcome` kept its outcome.
 
     Args:
         limit_s: after which a run is asked to end; None: never.
