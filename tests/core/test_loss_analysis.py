@@ -14,7 +14,15 @@ from statistics import median
 import numpy as np
 import pytest
 
-from supervise.core import Band, Evidence, band_of, classify_spike, recurring_causes
+from supervise.core import (
+    Band,
+    Evidence,
+    band_of,
+    classify_spike,
+    find_change,
+    find_jump,
+    recurring_causes,
+)
 from supervise.core.model import ContextEvent, SpikeClass
 
 
@@ -113,6 +121,74 @@ def test_a_short_past_gives_a_level_and_no_slope(count):
     assert (band.slope, band.samples) == (0.0, min(count, 256))
     assert band.level == pytest.approx(2.01, abs=0.01)
     assert band_of(losses[:7], 7) is None and band_of(losses, 7) is None, "fewer than eight"
+
+
+def noisy(level, count=300, noise=0.02, seed=3):
+    """Return a falling series with log-normal noise, and the course that it follows."""
+    random = np.random.default_rng(seed)
+    course = [level * (1.0 + math.exp(-i / 150)) for i in range(count)]
+    return [(i, c * math.exp(noise * random.normal())) for i, c in enumerate(course)], course
+
+
+@pytest.mark.parametrize("level", [2.4, 1e-4, 900.0])
+@pytest.mark.parametrize(
+    ("shape", "step", "doubt"),
+    [
+        (lambda i: 1.6, 250, 1),
+        (lambda i: 0.4, 250, 1),
+        (lambda i: math.nan if i > 1 else 1.0, 252, 0),
+        (lambda i: 1.02**i, 250, 12),  # slow: the doubt says so
+        (lambda i: 1.0, None, 0),
+    ],
+)
+@pytest.mark.parametrize("hard", [0, 244])
+def test_an_onset_is_a_change_against_the_noise_of_the_run(level, shape, step, doubt, hard):
+    """A hard batch some steps before is none of it."""
+    points, course = noisy(level)
+    moved = [
+        (i, v * (shape(i - 250) if i >= 250 else 3.0 if i == hard else 1.0)) for i, v in points
+    ]
+    change = find_change(moved[:290], 252 if doubt < 10 else 275)
+
+    assert (change is None) is (step is None)
+    if change is not None:
+        assert change.earliest - doubt <= step <= change.latest
+        assert abs(change.step - step) <= doubt
+        assert change.before == pytest.approx(course[change.step], rel=0.02)
+
+
+def test_what_is_measured_rarely_began_after_its_newest_healthy_sample():
+    """Never before the data that could have shown it."""
+    points = [(i, 5.0 + 0.01 * (i % 7)) for i in range(0, 400, 20)] + [(400, 9.0), (420, 9.0)]
+    change = find_change(points, 405)
+
+    assert (change.earliest, change.step, change.latest) == (381, 400, 400)
+
+
+COSINE = [0.5e-3 * (1.0 + math.cos(math.pi * (i % 100) / 100)) + 1e-6 for i in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("rates", "highest", "step"),
+    [
+        ([1e-5 * (i + 1) for i in range(400)], 0.0, None),  # a warm-up
+        ([1e-6 * 1.05**i for i in range(260)], 0.0, None),
+        ([1e-3 * 0.1 ** (i // 100) for i in range(400)], 0.0, None),  # a staircase
+        (COSINE, 0.0, None),  # restarts
+        (COSINE[150:], 1e-3, None),
+        ([1e-3 * 0.99**i * (30.0 if i >= 200 else 1.0) for i in range(260)], 0.0, 200),
+        ([1e-5 * (i + 1) * (8.0 if i == 200 else 1.0) for i in range(260)], 0.0, 200),
+        ([0.0] * 200 + [1e-3] * 60, 0.0, None),  # nothing to compare with
+    ],
+)
+def test_a_rate_jumps_where_its_schedule_does_not_explain_it(rates, highest, step):
+    jumps = {
+        jump.step
+        for breach in range(50, len(rates), 10)
+        if (jump := find_jump(list(enumerate(rates[: breach + 10])), breach, highest))
+    }
+
+    assert jumps == ({step} if step is not None else set())
 
 
 ONSET = 1000

@@ -205,6 +205,39 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     assert report.proof.text.startswith("loss back in its band")
 
 
+def test_the_onset_is_a_change_against_the_noise_and_the_schedule():
+    """A hard row four steps earlier and a rate that decays are no part of it; its jump is."""
+    report = stories.report("decaying")
+    moves = {move.metric: move for move in report.observation.moves}
+
+    assert report.cause.text == (
+        "lr and update norm moved first (150), then loss and grad norm (151)"
+    )
+    assert [c.kind for c in report.cause.candidates] == ["rate"]
+    onset = report.observation.onset
+    assert (onset.step, onset.earliest, onset.latest) == (150, 150, 150)
+    assert moves["train_loss_raw"].level == pytest.approx(2.9 - 0.002 * 151, rel=0.01)
+    assert moves["learning_rate"].level == pytest.approx(0.001 * 0.998**149)
+    assert "lr ×30" in report.observation.text
+    # What follows the loss explains nothing, and what stayed on its course is listed.
+    assert [area.area for area in report.cause.unchanged] == ["data"]
+
+
+def test_what_a_drill_does_to_the_training_explains_no_slow_host():
+    """Nor does a rate that decays, as it was meant to."""
+    report = stories.report("slow-and-drilled")
+
+    assert report.title.startswith("Throughput fell") or "slow" in report.title.lower()
+    assert "moments" not in report.cause.text and "lr" not in report.cause.text
+    assert report.observation.onset.step == 200
+
+
+def test_a_ratio_has_two_digits_and_the_right_word():
+    text = stories.report("vanished").observation.text
+
+    assert text == "loss 2.4 → 9 at step 200; update norm fell to 27 %, grad norm fell to nearly 0"
+
+
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
 
 

@@ -31,7 +31,7 @@ __getattr__ = lazy_exports(
         "shard_attribution": "ShardAttribution",
         "spike_classifier": "Evidence, classify_spike",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",
-        "trends": "Band, band_of, find_slow_step",
+        "trends": "Band, band_of, find_change, find_jump, find_slow_step",
         "withdrawal": "explain_withdrawal",
     },
 )

@@ -7,7 +7,6 @@ kept by the incident's rank. Nothing here runs without an open incident.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -25,7 +24,12 @@ from .trends import (
     EXCLUDED,
     LEAST,
     PRE,
+    Band,
     band_of,
+    calm_end,
+    course_of,
+    find_change,
+    find_jump,
     find_slow_step,
     is_of_others,
     median,
@@ -37,7 +41,6 @@ BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_
 COUNTS = ("tokens_per_update",)  # the denominator of a loss
 BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
 OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
-RATE_SHARE, RATE_FACTOR = 0.1, 3.0  # a learning rate jumped: by a tenth, and 3 times its last step
 OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
 GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
 ARTEFACT = "eval_artifact_hash"
@@ -69,7 +72,11 @@ def open_case(
     case.opened_at_frame = (
         case.opened_at_frame or state.frame_count
     )  # it may be opened anew, when raised
-    case.band = band_of(history.series(LOSS), onset)
+    losses, band = history.series(LOSS), case.band
+    is_raised = band is not None and _is_raised(band, losses, onset)
+    if not is_raised:  # else it would be the level of the trouble itself
+        calm = calm_end(losses, onset) if monitor.is_objective else onset
+        case.band, case.loss_before = band_of(losses, calm), _value_before(losses, calm)
     case.norms = {
         metric: median(values)
         for metric in (GRAD, UPDATE, CLIPPED)
@@ -85,7 +92,22 @@ def open_case(
     for frame in history.frames:
         if frame.step >= onset:
             _observe(case, monitor, frame.values, frame.step)
-    case.context = context_events(policy, state.context, monitor, incident)
+    case.context = context_events(policy, state, monitor, incident)
+
+
+def _is_raised(band: Band, losses: Sequence[tuple[int, float]], onset: int) -> bool:
+    """Return whether the newest losses before `onset` are out of the band of an earlier onset."""
+    between = [(step, loss) for step, loss in losses if band.onset <= step < onset][-LEAST:]
+    return bool(between) and median([loss - band.limit_at(step) for step, loss in between]) > 0.0
+
+
+def _value_before(losses: Sequence[tuple[int, float]], onset: int) -> float | None:
+    """Return the healthy loss just before an onset, None with too few of them."""
+    change = find_change(losses, onset)
+    if change is not None and change.is_up:
+        return change.before
+    course = course_of([point for point in losses if point[0] < onset])
+    return None if course is None else course.forecast(onset)
 
 
 def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
@@ -101,7 +123,7 @@ def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
         case.last_step = monitor.step
         _observe(case, monitor, monitor.latest, monitor.step)
         if not case.rolled_back and monitor.step == incident.breach_step + AFTER:  # else forgotten
-            case.context = context_events(policy, state.context, monitor, incident)
+            case.context = context_events(policy, state, monitor, incident)
     if case.verdict is not None or state.frame_count - case.since_frame < DEADLINE:
         return None
     case.verdict = classify(policy, state, incident)
@@ -137,6 +159,13 @@ def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
 def summary(verdict: Verdict | None) -> str:
     """Return a verdict for a message, one clause without numbers; the audit record has those."""
     return "" if verdict is None else spike_classifier.sentence(verdict)
+
+
+def highest_rate(state: State, monitor: RankMonitor | None) -> float | None:
+    """Return the highest learning rate of the run, None where its newest frames show it."""
+    rates = [] if monitor is None else monitor.history.series(RATE)[-PRE:]
+    highest = state.phase.settled
+    return highest if rates and highest > max(rate for _, rate in rates) else None
 
 
 def remember_onset(context: LossContext, case: LossCase) -> None:
@@ -234,14 +263,14 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
     history, begin, onsets = monitor.history, case.first_step, state.context.onsets
     if not case.rolled_back and _history_covers(monitor, incident.breach_step):
         # By now with what came after it.
-        case.context = context_events(policy, state.context, monitor, incident)
+        case.context = context_events(policy, state, monitor, incident)
     probes: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in history.evaluations:
         probes.setdefault(name, []).append((step, value))
     series = {m: history.series(m) for m in case.norms}
     return Evidence(
         band=case.band,
-        after=[point for point in history.series(LOSS) if point[0] >= begin],
+        after=[p for p in history.series(LOSS) if p[0] >= max(begin, incident.breach_step)],
         norms={
             m: (case.norms[m], [value for step, value in points if step >= begin])
             for m, points in series.items()
@@ -353,7 +382,7 @@ def plans_near(policy: Policy, onset: int) -> list[Planned]:
 
 
 def context_events(
-    policy: Policy, context: LossContext, monitor: RankMonitor, incident: Incident
+    policy: Policy, state: State, monitor: RankMonitor, incident: Incident
 ) -> list[ContextEvent]:
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
@@ -362,28 +391,32 @@ def context_events(
     ]
     events += [
         ContextEvent(happened.step, happened.kind, happened.text)
-        for happened in context.happened
+        for happened in state.context.happened
         if onset - BEFORE <= happened.step <= onset + AFTER
         and happened.attempt == incident.case.attempt
         and happened.incident != incident.id  # what was done about it is not its cause
     ]
-    events += [*_rates(monitor, onset), *_odd(monitor, onset), *_marks(monitor, onset)]
+    events += [
+        *_rates(monitor, onset, state.phase.settled),
+        *_odd(monitor, onset),
+        *_marks(monitor, onset),
+    ]
     return sorted(events, key=lambda event: event.step)
 
 
-def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
-    """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
-    points = [
-        p for p in monitor.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER
-    ]
+def _rates(monitor: RankMonitor, onset: int, highest: float) -> Iterator[ContextEvent]:
+    """Yield the jump of the learning rate that its schedule does not explain."""
+    rates = monitor.history.series(RATE)
+    jump = find_jump(rates, onset, highest)
+    if jump is None:
+        return
     scheduled = dict(monitor.history.series(SCHEDULED))
-    for (_, a), (previous_step, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
-        jump = abs(c - b)
-        if jump <= RATE_SHARE * abs(b) or jump <= RATE_FACTOR * abs(b - a):
-            continue
-        is_own = scheduled.get(step, 0.0) >= OWN_JUMP * scheduled.get(previous_step, math.inf) > 0.0
-        whose = "the job's own learning rate" if is_own else "learning rate"
-        yield ContextEvent(step, OWN_RATE if is_own else "rate", f"{whose} {b:.3g} to {c:.3g}")
+    steps = [step for step in scheduled if step < jump.step]
+    own = scheduled.get(jump.step, 0.0)
+    is_own = bool(steps) and own >= OWN_JUMP * scheduled[steps[-1]] > 0.0
+    whose = "the job's own learning rate" if is_own else "learning rate"
+    text = f"{whose} {jump.before:.3g} to {dict(rates)[jump.step]:.3g}"
+    yield ContextEvent(jump.step, OWN_RATE if is_own else "rate", text)
 
 
 def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:

@@ -280,9 +280,9 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     ):
         progress.clear_steps, progress.last_trouble = needed - 1, lacking
     if progress.clear_steps >= needed:
-        loss, band = monitor.value(LOSS), incident.case.band
+        loss, loss_before = monitor.value(LOSS), incident.case.loss_before
         loss_text = f", loss {loss:.4g}" if loss is not None else ""
-        loss_text += f" ({band.level:.4g} before)" if band is not None and loss_text else ""
+        loss_text += f" ({loss_before:.4g} before)" if loss_before is not None and loss_text else ""
         reason = f"no rule fired for {needed} steps after {run.runbook.name}{loss_text}"
         differs = differences(state)
         reason += f"; but {differs}" if differs else ""

@@ -220,7 +220,8 @@ class LossCase:
         first_step: first step that counts as after the onset: of the new attempt after a rollback.
         since_frame: frame count from which the loss has time to come back; `opened_at_frame` never
             changes.
-        band: that the loss was in before the onset. norms: metric -> median before it.
+        band: that the loss was in before the onset. loss_before: its healthy value just before.
+        norms: metric -> median before it.
         rate: what is known of the learning rate as a cause, None for nothing.
         context: what else happened around the onset.
         rolled_back: it was taken back since. exhausted: it came back after the last level.
@@ -234,6 +235,7 @@ class LossCase:
     since_frame: int = 0
     opened_at_frame: int = 0
     band: Band | None = None
+    loss_before: float | None = None
     norms: dict[str, float] = field(default_factory=dict)
     rate: RateCause | None = None
     context: list[ContextEvent] = field(default_factory=list)

@@ -293,6 +293,7 @@ def open_incident(
             breach_step=breach,
             band=None if band is None else BandRange(band.level, band.limit),
             slow_step=slow,
+            highest_rate=diagnosis.highest_rate(state, monitor),
             requested_by=order[0],
             verb=order[1],
         )

@@ -50,6 +50,7 @@ def answered(happened: Sequence[ContextEvent]) -> ElseHappened:
 POST = 50  # frames in a row whose median must lie in the band
 RECOVERY = 300  # frames in which a spike may come back: "a few hundred steps"
 DEADLINE = RECOVERY + POST
+FEW_HIGH = 20  # one of so many losses of a good window may be a hard batch's
 WAIT = 20  # frames that will do for a verdict when an incident is over sooner
 SMOOTH = 0.9  # of the smoothed loss, which must agree with the raw one; project default
 PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
@@ -202,7 +203,8 @@ def _happened(case: Evidence, kind: str) -> bool:
 def rejoined(case: Evidence) -> Rejoined:
     """Question 1: did the raw and the smoothed loss come back into the band, and stay?
 
-    `rejoined_step` begins the first `window` frames whose two medians were within `band`; the
+    `rejoined_step` begins the first whole good window: `window` frames whose two medians were
+    within `band`, of which the first and all but a few were under the limit of a single loss. The
     answer is about the newest `window` frames. "no" is final only with `in_time` false.
     """
     band, count = case.band, len(case.after)
@@ -226,12 +228,16 @@ def rejoined(case: Evidence) -> Rejoined:
         return measured
     residuals = [loss - band.forecast(step) for step, loss in case.after]
     width, first_step = band.width(window), None
-    for end in range(window, count + 1):
-        if max(_medians(residuals[end - window : end])) <= width:
-            first_step = case.after[end - window][0]
+    is_high = [loss > band.limit_at(step) for step, loss in case.after]
+    for begin in range(count - window + 1):
+        end = begin + window
+        if is_high[begin] or sum(is_high[begin:end]) > window // FEW_HIGH:
+            continue
+        if max(_medians(residuals[begin:end])) <= width:
+            first_step = case.after[begin][0]
             break
     newest, smoothed = _medians(residuals[-window:])
-    inside = first_step is not None and max(newest, smoothed) <= width
+    inside = max(newest, smoothed) <= width
     measured_text = (
         f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
     )
@@ -317,7 +323,8 @@ def norms_stayed(case: Evidence) -> NormsStayed:
     The share of clipped steps may double and grow by 2 points more.
     """
     numbers: dict[str, NormChange] = {}
-    high, parts = [], []
+    high: list[str] = []
+    parts: dict[str, str] = {}
     for metric, (median_before, values) in case.norms.items():
         if len(values) < WAIT:
             continue
@@ -325,15 +332,16 @@ def norms_stayed(case: Evidence) -> NormsStayed:
         share = metric == "grad_clip_rate"
         limit = CLIP_FACTOR * median_before + CLIP_POINTS if share else NORM_RATIO * median_before
         numbers[metric] = NormChange(median_before, median_after, limit)
-        change = (
-            f"x{median_after / median_before:.3g}"
-            if median_before > 0.0
-            else f"{median_before:.3g} to {median_after:.3g}"
+        parts[metric] = (
+            f"{metric} x{median_after / median_before:.2g}"
+            if median_after >= 0.001 * median_before > 0.0
+            else f"{metric} {median_before:.3g} to {median_after:.3g}"
         )
-        parts.append(f"{metric} {change}")
         if median_after > limit:
             high.append(metric)
     if not numbers:
         return NormsStayed(answer=UNKNOWN, text="norms not measured long enough")
-    text = f"norms {'are up' if high else 'as before'} ({', '.join(parts)})"
+    fallen = [name for name, norm in numbers.items() if norm.after < norm.before / NORM_RATIO]
+    word = "are up" if high else "are not up" if fallen else "as before"
+    text = f"norms {word} ({', '.join(parts[name] for name in high or parts)})"
     return NormsStayed(answer=NO if high else YES, text=text, high=high, metrics=numbers)

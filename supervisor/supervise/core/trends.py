@@ -1,4 +1,4 @@
-"""Trends: the band that the loss had before an onset, other data that come in, slow steps.
+"""Trends: the band that the loss had before an onset, changes, other data that come in, slow steps.
 
 A falling loss that comes back to where it was has not come back: the band follows a Theil-Sen line
 over ln(step). All lengths are frames. A loss jumps for other data as it does for damaged weights;
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .model import formats
 from .model.verdicts import PARTS, SlowStep
@@ -28,6 +28,7 @@ BLOCK = 4  # frames per point of the fit: a quarter of the points, a sixteenth o
 # from fewer than 256 frames (a warm-up is in it): up to 5 %. So there the level alone is taken.
 TRUST = 0.5
 STEP_MADS, STEP_SHARE = 6.0, 0.05  # one loss is in the band: no healthy nano loss was out of 6
+RAISED, RAISED_SHARE = 16, 0.1  # losses in a row, and by how much, that are a raised level
 BAND_MADS, BAND_SHARE = 4.0, 0.01  # a median of losses is; its scale is divided by sqrt(n / 4)
 
 
@@ -102,6 +103,24 @@ def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
     moved = [loss - down * (math.log(step + 1.0) - log_onset) for step, loss in pre]
     level = median(moved[-NEAR:])
     return Band(onset, level, down, spread(moved, level), len(pre))
+
+
+def calm_end(losses: Sequence[tuple[int, float]], onset: int) -> int:
+    """Return the step before which the losses `(step, loss)` before `onset` were not yet raised.
+
+    What is noticed late has raised the newest of them already: they are no level to come back to.
+    """
+    points = [point for point in losses if point[0] < onset][-PRE:]
+    first_index = len(points) % RAISED
+    blocks = [points[i : i + RAISED] for i in range(first_index, len(points), RAISED)]
+    if len(blocks) < LEAST:
+        return onset
+    levels = [median([loss for _, loss in block]) for block in blocks]
+    lowest = levels.index(min(levels))
+    noise = spread([loss for _, loss in blocks[lowest]], levels[lowest])
+    limit = levels[lowest] + max(STEP_MADS * noise, RAISED_SHARE * abs(levels[lowest]))
+    calm = max(n for n, level in enumerate(levels) if level <= limit)
+    return onset if calm == len(blocks) - 1 else blocks[calm + 1][0][0]
 
 
 def slope(points: Sequence[tuple[int, float]], block: int = BLOCK) -> float:
@@ -275,3 +294,209 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
         if excess > grown:
             part, part_now, grown = name, median(new), excess
     return SlowStep(since, time_before, now, part, part_now)
+
+
+FEW, MANY = 16, 128  # samples that a course is fitted to: as many as lie on one line
+STRAIGHT = 2.0  # standard errors: a slope is one, and the newest quarter is off its line
+FLOOR = 0.005  # of the level: no series is taken to be quieter
+EXTREME = 3.0  # the third largest excess is so many spreads at most: heavy tails are noise too
+REACH, DELAY = 50, 10  # steps before a breach, and behind it, where what belongs to it may begin
+# A row counts against its past from so many spreads on, and no more than so many: alone, before
+# the breach, it proves nothing; behind it, where a rule has seen something, one row may do.
+ALLOWED, CAP_BEFORE, CAP_SINCE, PROOF = 2.5, 3.0, 12.0, 6.0
+DOUBT = 2.0  # other beginnings that explain the rows nearly as well are as likely
+JUMP, AS_BEFORE = 1.5, 2.0  # a rate jumps: times the one before it, and times its last change
+HIGHEST = 1.1  # times the highest rate of the run: what is below was in its schedule before
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Where a healthy series was going.
+
+    Attributes:
+        step: of its newest sample; level: its value there. slope: per step. spread: of the rest.
+        is_log: slope and spread are of the logarithm.
+    """
+
+    step: int
+    level: float
+    slope: float
+    spread: float
+    is_log: bool
+
+    def forecast(self, step: int) -> float:
+        """Return the value expected at a step."""
+        moved = self.slope * (step - self.step)
+        return self.level * math.exp(moved) if self.is_log else self.level + moved
+
+    def height(self, step: int, value: float) -> float:
+        """Return how many spreads a value is above the forecast; what is not finite is above."""
+        expected = self.forecast(step)
+        if not math.isfinite(value):
+            return math.inf
+        if self.is_log:
+            return math.log(max(value / expected, 1e-30)) / self.spread
+        return (value - expected) / self.spread
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A series left its course.
+
+    Attributes:
+        step: the first one off it. earliest, latest: it may have been any of these.
+        before: the healthy value just before it. is_up: it rose, or is not finite.
+    """
+
+    step: int
+    earliest: int
+    latest: int
+    before: float
+    is_up: bool
+
+
+def course_of(points: Sequence[tuple[int, float]]) -> Course | None:
+    """Return the course of the newest `(step, value)`, None with fewer than 8 of them.
+
+    A bent series has the line of its end: the newest quarter must lie on it.
+    """
+    course, size = None, MANY
+    while size >= FEW:
+        recent = points[-size:]
+        if len(recent) < LEAST:
+            return None
+        course, excess = _line(recent)
+        quarter = excess[-max(4, len(recent) // 4) :]
+        if abs(median(quarter)) <= STRAIGHT * 1.25 * course.spread / math.sqrt(len(quarter)):
+            break
+        size //= 2
+    return course
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[Course, list[float]]:
+    """Return the line through points, and what it leaves of each."""
+    is_log = all(value > 0.0 for _, value in points)
+    steps = [step for step, _ in points]
+    values = [math.log(value) if is_log else value for _, value in points]
+    half, end = len(points) // 2, steps[-1]
+    pairs = ((i, i + half) for i in range(len(points) - half))
+    rise = median([(values[j] - values[i]) / (steps[j] - steps[i]) for i, j in pairs])
+    excess: list[float] = []
+    for slope_per_step in (rise, 0.0):
+        flat = [value - slope_per_step * (s - end) for s, value in zip(steps, values, strict=True)]
+        level = median(flat)
+        excess = [value - level for value in flat]
+        noise = max(spread(excess, 0.0), 1e-9)
+        error = noise * math.sqrt(16.0 / len(points)) / max(1, end - steps[0])
+        if abs(slope_per_step) >= STRAIGHT * error:
+            break
+    extreme = sorted(map(abs, excess))[-min(3, len(excess))] / EXTREME
+    least = FLOOR if is_log else max(FLOOR * abs(level), 1e-9)
+    course = Course(
+        end,
+        math.exp(level) if is_log else level,
+        slope_per_step,
+        max(noise, extreme, least),
+        is_log,
+    )
+    return course, excess
+
+
+def find_change(points: Sequence[tuple[int, float]], breach: int) -> Change | None:
+    """Return where a series left its course near the first breach of a rule, None where it did not.
+
+    A change-point: the beginning from which on the rows, together, speak most against the course
+    of before. One hard row some steps earlier is none of it.
+
+    Args:
+        points: `(step, value)` of one attempt, oldest first; a value may be NaN.
+    """
+    finite = [(step, value) for step, value in points if math.isfinite(value)]
+    healthy = [p for p in finite if p[0] < breach - EXCLUDED]
+    healthy = healthy if len(healthy) >= LEAST else [p for p in finite if p[0] < breach]
+    change = _refined_change(points, finite, course_of(healthy), breach)
+    older = [p for p in healthy if p[0] < breach - REACH]
+    if change is None and (course := course_of(older)) is not None:
+        # What grew slowly has made the newest its own past; above an older level it shows.
+        change = _refined_change(points, finite, replace(course, slope=0.0), breach)
+        change = change if change is not None and change.is_up else None
+    return change
+
+
+def _refined_change(
+    points: Sequence[tuple[int, float]],
+    finite: Sequence[tuple[int, float]],
+    course: Course | None,
+    breach: int,
+) -> Change | None:
+    """Return where the series left a course, once more with all that was healthy."""
+    change = None if course is None else _find_change(points, course, breach)
+    if change is not None:
+        earliest = change.earliest
+        course = course_of([point for point in finite if point[0] < earliest])
+        change = change if course is None else _find_change(points, course, breach)
+    return change
+
+
+def _find_change(points: Sequence[tuple[int, float]], course: Course, breach: int) -> Change | None:
+    rows = [p for p in points if breach - REACH <= p[0] <= breach + DELAY]
+    begin = next((n for n, (step, _) in enumerate(rows) if step >= breach), len(rows) - 1)
+    if begin < 0:
+        return None
+    heights = [course.height(step, value) for step, value in rows]
+    ways = [(sign, _evidence([sign * height for height in heights], begin)) for sign in (1.0, -1.0)]
+    ways = [(sign, sums) for sign, sums in ways if max(sums) >= PROOF]
+    if not ways:
+        return None
+    sign, sums = min(ways, key=lambda way: way[1].index(max(way[1])))
+    first = sums.index(max(sums))
+    likely = [n for n, total in enumerate(sums) if total >= sums[first] - DOUBT]
+    earliest = rows[likely[0]][0]
+    previous = [step for step, _ in points if step < earliest]
+    return Change(
+        step=rows[first][0],
+        earliest=previous[-1] + 1 if previous else earliest,
+        latest=rows[likely[-1]][0],
+        before=course.forecast(rows[first][0]),
+        is_up=sign > 0.0,
+    )
+
+
+def _evidence(heights: Sequence[float], breach: int) -> list[float]:
+    """Return for each row what the rows from it on say together against the course of before.
+
+    Args:
+        heights: of the rows, in spreads. breach: index of the row that a rule has seen.
+    """
+    sums = []
+    for first in range(len(heights)):
+        total = best = 0.0
+        for n in range(first, len(heights)):
+            cap = CAP_SINCE if n >= breach else CAP_BEFORE
+            total += min(cap, max(-ALLOWED, heights[n] - ALLOWED))
+            best = max(best, total) if n >= breach else best
+        sums.append(best)
+    return sums
+
+
+def find_jump(
+    rates: Sequence[tuple[int, float]], breach: int, highest: float = 0.0
+) -> Change | None:
+    """Return the jump of a learning rate near a first breach that its schedule does not explain.
+
+    A warm-up grows by ever smaller shares, a decay falls, and a restart goes back to a rate that
+    the run had before.
+
+    Args:
+        rates: `(step, value)` of one attempt, oldest first. highest: rate of the run before them.
+    """
+    points = [(step, rate) for step, rate in rates if math.isfinite(rate)]
+    for n in range(2, len(points)):
+        (_, earlier), (_, before), (step, rate) = points[n - 2 : n + 1]
+        highest = max(highest, earlier, before)
+        if not breach - REACH <= step <= breach + DELAY or min(earlier, before) <= 0.0:
+            continue
+        is_jump = rate >= JUMP * before and rate > HIGHEST * highest
+        if is_jump and math.log(rate / before) > AS_BEFORE * abs(math.log(before / earlier)):
+            return Change(step, step, step, before, is_up=True)
+    return None

@@ -17,6 +17,7 @@ from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import Verdict
+from ..core.rule_scope import MACHINE
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
@@ -149,12 +150,16 @@ class _Case:
         )
         self.status = facts.status_of(self.incident)
         self.breach = self.opened.breach_step
-        tape = None if tapes is None else tapes.select(_rank(self.incident))
+        self.tape = None if tapes is None else tapes.select(_rank(self.incident))
         metrics = facts.metrics_in_breach(self.incident)
-        self.series = None if tape is None else tape.series(metrics)
-        self.moves = moves(self.series, self.breach)
+        self.series = None if self.tape is None else self.tape.series(metrics)
         self.rules = facts.fired_rules(self.incident, self.rule_of)
         self.conditions = facts.conditions(self.incident, self.series)
+        signals = [] if self.series is None else list(self.series.signals)
+        self.moves = moves(self.tape, signals, self.breach, self.opened.highest_rate or 0.0)
+        self.is_of_machine = facts.about_machine(self.conditions)
+        own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
+        self.onset = facts.onset(own, self.breach, self.opened.slow_step)
         self.actions = facts.actions(self.incident)
         self.verification = facts.verification(self.incident)
         self.approval = facts.approval(self.incident)
@@ -192,20 +197,30 @@ class _Case:
         text = sentences.describe_observation(
             self.opened, self.moves, self.conditions, self.failure
         )
-        return Observation(text=text, moves=self.moves, band=self.opened.band)
+        return Observation(text=text, moves=self.moves, band=self.opened.band, onset=self.onset)
 
     def cause(self) -> tuple[Cause, str]:
-        opened = self.opened
-        return sentences.cause(
+        """Return the cause, and what comes into the title behind "after"."""
+        opened, onset, of_machine = self.opened, self.onset, self.is_of_machine
+        tape = None if of_machine else self.tape
+        changed, unchanged = facts.areas(tape, self.breach, opened.highest_rate or 0.0)
+        moves = [] if of_machine else [m for m in self.moves if m.metric not in MACHINE]
+        candidates = sentences.cause_candidates(
             opened,
-            self.moves,
-            drill=facts.drill(self.records, self.opening, self.breach),
+            moves,
+            changed,
+            onset,
+            drill=facts.drill(
+                self.records, self.opening, self.breach, onset, of_machine=of_machine
+            ),
             failure=self.failure,
             standstill=self.standstill,
             diagnosis=self.diagnosis,
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
             inputs=sentences.inputs(self.rules, self.conditions),
         )
+        cause = sentences.cause(opened, moves, candidates, unchanged, self.diagnosis)
+        return cause, sentences.trigger(self.diagnosis, candidates)
 
     def response(self) -> str:
         return sentences.response(

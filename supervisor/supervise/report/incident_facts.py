@@ -24,7 +24,9 @@ from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
 from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Rule
-from ..core.trends import median
+from ..core.model.verdicts import SlowStep
+from ..core.rule_scope import MACHINE
+from ..core.trends import LEAST, Change, find_change, find_jump
 from .incident_report import (
     Action,
     Approval,
@@ -36,12 +38,14 @@ from .incident_report import (
     FiredRule,
     Moment,
     Move,
+    Onset,
     Past,
     SentMessage,
     Series,
     Status,
     Suppression,
     TimelineEntry,
+    UnchangedArea,
 )
 from .records import DONE, FAILED, Record, SendResult, detail_of, find_action_outcome, notices
 
@@ -131,7 +135,7 @@ def _condition(
     name: str, rule: decisions.RuleFired, numbers: Reading, series: Series | None
 ) -> Condition:
     key, measured = formats.measured(numbers)
-    levels = (formats.finite(numbers.get(k)) for k in ("median", "reference", "level"))
+    levels = (formats.finite(numbers.get(k)) for k in ("median", "reference", "level", "before"))
     return Condition(
         detector=name,
         rule=str(rule.rule),
@@ -347,17 +351,46 @@ def skipped_steps(records: Iterable[Record], breach: int, incident: Sequence[Rec
     )
 
 
-def drill(records: Iterable[Record], opened: Record, breach: int) -> tuple[str, int] | None:
-    """Return `(fault, step)` of the newest drill that began shortly before the first breach."""
+SLOWING = frozenset(("slow_compute", "slow_input", "memory_creep"))  # drills: of the machine only
+ENDING = frozenset(("hang", "crash", "blackout"))  # of the machine, too
+
+
+def drill(
+    records: Iterable[Record], opened: Record, breach: int, onset: Onset, *, of_machine: bool
+) -> tuple[str, int] | None:
+    """Return `(fault, step)` of the newest drill that may have caused it, None for none.
+
+    It began shortly before, and what it does shows in what the incident is about.
+    """
     newest = None
     for record, notice in notices(records, "drill"):
         details = notice.details
         step = record.step if notice.at_step is None else notice.at_step
-        is_near = breach - NEAR <= step <= max(breach, opened.step) + 1
+        latest = max(breach, opened.step) if onset.metric is None else onset.latest
+        is_near = breach - NEAR <= step <= latest + 1
         is_earlier = record.seq <= opened.seq
-        if details.get("fault") and not details.get("refused") and is_near and is_earlier:
-            newest = str(details["fault"]), step
+        fault = str(details.get("fault") or "")
+        fits = fault in SLOWING | ENDING if of_machine else fault not in SLOWING
+        if fault and fits and not details.get("refused") and is_near and is_earlier:
+            newest = fault, step
     return newest
+
+
+def about_machine(conditions: Sequence[Condition]) -> bool:
+    """Return whether the rules of an incident say nothing about the weights."""
+    metrics = {c.metric for c in conditions if c.is_breach}
+    metrics |= {name for c in conditions for name in c.nonfinite}
+    return bool(conditions) and metrics - {None} <= MACHINE
+
+
+def onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Onset:
+    """Return where it began: with the signal that moved first, else with the first breach."""
+    if slow is not None:
+        return Onset(slow.since, slow.since, slow.since, "step_time")
+    if not moves:
+        return Onset(breach, breach, breach, None)
+    first = moves[0]
+    return Onset(first.first_step, first.earliest_step, first.latest_step, first.metric)
 
 
 def timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
@@ -418,13 +451,21 @@ LOSSES = ("train_loss_raw", "train_loss")
 SIGNALS = ("learning_rate", "update_norm", "grad_global_norm")  # beside the loss
 MAX_SIGNALS = 8
 MAX_RANKS = 64  # each holds up to 241 frames while an incident is open; project default
-BEFORE, AFTER = 60, 180  # points; project defaults
-EXCLUDED, LEAST = 5, 8  # of those before: the last ones may be part of it; fewer are no baseline
-MOVED, SPREADS = 1.25, 5.0  # a signal moved: by a quarter, and by so many spreads
-# Steps before the first breach in which a signal may have moved first: what is earlier may belong
-# to another trouble. The learning rate as in `diagnosis`.
-LOOK_BACK: Mapping[str, int] = {"learning_rate": 50}
-NEAR_STEPS = 5
+BEFORE, AFTER = 256, 180  # points; project defaults
+SHOWN = 60  # of those before, in a report
+# A signal moved: by a share of its value before, and beyond its own noise. A loss by less: it is
+# what all are watched for.
+MOVED, LOSS_MOVED = 0.25, 0.02
+RATE = "learning_rate"
+# What may explain a trouble of the training, or stay as before: area -> metrics, as they begin.
+AREAS: Mapping[str, tuple[str, ...]] = {
+    "data": ("batch_token", "batch_unique", "batch_top1", "tokens_per_update"),
+    "attention": ("attn_", "max_attn_logit"),
+    "routing": ("router_", "moe_"),
+    "ranks": ("loss_dispersion", "batch_dispersion", "param_digest_mismatch", "straggler_ratio"),
+    "precision": ("loss_scale", "overflow"),
+    "schedule": (RATE,),
+}
 
 BARS = "▁▂▃▄▅▆▇█"
 BACK, BROKEN = "⟲", "!"
@@ -470,13 +511,28 @@ class Tape:
         points = (*self.points_before, *self.points_since, *self._cell)
         return any(values.get(name) is not None for _, _, values in points for name in LOSSES)
 
+    def names(self) -> list[str]:
+        """Return the metrics of the points before the incident opened."""
+        return list({name: None for _, _, values in self.points_before for name in values})
+
+    def points(self, metric: str) -> list[tuple[int, float]]:
+        """Return `(step, value)` of a metric in the attempt in which the incident opened."""
+        points = [*self.points_before, *self.points_since, *self._cell]
+        attempt = (self.points_before or points)[-1][0]
+        return [
+            (step, value)
+            for of_point, step, values in points
+            if of_point == attempt and (value := values.get(metric)) is not None
+        ]
+
     def series(self, metrics: Iterable[str] = ()) -> Series | None:
         """Return the series of the report, None without a frame.
 
         Args:
             metrics: further ones, those that the rules read.
         """
-        points = [*self.points_before, *self.points_since, *_worst(self._cell)]
+        before = self.points_before[-SHOWN:]
+        points = [*before, *self.points_since, *_worst(self._cell)]
         if not points:
             return None
         present = {name for _, _, values in points for name, v in values.items() if v is not None}
@@ -488,7 +544,7 @@ class Tape:
             rank=self.rank,
             steps=steps,
             attempts=[attempt for attempt, _, _ in points],
-            opened_at=len(self.points_before),
+            opened_at=len(before),
             stride=self.stride,
             window=[min(steps), max(steps)],
             signals={name: [values.get(name) for _, _, values in points] for name in names},
@@ -506,7 +562,8 @@ class Tapes:
         if frame.rank not in self._tapes and len(self._tapes) == MAX_RANKS:
             return
         tape = self._tapes.setdefault(frame.rank, Tape(frame.rank))
-        values = dict(zip(names, frame.values, strict=False))
+        pairs = zip(names, frame.values, strict=False)
+        values = {name: value for name, value in pairs if value is not None}
         tape.add(frame.attempt, frame.step, values, opened=opened)
 
     def select(self, rank: int | None) -> Tape | None:
@@ -538,54 +595,70 @@ def loss_of(series: Series | None) -> str:
     return next((name for name in LOSSES if series and name in series.signals), "")
 
 
-def moves(series: Series | None, breach: int) -> list[Move]:
-    """Return which signals left their level around the first breach, in order.
+def moves(tape: Tape | None, names: Iterable[str], breach: int, highest: float) -> list[Move]:
+    """Return which signals left their course around the first breach, the earliest first.
 
-    The peak is the farthest value in the attempt of the breach, or the first that is not finite. A
-    signal without enough values before has no level.
+    Args:
+        highest: learning rate of the run before.
     """
-    if series is None:
-        return []
-    attempt = series.attempts[max(0, series.opened_at - 1)]
-    rows = []
-    for name, values in series.signals.items():
-        points = [
-            (step, value)
-            for of_point, step, value in zip(series.attempts, series.steps, values, strict=True)
-            if of_point == attempt and value is not None
-        ]
-        early = [v for step, v in points if step < breach - EXCLUDED and math.isfinite(v)]
-        if len(early) < LEAST:
-            continue
-        level = median(early)
-        limit = SPREADS * 1.4826 * median([abs(v - level) for v in early])
-        since = breach - LOOK_BACK.get(name, NEAR_STEPS)
-        away = [(step, v) for step, v in points if step >= since and _is_away(v, level, limit)]
-        if not away:
-            continue
-        broken = next(((s, v) for s, v in away if not math.isfinite(v)), None)
-        peak_step, peak = broken or max(away, key=lambda point: abs(point[1] - level))
-        rows.append(
-            Move(
-                metric=name,
-                level=level,
-                peak=peak,
-                peak_step=peak_step,
-                first_step=away[0][0],
-                ratio=peak / level if math.isfinite(peak) and level != 0.0 else None,
-            )
-        )
-    order = {name: n for n, name in enumerate(("learning_rate", "update_norm"))}
+    rows: list[Move] = []
+    if tape is None:
+        return rows
+    for name in names:
+        points = tape.points(name)
+        jump = find_jump(points, breach, highest) if name == RATE else None
+        change = jump if name == RATE else find_change(points, breach)
+        if change is not None and (move := _move(name, points, change)) is not None:
+            rows.append(move)
+    order = {name: n for n, name in enumerate((RATE, "update_norm"))}
     return sorted(rows, key=lambda move: (move.first_step, order.get(move.metric, 9)))
 
 
-def _is_away(value: float, level: float, limit: float) -> bool:
-    if not math.isfinite(value):
-        return True
-    far = abs(value - level) > limit
-    if level <= 0.0 or value <= 0.0:
-        return far and abs(value - level) > (MOVED - 1.0) * abs(level)
-    return far and not 1.0 / MOVED < value / level < MOVED
+def _move(name: str, points: Sequence[tuple[int, float]], change: Change) -> Move | None:
+    """Return a change with its farthest value, None where that is not far."""
+    since = [(step, value) for step, value in points if step >= change.step]
+    broken = next((point for point in since if not math.isfinite(point[1])), None)
+    sign = 1.0 if change.is_up else -1.0
+    peak_step, peak = broken or max(since, key=lambda point: sign * point[1])
+    least = LOSS_MOVED if name in LOSSES else MOVED
+    if math.isfinite(peak) and abs(peak - change.before) < least * abs(change.before):
+        return None
+    return Move(
+        metric=name,
+        level=change.before,
+        peak=peak,
+        peak_step=peak_step,
+        first_step=change.step,
+        earliest_step=change.earliest,
+        latest_step=change.latest,
+        ratio=peak / change.before if math.isfinite(peak) and change.before != 0.0 else None,
+    )
+
+
+def areas(
+    tape: Tape | None, breach: int, highest: float
+) -> tuple[dict[str, Move], list[UnchangedArea]]:
+    """Return the areas with a metric that left its course around the first breach, and the others.
+
+    An area that was measured too rarely before it, or not since, is in neither.
+    """
+    changed: dict[str, Move] = {}
+    unchanged: list[UnchangedArea] = []
+    if tape is None:
+        return changed, unchanged
+    for area, prefixes in AREAS.items():
+        names = [name for name in tape.names() if name.startswith(prefixes)]
+        measured = [name for name in names if _is_judged(tape.points(name), breach)]
+        if left := moves(tape, measured, breach, highest):
+            changed[area] = left[0]
+        elif measured:
+            unchanged.append(UnchangedArea(area, measured))
+    return changed, unchanged
+
+
+def _is_judged(points: Sequence[tuple[int, float]], breach: int) -> bool:
+    """Return whether there are samples enough before a breach, and one since."""
+    return bool(points) and points[-1][0] >= breach and sum(s < breach for s, _ in points) >= LEAST
 
 
 def restarts(series: Series) -> list[int]:

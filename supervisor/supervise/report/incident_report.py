@@ -342,13 +342,15 @@ class Series(Struct, frozen=True):
 
 
 class Move(Struct, frozen=True):
-    """A signal that left its level around the first breach.
+    """A signal that left its course around the first breach, beyond its own noise.
 
     Attributes:
-        level: median well before the first breach
+        level: healthy value just before
         peak: farthest value since, or the first that is not finite
-        first_step: first step away from the level
+        first_step: first step off its course
         ratio: peak / before
+        earliest_step: first step that may have been the first
+        latest_step: last step that may have been the first
     """
 
     metric: str
@@ -357,6 +359,24 @@ class Move(Struct, frozen=True):
     peak_step: int
     first_step: int
     ratio: float | None
+    earliest_step: int
+    latest_step: int
+
+
+class Onset(Struct, frozen=True):
+    """Where the trouble began: the change of the signal that moved first.
+
+    Attributes:
+        step: the most likely
+        earliest: the first that may be it
+        latest: the last that may be it
+        metric: the signal; null: the first breach of a rule, no signal was off its course
+    """
+
+    step: int
+    earliest: int
+    latest: int
+    metric: str | None
 
 
 class Observation(Struct, frozen=True):
@@ -364,13 +384,38 @@ class Observation(Struct, frozen=True):
 
     Attributes:
         text: one sentence
-        moves: signals that left their level, the first one first
+        moves: signals that left their course, the first one first
         band: `level` of the loss before, `limit` to be back
+        onset: where it began
     """
 
     text: str
     moves: Sequence[Move]
     band: BandRange | None
+    onset: Onset
+
+
+class Candidate(Struct, frozen=True):
+    """Something on record that may have caused it.
+
+    Attributes:
+        kind: drill, operator, standstill, error, data, rate, attention, ranks, ...
+        text: with its evidence
+        step: when; null: of no step
+        move: the signal that shows it; null: it is a record
+    """
+
+    kind: str
+    text: str
+    step: int | None
+    move: Move | None
+
+
+class UnchangedArea(Struct, frozen=True):
+    """An area whose metrics stayed on their course, so that it is no cause."""
+
+    area: str
+    metrics: Sequence[str]
 
 
 class Cause(Struct, frozen=True):
@@ -379,11 +424,15 @@ class Cause(Struct, frozen=True):
     Attributes:
         text: one sentence; it begins with `unknown` and why where nothing is on record
         kind: of `order` only what moved first is known
+        candidates: what may have caused it, the likeliest first
+        unchanged: what stayed as before
     """
 
     text: str
     kind: Literal["drill", "error", "standstill", "operator", "diagnosis", "order", "unknown"]
     is_known: bool = field(name="known")
+    candidates: Sequence[Candidate]
+    unchanged: Sequence[UnchangedArea]
 
 
 class Response(Struct, frozen=True):

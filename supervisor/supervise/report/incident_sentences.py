@@ -17,29 +17,34 @@ from ..core.model.failure import Failure
 from ..core.model.payload import Rewarm
 from ..core.model.verdicts import NO, YES, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
-from .incident_facts import LOSSES, SIGNALS
+from .incident_facts import LOSSES, RATE, SIGNALS
 from .incident_report import (
     Action,
     Approval,
+    Candidate,
     Cause,
     Check,
     Condition,
     Cost,
     FiredRule,
     Move,
+    Onset,
     Proof,
     Status,
     Suppression,
+    UnchangedArea,
 )
 
-TIMINGS = ("step_time", "tokens_per_sec", "mfu", "dataloader_stall_frac", "comm_time_frac")
 CAUSES = {  # what comes into a title behind "after"
     SpikeClass.SCHEDULE: "a learning-rate jump",
     SpikeClass.DATA: "an unusual batch",
     SpikeClass.CUT: "a change of the batch size",
 }
-JUMP = 2.0  # times its level: a learning rate jumped
 SELF = re.compile(r";? ?(the numbers|all reasons|evidence): supervise why RUN inc-\d+")
+SYMPTOMS = ("attention", "routing", "ranks")  # areas that show a cause, and are none
+SKIPS = ("update_skipped", "skip_reason")  # what was done about it
+RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
+FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
 MAX_LISTED = 4  # of several like things in one sentence
 QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
 
@@ -99,12 +104,10 @@ def describe_observation(
     signals = [move for move in moves if move.metric in SIGNALS]
     judged_metrics = {condition.metric for condition in conditions if condition.is_breach}
     judged_metrics |= {name for condition in conditions for name in condition.nonfinite}
-    ratios = [move for move in signals if move.ratio is not None]
-    broken = [move.metric for move in signals if not math.isfinite(move.peak)]
-    named = {move.metric for move in ratios} | set(broken)
+    named = {move.metric for move in signals}
     named |= set() if loss is None else {loss.metric}
-    parts = [f"{metric_name(move.metric)} ×{move.ratio:.2g}" for move in ratios]
-    parts += [f"{metric_name(name)} NaN or Inf too" for name in broken]
+    signals.sort(key=lambda move: not math.isfinite(move.peak))
+    parts = [change_text(move) for move in signals]
     text = "; ".join(filter(None, ("" if loss is None else _loss(loss), ", ".join(parts))))
     if not judged_metrics and loss is None:  # what moved beside it is not what the rule saw
         return opened.headline
@@ -118,6 +121,25 @@ def describe_observation(
             texts.setdefault(condition.metric or condition.detector, _condition(condition))
     unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
     return "; ".join([*filter(None, [text]), *unnamed]) or opened.headline
+
+
+def change_text(move: Move) -> str:
+    """Return how far a signal went from its healthy value just before: "update norm ×28"."""
+    name, ratio = metric_name(move.metric), move.ratio
+    if not math.isfinite(move.peak):
+        return f"{name} NaN or Inf too"
+    if ratio is None or ratio < 0.0 or move.level < 0.0:
+        return f"{name} {number(move.level)} → {number(move.peak)}"
+    if ratio < 0.001:
+        return f"{name} fell to nearly 0"
+    if ratio < 1.0:
+        return f"{name} fell to {_two_digits(100.0 * ratio)} %"
+    return f"{name} ×{_two_digits(ratio)}"
+
+
+def _two_digits(value: float) -> str:
+    """Return a number with two digits that count, without an exponent where that is short."""
+    return f"{float(f'{value:.2g}'):.7g}"
 
 
 def _loss(loss: Move) -> str:
@@ -142,7 +164,7 @@ def _condition(condition: Condition) -> str:
         return text
     text = f"{metric_name(condition.metric)} = {number(condition.value)}"
     text += f" on {condition.module}" if condition.module else ""
-    if condition.measure == "difference":
+    if condition.measure == "difference" and condition.baseline is None:
         return f"{text} (must be {limit})"
     if condition.baseline is not None:
         return f"{text} (before {number(condition.baseline)})"
@@ -152,9 +174,11 @@ def _condition(condition: Condition) -> str:
 # ── Cause ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def cause(
+def cause_candidates(
     opened: IncidentOpened,
     moves: Sequence[Move],
+    changed: Mapping[str, Move],
+    onset: Onset,
     *,
     drill: tuple[str, int] | None = None,
     failure: Failure | None = None,
@@ -162,52 +186,101 @@ def cause(
     diagnosis: Verdict | None = None,
     operator: str = "",
     inputs: str = "",
-) -> tuple[Cause, str]:
-    """Return why it happened as far as that is on record, and the trigger for the title.
+) -> list[Candidate]:
+    """Return what may have caused it, as far as that is on record, the likeliest first.
 
     Args:
+        moves: of the training, none for an incident of the machine.
+        changed: areas that left their course.
         drill: fault and step.
         operator: whose order it is, and what was ordered.
         inputs: what was wrong with the batches, "" for nothing.
     """
-    order, rate_jumped = _order(moves), _rate_jumped(moves)
-    diagnosed = "" if diagnosis is None else CAUSES.get(diagnosis.kind, "")
-    trigger = diagnosed or ("a learning-rate jump" if rate_jumped else "")
-    events = _events(diagnosis)
-    suffix = f"; {order}" if order else ""
-
-    def recorded_cause(text: str, kind: Any, trigger: str = "") -> tuple[Cause, str]:
-        return Cause(text=text, kind=kind, is_known=True), trigger
-
-    if drill is not None:
-        fault, step = drill
-        return recorded_cause(
-            f"drill {fault} at step {step}, injected on purpose{suffix}", "drill", trigger
-        )
-    if operator:
-        return recorded_cause(operator, "operator")
-    if standstill:  # what ended the job then is a consequence, such as a timeout or our own stop
-        return recorded_cause(standstill, "standstill")
+    rate = _rate_jump(moves)
+    slow, error = opened.slow_step, ""
     if failure is not None:
-        meaning = f": {failure.title}" if failure.title else ""
-        return recorded_cause(f"{failure.text}{meaning}", "error")
-    if inputs and not rate_jumped:
-        return recorded_cause(f"{inputs}{suffix}", "diagnosis", trigger)
-    if diagnosed and diagnosis:
-        return recorded_cause(
-            f"{events or 'class ' + diagnosis.kind}{suffix}", "diagnosis", trigger
-        )
-    if opened.slow_step is not None and opened.slow_step.cause:
-        return recorded_cause(opened.slow_step.cause, "diagnosis")
-    if order:
-        near = f"; also near it: {events}" if events else ""
-        unknown = "" if rate_jumped else "; what moved them is unknown"
-        text = f"{order}{near}{unknown}"
-        return Cause(text=text, kind="order", is_known=rate_jumped), trigger
-    reason = "nothing on record explains it" + (f"; near it: {events}" if events else "")
-    if not opened.rule:
-        reason = "no process of the job recorded how it ended"
-    return Cause(text=f"unknown: {reason}", kind="unknown", is_known=False), ""
+        error = f"{failure.text}{f': {failure.title}' if failure.title else ''}"
+    drilled = "" if drill is None else f"drill {drill[0]} at step {drill[1]}, injected on purpose"
+    rows = [
+        Candidate("drill", drilled, drill[1] if drill else None, None),
+        Candidate("operator", operator, None, None),
+        Candidate("standstill", standstill, None, None),  # what ended the job is a consequence
+        Candidate("error", error, None, None),
+        Candidate("data", "" if rate else inputs, None, None),
+        Candidate("diagnosis", _diagnosed(diagnosis), None, None),
+        Candidate("host", "" if slow is None else slow.cause, slow.since if slow else None, None),
+    ]
+    if rate is not None:
+        text = f"{change_text(rate)} at step {rate.first_step}"
+        rows.append(Candidate("rate", text, rate.first_step, rate))
+    for area, move in changed.items():
+        if move.earliest_step <= onset.latest and move.metric != RATE:
+            text = f"{area}: {change_text(move)} at step {move.first_step}"
+            rows.append(Candidate(area, text, move.first_step, move))
+    return [candidate for candidate in rows if candidate.text]
+
+
+def _rate_jump(moves: Sequence[Move]) -> Move | None:
+    """Return the jump of the learning rate, None for none that came before the loss moved."""
+    rate = next((move for move in moves if move.metric == RATE), None)
+    loss = next((move for move in moves if move.metric in LOSSES), None)
+    return rate if rate is None or loss is None or rate.first_step <= loss.latest_step else None
+
+
+def _diagnosed(diagnosis: Verdict | None) -> str:
+    """Return the event that the class of the spike names as its cause, "" for none."""
+    if diagnosis is None or diagnosis.kind not in CAUSES:
+        return ""
+    return _events(diagnosis) or f"class {diagnosis.kind}"
+
+
+def trigger(diagnosis: Verdict | None, candidates: Sequence[Candidate]) -> str:
+    """Return what comes into the title behind "after", "" for nothing."""
+    if not candidates or candidates[0].kind in FINAL:
+        return ""
+    named = "" if diagnosis is None else CAUSES.get(diagnosis.kind, "")
+    is_rate = any(candidate.kind == "rate" for candidate in candidates)
+    return named or ("a learning-rate jump" if is_rate else "")
+
+
+def cause(
+    opened: IncidentOpened,
+    moves: Sequence[Move],
+    candidates: Sequence[Candidate],
+    unchanged: Sequence[UnchangedArea],
+    diagnosis: Verdict | None,
+) -> Cause:
+    """Return why it happened, in a sentence, from the candidates and what stayed as before.
+
+    Args:
+        moves: of the training, none for an incident of the machine.
+    """
+    events, order = _events(diagnosis), _order(moves)
+    first = candidates[0].kind if candidates else ""
+    text = candidates[0].text if candidates else ""
+    is_known = first not in ("", *SYMPTOMS)
+    unchanged = [area for area in unchanged if area.area not in {c.kind for c in candidates}]
+    kind: Any = first if first in RECORDED else "diagnosis"
+    if first == "rate" or (not is_known and order):
+        kind, text = "order", order or text
+        events = "" if first == "rate" else events
+        text += f"; also near it: {events}" if events else ""
+        text += "" if is_known else f"; what moved them is unknown{_looked_at(unchanged)}"
+    elif not is_known:
+        kind = "unknown"
+        reason = f"nothing on record explains it{_looked_at(unchanged)}"
+        reason += f"; near it: {'; '.join(filter(None, (text, events)))}" if text or events else ""
+        if not opened.rule:
+            reason = "no process of the job recorded how it ended"
+        text = f"unknown: {reason}"
+    elif order and first not in FINAL:
+        text = f"{text}; {order}"
+    return Cause(text, kind, is_known, candidates, unchanged)
+
+
+def _looked_at(unchanged: Sequence[UnchangedArea]) -> str:
+    """Return what stayed as before, so that it is no cause."""
+    return f" ({_and([a.area for a in unchanged])} stayed as before)" if unchanged else ""
 
 
 def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition]) -> str:
@@ -228,29 +301,24 @@ def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition]) -> str:
     return f"{title}, from step {rule.step}{f': {breach}' if breach else ''}"
 
 
-def _rate_jumped(moves: Sequence[Move]) -> bool:
-    """Return whether the learning rate doubled, and not behind the loss."""
-    rate = next((move for move in moves if move.metric == "learning_rate"), None)
-    loss = next((move for move in moves if move.metric in LOSSES), None)
-    if rate is None or rate.ratio is None or rate.ratio < JUMP:
-        return False
-    return loss is None or rate.first_step <= loss.first_step
-
-
 def _order(moves: Sequence[Move]) -> str:
-    """Return what moved first: "lr and update norm moved first (150), then loss (151)"."""
-    # What takes longer on a busy host moves no loss.
-    moves = [move for move in moves if move.metric not in TIMINGS] or moves
+    """Return what moved first: "lr and update norm moved first (150), then loss (151)".
+
+    Signals of which none is known to be the earlier moved together.
+    """
+    moves = [move for move in moves if move.metric not in SKIPS]
     if len(moves) < 2:
         return ""
-    groups: dict[int, list[str]] = {}
+    groups: list[tuple[Move, list[str]]] = []
     for move in moves:
-        groups.setdefault(move.first_step, []).append(metric_name(move.metric))
-    (step, names), *later = groups.items()
+        if not groups or move.earliest_step > groups[-1][0].latest_step:
+            groups.append((move, []))
+        groups[-1][1].append(metric_name(move.metric))
+    (first, names), *later = groups
     if not later:
-        return f"{_and(names)} moved together, in step {step}"
-    then = ", then ".join(f"{_and(names)} ({step})" for step, names in later[:MAX_LISTED])
-    return f"{_and(names)} moved first ({step}), then {then}"
+        return f"{_and(names)} moved together, in step {first.first_step}"
+    parts = (f"{_and(names)} ({move.first_step})" for move, names in later[:MAX_LISTED])
+    return f"{_and(names)} moved first ({first.first_step}), then {', then '.join(parts)}"
 
 
 def _and(names: Sequence[str]) -> str:

@@ -180,6 +180,7 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
     Attributes:
         runbook: for people, "" for none. breach_step: the first step that may be part of it.
         band: of the loss before it. slow_step: since when steps take longer.
+        highest_rate: of the run, where the frames just before it do not show that.
         requested_by: the operator whose order opened it; verb: that order.
     """
 
@@ -188,6 +189,7 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
     breach_step: int
     band: BandRange | None
     slow_step: SlowStep | None = None
+    highest_rate: float | None = None
     requested_by: str = ""
     verb: str = ""
 
