@@ -243,7 +243,7 @@ def _enter_hook(name: str, body: str) -> None:
         _same_output(case, case.plain(body, case.draw.randrange(60)))
 
     run.__name__ = f"hook_{name}"
-    scenario("hooks", seeds=2)(run)
+    scenario("hooks", seeds=3)(run)
 
 
 for _name, _body in HOOKS.items():

@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import areas_hostile  # noqa: F401
 import areas_processes  # noqa: F401
 import areas_resources  # noqa: F401
 import areas_storage  # noqa: F401
