@@ -220,6 +220,7 @@ class Probe:
             "paused": parts.context.reporter.held,
             "drills": parts.drills.names(),
             "sampling": parts.sampling.describe(),
+            "thinned": parts.sampling.thinned(),
             **{name: value for name, value in if_any.items() if value},
         }
 

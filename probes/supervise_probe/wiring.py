@@ -197,7 +197,11 @@ class Parts:
     def _measure(self) -> None:
         context, self.sets = (
             self.context,
-            SampleSets(self.context.guard, self.context.config.sampling),
+            SampleSets(
+                self.context.guard,
+                self.context.config.sampling,
+                self.context.reporter.status_changed,
+            ),
         )
         in_force = InForce()
         sources = Sources(

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.catalog import all_metrics, parse_drill
 from supervise.core.model import Planned, Policy, Sampling, plain_json
-from supervise.errors import UsageError
+from supervise.errors import PolicyError, UsageError
 from supervise.runtime import probe_config
 from supervise_probe import faults
 from supervise_probe.sampling.sample_sets import DEFAULTS
@@ -90,7 +90,13 @@ def test_intervals_of_samples_are_given_to_the_probe(load: Loader, tmp_path: Pat
 
     assert policy.sampling == Sampling(attention=100, routing=0)
     assert load(policy.resolved).digest == policy.digest
-    assert probe_config(run, tmp_path, policy, ())["sampling"] == {"attention": 100, "routing": 0}
+    sampling = {"attention": 100, "routing": 0, "share": 0.01}
+    assert probe_config(run, tmp_path, policy, ())["sampling"] == sampling
+    policy = load(rule() + "probe: {share: 0.5%}\n")
+    assert probe_config(run, tmp_path, policy, ())["sampling"] == {"share": 0.005}
+    for share in ("1", "0%", "101%", "1 %"):
+        with pytest.raises(PolicyError, match="percentage"):
+            load(f"{rule()}probe: {{share: {share}}}\n")
     assert load(rule()).sampling == Sampling()  # the probe has its own
     for name in DEFAULTS:
         assert load(f"{rule()}sampling: {{{name}: 3}}\n").sampling == Sampling(**{name: 3})

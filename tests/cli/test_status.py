@@ -47,6 +47,7 @@ STATE = {
             "savepoints": [100, 125],
             "overhead": 0.0312,
             "collectors": {"loss": "on", "tokens": "off: no input ids seen"},
+            "thinned": {"updates": 8, "attention": 400},
         }
     },
     "last_decision": {"kind": "verify", "reason": "loss is back in its band"},
@@ -101,6 +102,10 @@ def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatc
         "rank 0      phase step, silent_s 0.1, pid 77, rollback ready, savepoints 100; 125," in out
     )
     assert ", the probe takes 3.1 % of a step; tokens off: no input ids seen" in out
+    assert (
+        "sampling    update norm every 8 steps, attention every 400 steps, for their cost: what "
+        "only they show is seen that much later" in lines
+    )
     assert "last        verify: loss is back in its band" in lines
     assert "\033" not in out
 

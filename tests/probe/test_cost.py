@@ -4,12 +4,7 @@ switched off, unless somebody asked for it or a profiler makes it so."""
 import pytest
 
 from supervise_probe.runtime.guard import WINDOW, Guard
-from supervise_probe.sampling.sample_sets import SAMPLES, Pace, Unrest
-
-
-class Reporter:
-    def status_changed(self):
-        pass
+from supervise_probe.sampling.sample_sets import RARE, SAMPLES, Budget, Pace, Unrest
 
 
 @pytest.mark.parametrize(
@@ -22,13 +17,27 @@ class Reporter:
     ],
 )
 def test_the_interval_follows_the_median_cost(least, first, costs_us, every):
-    pace = Pace(Reporter(), first, share=0.005, floor_ns=1000, least=least)
+    pace = Pace(lambda: None, first, lambda step_ns: 0.005 * step_ns, least)
     found = []
     for cost_us in costs_us:
         for number in range(SAMPLES):  # one outlier of five decides nothing
             pace.weigh(10**9 if number == 2 else cost_us * 1000, step_ns=20_000_000)
         found.append(pace.every)
     assert tuple(found) == every
+
+
+def test_what_is_rare_gets_what_is_left_of_the_share_and_a_part_of_it_in_any_case():
+    """One measurement too dear even in every sixteenth step is one to be made another way."""
+    guard = Guard(lambda part, reason: None)
+    budget = Budget(guard, share=0.01)
+    assert budget.allowed_ns(0.5, 0, step_ns=50_000_000) == 0.5 * 500_000
+    guard.fixed_ns = 300_000
+    assert budget.allowed_ns(0.5, 0, step_ns=50_000_000) == 0.5 * 200_000
+    assert budget.allowed_ns(0.5, 0, step_ns=20_000_000) == 0.5 * RARE * 200_000
+    assert budget.allowed_ns(0.5, 10_000, step_ns=1_000_000) == 10_000
+
+    pace = Pace(lambda: None, 8, lambda step_ns: 1000.0)
+    assert [pace.weigh(10**9, 1) for _ in range(2 * SAMPLES)].index(True) == 2 * SAMPLES - 1
 
 
 CALM = {

@@ -22,7 +22,7 @@ from typing import (
 )
 from zlib import crc32
 
-from ..sampling.sample_sets import SPARSEST, Pace
+from ..sampling.sample_sets import FLOOR_NS, SPARSEST, TOKENS
 from ..shards import SEVERAL, Origin, ShardTracker
 from ..torch_state.structure import attributes
 from . import Collector, MetricSpec
@@ -350,8 +350,6 @@ BATCH_SANITY_METRICS = (
 MICRO_BATCHES = 16  # of a step that are looked at
 FEW = 1024  # values that Python counts faster than torch, from cold caches
 LARGEST = 1 << 20  # ids above are sorted
-SHARE = 0.0004  # of a step, for a look divided by the steps between two
-FLOOR_NS = 5_000  # a step, in any case
 BUCKETS, LOOKS = 1024, 32  # of the running mean; its looks
 UNSEEN = 0.01  # of the mass is spread over all buckets
 FIRST = 4  # steps between two looks, until their cost is known
@@ -370,8 +368,7 @@ class BatchSanityCollector(Collector):
 
     def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
         super().__init__(context)
-        self.pace = Pace(context.reporter, FIRST, SHARE, FLOOR_NS, least=2)
-        sets.paces["batch_sanity"] = self.pace
+        self.pace = sets.pace("batch_sanity", FIRST, TOKENS, FLOOR_NS // 2, least=2)
         self._kept: List[Any] = []
         self._usual: Any = None  # shares of the buckets
         self._looks = 0

@@ -1,6 +1,7 @@
 """Size of a step: norm of the update, and its ratio to the norm of the weights.
 
-Exact and global where that is cheap enough, else from a sample: small tensors whole, of each larger
+Exact and global, in every step or in some, where that is cheap enough; else from a sample: small
+tensors whole, of each larger
 one every n-th block of BLOCK neighbours, each counted for what it stands for; the blocks move on
 every ROTATE steps. `mode` says which. One pass after the step does it: the weights it reads are
 kept, and are the old weights of the next step.
@@ -22,7 +23,7 @@ import weakref
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from ..sampling.sample_sets import ALARM_STEPS, SPARSEST, Pace, Unrest
+from ..sampling.sample_sets import ALARM_STEPS, FLOOR_NS, SPARSEST, UPDATES, Unrest
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -85,23 +86,16 @@ class UpdatesCollector(Collector):
 
     METRICS = UPDATES_METRICS
 
-    SHARE = 0.0015
-    FLOOR_US = 60
-    SAMPLED_SHARE = 0.004  # a sample cannot be made much cheaper: above, it is taken less often
-    SAMPLED_FLOOR_US = 60
-
     def __init__(self, context: ProbeContext, sets: SampleSets, copies: WeightCopies) -> None:
         super().__init__(context)
         self._copies = copies
         self.mode = "exact"
         self._sets, self._position = sets, context.position
-        floor_ns = self.SAMPLED_FLOOR_US * 1000
-        self.pace = Pace(context.reporter, 1, self.SAMPLED_SHARE, floor_ns)
-        sets.paces["updates"] = self.pace
+        self.pace = sets.pace("updates", 1, UPDATES, FLOOR_NS)
+        context.guard.part("updates").allowed = self.pace.allowed
         self._unrest = Unrest()
         self._passed = False  # steps that were not measured since the newest that was
         self._cost_ns = 0
-        self._guard = context.guard
         self._reporter = context.reporter
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._stepping: Optional[Kept] = None
@@ -156,8 +150,9 @@ class UpdatesCollector(Collector):
             return
         if self._cost_ns:
             cost_ns, self._cost_ns = self._cost_ns, 0
-            if step.elapsed_ns is not None and self._passed:
-                self.pace.weigh(cost_ns, step.elapsed_ns)
+            step_ns = step.elapsed_ns if self._passed else None
+            if step_ns and self.pace.weigh(cost_ns, step_ns) and self.mode == "exact":
+                self._estimate()
         self._passed = False
         moved, weight = squares[0] ** 0.5, squares[1] ** 0.5
         values["update_norm"] = moved
@@ -173,26 +168,20 @@ class UpdatesCollector(Collector):
             self._sets.dense_until = self._position.step + 1 + ALARM_STEPS
 
     def relax(self) -> bool:
-        if self.mode == "sampled":
-            if self.pace.every == 1:
-                self.pace.stretch()
-                every = self.pace.every
-                message = f"the update is measured every {every} steps: these steps are short"
-                self._reporter.notice("sampling", message, {"set": "updates", "every": every})
-        else:
-            self._sample()
-            self._kept.clear()
-            message = "the update is measured on a sample from here on: on all weights it is dear"
-            data = {"metrics": [metric.id for metric in UPDATES_METRICS[:2]]}
-            self._reporter.notice("measurement-changed", message, data)
+        if self.pace.every == 1:
+            self.pace.stretch()
         return True
 
+    def _estimate(self) -> None:
+        """On all weights it is dear, however rarely: measure it on a sample from here on."""
+        self._sample()
+        self._kept.clear()
+        message = "the update is measured on a sample from here on: on all weights it is dear"
+        data = {"metrics": [metric.id for metric in UPDATES_METRICS[:2]]}
+        self._reporter.notice("measurement-changed", message, data)
+
     def _sample(self) -> None:
-        if self.mode == "sampled":
-            return
         self.mode = "sampled"
-        part = self._guard.part("updates")
-        part.share, part.floor_ns = self.SAMPLED_SHARE, self.SAMPLED_FLOOR_US * 1000
         self._reporter.status_changed()
 
 

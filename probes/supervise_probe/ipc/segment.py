@@ -24,7 +24,18 @@ import weakref
 import zlib
 from operator import is_
 from threading import RLock
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from .. import wire
 from ..runtime import files
@@ -223,11 +234,14 @@ class Writer:
 
     def _fill(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
         # What is absent changes from frame to frame, but comes in a few patterns.
-        present = self._patterns.get(bytes(map(is_, values, self._nothing)))
-        if present is None:
+        known = self._patterns.get(bytes(map(is_, values, self._nothing)))
+        if known is None:
             return self._learn(values)
-        self._low, self._high = present & wire.ALL_ONES, present >> 64
-        return [0.0 if value is None else value for value in values]
+        self._low, self._high, absent = known
+        row = list(values)
+        for place in absent:
+            row[place] = 0.0
+        return row
 
     def _learn(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
         if len(values) != self._count or not self._generation:
@@ -239,7 +253,8 @@ class Writer:
         self._low, self._high = present & wire.ALL_ONES, present >> 64
         if len(self._patterns) >= PATTERNS:
             self._patterns.clear()
-        self._patterns[pattern] = present
+        places = tuple(place for place, missing in enumerate(pattern) if missing)
+        self._patterns[pattern] = self._low, self._high, places
         return [0.0 if value is None else value for value in values]
 
     def beat(self, at_ns: int, phase: int) -> None:
@@ -347,7 +362,8 @@ class Writer:
         self._body = self._head[4:]
         self._absent = False  # whether any value of the newest frame was
         self._nothing = [None] * count
-        self._patterns: Dict[bytes, int] = {}  # what is present, a bit each, by what is absent
+        # By what is absent: what is present, a bit each, and the places of the others.
+        self._patterns: Dict[bytes, Tuple[int, int, Tuple[int, ...]]] = {}
         self._low, self._high = present & wire.ALL_ONES, present >> 64
 
 

@@ -39,6 +39,8 @@ class Part:
         floor_ns: what it may cost in any case; a step of a toy takes less than a clock's tick.
         relax: called instead of switching it off when it is too dear; true if it found a cheaper
             way.
+        allowed: returns what it may cost in a step of so many ns, of a part that can be called less
+            often; in place of `share` and `floor_ns`.
         vital: the probe as a whole goes off with it.
         excused: not switched off for its cost: the supervisor asked for it, for a while.
     """
@@ -55,6 +57,7 @@ class Part:
         self.share = share
         self.floor_ns = floor_ns
         self.relax = relax
+        self.allowed: Optional[Callable[[int], float]] = None
         self.vital = vital
         self.on = True
         self.excused = False
@@ -77,6 +80,7 @@ class Guard:
     Attributes:
         newest_ns: what all pieces spent in the newest step that was weighed as a whole.
         weighed_ns: the same of the last step, None where that was not weighed.
+        fixed_ns: what a step costs without what can be called less often, median of a window.
         core: the piece without which nothing is measured.
         blind: costs are not looked at for now, since a profiler makes everything dear.
     """
@@ -92,6 +96,8 @@ class Guard:
         self._clocks = NONE  # how much of this step is timed from here on
         self.newest_ns = 0
         self.weighed_ns: Optional[int] = None
+        self.fixed_ns = 0
+        self._wholes: List[int] = []
         self.blind = False
         self.core = self.part("core", vital=True)
 
@@ -228,6 +234,7 @@ class Guard:
             return
         if clocks is WHOLE:
             self.newest_ns = self.weighed_ns = self._total_ns
+            self._wholes.append(self._total_ns)
             return
         if clocks is PIECES:
             for part in self.parts.values():
@@ -246,13 +253,18 @@ class Guard:
         if len(self._steps_ns) < WINDOW:
             return
         step = _median(self._steps_ns)
+        rare = sum(_median(part.costs) for part in self.parts.values() if part.allowed)
+        self.fixed_ns = max(0, _median(self._wholes) - rare)
         self._steps_ns.clear()
+        self._wholes.clear()
         for part in list(self.parts.values()):
             cost = _median(part.costs)
             part.costs.clear()
             if part.excused:
                 continue
             allowed = max(part.share * step, part.floor_ns)
+            if part.allowed is not None:
+                allowed = part.allowed(step)
             if part.on and not part.vital and cost > allowed and not (part.relax and part.relax()):
                 self.switch_off(
                     part, f"cost {cost / 1e6:.2f} ms a step, {allowed / 1e6:.2f} ms are allowed"
@@ -261,6 +273,7 @@ class Guard:
     def reset(self) -> None:
         """Forget what was spent: a forked child starts at nothing."""
         self._steps_ns.clear()
+        self._wholes.clear()
         self.blind, self.weighed_ns = False, None
         self._inner_ns = self._total_ns = 0
         self._clocks = NONE

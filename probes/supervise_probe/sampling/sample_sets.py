@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping
 
 if TYPE_CHECKING:
-    from ..context import Reporter
     from ..runtime.guard import Guard
 
-# Steps between two samples by default: the cost of one is then below SHARE.
+SHARE = 0.01  # of the time of a step, for the whole probe; project default
+RARE = 0.25  # of that is for what can be rare, whatever each step costs anyway
+# Parts of what is left for it, and what it may cost per step in any case, in ns: of the update, of
+# the statistics of tokens, and of each sampled set. A toy's step is hardly longer.
+UPDATES, TOKENS, SETS = 0.5, 0.1, 0.4
+FLOOR_NS = 10_000
+LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 would save nothing
+# Steps between two samples by default: the cost of one is then below its part of SHARE.
 DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
 # Steps between two samples at first, of a set that has its default interval: 12 samples, which have
@@ -40,6 +47,19 @@ class Interval:
         self.off = ""
 
 
+class Budget:
+    """What may be measured in some steps only, may cost so much a step on average."""
+
+    def __init__(self, guard: Guard, share: float) -> None:
+        """`share`: of the time of a step, for the whole probe."""
+        self._guard, self.share = guard, share
+
+    def allowed_ns(self, part: float, floor_ns: float, step_ns: int) -> float:
+        """Return what is allowed to one that gets `part` of it, in a step of so many ns."""
+        whole = self.share * step_ns
+        return max(part * max(whole - self._guard.fixed_ns, RARE * whole), floor_ns)
+
+
 class SampleSets:
     """All of one process. `schedule.py` says when each is due.
 
@@ -48,12 +68,15 @@ class SampleSets:
         due: the sets that are sampled in the step under way.
         waiting: a set is due that is looked at in the forward, and no forward came yet.
         wanted: the input of the next forward is wanted as the probe batch.
-        paces: the adaptive intervals of collectors, by name of the collector.
+        budget: what they may cost. paces: the adaptive intervals of collectors, by their names.
         dense_until: the first step in which these may be sparse again.
     """
 
-    def __init__(self, guard: Guard, settings: Mapping[str, Any]) -> None:
-        self._guard = guard
+    def __init__(
+        self, guard: Guard, settings: Mapping[str, Any], status_changed: Callable[[], None]
+    ) -> None:
+        self._guard, self._status_changed = guard, status_changed
+        self.budget = Budget(guard, float(settings.get("share", SHARE)))
         self.by_name = {
             name: Interval(
                 int(settings.get(name, n)), EARLY if name in IN_FORWARD - {*settings} else 0
@@ -77,13 +100,24 @@ class SampleSets:
         """A sample of `name` cost that much thread CPU time somewhere else."""
         self.by_name[name].spent_ns += cost_ns
 
+    def pace(self, name: str, every: int, part: float, floor_ns: int, least: int = LEAST) -> Pace:
+        """Return the interval of a collector, which gets `part` of the budget."""
+        allowed = partial(self.budget.allowed_ns, part, floor_ns)
+        self.paces[name] = Pace(self._status_changed, every, allowed, least)
+        return self.paces[name]
+
+    def thinned(self) -> Dict[str, int]:
+        """Return what is measured less often than it should be for its cost, and how often."""
+        thinned = {name: pace.every for name, pace in self.paces.items() if pace.every > 1}
+        sets = self.by_name.items()
+        return thinned | {n: i.every for n, i in sets if i.every > i.asked and not i.off}
+
     def want(self) -> None:
         """Have the input of the next forward looked at, whatever is due."""
         self.waiting = self.wanted = True
 
 
 SPARSEST = 16  # steps; half of what the supervisor takes for a metric that went missing
-LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 would save nothing
 SAMPLES = 5  # whose median cost decides
 ALARM_STEPS = 16  # for which an unusual frame makes samples dense
 RATIO = 2.0  # of the update norm to its last sample; a learning rate that jumps shows in it
@@ -98,48 +132,58 @@ class Pace:
 
     Attributes:
         every: steps between two samples. due: whether the step under way is one of them.
-        floor_ns: what the collector may cost per step in any case.
+        allowed: returns what it may cost per step, in one of so many ns.
 
     Args:
-        share: of the step time that the collector may cost. least: the shortest interval above 1.
+        changed: called when the interval is another. least: the shortest above 1.
     """
 
-    __slots__ = ("_costs", "_least", "_reporter", "_share", "due", "every", "floor_ns")
+    __slots__ = ("_changed", "_costs", "_least", "allowed", "due", "every")
 
     def __init__(
-        self, reporter: Reporter, every: int, share: float, floor_ns: int, least: int = LEAST
+        self,
+        changed: Callable[[], None],
+        every: int,
+        allowed: Callable[[int], float],
+        least: int = LEAST,
     ) -> None:
-        self._reporter = reporter
-        self.every, self.due = every, every == 1
-        self._share, self.floor_ns, self._least = share, floor_ns, least
+        self._changed, self.allowed = changed, allowed
+        self.every, self.due, self._least = every, every == 1, least
         self._costs: List[int] = []
 
     def stretch(self) -> None:
         """Take samples half as often, or at the shortest interval above 1."""
         self._set(min(SPARSEST, max(self._least, 2 * self.every)))
 
-    def weigh(self, cost_ns: int, step_ns: int) -> None:
-        """A sample cost `cost_ns` of CPU time, in a step of `step_ns`: adjust the interval."""
+    def weigh(self, cost_ns: int, step_ns: int) -> bool:
+        """A sample cost `cost_ns` of CPU time, in a step of `step_ns`: adjust the interval.
+
+        Returns:
+            Whether it is too dear for the longest interval.
+        """
         costs = self._costs
         costs.append(cost_ns)
         if len(costs) < SAMPLES:
-            return
+            return False
         cost = sorted(costs)[SAMPLES // 2]
         costs.clear()
-        allowed = max(self._share * step_ns, self.floor_ns)
+        allowed = self.allowed(step_ns)
         if cost > allowed * self.every:
+            is_longest = self.every == SPARSEST
             self.stretch()
-        elif self.every == self._least:
+            return is_longest
+        if self.every == self._least:
             if cost < allowed:
                 self._set(1)
         elif 3 * cost < allowed * self.every:
             self._set(max(1, self.every // 2))
+        return False
 
     def _set(self, every: int) -> None:
         if every != self.every:
             self.every = every
             self._costs.clear()
-            self._reporter.status_changed()
+            self._changed()
 
 
 class Unrest:

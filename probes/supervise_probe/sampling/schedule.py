@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, Optional, Sequence
 
 from ..context import Refused
-from .sample_sets import EARLY_STEPS, IN_FORWARD, NONE, Interval
+from .sample_sets import EARLY_STEPS, FLOOR_NS, IN_FORWARD, NONE, SETS, Interval
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step
-SHARE = 0.003  # of the time between two samples, for each set
-EARLY_TIMES = 3  # that share, in the first steps, once in a process
-FLOOR_NS = 20_000  # per step, in any case: a toy's step is hardly longer
+EARLY = 0.9  # of the probe's share, for each set in the first steps, once in a process
 LONGEST_NS = 1_000_000_000  # one sample
 LONGEST_STEPS = 20  # one sample, in steps, but for SHORT_NS
 SHORT_NS = 50_000_000
@@ -58,7 +56,6 @@ class SamplingSchedule:
         self._guard, self._reporter = context.guard, context.reporter
         self._sets, self._begin_calls, self._of_set = sets, begin_calls, of_set
         self._sampler, self._snapshots = sampler, snapshots
-        self._share = float(context.config.sampling.get("share", SHARE))
         self.tight = False
         self._step = self._next = 0
         self._early_until: Optional[int] = None  # a step
@@ -101,6 +98,10 @@ class SamplingSchedule:
         if refused:
             intervals["side_path"] = f"unavailable: {refused}"
         return intervals
+
+    def thinned(self) -> Dict[str, int]:
+        """Return what is measured less often than it should be for its cost, and how often."""
+        return self._sets.thinned()
 
     # ── the command ───────────────────────────────────────────────────────────────────────────
 
@@ -222,14 +223,15 @@ class SamplingSchedule:
         if cost > max(LONGEST_STEPS * step_ns, SHORT_NS):
             self._switch_off(name, interval, f"one sample took {ms}, {cost / step_ns:.0f} steps")
             return
-        allowed = self._share * step_ns + FLOOR_NS
-        early = EARLY_TIMES * self._share * step_ns * interval.early + FLOOR_NS * interval.every
+        number = sum(1 for _, each in self._all() if each.every and not each.off)
+        allowed = self._sets.budget.allowed_ns(SETS / number, FLOOR_NS, step_ns)
+        early = EARLY * self._sets.budget.share * step_ns * interval.early
+        early += 2 * FLOOR_NS * interval.every
         if interval.early and cost > early:
             interval.early *= 2
         if cost > allowed * interval.every:
             interval.every *= 2
-            message = f"{name} is sampled every {interval.every} steps: one sample costs {ms}"
-            self._reporter.notice("sampling", message, {"set": name, "every": interval.every})
+            self._reporter.status_changed()
         elif interval.every > interval.asked and 4 * cost < allowed * interval.every:
             interval.every //= 2
             self._reporter.status_changed()

@@ -5,24 +5,24 @@ converted, emptied or damaged them, and the weights are still sound: no threshol
 known before the update, on every device. A job may mean it, so nothing is done for it alone. One
 that does it again and again is not watched any longer.
 
-Versions show writes through torch, and a few values, where the host has them, most others. A few
+Versions show writes through torch, and a few bytes, where the host has them, most others. Two
 parameters are looked at in a step, by turns: what befalls all of them is seen at once, what befalls
-one may not be.
+one may not be. Read from memory, since one call of torch costs as much as all of this.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, List, NamedTuple, Optional, Tuple
+from ctypes import string_at
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Scalars
     from .records import Optimizers
     from .registry import Registry
 
-LOOK = 4  # parameters of an optimizer in a step; 10 us
-VALUES = 64  # of the tensors of the first of them
+LOOK = 2  # parameters of an optimizer in a step
+BYTES = 256  # of the tensors of the first of them
 OFTEN, WITHIN = 3, 64  # times in so many steps are a habit of the job; project defaults
 
 
@@ -30,13 +30,15 @@ class Mark(NamedTuple):
     """One tensor of the state as it was right after an update.
 
     Attributes:
-        version: of the tensor. sample: its first values, where they are looked at.
+        optimizer: returns it, None once it is gone.
+        version: of the tensor. sample: its first bytes, where they are looked at.
     """
 
+    optimizer: Callable[[], Any]
     param: Any
     key: str
     version: int
-    sample: Optional[Any]
+    sample: Optional[bytes]
 
 
 class StateWatch:
@@ -47,55 +49,61 @@ class StateWatch:
     """
 
     def __init__(self, torch: Any, scalars: Scalars, optimizers: Optimizers) -> None:
-        self._torch, self._scalars, self._optimizers = torch, scalars, optimizers
+        self._tensor, self._scalars, self._optimizers = torch.Tensor, scalars, optimizers
         self.on = True
-        self._marks: weakref.WeakKeyDictionary[Any, List[Mark]] = weakref.WeakKeyDictionary()
+        self._marks: List[Mark] = []
         self._turn = 0
         self._written: Deque[int] = deque(maxlen=OFTEN)
 
     def step_ended(self) -> None:
         """All optimizers of a step have made their updates: mark what they left."""
         self._turn += LOOK
-        for optimizer in self._optimizers.living():
-            self._marks[optimizer] = self._look(optimizer)
+        marks = self._marks = []
+        for info in self._optimizers.known.values():
+            if (optimizer := info.reference()) is not None:
+                self._look(info.reference, optimizer.state, marks)
 
     def forget(self) -> None:
         """The probe itself has written the state."""
-        self._marks.clear()
+        self._marks = []
 
     def was_written(self, step: int) -> bool:
         """Whether the state is another one than after the last update; `step` is about to end."""
-        if not any(self._differs(o, mark) for o, marks in self._marks.items() for mark in marks):
+        for mark in self._marks:
+            if self._differs(mark):
+                break
+        else:
             return False
         self._written.append(step)
         self.on = len(self._written) < OFTEN or step - self._written[0] >= WITHIN
         return self.on
 
-    def _look(self, optimizer: Any) -> List[Mark]:
-        state, params = optimizer.state, list(optimizer.state)
-        marks: List[Mark] = []
+    def _look(self, reference: Any, state: Any, marks: List[Mark]) -> None:
+        params = list(state)
         for number in range(min(LOOK, len(params))):
             param = params[(self._turn + number) % len(params)]
             values = state[param]
             for key, value in values.items() if isinstance(values, dict) else ():
-                if self._torch.is_tensor(value) and value.numel() > 1:
+                if isinstance(value, self._tensor) and value.numel() > 1:
                     sample = None if number else self._sample(value)
-                    marks.append(Mark(param, key, value._version, sample))
-        return marks
+                    marks.append(Mark(reference, param, key, value._version, sample))
 
-    def _differs(self, optimizer: Any, mark: Mark) -> bool:
+    def _differs(self, mark: Mark) -> bool:
+        optimizer = mark.optimizer()
+        if optimizer is None:
+            return False
         values = optimizer.state.get(mark.param)
         value: Any = None if values is None else values.get(mark.key)
         if value is None or value._version != mark.version:
             return True
-        return mark.sample is not None and not self._torch.equal(
-            mark.sample, value.detach().view(-1)[:VALUES]
-        )
+        return mark.sample is not None and mark.sample != self._sample(value)
 
-    def _sample(self, value: Any) -> Optional[Any]:
-        if not value.is_contiguous() or not self._scalars.reads(value):
+    def _sample(self, value: Any) -> Optional[bytes]:
+        if type(value) is not self._tensor or not self._scalars.reads(value):
+            return None  # on a device, or of a class that holds its values elsewhere
+        if not value.is_contiguous():
             return None
-        return value.detach().view(-1)[:VALUES].clone()
+        return string_at(value.data_ptr(), min(BYTES, value.numel() * value.element_size()))
 
 
 ENGINES = {"deepspeed": ("DeepSpeed", "DeepSpeedEngine")}  # by package: its name, and its class

@@ -16,7 +16,15 @@ from typing import Any
 from ..core.model.decisions import ACTING_MODES, MODES
 from ..core.model.failure import FailureClass
 from ..core.model.interfaces import Detector
-from ..core.model.policy import HOLD, ChannelKey, Inhibit, Policy, Safeguards, Sampling
+from ..core.model.policy import (
+    HOLD,
+    ChannelKey,
+    Inhibit,
+    Policy,
+    ProbeSettings,
+    Safeguards,
+    Sampling,
+)
 from ..errors import UsageError
 from ..notifiers import Settings
 from . import discover, lint, metrics, pack, rules, shipped, yaml_document
@@ -107,6 +115,7 @@ def build_policy(draft: Draft) -> Policy:
         journal_bytes=None if form.journal is None else form.journal.max_gb * 1e9,
         machine=form.machine,
         savepoints=form.savepoints if acts else None,
+        probe=form.probe or ProbeSettings(),
         sampling=form.sampling or Sampling(),
         sparsest=_sparsest(draft.detectors),
         # A safeguard asks for no approval, so it needs the mode that asks for none.

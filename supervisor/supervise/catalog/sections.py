@@ -25,6 +25,7 @@ from ..core.model.policy import (
     Local,
     Name,
     Planned,
+    ProbeSettings,
     Safeguards,
     Sampling,
     Savepoints,
@@ -462,6 +463,7 @@ class PolicyFile(Section, frozen=True):
     savepoints: Annotated[
         Savepoints | None, doc("model state kept in the job's process, for rollbacks")
     ] = None
+    probe: Annotated[ProbeSettings | None, doc("what the probe may cost")] = None
     sampling: Annotated[
         Sampling | None,
         doc("how often the probe takes metrics that it does not take at each step"),

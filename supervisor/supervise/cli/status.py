@@ -176,6 +176,7 @@ def _lines(state: RunStatus) -> list[tuple[str, str]]:
     lines += _protection(state, newest)
     if newest.rules:
         lines.append(("rules", _rules(newest.rules)))
+    lines += [("sampling", text) for text in _thinned(newest)]
     lines += [(f"rank {rank}", _probe(probe)) for rank, probe in newest.ranks.items()]
     if last := newest.last_decision:
         lines.append(("last", f"{RECORDS.get(last.kind, last.kind)}: {last.reason}"))
@@ -337,6 +338,18 @@ def _heartbeat(pings: Health) -> str:
     text = f"every {pings.every_s:g} s, {newest}"
     reason = pings.withheld or (pings.error and f"last try: {pings.error}")
     return f"{text}; {'withheld: ' if pings.withheld else ''}{reason}" if reason else text
+
+
+def _thinned(newest: Status) -> list[str]:
+    """Return what the probe measures less often for its cost, and what that costs in protection."""
+    longest: dict[str, int] = {}
+    for rank in newest.rank_states().values():
+        longest |= {name: max(n, longest.get(name, 0)) for name, n in rank.thinned.items()}
+    if not longest:
+        return []
+    words = {"updates": "update norm", "batch_sanity": "token statistics"}
+    texts = [f"{words.get(name, name)} every {n} steps" for name, n in longest.items()]
+    return [f"{', '.join(texts)}, for their cost: what only they show is seen that much later"]
 
 
 def _probe(probe: Payload) -> str:

@@ -33,7 +33,7 @@ WORDS = frozenset({"when", "location", "see"})
 PARTS = ("detectors", "rules", "runbooks", "budgets")
 NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved", "sparsest"})
 # What the probe and the channels were told when the job was started.
-AT_START = ("savepoints", "safeguards", "notify")
+AT_START = ("savepoints", "safeguards", "probe", "notify")
 
 
 def policy_differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:

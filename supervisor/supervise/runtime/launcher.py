@@ -236,7 +236,7 @@ def probe_config(
         if may_act and policy.savepoints
         else None,
         "safeguards": msgspec.to_builtins(policy.safeguards) if may_act else {},
-        "sampling": msgspec.to_builtins(policy.sampling),
+        "sampling": {**msgspec.to_builtins(policy.sampling), "share": policy.probe.share},
         "tape": may_act and policy.job.relaunch is not None,
         "peak_flops": policy.job.peak_flops,
         "probe_batch": {} if may_act and policy.job.probe_batch else None,

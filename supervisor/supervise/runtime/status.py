@@ -143,6 +143,8 @@ class RankStatus(ProbeStatus, frozen=True, kw_only=True):
         silent_s: since its last sign of life. overhead: the probe's share of a step.
         steps: how steps are counted where not by the optimizer.
         collectors: of each one `on`, or why it is off.
+        thinned: what is measured less often than it should be for its cost, and every how many
+            steps.
     """
 
     pid: int | None = None
@@ -152,6 +154,7 @@ class RankStatus(ProbeStatus, frozen=True, kw_only=True):
     steps: str = ""
     quarantine: Any = None
     collectors: Mapping[str, str] = {}
+    thinned: Mapping[str, int] = {}
 
 
 class Status(Struct, frozen=True, kw_only=True):

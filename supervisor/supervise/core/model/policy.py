@@ -27,6 +27,7 @@ from .values import (
     Seconds,
     Section,
     Severity,
+    Share,
     SomeSteps,
     Steps,
     Window,
@@ -225,6 +226,15 @@ class Sampling(Section, frozen=True, omit_defaults=True):
     routing: Annotated[Steps | None, doc("routers of experts")] = None
     weights: Annotated[Steps | None, doc("copies of a few matrices")] = None
     gradients: Annotated[Steps | None, doc("metrics that need a pass over the gradients")] = None
+
+
+class ProbeSettings(Section, frozen=True):
+    """Measurements inside the job's process."""
+
+    share: Annotated[
+        Share,
+        doc("of a step's time, for all of them; where steps are short, costly ones are rarer"),
+    ] = 0.01
 
 
 class SkipNonfinite(Section, frozen=True):
@@ -469,6 +479,7 @@ class Policy:
     journal_bytes: float | None = None  # frames of an older piece are removed above it
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Savepoints | None = None  # None: the job keeps none
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
     sampling: Sampling = field(default_factory=Sampling)
     sparsest: Mapping[str, int] = field(default_factory=dict)  # costly metric -> steps, at most
     safeguards: Safeguards = field(default_factory=Safeguards)

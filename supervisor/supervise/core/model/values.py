@@ -91,6 +91,25 @@ def _duration_schema() -> Schema:
     }
 
 
+PERCENTAGE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+
+
+def share(text: object) -> float:
+    """Return the share that a text such as `1%` stands for. Raises ValueError."""
+    match = PERCENTAGE.fullmatch(text) if isinstance(text, str) else None
+    if match is None or not 0.0 < float(match[1]) <= 100.0:
+        raise ValueError("a share is a percentage above 0, such as 1%")
+    return float(match[1]) / 100.0
+
+
+def _share_schema() -> Schema:
+    return {
+        "type": "string",
+        "pattern": f"^({PERCENTAGE.pattern})$",
+        "patternErrorMessage": "should be a percentage such as 1%",
+    }
+
+
 # Bare numbers in YAML count steps, numbers with a unit are times.
 _STEPS = {"x-unit": "steps"}
 Steps = Annotated[int, Meta(ge=0, extra_json_schema=_STEPS)]
@@ -100,6 +119,7 @@ Natural = Annotated[int, Meta(ge=0)]
 
 if TYPE_CHECKING:
     Seconds = float
+    Share = float
     Window = int | float
 else:
 
@@ -109,6 +129,13 @@ else:
         decode = staticmethod(seconds)
         encode = staticmethod(duration)
         schema = staticmethod(_duration_schema)
+
+    class Share(metaclass=Parsed):
+        """A part of a whole: 0.01 here, a text such as `1%` in a file."""
+
+        decode = staticmethod(share)
+        encode = staticmethod(lambda value: f"{100.0 * value:.12g}%")
+        schema = staticmethod(_share_schema)
 
     class Window(metaclass=Parsed):
         """A number of steps, an int, or a time in seconds, a float."""
