@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import types
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent, indent
 
@@ -12,10 +15,17 @@ import pytest
 
 from supervise import actions, detectors
 from supervise.catalog import action_classes, detector_classes, shipped_folder
-from supervise.core.model import Detector
+from supervise.core.model import Action, Detector
 
 from .conftest import plain
 
+ONE = """
+version: supervise/v1
+policy: one
+mode: observe
+detectors: {nan: {kind: nonfinite, metrics: [train_loss_raw]}}
+rules: [{id: nan, when: nan, sev: SEV1}]
+"""
 PARTS = [*detector_classes().items(), *action_classes().items()]
 SCHEMA = json.loads((shipped_folder("policies") / "policy.schema.json").read_text("utf-8"))
 
@@ -28,13 +38,39 @@ SCHEMA = json.loads((shipped_folder("policies") / "policy.schema.json").read_tex
 def test_every_file_has_parts_named_after_their_class(
     package: types.ModuleType, found: dict
 ) -> None:
-    """Adding a part is adding a class; helpers begin with an underscore."""
+    """The face of the package offers every class; helpers begin with an underscore."""
     files = {path.stem for path in Path(package.__path__[0]).glob("*.py")}
+    parts = [name for name in files if not name.startswith("_")]
+    modules = [import_module(f"{package.__name__}.{name}") for name in parts]
 
-    homes = {form.__module__.rpartition(".")[2] for form in found.values()}
-    assert homes == {name for name in files if not name.startswith("_")}
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Detector | Action)
+    }
+    assert {form for form in classes if form.__module__.rpartition(".")[2] in parts} == set(
+        found.values()
+    )
     for name, form in found.items():
         assert form.__name__.lower() == name.replace("_", "")
+
+
+def test_a_policy_imports_only_what_it_names(tmp_path: Path) -> None:
+    """The start of a job waits for these imports."""
+    policy = tmp_path / "one.yaml"
+    policy.write_text(ONE)
+    code = f"""
+import sys
+from supervise.catalog import load_policy
+load_policy({str(policy)!r})
+print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith(PACKAGES)))
+"""
+    code = code.replace("PACKAGES", repr(("supervise.detectors.", "supervise.actions.")))
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert [name for name in loaded if not name.startswith("_")] == ["nonfinite"]
 
 
 @pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])

@@ -11,12 +11,12 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "engine_steps": "Hold, Undo, Verify",
+        "engine_steps": "Hold, Notify, Undo, Verify",
         "evidence": "CheckWeights, Profile, RaiseSampling, Snapshot",
         "job_control": "Pause, Resume, Stop",
         "learning_rate": "HoldRate, LrScale",
         "optimizer_update": "Clip, LossScale, SkipStep, UpdateClip",
         "quarantine": "Quarantine, Unquarantine",
-        "recovery": "Checkpoint, Relaunch, Rollback, SLOWEST_RELAUNCH",
+        "recovery": "Checkpoint, Relaunch, Rollback, SLOWEST_RELAUNCH, Savepoint",
     },
 )

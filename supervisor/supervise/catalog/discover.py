@@ -1,66 +1,49 @@
 """Find detectors, actions, notifiers: each is a class, named in YAML after it.
 
-No decorator, no list, no side effect at import: adding one is adding its class.
+The face of their package lists them, so that a policy imports only what it names.
 """
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
-from types import ModuleType
-from typing import TypeVar
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from supervise_probe import faults
 
-from .. import actions as actions_package
-from .. import detectors as detectors_package
+from .. import actions, detectors
 from ..core.model.action import Action
-from ..core.model.interfaces import Detector, yaml_name
+from ..core.model.interfaces import Detector, snake_case, yaml_name
 from ..core.model.payload import DrillOrder
 from ..errors import UsageError
-from ..notifiers import Settings, kinds
+from ..exports import LazyClasses, offers
+from ..notifiers import KINDS, Settings
 from .diagnostics import did_you_mean
 
-T = TypeVar("T")
 
-
-def discover(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
-    """Map the YAML name of each subclass of `base` in the public modules of a package to it.
-
-    Modules whose name begins with an underscore are helpers and left out.
-    """
-    parts: dict[str, type[T]] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        if info.name.startswith("_"):
-            continue
-        module = import_module(f"{package.__name__}.{info.name}")
-        for value in vars(module).values():
-            is_own = isinstance(value, type) and value.__module__ == module.__name__
-            if is_own and issubclass(value, base):
-                parts[yaml_name(value)] = value
-    return dict(sorted(parts.items()))
+def _classes_of(package: str) -> Mapping[str, type[Any]]:
+    """Return the classes that the face of a package offers, by their YAML names."""
+    names = {snake_case(name): name for name in offers(package) if not name.isupper()}
+    return LazyClasses(package, dict(sorted(names.items())))
 
 
 @cache
 def detector_classes() -> Mapping[str, type[Detector]]:
     """Return the detector classes by `kind`."""
-    return discover(detectors_package, Detector)  # type: ignore[type-abstract]
+    return _classes_of(detectors.__name__)
 
 
 @cache
 def action_classes() -> Mapping[str, type[Action]]:
     """Return the action classes by verb."""
-    return discover(actions_package, Action)
+    return _classes_of(actions.__name__)
 
 
-@cache
 def notifiers() -> Mapping[str, type[Settings]]:
     """Return the settings classes of the notifiers by name."""
-    return kinds()
+    return KINDS
 
 
 def name_of(part: Detector | Action) -> str:

@@ -43,10 +43,10 @@ def check_budgets(
     Without `job.relaunch` a relaunch is always refused and needs no budget. `ways`: what leads to
     each runbook.
     """
-    classes = [action.budget for action in discover.action_classes().values()]
-    budget_classes = [ALL, *sorted({name for name in classes if name is not None})]
     section = root.get("budgets")
     pairs = section.pairs if isinstance(section, MapNode) else {}
+    counted = discover.action_classes().values() if pairs else ()
+    budget_classes = [ALL, *sorted({action.budget for action in counted if action.budget})]
     unknown = [name for name in pairs if name not in budget_classes]
     configured = {*pairs, *(near_miss(name, budget_classes) for name in unknown)}
     for name, (key, _) in pairs.items():
@@ -115,6 +115,8 @@ def check_approvals(
     """Approvals name verbs that touch the job, runbooks, or `all`."""
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, MapNode) else {}
+    if not pairs:
+        return
     verbs = [verb for verb, action in discover.action_classes().items() if action.touches_job]
     names = [ALL, *verbs, *library.opened]
     for name, (key, _) in pairs.items():

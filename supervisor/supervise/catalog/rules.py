@@ -24,9 +24,9 @@ NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
 
 def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
     """Return a notice in place of a rule that judges the height of a loss by its past."""
-    kinds = tuple(discover.detector_classes()[kind] for kind in NOT_OF_HEIGHT)
     behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
-    if not any(LOSSES.intersection(d.metrics) and not isinstance(d, kinds) for d in behind):
+    judges = (d for d in behind if discover.name_of(d) not in NOT_OF_HEIGHT)
+    if not any(LOSSES.intersection(detector.metrics) for detector in judges):
         return rule
     phases = {phase: severity for phase, severity in rule.phases.items() if severity == OFF}
     return replace(rule, severity="SEV2", runbook=None, phases=phases)

@@ -237,15 +237,20 @@ def _flaws(
     form: type = type(section)
     for key in keys_of(form).values():
         value_node = node.get(key.name) if isinstance(node, MapNode) else None
-        if value_node is not None and key.name not in wrong:
+        value = getattr(section, key.attribute)
+        if value_node is not None and key.name not in wrong and type(value) not in _ATOMS:
             name = f"{label}.{key.name}" if label else key.name
-            yield from _inner_flaws(getattr(section, key.attribute), value_node, name)
+            yield from _inner_flaws(value, value_node, name)
+
+
+_ATOMS = frozenset((str, bool, int, float, type(None)))  # they contradict nothing in themselves
 
 
 def _inner_flaws(value: Any, node: Node, label: str) -> Iterator[tuple[Place, str]]:
     if isinstance(value, tuple) and isinstance(node, ListNode):
         for i, (item, item_node) in enumerate(zip(value, node.items, strict=True)):
-            yield from _inner_flaws(item, item_node, f"{label}[{i}]")
+            if type(item) not in _ATOMS:
+                yield from _inner_flaws(item, item_node, f"{label}[{i}]")
     elif isinstance(value, dict) and isinstance(node, MapNode):
         for name, item in value.items():
             yield from _inner_flaws(item, node.locate(name), f"{label}.{name}")

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,10 @@ def parse_yaml(source: Source, problems: Problems, parser: Any = PARSER) -> MapN
     return root
 
 
+_STARTS = (ScalarEvent, SequenceStartEvent, MappingStartEvent)
+_ENDS = (SequenceEndEvent, MappingEndEvent)
+
+
 class _UnreadableError(Exception):
     """The rest of the file cannot be read; the problem is noted."""
 
@@ -299,7 +304,12 @@ class _Builder:
     def build(self, events: Iterator[Event]) -> Node | None:
         documents = 0
         for event in events:
-            if isinstance(event, DocumentStartEvent):
+            if isinstance(event, _STARTS):
+                self._start(event)
+            elif isinstance(event, _ENDS):
+                self.open.pop()
+                self.keys.pop()
+            elif isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     self._refuse(event, "a second document starts here; a file holds one")
@@ -307,11 +317,6 @@ class _Builder:
                     self._refuse(event, "directives (%YAML, %TAG) are not allowed")
             elif isinstance(event, AliasEvent):
                 self._refuse(event, f"the alias *{event.anchor} is not allowed", "write it out")
-            elif isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent):
-                self._start(event)
-            elif isinstance(event, SequenceEndEvent | MappingEndEvent):
-                self.open.pop()
-                self.keys.pop()
         return self.root
 
     def _start(self, event: Event) -> None:
@@ -320,12 +325,14 @@ class _Builder:
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._refuse(event, f"the tag {tag} is not allowed", "leave it out; quote what is text")
-        line, col = event.start_mark.line + 1, event.start_mark.column + 1
+        mark = event.start_mark
+        line, col = mark.line + 1, mark.column + 1
         parent = self.open[-1] if self.open else None
         waiting = self.keys[-1] if self.keys else None
         is_key = isinstance(parent, MapNode) and waiting is None
         if isinstance(event, ScalarEvent):
-            if bad := _FORBIDDEN.search(event.value):  # it came as an escape: "\\0"
+            # It came as an escape: "\\0".
+            if event.style == '"' and (bad := _FORBIDDEN.search(event.value)):
                 self._refuse(event, CONTROL.format(bad.group()))
             scalar = Scalar(
                 self.source, line, col, event.value, not event.style, event.style in ("|", ">")
@@ -458,8 +465,13 @@ def _scalar(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
+    return _text(value)
+
+
+@lru_cache(maxsize=4096)  # a policy is written from few words
+def _text(value: str) -> str:
     if _PLAIN.fullmatch(value) and isinstance(resolve_scalar(value), str) and value not in _LEGACY:
-        return str(value)
+        return value
     return _RAW.sub(_escaped, json.dumps(value, ensure_ascii=False))
 
 

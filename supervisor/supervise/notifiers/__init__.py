@@ -10,23 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from importlib import import_module
-from pkgutil import iter_modules
 
 from ..core.model.policy import ChannelKey
 from ..errors import InputError, UsageError
-from ..exports import lazy_exports
+from ..exports import LazyClasses, lazy_exports
 from ._channel_settings import ChannelSettings, Route, Sender, Settings, UnsetError
 from .heartbeat import HeartbeatSender
 
 __all__ = [
+    "KINDS",
     "Route",
     "Sender",
     "Settings",
     "UnsetError",
     "build",
     "heartbeat_sender",
-    "kinds",
     "of_options",
     "routes",
 ]
@@ -35,16 +33,18 @@ __all__ = [
 HEARTBEAT = "heartbeat"
 
 
-def kinds() -> dict[str, type[Settings]]:
-    """Return the settings class of every notifier, by its name in YAML."""
-    classes: dict[str, type[Settings]] = {}
-    for name in sorted(info.name for info in iter_modules(__path__)):
-        module = import_module(f"{__name__}.{name}")
-        for value in vars(module).values():
-            is_own = isinstance(value, type) and value.__module__ == module.__name__
-            if is_own and issubclass(value, Settings) and not name.startswith("_"):
-                classes[name] = value
-    return classes
+# The settings class of every notifier, by its name in YAML, which is that of its file.
+KINDS: Mapping[str, type[Settings]] = LazyClasses(
+    __name__,
+    {
+        "console": "Console",
+        "email": "Email",
+        "heartbeat": "Heartbeat",
+        "pagerduty": "PagerDuty",
+        "slack": "Slack",
+        "webhook": "Webhook",
+    },
+)
 
 
 def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -56,7 +56,7 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
     notify: dict[str, dict[str, str]] = {}
     channels = {
         k: settings_class
-        for k, settings_class in kinds().items()
+        for k, settings_class in KINDS.items()
         if "url_env" in (f.name for f in fields(settings_class))
     }
     for option in options:
@@ -125,27 +125,26 @@ def heartbeat_sender(
 
 
 def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
-    classes = kinds()
-    if name not in classes:
-        raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(classes)}")
-    allowed = [field.name for field in fields(classes[name])]
+    if name not in KINDS:
+        raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(KINDS)}")
+    allowed = [field.name for field in fields(KINDS[name])]
     if unknown := [key for key in keys if key not in allowed]:
         raise InputError(
             f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
         )
-    return classes[name](**keys)
+    return KINDS[name](**keys)
 
 
 __getattr__ = lazy_exports(
     __name__,
     {
         "channel_queue": "Result, Undelivered",
-        "console": "render_console",
-        "email": "EmailSender",
-        "heartbeat": "DeadManPing, Health, Vitals",
+        "console": "Console, render_console",
+        "email": "Email, EmailSender",
+        "heartbeat": "DeadManPing, Health, Heartbeat, Vitals",
         "outbox": "Outbox, message_of",
-        "pagerduty": "PagerDutySender",
-        "slack": "SlackBotSender, SlackSender",
-        "webhook": "WebhookSender, build_webhook_body",
+        "pagerduty": "PagerDuty, PagerDutySender",
+        "slack": "Slack, SlackBotSender, SlackSender",
+        "webhook": "Webhook, WebhookSender, build_webhook_body",
     },
 )

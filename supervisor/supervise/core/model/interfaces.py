@@ -29,7 +29,12 @@ HAS_NOTE = 4
 @cache
 def yaml_name(part: type) -> str:
     """Return the name of a detector or an action in a policy: that of its class, in snake_case."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", part.__name__).lower()
+    return snake_case(part.__name__)
+
+
+def snake_case(name: str) -> str:
+    """Return `robust_z` for `RobustZ`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 class Note(NamedTuple):
