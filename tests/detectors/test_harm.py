@@ -8,7 +8,7 @@ import pytest
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import BREACH, HAS_NOTE, Announced, Frame, Launched, Policy, Rule
-from supervise.detectors import Descent, Harm
+from supervise.detectors import Comparable, Descent, Harm
 
 LEVEL, SPREAD = 2.4, 0.02
 
@@ -195,3 +195,30 @@ def test_detectors_that_learn_the_same_of_a_loss_answer_as_if_they_were_alone():
 
     assert together == {n: rows for one in ONE_LOSS for n, rows in _firings((one,), 420).items()}
     assert all(together.values())
+
+
+_chance = random.Random(1)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "code"),
+    [
+        ([1], "B"),
+        ([None], "B"),  # not known, as in a recording
+        ([4, 4, 2], "B"),  # the last update of an epoch
+        ([4] * 9 + [1], "B"),
+        ([_chance.choice([2, 3]) for _ in range(300)], "B"),  # two tasks
+        ([1 + i // 16 for i in range(300)], "B"),  # a ramp of micro-batches
+        ([1] * 39 + [21] + [1] * 20 + [6] * 2, "B"),  # an evaluation with gradients
+        ([_chance.randint(190, 200) for _ in range(300)], "B"),  # a little more or less
+        ([_chance.randint(1, 4) for _ in range(300)], "o"),
+        ([_chance.randint(8, 30) for _ in range(300)], "o"),  # episodes, or letters of a name
+        ([_chance.randint(8, 30) for _ in range(60)] + [199] * 240, "o"),  # all of one length, now
+        ([_chance.randint(8, 30) for _ in range(20)] + [1] * 3000, "B"),
+    ],
+)
+def test_what_is_of_another_amount_each_time_cannot_be_compared(read, amounts, code):
+    rows = [(2.0, amounts[i % len(amounts)]) for i in range(max(300, len(amounts)))]
+    codes = read(Comparable("loss", "forwards").start(), rows)
+
+    assert codes[:15] == "B" * 15 and codes[-1] == code

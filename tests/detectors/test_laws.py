@@ -12,6 +12,7 @@ from supervise.core.model import BREACH, HAS_NOTE, OK, UNKNOWN, Detector
 from supervise.detectors import (
     Band,
     Collapse,
+    Comparable,
     Cusum,
     Descent,
     Equal,
@@ -58,6 +59,7 @@ ALL = {
     "join": Join(all=("a", "b"), within=3),
     "cusum": Cusum("a", **SUM),
     "cusum_log": Cusum("a", side="both", transform="log", m_of_n=(2, 3), **SUM),
+    "comparable": Comparable("a", "b", window=16, lasting=24),
     "descent": Descent("a", window=32),
     "harm": Harm("a", window=32),
     "harm_suspected": Harm("a", level="suspected", margin=0.0, window=32),

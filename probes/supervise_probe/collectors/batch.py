@@ -107,6 +107,13 @@ BATCH_METRICS = (
         "are looked into",
         "one look at 512 bytes; on a device one pass over 16384 values",
     ),
+    MetricSpec(
+        "forwards_per_update",
+        "forwards",
+        "Calls of the model for this step on this rank: one, the micro-batches, or the steps of an "
+        "episode; absent if none was seen.",
+        "calls of the outermost modules with gradients",
+    ),
 )
 
 LONGEST = 16384  # values hashed per input on a device
@@ -149,6 +156,7 @@ class BatchCollector(Collector):
         }
         self._look_inside = look_inside
         self._absent = 0
+        self._forwards = self._forwards_of_step = 0
         self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
@@ -164,6 +172,7 @@ class BatchCollector(Collector):
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return what was hashed, if its shape gives how much it is."""
+        self._forwards += 1
         tensor = counted = self._first_tensor(values)
         if tensor is None:
             inner = self._inputs.find(values)
@@ -179,9 +188,11 @@ class BatchCollector(Collector):
         return counted
 
     def forget(self) -> None:
-        self._hash = None
+        self._hash, self._forwards = None, 0
 
     def after_update(self, update: Update) -> None:
+        self._forwards_of_step += self._forwards
+        self._forwards = 0
         digest = self._loaded if self._hash is None else self._hash
         self._hash = self._loaded = None
         if self._of_step is None:
@@ -196,6 +207,9 @@ class BatchCollector(Collector):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         digest, self._of_step = self._of_step, None
+        if self._forwards_of_step:
+            values["forwards_per_update"] = float(self._forwards_of_step)
+            self._forwards_of_step = 0
         if isinstance(digest, int):
             values["batch_fingerprint"] = float(digest & _MASK)
         elif digest is not None:

@@ -179,7 +179,9 @@ def keep(
     if not hasattr(torch, "get_autocast_dtype"):
         raise RefusedError(f"torch {torch.__version__} does not expose its autocast state")
     device = leading.device.type
-    cut = _Cut(torch, int(leading.shape[0]), rows, most_bytes)
+    # One sample's features are no rows; whole numbers are, of a batch or of a sequence.
+    is_sample = leading.dim() == 1 and leading.is_floating_point()
+    cut = _Cut(torch, -1 if is_sample else int(leading.shape[0]), rows, most_bytes)
     return Inputs(
         cut.cut(args),
         cut.cut(kwargs),

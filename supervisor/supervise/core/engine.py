@@ -370,9 +370,10 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
 
 
 def _missing_metrics(policy: Policy, monitor: RankMonitor, rule: Rule) -> list[str]:
-    """Return the metrics of a rule without a finite value in the newest frame."""
-    names = (m for n in policy.detectors_of(rule) for m in policy.detectors[n].metrics)
-    return [m for m in dict.fromkeys(names) if (v := monitor.value(m)) is None or v - v != 0.0]
+    """Return the metrics of a rule, of those that the job has, without a finite value now."""
+    metrics = (m for n in policy.detectors_of(rule) for m in policy.detectors[n].metrics)
+    names = filter(monitor.names.__contains__, dict.fromkeys(metrics))
+    return [m for m in names if (v := monitor.value(m)) is None or v - v != 0.0]
 
 
 # ── the end of an incident ────────────────────────────────────────────────────────────────────────

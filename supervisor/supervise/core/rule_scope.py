@@ -40,11 +40,11 @@ INPUTS = frozenset(
 )
 
 
-# What one spike, or a planned event, moves.
+# What one spike, or a planned event, moves; and by what a loss is asked whether it may be one.
 MOVED_BY_SPIKE = frozenset(
     (
         *("train_loss_raw", "train_loss_ema", "grad_global_norm", "update_norm", "grad_clip_rate"),
-        *("learning_rate", "update_to_weight", "loss_scale"),
+        *("learning_rate", "update_to_weight", "loss_scale", "forwards_per_update"),
     )
 )
 

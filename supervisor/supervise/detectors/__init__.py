@@ -1,4 +1,4 @@
-"""Detectors, one file per kind: the YAML `kind` is the name of the class in snake_case.
+"""Detectors, mostly one file per kind: the YAML `kind` is the name of the class in snake_case.
 
 The fields are its keys.
 
@@ -26,7 +26,7 @@ __getattr__ = lazy_exports(
         "band": "Band",
         "collapse": "Collapse",
         "cusum": "Cusum",
-        "descent": "Descent",
+        "descent": "Comparable, Descent",
         "equal": "Equal",
         "harm": "Harm",
         "join": "Join",

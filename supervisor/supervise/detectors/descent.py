@@ -1,16 +1,24 @@
-"""Descent: whether a run has made progress in a metric, so that it is an objective to protect."""
+"""Descent and comparable: whether a metric is an objective, whose past is its measure.
+
+It has to have fallen in this run, and its values must be of the same amount of data each.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Reading
+from ..core.model.interfaces import Detector, Reading
 from ._excess import ExcessWatch
-from ._watch import MetricDetector
+from ._lines import cut, trim
+from ._watch import Memory, MetricDetector
 
 ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`
+# Amounts: a tenth more is alike; one row in eight may be odd, of 16 at least.
+ALIKE, ODD, FIRST = math.log(1.1), 8, 16
 
 
 @dataclass(frozen=True)
@@ -78,4 +86,113 @@ class DescentWatch(ExcessWatch):
             "risen": excess.rise,
             "error": excess.error,
             "samples": len(excess.ref),
+        }
+
+
+@dataclass(frozen=True)
+class Comparable(Detector):
+    """BREACH while the values of a metric can be compared: they are of the same amount each.
+
+    A loss that is summed over an episode, or over as many micro-batches as there are, goes up and
+    down with their number. So it is OK, for `lasting` steps, where of the newest `window` rows one
+    in eight had an `amount` unlike that of the row before and of the two commonest ones. Two levels
+    are of the same kind: the last update of an epoch is of fewer micro-batches, two tasks come by
+    turns. A tenth more or less is alike, and a few new levels are a ramp.
+
+    BREACH before 16 rows, and where no amount is known. UNKNOWN for absent and NaN samples of
+    `metric`. `rewind` keeps what was before.
+
+    Example:
+        {kind: comparable, metric: train_loss_raw, amount: forwards_per_update}
+
+    Blind to: one forward whose rows are an episode, and averages, which could be compared.
+    Source: an actor and critic that learns to balance a pole: its loss rises a hundred times
+        because it balances it for longer; the limits are our choice.
+    """
+
+    reads: ClassVar[str] = "metrics"
+    tells_descent: ClassVar[bool] = True
+
+    metric: str
+    amount: str
+    window: int = 64  # rows
+    lasting: int = 1024  # steps
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric, self.amount)
+
+    @property
+    def needs_all(self) -> bool:
+        return False
+
+    def start(self) -> ComparableWatch:
+        return ComparableWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not FIRST <= self.window <= 1024:
+            wrong.append(("window", f"must be {FIRST} to 1024 rows, not {self.window}"))
+        if self.lasting < 1:
+            wrong.append(("lasting", f"must be at least 1 step, not {self.lasting}"))
+        return wrong
+
+
+class ComparableWatch(Memory):
+    """The newest amounts as `levels`, 10 % apart, whether each is unlike the one before, and the
+    steps at which they were `odd`."""
+
+    def __init__(self, spec: Comparable) -> None:
+        self.spec = spec
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.steps: list[int] = []
+        self.levels: list[float] = []
+        self.turns: list[float] = []
+        self.odd: list[int] = []
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value, amount = sample
+        self.raw = UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if amount is not None and 0.0 < amount < math.inf:
+            self._count(round(math.log(amount) / ALIKE), step)
+        if self.value is None or self.value - self.value != 0.0:
+            return UNKNOWN
+        is_odd = bool(self.odd) and step - self.odd[-1] < self.spec.lasting
+        self.raw = OK if is_odd else BREACH
+        return self.raw
+
+    def _count(self, level: int, step: int) -> None:
+        self.turns.append(bool(self.levels) and level != self.levels[-1])
+        self.levels.append(level)
+        self.steps.append(step)
+        window = self.spec.window
+        trim(window, self.steps, self.levels, self.turns)
+        turns = self.turns[-window:]
+        if len(turns) < FIRST or sum(turns) * ODD <= len(turns):
+            return
+        levels = self.levels[-window:]
+        if len(set(levels)) <= 2:
+            return
+        common = {level for level, _ in Counter(levels).most_common(2)}
+        strange = sum(turn and at not in common for at, turn in zip(levels, turns, strict=True))
+        if strange * ODD > len(turns):
+            self.odd.append(step)
+            trim(window, self.odd)
+
+    def drop_after(self, step: int) -> None:
+        cut(step, self.steps, self.levels, self.turns)
+        cut(step, self.odd)
+
+    def numbers(self) -> Reading:
+        return {
+            "step": self.last,
+            "value": None,
+            "odd_at": self.odd[-1] if self.odd else None,
+            "samples": len(self.steps),
         }

@@ -99,6 +99,8 @@ while step < 30:
     if step == 18 and not os.path.exists("go"):
         barrier("go")
     x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    if kind == "sample":
+        x, y = x[0], y[0]
     out = run(x, more=object) if kind == "strange" else run(x, y if kind == "loss" else None)
     if kind == "chunks":
         loss = sum(F.cross_entropy(out[k : k + 3], y[k : k + 3]) for k in (0, 3))
@@ -108,8 +110,8 @@ while step < 30:
     loss.backward()
     optimizer.step()
     if step == 2:  # the first one at which the probe knows where a step ends
-        kept = x[:2], y[:2]
-    mine.append(own() if kept and kind in ("plain", "loss", "chunks") else 0)
+        kept = (x, y) if kind == "sample" else (x[:2], y[:2])
+    mine.append(own() if kept and kind in ("plain", "loss", "chunks", "sample") else 0)
     outputs.append(own_output() if kept and kind in ("plain", "loss", "chunks") else 0)
     step += 1
     if step == 20:
@@ -160,7 +162,7 @@ def assert_undisturbed(probed, bare, kind, late=False):
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "late", "loss", "dropout", "norm", "tensors", "drift", "compiled"]
+    "kind", ["plain", "late", "loss", "sample", "dropout", "norm", "tensors", "drift", "compiled"]
 )
 def test_the_probe_batch_has_its_old_loss_after_a_rollback(probed, bare, kind):
     assert_undisturbed(probed, bare, kind, late=kind == "late")
@@ -168,7 +170,7 @@ def test_the_probe_batch_has_its_old_loss_after_a_rollback(probed, bare, kind):
     assert proof["verdict"] == "equal" and proof["was"] == proof["is"] > 0, notice
     assert notice.data["ok"] and notice.data["fingerprint"] == "unknown"
     assert "off" not in job.marks and "collector-off" not in job.kinds()
-    if kind in ("plain", "loss"):
+    if kind in ("plain", "loss", "sample"):
         assert proof["is"] == pytest.approx(job.output[0]["mine"][10], rel=1e-6)
         assert of_save(job)["value"] == pytest.approx(job.output[0]["mine"][19], rel=1e-6)
 

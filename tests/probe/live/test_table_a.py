@@ -148,6 +148,7 @@ def compare(job, rel=1e-5):
 def test_values_under_accumulation_mask_and_clip(probed, bare, late):
     job = probed.run(PLAIN, late=late, sampling=OFTEN)
     compare(job)
+    assert job.column("forwards_per_update")[1:] == [2.0] * 39
     assert job.output[-1] == bare.run(PLAIN).output[-1]
     assert job.err == "" and job.kinds() == []
 
