@@ -20,6 +20,7 @@ COMMANDS = [
     ("policy", "diff", "nano", "medium"),
     ("why", "RUN"),
     ("why-not", "RUN", "--rule", "loss_spike.coupled", "--step", "50"),
+    ("triage", "RUN"),
     ("status", "RUN"),
     ("events", "RUN"),
 ]

@@ -29,8 +29,8 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("runs", "status", "watch", "events", "why", "why-not", "checkpoints", "export"),
-        *("audit", "record", "replay", "outbox", "gc"),
+        *("runs", "status", "watch", "events", "why", "why-not", "triage", "checkpoints"),
+        *("export", "audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
     "Policies and metrics": (
@@ -50,7 +50,7 @@ MODULES = {
     **dict.fromkeys(("audit", "events", "replay"), "events"),
     **dict.fromkeys(("runs", "gc", "checkpoints"), "runs"),
     **dict.fromkeys(("notify", "outbox"), "notify"),
-    **dict.fromkeys(("why", "why-not"), "why"),
+    **dict.fromkeys(("why", "why-not", "triage"), "why"),
     **dict.fromkeys(("record", "export"), "record"),
     **dict.fromkeys(("init", "doctor"), "doctor"),
     **dict.fromkeys(("metrics", "runbook", "completion"), "reference"),

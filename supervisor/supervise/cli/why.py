@@ -1,17 +1,21 @@
-"""`supervise why`: explain an incident, with its numbers."""
+"""Explain an incident with its numbers, a rule that did not act, and a score that got worse."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from ..core.model.decisions import IncidentOpened
+from ..core.trends import median, spread
 from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..report import incident_views
 from ..report.incident_builder import build_incident_report, summarize
@@ -32,7 +36,8 @@ from ..store.files import is_locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json, echo_source
+from ..store.run_records import read_rows
+from ._output import echo, echo_json, echo_source, number
 from ._runs import incident_arguments, run_argument
 
 if TYPE_CHECKING:
@@ -306,3 +311,233 @@ def _condition(condition: why_not.Condition, depth: int) -> Iterator[str]:
     yield f"{'  ' * depth}{either}{condition.detector}: {condition.text}"
     for inner in condition.inputs:
         yield from _condition(inner, depth + 1)
+
+
+# ── evaluations got worse while the training looks well: where to look, in a strict order ─────────
+
+FOUND, EXCLUDED, UNKNOWN, LATER = "found", "excluded", "not known", "later"
+SCORES = {
+    "val_loss": False,
+    "fixed_probe_loss": False,
+    "microbench_score": True,
+}  # higher is better
+ARTEFACT = "eval_artifact_hash"
+DATA = (
+    *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_token_drift"),
+    *("tokens_per_update", "batch_dispersion"),
+)
+INTERNALS = (
+    *("max_attn_logit", "attn_entropy", "moe_drop_rate", "moe_util_entropy"),
+    *("router_token_entropy", "output_kl_to_prev", "update_to_weight", "grad_global_norm"),
+)
+NEWEST, FEWEST = 64, 3  # values that are compared on each side; project defaults
+SCALES, SHARE, TIMES = 6.0, 0.02, 2.0  # an input moved; an internal has doubled or halved; defaults
+AXES = (
+    "long context: context length and its curriculum, full or sparse attention",
+    "code, mathematics, tools: experts, active ones, their width, routing",
+    "sharp loss, spikes: heads, QK-norm, learning rate",
+    "all of them: depth against width at one budget",
+)
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One place where a silent regression may come from.
+
+    Attributes:
+        verdict: `found`, `excluded`, `not known` (nothing on record tells), or `later`: what comes
+            before it is not excluded.
+        record: findings on record. ask: what only a person can look at. command: the next one.
+    """
+
+    stage: str
+    verdict: str
+    record: Sequence[str]
+    ask: str
+    command: str
+
+
+class Triage(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to look, in order.
+
+    Attributes:
+        metric: the evaluation that is compared, "" for none. good, bad: steps of the last good one
+            and of the newest; None where that is not known.
+        incidents: that opened between them.
+    """
+
+    run: str
+    metric: str
+    good: int | None
+    bad: int | None
+    text: str
+    incidents: Sequence[str]
+    stages: Sequence[Stage]
+    next: str
+
+
+Points = Mapping[str, Sequence[tuple[int, float]]]
+
+
+@click.command(name="triage")
+@run_argument
+@click.option("--good", type=int, metavar="N", help="Step of the last good evaluation.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def triage_command(run: Path, good: int | None, as_json: bool) -> None:
+    """Find where a score that got worse comes from: harness, data, internals, architecture.
+
+    For evaluations that fell while the curves of training look well. The order is strict, the
+    cheapest and likeliest first: what the record can tell is compared before and since the last
+    good evaluation, which is the best one unless it is given; the rest is asked, each with a
+    command. Nothing is looked at behind the first that is not excluded.
+
+    \b
+    Examples:
+      supervise triage
+      supervise triage --good 3000 7f3a9c
+      supervise triage --json 7f3a9c | jq '.stages[] | select(.verdict == "found")'
+
+    Exit codes: 0; 64 no such run.
+    """
+    directory = RunDir.open(run)
+    wanted = {*SCORES, ARTEFACT, *DATA, *INTERNALS}
+    points: dict[str, list[tuple[int, float]]] = {}
+    with understood(f"the journal of {directory.path}", INSPECT):
+        for row in read_rows(directory):
+            for name in wanted & row.values.keys():
+                points.setdefault(name, []).append((row.step, row.values[name]))
+        opened = [
+            (record.step, record.decision.incident or "")
+            for record in read_records(directory)
+            if isinstance(record.decision, IncidentOpened)
+        ]
+    found = judge_regression(points, opened, good, run_path(directory))
+    if as_json:
+        echo_json(msgspec.to_builtins(found))
+        return
+    echo(*_triage_lines(found))
+
+
+def judge_regression(
+    points: Points, opened: Sequence[tuple[int, str]], good: int | None, run: str
+) -> Triage:
+    """Return where to look, from values by metric and incidents by step. `run`: for commands."""
+    name = next((name for name in SCORES if len(points.get(name, ())) > 1), "")
+    scores, bad, text = points.get(name, ()), None, "no evaluation is on record"
+    if scores:
+        pick = max if SCORES[name] else min
+        best = pick(reversed(scores), key=lambda point: point[1])
+        good = best[0] if good is None else good
+        bad = scores[-1][0]
+        before = next((v for step, v in reversed(scores) if step <= good), best[1])
+        text = f"{name} {number(before)} at step {good}, {number(scores[-1][1])} at step {bad}"
+        if bad <= good:
+            text += ": the newest is the best one"
+    elif good is not None:
+        bad = max((step for values in points.values() for step, _ in values), default=good)
+        text = f"compared before and since step {good}; no evaluation is on record"
+    can_compare = good is not None and bad is not None and good < bad
+    span = (good, bad) if good is not None and bad is not None and can_compare else None
+    stages: list[Stage] = []
+    for stage in (_harness(points, span, run), *_moved_stages(points, span, run), _architecture()):
+        ahead = next((s for s in stages if s.verdict != EXCLUDED), None)
+        is_later = ahead is not None
+        stages.append(msgspec.structs.replace(stage, verdict=LATER) if is_later else stage)
+    first = next(stage for stage in stages if stage.verdict != EXCLUDED)
+    then = f"{first.stage}: {first.ask}: {first.command}"
+    if span is None:
+        then = f"name the step of the last good evaluation: supervise triage --good N {run}"
+    between = [] if span is None else [i for step, i in opened if span[0] <= step <= span[1]]
+    return Triage(
+        run=run,
+        metric=name,
+        good=good,
+        bad=bad,
+        text=text,
+        incidents=between,
+        stages=stages,
+        next=then,
+    )
+
+
+def _harness(points: Points, span: tuple[int, int] | None, run: str) -> Stage:
+    """Return whether the evaluation itself changed."""
+    hashes = points.get(ARTEFACT, ())
+    inside = [value for step, value in hashes if span is not None and step <= span[1]]
+    changes = [b[0] for a, b in pairwise(hashes) if a[1] != b[1] and span and b[0] > span[0]]
+    ask = "compare tokenizer, prompts, decoding, data and code of both evaluations"
+    verdict, text = UNKNOWN, f"{ARTEFACT} is not on record"
+    if changes:
+        verdict, text = FOUND, f"the evaluation itself changed at step {changes[0]}"
+        ask = "pin it, and evaluate the old checkpoint with the new one and the reverse"
+    elif len(inside) > 1:
+        verdict, text = EXCLUDED, f"the same evaluation {len(inside)} times ({ARTEFACT})"
+    command = f"supervise checkpoints {run}"
+    return Stage(stage="harness", verdict=verdict, record=[text], ask=ask, command=command)
+
+
+def _moved_stages(points: Points, span: tuple[int, int] | None, run: str) -> Iterator[Stage]:
+    """Yield the data, and what goes on in the model."""
+    show = f"supervise policy show {run}/policy.yaml --runbook"
+    for stage, metrics, ask, book in (
+        ("data", DATA, "compare mix, filters, duplicates, overlap and order", "data-event"),
+        ("internals", INTERNALS, "look at attention, routing and precision", "silent-regression"),
+    ):
+        moved: list[str] = []
+        same: list[str] = []
+        for name in metrics:
+            sides = _sides(points.get(name, ()), span)
+            if sides is None:
+                continue
+            a, b = map(median, sides)
+            text = f"{name} {number(a)} → {number(b)}"
+            if stage == "data":
+                scale = max(spread(sides[0], a), SHARE * abs(a) / SCALES)
+                is_other = abs(b - a) > SCALES * scale
+            else:
+                low, high = sorted((abs(a), abs(b)))
+                is_other = high > TIMES * low
+            (moved if is_other else same).append(text if is_other else name)
+        stayed = [f"as before: {', '.join(same)}"] if same else []
+        verdict = FOUND if moved else EXCLUDED if same else UNKNOWN
+        record = [*moved, *stayed] or ["no such metric is on record often enough"]
+        yield Stage(stage=stage, verdict=verdict, record=record, ask=ask, command=f"{show} {book}")
+
+
+def _architecture() -> Stage:
+    """Return what is left when all else is excluded; no record tells it."""
+    return Stage(
+        stage="architecture",
+        verdict=UNKNOWN,
+        record=AXES,
+        ask="change one axis at a time, with tokenizer, data and evaluation pinned",
+        command="supervise canary run --help",
+    )
+
+
+def _sides(
+    values: Sequence[tuple[int, float]], span: tuple[int, int] | None
+) -> tuple[list[float], list[float]] | None:
+    """Return the newest values before and since the last good evaluation; None for too few."""
+    if span is None:
+        return None
+    finite = [point for point in values if math.isfinite(point[1])]
+    before = [value for step, value in finite if step <= span[0]][-NEWEST:]
+    since = [value for step, value in finite if span[0] < step <= span[1]][-NEWEST:]
+    return (before, since) if min(len(before), len(since)) >= FEWEST else None
+
+
+def _triage_lines(found: Triage) -> Iterator[str]:
+    yield found.text
+    if found.incidents:
+        yield f"meanwhile: {', '.join(found.incidents)}: supervise why {found.run}"
+    for n, stage in enumerate(found.stages, 1):
+        first = next((s.stage for s in found.stages if s.verdict not in (EXCLUDED, LATER)), "")
+        shown = f"{LATER}, behind {first}" if stage.verdict == LATER else stage.verdict
+        yield f"{n} {stage.stage:13}{shown}"
+        if stage.verdict != LATER:
+            yield from (f"    {line}" for line in stage.record)
+            if stage.verdict != EXCLUDED:
+                yield f"    {stage.ask}:"
+                yield f"    {stage.command}"
+    if found.good is None or found.bad is None or found.good >= found.bad:
+        yield found.next
