@@ -37,7 +37,7 @@ from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
 from ..store.run_records import read_rows
-from ._output import echo, echo_json, echo_source, number
+from ._output import echo, echo_json, echo_source, format_number
 from ._runs import incident_arguments, run_argument
 
 if TYPE_CHECKING:
@@ -429,7 +429,7 @@ def judge_regression(
         good = best[0] if good is None else good
         bad = scores[-1][0]
         before = next((v for step, v in reversed(scores) if step <= good), best[1])
-        text = f"{name} {number(before)} at step {good}, {number(scores[-1][1])} at step {bad}"
+        text = f"{name} {format_number(before)} at step {good}, {format_number(scores[-1][1])} at step {bad}"
         if bad <= good:
             text += ": the newest is the best one"
     elif good is not None:
@@ -489,7 +489,7 @@ def _moved_stages(points: Points, span: tuple[int, int] | None, run: str) -> Ite
             if sides is None:
                 continue
             a, b = map(median, sides)
-            text = f"{name} {number(a)} → {number(b)}"
+            text = f"{name} {format_number(a)} → {format_number(b)}"
             if stage == "data":
                 scale = max(spread(sides[0], a), SHARE * abs(a) / SCALES)
                 is_other = abs(b - a) > SCALES * scale
