@@ -429,7 +429,8 @@ def judge_regression(
         good = best[0] if good is None else good
         bad = scores[-1][0]
         before = next((v for step, v in reversed(scores) if step <= good), best[1])
-        text = f"{name} {format_number(before)} at step {good}, {format_number(scores[-1][1])} at step {bad}"
+        newest = format_number(scores[-1][1])
+        text = f"{name} {format_number(before)} at step {good}, {newest} at step {bad}"
         if bad <= good:
             text += ": the newest is the best one"
     elif good is not None:
