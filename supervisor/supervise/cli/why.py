@@ -386,7 +386,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     """Find where a score that got worse comes from: harness, data, internals, architecture.
 
     For evaluations that fell while the curves of training look well. The order is strict, the
-    cheapest and likeliest first: what the record can tell is compared before and since the last
+    cheapest and likeliest first: what is on record is compared before and since the last
     good evaluation, which is the best one unless it is given; the rest is asked, each with a
     command. Nothing is looked at behind the first that is not excluded.
 
