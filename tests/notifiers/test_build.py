@@ -1,3 +1,6 @@
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 
 from supervise import notifiers
@@ -10,9 +13,17 @@ HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 
 def test_every_file_is_a_kind():
     """The file name is the key in a policy, the fields of its settings are the keys below it."""
-    assert list(notifiers.kinds()) == [
-        *("console", "email", "heartbeat", "pagerduty", "slack", "webhook"),
-    ]
+    names = [path.stem for path in Path(notifiers.__path__[0]).glob("[!_]*.py")]
+    modules = {name: vars(import_module(f"supervise.notifiers.{name}")) for name in names}
+
+    assert dict(notifiers.KINDS) == {
+        name: value
+        for name, parts in modules.items()
+        for value in parts.values()
+        if isinstance(value, type)
+        and issubclass(value, notifiers.Settings)
+        and value.__module__.endswith(f".{name}")
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,7 @@ def test_a_heartbeat_is_no_channel_and_pings_beside_its_url(hook, url, paths):
 )
 def test_quiet_hours_are_checked(quiet, flaw):
     """PagerDuty has its own: a digest could resolve no alert there."""
-    kinds = notifiers.kinds()
+    kinds = notifiers.KINDS
 
     assert kinds["console"](quiet=quiet).check() == ([("quiet", flaw)] if flaw else [])
     assert kinds["pagerduty"](key_env="K", quiet=quiet).check()[0][0] == "quiet"

@@ -46,7 +46,7 @@ class Channel:
 def channel(request, hook, server):
     if request.param == "email":
         keys = {"host": "127.0.0.1", "port": server.port, "sender": "a@b.c", "to": ("d@e.f",)}
-        settings = notifiers.kinds()["email"](**keys, tls="none")
+        settings = notifiers.KINDS["email"](**keys, tls="none")
         return Channel(
             lambda: EmailSender(settings, "", timeout_s=TIMEOUT_S),
             lambda: [(m.get_content(), m["message-id"]) for m in server.taken],

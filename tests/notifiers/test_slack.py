@@ -138,7 +138,7 @@ def test_a_first_message_that_cannot_be_updated_is_no_failure(hook, message):
     ],
 )
 def test_slack_needs_an_address_or_a_token_with_a_channel(keys, flaw):
-    form = notifiers.kinds()["slack"]
+    form = notifiers.KINDS["slack"]
 
     assert [key for key, _ in form(**keys).check()] == [flaw]
     assert form(token_env="B", channel="C").check() == form(url_env="A").check() == []
