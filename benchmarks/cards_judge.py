@@ -61,7 +61,7 @@ CAUSES = {
     "crash": r"crash|drill|error|exit",
 }
 RESUMED, SAVED = ("resume_moments", "resume_schedule"), 40
-LASTING = ("dark", "one_token")
+LASTING = ("dark", "one_token", "rate_stays", "creep", "drift")
 SLOW = ("slow_input", "hang", "evaluates")
 TIMES = ("throughput", "host", "hang", "straggler", "input_stall", "data_stall")
 METRICS = {
@@ -264,6 +264,12 @@ class Truth:
             (orders[r["data"]["action"]["id"]], r["data"].get("result") or {}) for r in commits
         )
         return [(order["verb"], result) for order, result in every if order["touches_job"]]
+
+    def is_withdrawn_behind_rollback(self) -> bool:
+        """Return whether a runbook was withdrawn after a rollback."""
+        back = [r["event"] for r in self.log if r["kind"] == "commit" and "rollback" in r["reason"]]
+        ends = [r["event"] for r in self.log if "withdrawn" in (r.get("reason") or "")]
+        return bool(back) and any(event > back[0] for event in ends)
 
     def skipped(self, event: int) -> list[int]:
         """Return the steps whose updates were kept from the weights by us, up to an event."""
@@ -513,6 +519,11 @@ def _done(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     again = re.search(r"\b(go|roll) back\b[^;]*", text) if line.place.endswith("next") else None
     if again and "rollback" in verbs:
         yield "contradiction", again[0], "rolled back"
+    if truth.cell.kind == "drift" and "the weights are good" in text:
+        yield "proof", "the weights are good", "those of rank 1 are others"
+    restored, withdrawn = text.find("restored"), text.find("withdrawn")
+    if 0 <= restored < withdrawn and not truth.is_withdrawn_behind_rollback():
+        yield "order", text[withdrawn - 25 : withdrawn + 10].strip(), "that was before the rollback"
     back = [int(result["step"]) for verb, result in done if verb == "rollback" and "step" in result]
     for match in re.finditer(r"weights of step (\d+) (?:restored|are back)", text):
         if int(match[1]) not in back:
