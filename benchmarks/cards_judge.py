@@ -129,6 +129,10 @@ class Cell:
         return self.program + ("-drill" if self.is_drill else "")
 
     @property
+    def ranks(self) -> int:
+        return 2 if self.program == "ddp" else 1
+
+    @property
     def onsets(self) -> tuple[int, ...]:
         """Where it may be said to begin: what resumed wrongly did so at the checkpoint."""
         return (self.at, self.at // SAVED * SAVED) if self.kind in RESUMED else (self.at,)
@@ -206,7 +210,15 @@ class Truth:
 
     def levels(self, metric: str) -> list[tuple[float, float]]:
         """Return the levels just before the fault that may be given, each with its tolerance."""
+        of_job: dict[int, list[float]] = {}
+        for row in self.plain:
+            if metric in row.values and row.step < self.cell.at:
+                of_job.setdefault(row.step, []).append(row.values[metric])
         past = [v for step, v in self.series(metric, plain=True) if step < self.cell.at]
+        found = self._levels(past)
+        return found + (self._levels([*map(mean, of_job.values())]) if self.cell.ranks > 1 else [])
+
+    def _levels(self, past: Sequence[float]) -> list[tuple[float, float]]:
         found = [(past[-1], SAME * abs(past[-1]))] if past else []
         for size in WINDOWS:
             if len(part := past[-size:]) == size and all(map(math.isfinite, part)):
@@ -406,18 +418,19 @@ def _numbers(match: re.Match[str], *groups: int) -> float:
 
 
 def _onset(truth: Truth, line: Line) -> Iterator[False_]:
-    at, late = truth.cell.at, CREEP if truth.cell.kind == "creep" else NEAR
+    """Judge where it is said to have begun: the earliest of what a line names."""
+    late = CREEP if truth.cell.kind == "creep" else NEAR
+    named = [int(step) for step in re.findall(r"at step (\d+)", line.prose)]
     for match in ONSET.finditer(line.prose):
-        step = int(_numbers(match, 1, 2, 3))
+        step, before = int(_numbers(match, 1, 2, 3)), line.prose[: match.start()]
         after = line.prose[match.end() :][:30]
-        is_ours = (
-            "paused " in line.prose[: match.start()][-8:]
-            or re.match(r" on|[^.;]*(goes on|restored)", after)
-            or "band" in line.prose[: match.start()]
-        )
+        is_ours = "paused " in before[-8:] or "band" in before
+        is_ours |= bool(re.match(r" on|[^.;]*(goes on|restored)", after))
+        is_first = step < truth.cell.at or not any(earlier < step for earlier in named)
         is_near = any(begun - NEAR <= step <= begun + late for begun in truth.cell.onsets)
-        if not is_ours and not is_near:
-            yield "onset", line.prose[max(0, match.start() - 40) : match.end()], f"fault at {at}"
+        if is_first and not is_ours and not is_near:
+            said = line.prose[max(0, match.start() - 40) : match.end()]
+            yield "onset", said, f"fault at {truth.cell.at}"
 
 
 def _steps(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
@@ -488,7 +501,9 @@ def _value(
     truth: Truth, line: Line, metric: str, value: float, step: int | None, said: str
 ) -> Iterator[False_]:
     rows = [r for r in truth.since(metric, line.event) if step is None or r.step == step]
-    near = [r for r in rows if abs(r.values[metric] - value) <= ROUNDED * abs(value)]
+    of_job = {r.step: mean(o.values[metric] for o in rows if o.step == r.step) for r in rows}
+    both = [(r, {r.values[metric], of_job[r.step]}) for r in rows]  # a rank's, and the job's
+    near = [r for r, values in both if any(abs(v - value) <= ROUNDED * abs(value) for v in values)]
     if not near and rows:
         yield "value", said, f"it is {_listed(r.values[metric] for r in rows[-3:])}"
     is_news = line.place.startswith(("opened", "updated"))
