@@ -210,6 +210,7 @@ class Fault:
             own = torch.Generator().manual_seed(step)
             if x.dtype == torch.int64:
                 y = torch.randint(WORDS, y.shape, generator=own)
+                x = x if self.name == "heals" else torch.cat([x[:, :1], y[:, :-1]], 1)
             elif y.dtype == torch.int64:
                 y = torch.randint(10, y.shape, generator=own)
             else:
