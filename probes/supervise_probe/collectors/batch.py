@@ -14,6 +14,7 @@ from typing import (
     Deque,
     Dict,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -84,6 +85,18 @@ class Inputs:
             level = inner[:MOST]
         return mask
 
+    def every(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Yield the tensors of all levels."""
+        level = list(values)
+        for _ in range(DEPTH):
+            inner: List[Any] = []
+            for value in level:
+                if not isinstance(value, self._tensor):
+                    inner += islice(_contents(value), MOST)
+                elif value.numel() > 1 and value.layout is self._strided and not value.is_nested:
+                    yield value
+            level = inner[:MOST]
+
 
 def _contents(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
@@ -104,7 +117,7 @@ BATCH_METRICS = (
         "Hash of the step's input as a whole number below 2^52; absent if no input was seen.",
         "CRC-32 of 512 bytes of its first tensor, and its size; on a device a weighted sum of its "
         "first 16384 values. Whole numbers come before floats; dicts, sequences and dataclasses "
-        "are looked into",
+        "are looked into. Once it is the same twice, all of its first 16 tensors on the host",
         "one look at 512 bytes; on a device one pass over 16384 values",
     ),
     MetricSpec(
@@ -119,6 +132,7 @@ BATCH_METRICS = (
 LONGEST = 16384  # values hashed per input on a device
 PIECE = 128  # bytes
 SMALL = 512  # bytes; up to so many all are hashed
+SEVERAL_INPUTS = 16  # of them, where the first one stays; project default
 LAYOUTS = 64  # shapes that are remembered: a job mostly has one or two
 PLACES = tuple((index * 0.6180339887498949) % 1.0 for index in range(1, SMALL // PIECE + 1))
 ABSENCES = (2, 16, 128)  # steps without a batch, at which the model is looked for
@@ -157,6 +171,8 @@ class BatchCollector(Collector):
         self._look_inside = look_inside
         self._absent = 0
         self._forwards = self._forwards_of_step = 0
+        # Offsets or edges may stay while the other inputs change.
+        self._of_all, self._before = False, -1
         self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
@@ -167,7 +183,7 @@ class BatchCollector(Collector):
             inner = self._inputs.find(values)
             tensor = inner and inner.tensor
         if tensor is not None:
-            digest = self._digest(tensor)
+            digest = self._digest_of(values, tensor)
             self._loaded = digest if self._loaded is None else self._mix(self._loaded, digest)
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
@@ -182,7 +198,7 @@ class BatchCollector(Collector):
             counted = tensor if inner.counts else None
         if self._by_loader:
             return counted
-        digest = self._digest(tensor)
+        digest = self._digest_of(values, tensor)
         self._hash = digest if self._hash is None else self._mix(self._hash, digest)
         self.seen = True
         return counted
@@ -211,7 +227,10 @@ class BatchCollector(Collector):
             values["forwards_per_update"] = float(self._forwards_of_step)
             self._forwards_of_step = 0
         if isinstance(digest, int):
-            values["batch_fingerprint"] = float(digest & _MASK)
+            masked = digest & _MASK
+            values["batch_fingerprint"] = float(masked)
+            self._of_all |= masked == self._before
+            self._before = masked
         elif digest is not None:
             self.on_device = True
             values["batch_fingerprint"] = self.scalars.value(digest & _MASK)
@@ -245,6 +264,14 @@ class BatchCollector(Collector):
         return (
             (so_far & _MASK) * _MIX + digest if isinstance(digest, int) else so_far * _MIX + digest
         )
+
+    def _digest_of(self, values: Iterable[Any], tensor: Any) -> Any:
+        digest = self._digest(tensor)
+        if self._of_all:
+            for other in islice(self._inputs.every(values), SEVERAL_INPUTS):
+                if other is not tensor and self.scalars.reads(other):
+                    digest = self._mix(digest, self._digest(other))
+        return digest
 
     def _digest(self, tensor: Any) -> Any:
         torch = self.torch

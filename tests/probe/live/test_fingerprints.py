@@ -122,6 +122,34 @@ def test_all_real_types_are_told_apart(probed, late):
     assert job.column("tokens_per_update") == [None] * (1 + len(found))
 
 
+STAYS = """
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(50, 8), nn.Linear(12, 3)
+
+    def forward(self, x, ids, offsets):
+        return self.head(torch.cat([x, self.table(ids[0], offsets)], 1))
+
+
+torch.manual_seed(1)
+model = Bag()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [(torch.rand(4, 4), [torch.randint(0, 50, (8,))]) for _ in range(6)]
+batches += [batches[-1]] * 3
+for x, ids in batches:
+    model(x, ids, torch.arange(0, 8, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_batches_are_told_apart_where_the_first_input_stays(probed):
+    """As the offsets of bags do, and the edges of a graph whose nodes change."""
+    column = probed.run(STAYS).column("batch_fingerprint")[3:]
+    assert len(set(column[:3])) == 3 and len(set(column[2:])) == 1
+
+
 FIRST = """
 model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(48, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
