@@ -222,3 +222,11 @@ def test_what_is_of_another_amount_each_time_cannot_be_compared(read, amounts, c
     codes = read(Comparable("loss", "forwards").start(), rows)
 
     assert codes[:15] == "B" * 15 and codes[-1] == code
+
+
+def test_a_row_of_fewer_than_half_is_no_match_for_the_others(read):
+    """Also where the amounts vary, as those of padded batches do."""
+    amounts = [*[_chance.randint(90, 130) for _ in range(80)], 8, 128, 40, 90]
+    codes = read(Comparable("loss", "tokens", least=0.5).start(), [(2.0, n) for n in amounts])
+
+    assert codes == "B" * 80 + "oBoB"

@@ -56,6 +56,7 @@ WRONG = [
     ("Collapse", {"lasting": 1.0}, "lasting", ""),
     ("Collapse", {"clear": 1.5}, "clear", ""),
     ("Comparable", {"window": 15}, "window", "16 to 1024"),
+    ("Comparable", {"least": 1.0}, "least", "0 to 1"),
     ("Comparable", {"lasting": 0}, "lasting", "at least 1"),
     ("Cusum", {"k": -0.1}, "k", ""),
     ("Cusum", {"h": 0.0}, "h", ""),

@@ -60,6 +60,7 @@ ALL = {
     "cusum": Cusum("a", **SUM),
     "cusum_log": Cusum("a", side="both", transform="log", m_of_n=(2, 3), **SUM),
     "comparable": Comparable("a", "b", window=16, lasting=24),
+    "comparable_least": Comparable("a", "b", window=16, least=0.5),
     "descent": Descent("a", window=32),
     "harm": Harm("a", window=32),
     "harm_suspected": Harm("a", level="suspected", margin=0.0, window=32),

@@ -40,18 +40,22 @@ INPUTS = frozenset(
 )
 
 
-# What one spike, or a planned event, moves; and by what a loss is asked whether it may be one.
+# What one spike, or a planned event, moves.
 MOVED_BY_SPIKE = frozenset(
     (
         *("train_loss_raw", "train_loss_ema", "grad_global_norm", "update_norm", "grad_clip_rate"),
-        *("learning_rate", "update_to_weight", "loss_scale", "forwards_per_update"),
+        *("learning_rate", "update_to_weight", "loss_scale"),
     )
 )
 
 
 def metrics(policy: Policy, rule: Rule) -> set[str]:
-    """Return what the detectors behind a rule read; nothing for one that reads the clock."""
-    return {m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics}
+    """Return what a rule is about; nothing for one that reads the clock.
+
+    Amounts only say whether a loss can be compared.
+    """
+    behind = [policy.detectors[name] for name in policy.detectors_of(rule)]
+    return {m for d in behind for m in (d.metrics[:1] if d.tells_descent else d.metrics)}
 
 
 def family(policy: Policy, rule: Rule) -> str:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
+from ._baseline import median
 from ._excess import ExcessWatch
 from ._lines import cut, trim
 from ._watch import Memory, MetricDetector
@@ -99,6 +100,9 @@ class Comparable(Detector):
     are of the same kind: the last update of an epoch is of fewer micro-batches, two tasks come by
     turns. A tenth more or less is alike, and a few new levels are a ramp.
 
+    With `least` it is about the row alone, and OK where its amount is below that share of the
+    median of `window` rows, as that of the last batch of an epoch.
+
     BREACH before 16 rows, and where no amount is known. UNKNOWN for absent and NaN samples of
     `metric`. `rewind` keeps what was before.
 
@@ -117,6 +121,7 @@ class Comparable(Detector):
     amount: str
     window: int = 64  # rows
     lasting: int = 1024  # steps
+    least: float = 0.0  # share of the median amount; 0: any
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -135,6 +140,8 @@ class Comparable(Detector):
             wrong.append(("window", f"must be {FIRST} to 1024 rows, not {self.window}"))
         if self.lasting < 1:
             wrong.append(("lasting", f"must be at least 1 step, not {self.lasting}"))
+        if not 0.0 <= self.least < 1.0:
+            wrong.append(("least", f"must be 0 to 1, not {self.least}"))
         return wrong
 
 
@@ -153,18 +160,22 @@ class ComparableWatch(Memory):
         self.turns: list[float] = []
         self.odd: list[int] = []
 
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.is_short = False
+
     def feed(self, sample: Any, step: int) -> int:
         self.value, amount = sample
         self.raw = UNKNOWN
         if step <= self.last:
             return UNKNOWN
-        self.last = step
+        self.last, self.is_short = step, False
         if amount is not None and 0.0 < amount < math.inf:
             self._count(round(math.log(amount) / ALIKE), step)
         if self.value is None or self.value - self.value != 0.0:
             return UNKNOWN
         is_odd = bool(self.odd) and step - self.odd[-1] < self.spec.lasting
-        self.raw = OK if is_odd else BREACH
+        self.raw = OK if is_odd or self.is_short else BREACH
         return self.raw
 
     def _count(self, level: int, step: int) -> None:
@@ -173,6 +184,12 @@ class ComparableWatch(Memory):
         self.steps.append(step)
         window = self.spec.window
         trim(window, self.steps, self.levels, self.turns)
+        if self.spec.least:
+            newest = self.levels[-window:]
+            least = math.log(self.spec.least) / ALIKE
+            # Most rows are as large as any, and need no median.
+            self.is_short = level < max(newest) + least and level < median(sorted(newest)) + least
+            return
         turns = self.turns[-window:]
         if len(turns) < FIRST or sum(turns) * ODD <= len(turns):
             return
