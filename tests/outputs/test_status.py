@@ -116,6 +116,7 @@ def test_one_metric_makes_the_curve():
         ("train.py --max_iters=600", 600),
         ("train.py config/gpt.py --max-steps 300 --save-steps 50", 300),
         ("train.py trainer.max_steps=300", None),
+        ("train.py --max-steps " + "9" * 5000, None),
         ("train.py --max-steps 300 --train-iters 600", None),
         ("train.py steps 600", None),
         ("train.py --steps many", None),

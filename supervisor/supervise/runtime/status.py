@@ -462,6 +462,7 @@ PAUSE_STEPS = 20  # times the median step: longer than a checkpoint mostly is; p
 POINTS = 128  # of the curve at most; half as many after it was thinned
 # Options of training scripts that give the optimizer steps of the whole run: Trainer, Lightning,
 # nanoGPT, Megatron-LM, torchtitan, diffusers, and this project's example.
+DIGITS = 15  # of a count of steps, at most: Python refuses to read thousands
 PLANNED = (
     *("max_steps", "max_iters", "steps", "num_steps", "total_steps", "train_iters", "max_step"),
     *("num_iterations", "max_train_steps", "training_steps", "training.steps"),
@@ -597,7 +598,8 @@ def planned_in(argv: Sequence[str]) -> tuple[int | None, str]:
         name, equals, value = this.partition("=")
         text = value if equals else following
         option = name.lstrip("-").replace("-", "_").lower()
-        if option in PLANNED and (equals or name.startswith("--")) and text.isdecimal():
+        is_count = text.isdecimal() and len(text) <= DIGITS
+        if option in PLANNED and (equals or name.startswith("--")) and is_count:
             planned[f"{name}={text}" if equals else f"{name} {text}"] = int(text)
     if len(set(planned.values())) != 1:
         return None, ""
