@@ -315,9 +315,10 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
         _start_session(ctx, reason)
         return
     approvals.settle(ctx, "withdrawn", reason)
-    # Its frames are forgotten next.
-    incident.case.verdict = diagnosis.classify(ctx.policy, state, incident)
-    incident.deferred.session_end = f"over: {reason}"
+    if not incident.deferred.session_end:  # others may pass until an action is over
+        # Its frames are forgotten next.
+        incident.case.verdict = diagnosis.classify(ctx.policy, state, incident)
+        incident.deferred.session_end = f"over: {reason}"
     close_ended_session(ctx)
 
 
