@@ -166,6 +166,21 @@ def test_no_terminal_gets_no_control_characters(monkeypatch):
     assert not sys.stderr.shared
 
 
+def test_our_lines_do_not_join_a_progress_bar_in_a_file(tmp_path):
+    """A job that leaves its bar unfinished and fails, its output and ours in one file."""
+    job = "import sys; sys.stderr.write('\\r 40%|####    | 4/10'); sys.stderr.flush(); sys.exit(3)"
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        argv = [sys.executable, "-m", "supervise", "--run-dir", str(tmp_path / "run"), "--"]
+        done = subprocess.run([*argv, sys.executable, "-c", job], stdout=out, stderr=out)
+    lines = log.read_bytes().split(b"\n")
+
+    assert done.returncode == 3
+    assert b"\r 40%|####    | 4/10" in lines, "the bar stays as the job wrote it"
+    assert [line for line in lines if b"code 3" in line and line.startswith(b"supervise: ")]
+    assert not [line for line in lines if b"supervise: " in line[1:]]
+
+
 def test_progress_is_drawn_on_a_terminal_only(tmp_path, monkeypatch):
     """In a pipe nothing is written; on a terminal a line that disappears."""
     (tmp_path / "a.csv").write_text("step,loss\n" + "".join(f"{n},2.5\n" for n in range(9)))

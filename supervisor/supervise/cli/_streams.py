@@ -14,10 +14,12 @@ import io
 import os
 import select
 import signal
+import stat
 import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO, cast
@@ -50,7 +52,7 @@ class Stream(io.TextIOBase):
         fd: where to write; -1 is a closed stream.
 
     Attributes:
-        shared: somebody else writes to the same terminal, and may have left a line unfinished.
+        shared: somebody else writes to the same place, and may have left a line unfinished.
     """
 
     shared = False
@@ -205,7 +207,7 @@ class Stream(io.TextIOBase):
 
 
 def fresh_line(fd: int) -> bytes:
-    """Return what moves the cursor of a terminal to an empty line, and nothing if it is on one.
+    """Return what begins an empty line of a terminal or a file, and nothing if it is on one.
 
     A progress bar leaves the cursor behind itself, where our line would begin. As many blanks as
     the terminal has columns end in the next line if they did not begin a line, else in the same one
@@ -215,15 +217,27 @@ def fresh_line(fd: int) -> bytes:
     try:
         columns = os.get_terminal_size(fd).columns
     except OSError:  # no terminal
-        return b""
+        return _line_end(fd)
     return b" " * columns + b"\r\x1b[K" if columns > 0 else b""
 
 
+def _line_end(fd: int) -> bytes:
+    """Return the end of the line that the newest byte of a file is in, nothing of a pipe."""
+    with suppress(OSError):
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            with Path(f"/proc/self/fd/{fd}").open("rb") as file:
+                file.seek(status.st_size - 1)
+                return b"" if file.read(1) == b"\n" else b"\n"
+    return b""
+
+
 def share_terminal() -> None:
-    """The job writes to this terminal from now on, perhaps a progress bar."""
+    """The job writes to this terminal, or file, from now on, perhaps a progress bar."""
     stream = sys.stderr
     if isinstance(stream, Stream):
-        stream.shared = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        is_plain = os.environ.get("TERM", "dumb") == "dumb"
+        stream.shared = not (stream.isatty() and is_plain)
 
 
 def _ready(fd: int, timeout_ms: int | None) -> bool:
