@@ -14,12 +14,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from . import action_planning, advice, diagnosis, withdrawal
+from . import action_planning, advice, diagnosis, notices, withdrawal
 from .incident import HELD, Incident, brief
 from .model import formats, state_machine
-from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
+from .model.decisions import SEVERITIES, Advice, ApprovalRequested, ApprovalSettled, PlannedStep
 from .model.events import Notice
-from .model.interfaces import APPROVAL
 from .model.payload import Delivery
 from .model.policy import ALL, Approval, Policy, Runbook
 from .run_state import ApprovalLog, ApprovalRequest, State, StepContext
@@ -107,19 +106,18 @@ def request(
 def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: Approval) -> None:
     """Put the request to people, with the command that answers it."""
     denies = terms.on_timeout == DENY
-    consequence = "it is denied, and automatic actions are off" if denies else "it runs"
-    consequence += f"; {withdrawal.job_status(ctx.policy, ctx.state)} meanwhile"
-    described = formats.plan((step.verb, step.args) for step in pending.plan)
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: approve {pending.runbook}?",
-        verdict=pending.reason,
-        reason=f"plan: {described}",
-        replace=True,
-        then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
-        f"without an answer within {terms.timeout_s:.0f} s of this message, {consequence}",
-        kind=APPROVAL,
+    asked = notices.ApprovalAsked(
+        severity=incident.severity,
+        incident=incident.id,
+        runbook=pending.runbook,
+        cause=pending.reason,
+        plan=formats.plan((step.verb, step.args) for step in pending.plan),
+        request=pending.id,
+        timeout_s=terms.timeout_s,
+        consequence="it is denied, and automatic actions are off" if denies else "it runs",
+        status=withdrawal.job_status(ctx.policy, ctx.state),
     )
+    ctx.send(asked, replace=True)
 
 
 def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalRequest) -> None:
@@ -130,13 +128,15 @@ def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalReque
     if verdict is None or not advice.is_unneeded(incident, verdict):
         return
     pending.unneeded = True
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: {pending.runbook} is no longer needed; {pending.id} still waits",
-        verdict=diagnosis.summary(verdict),
-        then=advice.of_request(incident, pending, verdict),
-        kind=APPROVAL,
+    unneeded = notices.ApprovalUnneeded(
+        severity=incident.severity,
+        incident=incident.id,
+        runbook=pending.runbook,
+        request=pending.id,
+        summary=diagnosis.summary(verdict),
+        advice=Advice(None, advice.of_request(incident, pending, verdict)),
     )
+    ctx.send(unneeded)
 
 
 def deliver(ctx: StepContext, event: Notice) -> None:

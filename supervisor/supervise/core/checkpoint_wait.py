@@ -10,12 +10,11 @@ checkpoint.
 
 from __future__ import annotations
 
-from . import action_planning, approvals, closing, withdrawal
+from . import action_planning, approvals, closing, notices, withdrawal
 from .incident import OPEN, OVERDUE_S, AwaitedCheckpoint, Incident, RunbookExecution
 from .model.action import Refused
-from .model.decisions import ACTING_MODES, ActionReplanned, Advice, Lead, ReplannedAction
+from .model.decisions import ACTING_MODES, ActionReplanned, ReplannedAction
 from .model.events import Notice
-from .model.interfaces import ACTION
 from .model.payload import CheckpointSearch, RelaunchArgs
 from .model.policy import Policy, Runbook
 from .run_state import State, StepContext
@@ -87,14 +86,13 @@ def report_refused(
     )
     if ctx.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: {book.name} waits for a good checkpoint",
-        replace=True,
-        then=f"checkpoints from before step {needed_before(ctx.policy, ctx.state)} are verified at "
-        "once, the newest first; the relaunch follows the first good one",
-        kind=ACTION,
+    awaits = notices.CheckpointAwaited(
+        severity=incident.severity,
+        incident=incident.id,
+        runbook=book.name,
+        before_step=needed_before(ctx.policy, ctx.state),
     )
+    ctx.send(awaits, replace=True)
 
 
 def now_runnable(
@@ -158,18 +156,14 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
     request.pauses = True
     run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     run.terms.waits, incident.run = True, run
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: the job is paused while a checkpoint is verified",
-        verdict=f"{request.candidates} from before step {before_step} to verify, the newest first",
-        replace=True,
-        then=Advice(
-            Lead.NOTHING,
-            f"{request.name} follows the first good one; to let the job train on instead: "
-            "supervise resume RUN",
-        ),
-        kind=ACTION,
+    paused = notices.PausedForCheckpoint(
+        severity=incident.severity,
+        incident=incident.id,
+        candidates=request.candidates,
+        before_step=before_step,
+        runbook=request.name,
     )
+    ctx.send(paused, replace=True)
     return True
 
 

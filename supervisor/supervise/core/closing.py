@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from . import advice, approvals, diagnosis, opening, withdrawal
+from . import advice, approvals, diagnosis, notices, opening, withdrawal
 from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
-from .model import interfaces
 from .model.decisions import RECOVERED, Advice, IncidentClosed, IncidentHeld, RunbookRefused
 from .model.payload import Outcome
 from .model.policy import PAGE, STOP, Runbook
@@ -52,13 +51,15 @@ def hold(
     then = exhaust(ctx, incident) if exhausted or remedies else ""
     ctx.move("hold", reason)
     ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
-    ctx.notify(
-        incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: automatic actions are off; a person is needed",
-        verdict="; ".join(filter(None, (reason, diagnosis.summary(verdict), status))),
-        then=advice.in_hold(policy, state, incident) + then,
-        replace=True,
+    held = notices.Held(
+        severity=incident.severity if incident.severity != "SEV2" else "SEV1",
+        incident=incident.id,
+        cause=reason,
+        summary=diagnosis.summary(verdict),
+        status=status,
+        advice=Advice(None, advice.in_hold(policy, state, incident) + then),
     )
+    ctx.send(held, replace=True)
 
 
 def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
@@ -88,18 +89,20 @@ def report_unactionable(
     """
     name, ended = book.name, ctx.state.job.returncode is not None
     then = exhaust(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
-    status = "" if ended else f"; {withdrawal.job_status(ctx.policy, ctx.state)}"
+    status = "" if ended else withdrawal.job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
-    ctx.notify(
-        incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: no automatic action is possible",
-        verdict=incident.headline + status,
-        reason=f"{substitute}{name}: {refusal}",
-        then=f"{advice.manual_steps(ctx.policy, ctx.state, incident)}; "
-        f"all reasons: supervise why RUN {incident.id}{then}",
-        replace=True,
+    ways = advice.manual_steps(ctx.policy, ctx.state, incident)
+    notice = notices.NothingPossible(
+        severity=incident.severity if incident.severity != "SEV2" else "SEV1",
+        incident=incident.id,
+        headline=incident.headline,
+        status=status,
+        runbook=f"{substitute}{name}",
+        refusal=refusal,
+        advice=Advice(None, f"{ways}; all reasons: supervise why RUN {incident.id}{then}"),
     )
+    ctx.send(notice, replace=True)
 
 
 def note_ranks(
@@ -121,11 +124,10 @@ def note_ranks(
 def _report_unfenceable(ctx: StepContext, reason: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
     ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {reason}"
-    then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    form = notices.RanksUnfenceable
     if ctx.policy.job.relaunch:
-        then = "a relaunch is left; to see from where: supervise checkpoints RUN"
-    title = "the ranks cannot be changed together: no rollback, rate or pause from here on"
-    ctx.notify("SEV2", title, reason=reason, then=then, kind=interfaces.WATCHER)
+        form = notices.RanksUnfenceableRelaunch
+    ctx.send(form(severity="SEV2", cause=reason))
 
 
 def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason: str) -> None:
@@ -134,12 +136,7 @@ def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason
         "SEV0",
         f"{verb} was not carried out by all ranks: {reason}",
     )
-    ctx.notify(
-        "SEV0",
-        f"{incident.id}: the ranks differ",
-        verdict=incident.headline,
-        then="no command can repair that: supervise stop RUN, and start it from a checkpoint",
-    )
+    ctx.send(notices.RanksDiffer(severity="SEV0", incident=incident.id, headline=incident.headline))
 
 
 def is_remedy(book: Runbook) -> bool:
@@ -182,17 +179,20 @@ def close(
             outcome=outcome,
         )
     )
+    summary = ""
     if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
-        reason = "; ".join(filter(None, (reason, diagnosis.summary(verdict))))
+        summary = diagnosis.summary(verdict)
     if then is None:
         then = advice.at_end(ctx.policy, ctx.state, incident, verdict)
     # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
     is_notice = incident.severity == "SEV2" and not acted
     is_quiet = incident.is_order or superseded_by or is_notice
     severity = "INFO" if is_quiet else incident.severity
-    title = f"{incident.id}: closed"
-    ctx.notify(severity, title, verdict=reason, then=then, kind=interfaces.CLOSED)
+    closed = notices.Closed(
+        severity=severity, incident=incident.id, outcome=reason, summary=summary, advice=then
+    )
+    ctx.send(closed)
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     ctx.state.incident = None

@@ -36,7 +36,7 @@ from math import isfinite
 
 from msgspec import structs
 
-from . import runbook_runner
+from . import notices, runbook_runner
 from .attempt_overlap import CLOSE, STARTS, Overlap, Row, columns, row
 from .diagnosis import UPDATE
 from .frames import LOSS
@@ -51,7 +51,6 @@ from .model.decisions import (
     WeightsRestored,
 )
 from .model.events import Announced, Frame, Notice
-from .model.interfaces import WATCHER
 from .model.payload import Comparison, Continuity, Outcome, RollbackArgs
 from .model.policy import Policy, Rule
 from .rank_monitor import RankMonitor
@@ -120,21 +119,19 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
     if differences:
         gravest = next((one for one in differences if one.matters), differences[0])
         texts = "; ".join(one.text for one in differences)
-        ctx.notify(
-            "SEV2" if gravest.matters else "INFO",
-            f"the job goes on otherwise than before its restart: {texts}",
-            verdict="nothing is rolled back for it" if gravest.matters else "the training goes on",
-            then="; ".join(one.remedy for one in differences),
+        matters = gravest.matters
+        otherwise = notices.GoesOnOtherwise(
+            severity="SEV2" if matters else "INFO",
+            differences=texts,
+            consequence="nothing is rolled back for it" if matters else "the training goes on",
+            remedies="; ".join(one.remedy for one in differences),
         )
+        ctx.send(otherwise)
 
 
 EPOCH = "epoch"
 LEAST_STEPS = 16  # of a launch, before its pace is known; project default
 SKIPPED = 0.5  # epochs; project default: a loader may repeat or drop a part of one
-SKIP_REMEDY = (
-    "let the loader save where it is (a StatefulDataLoader), or resume from the end of an epoch: "
-    "supervise checkpoints RUN"
-)
 
 
 def follow_epoch(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
@@ -157,14 +154,10 @@ def follow_epoch(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
 
 
 def _notify_skip(ctx: StepContext, step: int, epoch: float, expected: float) -> None:
-    ctx.notify(
-        "SEV1",
-        f"the restart skipped {epoch - expected:.1f} epochs: step {step} is in {epoch:.2f}, and "
-        f"{expected:.2f} was expected",
-        verdict="the job trains on, and the data between is not trained on",
-        then=SKIP_REMEDY,
-        kind=WATCHER,
+    skipped = notices.EpochsSkipped(
+        severity="SEV1", step=step, epoch=epoch, expected=expected, skipped=epoch - expected
     )
+    ctx.send(skipped)
 
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
@@ -205,7 +198,8 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
     holds = not (refused or anew or broken)
     if not (holds and _is_of_rate(continuity)):
         reshuffled = holds and _is_reshuffled(continuity)
-        ctx.notify("SEV1" if anew else "INFO" if reshuffled else "SEV2", text)
+        severity = "SEV1" if anew else "INFO" if reshuffled else "SEV2"
+        ctx.send(notices.AsReported(severity=severity, text=text))
     if run is not None and broken:
         run.verification.rejected = text
 

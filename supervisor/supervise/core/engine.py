@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import MISSHAPEN, StoreError
 from . import (
+    action_planning,
     advice,
     approvals,
     checkpoint_wait,
@@ -30,9 +31,9 @@ from . import (
     operator_commands,
     policy_reload,
     rule_fired,
+    rule_news,
     rule_scope,
     runbook_runner,
-    weights_check,
 )
 from .frames import JobFrames
 from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
@@ -45,6 +46,7 @@ from .model.decisions import (
     RECOVERED,
     ActionInDoubt,
     ActionRef,
+    Advice,
     Decision,
     FramesMissing,
     IncidentClassified,
@@ -69,7 +71,7 @@ from .model.events import (
     Reloaded,
     Tick,
 )
-from .model.interfaces import REBASELINE, WATCHER
+from .model.interfaces import REBASELINE
 from .model.payload import Json
 from .model.policy import HOLD, Policy, Rule, next_level
 from .model.verdicts import SpikeClass, Verdict
@@ -238,9 +240,9 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if state.rules.muted:
         rule_fired.answer_uninhibited(ctx, monitor, rank)
     if state.rules.flapping and is_leader:
-        notices.clear_settled(ctx)
+        rule_news.clear_settled(ctx)
     if state.rules.flapping or state.rules.growing:
-        notices.report_growth(ctx, monitor)
+        rule_news.report_growth(ctx, monitor)
     incident = state.incident
     if incident is not None and incident.deferred.rules:
         rule_fired.answer_deferred_rules(ctx)
@@ -282,7 +284,7 @@ def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame)
         FramesMissing(reason=text, rank=frame.rank, first_step=first_step, last_step=last_step)
     )
     if unseen > UNSEEN_STEPS:
-        ctx.notify("SEV2", text, verdict="these steps were not evaluated", kind=WATCHER)
+        ctx.send(notices.StepsUnseen(severity="SEV2", text=text))
 
 
 def _on_tick(ctx: StepContext, tick: Tick) -> None:
@@ -314,16 +316,13 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
     if incident is not None and incident.acknowledged_by:
         return
     if state.incident is not None:
-        notices.repeat(ctx, state.incident)
+        rule_news.repeat(ctx, state.incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
-        ctx.notify(
-            "SEV1",
-            "automatic actions are still off; a person is needed",
-            then=advice.in_hold(ctx.policy, state, incident)
-            if incident is not None
-            else "automatic actions on again: supervise release RUN",
-        )
+        then = "automatic actions on again: supervise release RUN"
+        if incident is not None:
+            then = advice.in_hold(ctx.policy, state, incident)
+        ctx.send(notices.StillHeld(severity="SEV1", advice=Advice(None, then)))
 
 
 def _run_deferred(ctx: StepContext) -> None:
@@ -398,7 +397,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             closing.close(ctx, incident, f"recovered: no relapse in {steps} steps", RECOVERED)
             ctx.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if incident.run is None and (due := weights_check.due(state, incident)) is not None:
+        if incident.run is None and (due := action_planning.due(state, incident)) is not None:
             book, reason = due
             runbook_runner.start(
                 ctx, incident, book.name, book.level, reason, escalated=book.escalated
@@ -428,14 +427,17 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=verdict))
     pending = state.approvals.pending
     if not (verdict.kind == SpikeClass.DATA and rule_scope.causes(ctx.policy, incident)):
-        ctx.notify(
-            incident.severity,
-            f"{incident.id}: diagnosis: {verdict.kind}",
-            verdict=diagnosis.summary(verdict),
-            then=advice.advise(ctx.policy, state, incident, verdict)
-            if pending is None
-            else advice.of_request(incident, pending, verdict),
+        then = advice.advise(ctx.policy, state, incident, verdict)
+        if pending is not None:
+            then = Advice(None, advice.of_request(incident, pending, verdict))
+        diagnosed = notices.Diagnosed(
+            severity=incident.severity,
+            incident=incident.id,
+            spike=verdict.kind,
+            summary=diagnosis.summary(verdict),
+            advice=then,
         )
+        ctx.send(diagnosed)
     level = incident.escalation.level
     name, _ = next_level(ctx.policy.ladder, level)
     idle = incident.run is None and incident.phase != HELD

@@ -22,6 +22,7 @@ from . import (
     closing,
     diagnosis,
     job_lifecycle,
+    notices,
     opening,
     operator_commands,
     rule_scope,
@@ -51,7 +52,7 @@ from .model.decisions import (
 )
 from .model.events import Announced
 from .model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
-from .model.interfaces import ACTION, FINISHED
+from .model.interfaces import FINISHED
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
@@ -203,11 +204,11 @@ def _notify_end(
     if (good or job.returncode == 0) and _notify_damage(ctx, good or f"finished at step {step}"):
         return
     if good:
-        ctx.notify("INFO", good, verdict=ended, replace=True, kind=FINISHED)
+        ctx.send(notices.EndMeant(severity="INFO", end=good, outcome=ended), replace=True)
         return
     if job.returncode == 0 and not job.stopping:
         if not job_lifecycle.notify(ctx, incident):
-            ctx.notify("INFO", f"finished at step {step}", replace=True, kind=FINISHED)
+            ctx.send(notices.JobFinished(severity="INFO", step=step), replace=True)
         return
     verdict, reason, then = ended, "", ""
     if job.stopping:
@@ -255,15 +256,15 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
     then = "no checkpoint of this run is good: supervise checkpoints RUN"
     if good:
         then = f"use {good[-1].id} of step {good[-1].step} instead: supervise checkpoints RUN"
-    ctx.notify(
-        "SEV1",
-        f"{end}, and the newest checkpoint is damaged",
-        verdict=f"{newest.id} in {newest.path} cannot be used",
-        reason=newest.damage,
-        then=then,
-        replace=True,
-        kind=FINISHED,
+    damaged = notices.CheckpointDamaged(
+        severity="SEV1",
+        end=end,
+        checkpoint=newest.id,
+        path=newest.path,
+        damage=newest.damage,
+        advice=Advice(None, then),
     )
+    ctx.send(damaged, replace=True)
     return True
 
 
@@ -356,21 +357,19 @@ def _report_unfinished(
 ) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.requested.operator:
-        ctx.notify(
-            "SEV2",
-            f"{incident.id}: command of {run.requested.operator} failed",
-            verdict=reason,
-            kind=ACTION,
+        failed = notices.CommandFailed(
+            severity="SEV2", incident=incident.id, operator=run.requested.operator, error=reason
         )
+        ctx.send(failed)
     undoing, standing = run.failure.pending_undos, incident.recovery.undos
     if undoing and not any(undoing[0] is undo for _, undo in standing):
-        ctx.notify(
-            "SEV1",
-            f"{incident.id}: undoing an action failed",
-            verdict=reason,
-            then="it may affect the next training session",
-            kind=ACTION,
+        undone = notices.UndoFailed(
+            severity="SEV1",
+            incident=incident.id,
+            error=reason,
+            consequence="it may affect the next training session",
         )
+        ctx.send(undone)
 
 
 def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:

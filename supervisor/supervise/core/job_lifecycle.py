@@ -18,6 +18,7 @@ from . import (
     closing,
     effect_verification,
     job_recipes,
+    notices,
     opening,
     runbook_runner,
     withdrawal,
@@ -45,7 +46,7 @@ from .model.failure import (
     Failure,
     exit_text,
 )
-from .model.interfaces import ACTION, FINISHED, WATCHER
+from .model.interfaces import WATCHER
 from .model.payload import (
     ChangedMetrics,
     CheckpointState,
@@ -63,8 +64,6 @@ from .model.payload import (
 from .model.policy import HOLD, Runbook
 from .rank_monitor import RankMonitor
 from .run_state import END_REQUESTED, JobLife, MessageDraft, Restarts, State, StepContext
-
-READ_OUTPUT = "read the end of the job's output, then its data and its stop condition"
 
 
 def on_training_ended(ctx: StepContext, event: Notice) -> None:
@@ -88,15 +87,8 @@ def notify(ctx: StepContext, incident: Incident | None) -> bool:
         shortfall = f"{steps_made} of {planned} steps"
     if not shortfall or job.signalled or job.end_requested:
         return False
-    ctx.notify(
-        "SEV1",
-        f"the job ended with code 0 after {shortfall}",
-        verdict="it reports success and is not complete; nothing asked it to stop",
-        then=READ_OUTPUT,
-        replace=True,
-        kind=FINISHED,
-        incident=incident,
-    )
+    early = notices.JobEndedEarly(severity="SEV1", shortfall=shortfall)
+    ctx.send(early, replace=True, incident=incident)
     return True
 
 
@@ -112,13 +104,7 @@ def on_health(ctx: StepContext, event: Notice) -> None:
     job.unfit_host = health.unfit
     if health.doubts and not job.unfit_host and health.doubts != job.host_doubts:
         job.host_doubts = health.doubts
-        ctx.notify(
-            "SEV2",
-            event.message,
-            verdict="the job is started all the same",
-            then="to look again: supervise doctor --health -- COMMAND",
-            kind=WATCHER,
-        )
+        ctx.send(notices.HostDoubted(severity="SEV2", text=event.message))
 
 
 CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
@@ -367,23 +353,14 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
     if failure.kind == LOG_FAILURE and not any(
         previous.cls == failure.cls for previous in failures
     ):
-        ctx.notify(
-            "SEV2",
-            f"a line in a log of the job: {failure.title}: {failure.text}",
-            verdict="no action is taken for a line of a log",
-            then=failure.then,
-            kind=WATCHER,
+        line = notices.LogFailure(
+            severity="SEV2", meaning=failure.title, text=failure.text, remedy=failure.then
         )
+        ctx.send(line)
     if failure.kind == THREAD_FAILURE and not any(
         previous.kind == THREAD_FAILURE for previous in failures
     ):
-        ctx.notify(
-            "SEV2",
-            f"a thread of the job ended with an error: {failure.text}",
-            verdict="the job goes on without it",
-            then="supervise status RUN shows whether steps are still made",
-            kind=WATCHER,
-        )
+        ctx.send(notices.ThreadFailure(severity="SEV2", text=failure.text))
     failures.append(failure)
 
 
@@ -418,54 +395,31 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
     """Say to people what they have to know of it."""
     state, job = ctx.state, ctx.state.job
     if event.kind == "stopped":
-        ctx.notify("SEV2", event.message, verdict="no action is taken", kind=WATCHER)
+        ctx.send(notices.JobSuspended(severity="SEV2", text=event.message))
     if event.kind == "slow-start":
-        ctx.notify(
-            "SEV2",
-            event.message,
-            verdict="it is not stopped for this",
-            then="`supervise stop RUN` if it should have started",
-            kind=WATCHER,
-        )
+        ctx.send(notices.StartSlow(severity="SEV2", text=event.message))
     if event.kind == "identity-changed":
-        ctx.notify(
-            "SEV2",
-            event.message,
-            verdict="steps before and after it are of different programs; no action is taken",
-            then="if that is not intended: supervise stop RUN",
-            kind=WATCHER,
-        )
+        ctx.send(notices.ProgramChanged(severity="SEV2", text=event.message))
     if event.kind in ("orphans", "orphans-left"):
         are_left, orphans = event.kind == "orphans-left", event.data.read(Orphans)
         if are_left:  # a start would end them first
             job.unavailable["relaunch"] = event.message
-        ctx.notify(
-            "SEV1" if are_left else "SEV2",
-            event.message,
-            verdict=orphans.verdict,
-            then=f"to end them: {orphans.end}" if orphans.end else "",
-            kind=WATCHER,
+        found = notices.OrphansFound(
+            severity="SEV1" if are_left else "SEV2",
+            text=event.message,
+            consequence=orphans.verdict,
+            command=orphans.end,
         )
+        ctx.send(found)
     if event.kind in UNMONITORED:
-        then = "what a probe finds here: supervise doctor -- COMMAND"
-        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then, kind=WATCHER)
+        meaning = UNMONITORED[event.kind]
+        ctx.send(notices.Unmonitored(severity="SEV2", text=event.message, meaning=meaning))
     # Each rank reports the same, so people are told by one.
     is_first = event.rank == min(state.monitors, default=event.rank)
     if event.kind == "report" and is_first:
-        ctx.notify(
-            "SEV2",
-            event.message,
-            verdict="rules that read these metrics are not evaluated",
-            kind=WATCHER,
-        )
+        ctx.send(notices.MetricsMissing(severity="SEV2", text=event.message))
     if event.kind == "discards" and is_first:
-        ctx.notify(
-            "SEV1",
-            event.message,
-            verdict="the job runs and learns nothing, and no action inside it comes about",
-            then="`supervise stop RUN`; to go on from: supervise checkpoints RUN",
-            kind=WATCHER,
-        )
+        ctx.send(notices.UpdatesDiscarded(severity="SEV1", text=event.message))
 
 
 def on_exited(ctx: StepContext, event: Exited) -> None:
@@ -562,14 +516,9 @@ def _end_with_evidence(
     incident.run.terms.reason = reason
     incident.headline += f"; {why}"
     ctx.move("run", f"given up: {why}")
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: given up",
-        verdict=why,
-        replace=True,
-        then="evidence is collected, and the job is ended" + (" if it is idle" if stop else ""),
-        kind=ACTION,
-    )
+    form = notices.GivenUpIfIdle if stop else notices.GivenUp
+    given_up = form(severity=incident.severity, incident=incident.id, cause=why)
+    ctx.send(given_up, replace=True)
     runbook_runner.proceed(ctx, incident)
     return True
 
@@ -593,17 +542,19 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
         incident.escalation.exhausted = frame_count, state.at_ns
-        title, ways = "still no automatic action can help", advice.manual_steps
+        form, ways = notices.StillUnhelped, advice.manual_steps
         if incident.phase == HELD:
             state.held_ns = state.at_ns  # its own reminder would say the same
-            title, ways = "automatic actions are still off", advice.in_hold
-        ctx.notify(
-            "SEV0",
-            f"{incident.id}: {title}; a person is needed",
-            verdict=f"for {lasted} steps; {withdrawal.job_status(ctx.policy, state)}",
-            reason=incident.headline,
-            then=ways(ctx.policy, state, incident),
+            form, ways = notices.StillOff, advice.in_hold
+        unhelped = form(
+            severity="SEV0",
+            incident=incident.id,
+            steps=lasted,
+            status=withdrawal.job_status(ctx.policy, state),
+            headline=incident.headline,
+            advice=Advice(None, ways(ctx.policy, state, incident)),
         )
+        ctx.send(unhelped)
 
 
 def on_adopted(ctx: StepContext, event: Adopted) -> None:
@@ -614,7 +565,7 @@ def on_adopted(ctx: StepContext, event: Adopted) -> None:
         f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
     )
     ctx.record(RunAdopted(reason=text, alive=event.alive))
-    ctx.notify("INFO", "the run is monitored again", verdict=text, kind=WATCHER)
+    ctx.send(notices.MonitoredAgain(severity="INFO", text=text))
     state = ctx.state
     for monitor in state.monitors.values():
         monitor.reset_deadlines(event.at_ns)

@@ -1,295 +1,522 @@
-"""News of rules for people: a new problem, one that grows, and one that flaps.
+"""The messages to people, one class per kind: its fields are the facts, its templates the text.
 
-One trouble makes many rules fire within a few steps, and one rule often. They hear of it once, and
-again when a value is GROWTH times what they were told last: growth is never a repetition. A rule
-that changes too often is told once, then silently, until it settles or grows; one that acts, or is
-of SEV0, never flaps: its next breach may be the one that matters.
-
-Source: the flap detection of Nagios. More than 6 changes in 500 steps is a project default."""
+A template is for `str.format`. Its clauses end with "; ", and one whose fields are empty is left
+out. In commands RUN stands for the run directory.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from . import advice, diagnosis, rule_scope
-from .incident import HELD, OPEN, Incident, headline
-from .model.decisions import BREACH, RuleFlaps, RuleGrew, RuleSettled
-from .model.interfaces import WATCHER, Reading
-from .model.policy import Policy, Rule
-from .rank_monitor import RankMonitor, RuleWatch
-from .run_state import Reported, State, StepContext
+from msgspec import Struct
 
-GROWTH = 1.5  # times what was told last; project default
-# What fires within as many frames of a message is part of what that was about: the norms lead the
-# loss by a few steps. As many without a firing rule end an incident.
-TOGETHER = 20
-AGAIN = 500  # frames until a rule that fires again and again in a hold is told again
+from .model.decisions import Advice, Lead
+from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, WATCHER
+from .model.verdicts import SpikeClass
+
+FIELD = re.compile(r"\{(\w+)")
 
 
-def remember(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
-    """People hear of a rule now, by its own message or by that of a worse one."""
-    incident = state.incident
-    name = incident.id if incident is not None else ""
-    state.rules.reported[rule.id] = Reported(name, state.frame_count, peaks(numbers))
-    state.rules.growing.pop(rule.id, None)
+class Notice(Struct, frozen=True, kw_only=True):
+    """A message; `incident`: id of the one that it names, "" for none."""
+
+    KIND: ClassVar[str] = ""  # of `interfaces.KINDS`; "": as an incident is open or not
+    TITLE: ClassVar[str] = ""
+    WHAT: ClassVar[str] = ""
+    WHY: ClassVar[str] = ""
+    NEXT: ClassVar[str] = ""
+    LEAD: ClassVar[Lead | None] = None
+
+    severity: str
+    incident: str = ""
+
+    @property
+    def title(self) -> str:
+        return self._fill(self.TITLE)
+
+    @property
+    def verdict(self) -> str:
+        return self._fill(self.WHAT)
+
+    @property
+    def reason(self) -> str:
+        return self._fill(self.WHY)
+
+    @property
+    def then(self) -> Advice:
+        return Advice(self.LEAD, self._fill(self.NEXT))
+
+    def _fill(self, template: str) -> str:
+        clauses = []
+        for clause in template.split("; "):
+            facts = FIELD.findall(clause)
+            if not facts or any(getattr(self, fact) not in ("", None) for fact in facts):
+                clauses.append(clause.format_map({fact: getattr(self, fact) for fact in facts}))
+        return "; ".join(filter(None, clauses))
 
 
-def joins_as_news(
-    policy: Policy, state: State, incident: Incident, rule: Rule, text: str, *, raised: bool
-) -> bool:
-    """Return whether people hear of a rule that joins an incident, before it has joined.
+class Advised(Notice, frozen=True, kw_only=True):
+    """A message whose advice is made from the state of the run; see `advice`."""
 
-    A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
-    the newest message is about the same; a notice is where it explains the others, or tells of
-    another kind of trouble, but not within something worse.
-    """
-    report, now = state.rules.reported.get(rule.id), state.frame_count
-    since = (
-        math.inf
-        if report is None or report.incident != incident.id
-        else now - report.reported_frame
+    advice: Advice = Advice()
+
+    @property
+    def then(self) -> Advice:
+        return self.advice
+
+
+# ── rules ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class OfRule(Advised, frozen=True, kw_only=True):
+    """About a rule that fires; `numbers`: its readings in one line."""
+
+    WHAT = "{numbers}"
+    WHY = "rule {rule}: {expression}"
+    rule: str
+    expression: str = ""
+    numbers: str = ""
+    step: int = -1
+    subject: str = ""
+
+
+class RuleFires(OfRule, frozen=True, kw_only=True):
+    TITLE = "{incident}: {subject} at step {step} ({rule})"
+
+
+class RuleFiresAlone(OfRule, frozen=True, kw_only=True):
+    """It is a SEV0, and an action of the incident before is under way."""
+
+    TITLE = "{subject} at step {step} ({rule})"
+
+
+class RuleFiresBeside(OfRule, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "{subject} at step {step} ({rule})"
+
+
+class RuleIsBlind(OfRule, frozen=True, kw_only=True):
+    TITLE = "{incident}: rule {rule} is blind at step {step}"
+    WHY = ""
+
+
+class RuleGrows(OfRule, frozen=True, kw_only=True):
+    TITLE = "{incident}: {rule} grows"
+
+
+class RuleFlapping(Notice, frozen=True, kw_only=True):
+    TITLE = "{rule} is flapping"
+    WHAT = "{changes} changes in {steps} steps"
+    NEXT = "no further notification until it settles or grows"
+    rule: str
+    changes: int
+    steps: int
+
+
+class RuleFlappingBeside(RuleFlapping, frozen=True, kw_only=True):
+    KIND = WATCHER
+
+
+class RuleSettles(OfRule, frozen=True, kw_only=True):
+    TITLE = "{rule} no longer flaps: it has been firing for {steps} steps"
+    steps: int
+
+
+class RuleWouldRun(Notice, frozen=True, kw_only=True):
+    TITLE = "{incident}: {rule}"
+    NEXT = "{mode} mode: nothing was changed; enforce would have run {runbook}"
+    rule: str
+    mode: str
+    runbook: str
+
+
+# ── an incident ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Diagnosed(Advised, frozen=True, kw_only=True):
+    TITLE = "{incident}: diagnosis: {spike}"
+    WHAT = "{summary}"
+    spike: SpikeClass
+    summary: str
+
+
+class StillOpen(Notice, frozen=True, kw_only=True):
+    TITLE = "{incident}: still open, and nobody has acknowledged it"
+    WHAT = "{headline}"
+    NEXT = "{answer}; to end these reminders: supervise ack RUN"
+    headline: str
+    answer: str = ""
+
+
+class Held(Advised, frozen=True, kw_only=True):
+    TITLE = "{incident}: automatic actions are off; a person is needed"
+    WHAT = "{cause}; {summary}; {status}"
+    cause: str
+    summary: str = ""
+    status: str = ""
+
+
+class StillHeld(Advised, frozen=True, kw_only=True):
+    TITLE = "automatic actions are still off; a person is needed"
+
+
+class NothingPossible(Advised, frozen=True, kw_only=True):
+    TITLE = "{incident}: no automatic action is possible"
+    WHAT = "{headline}; {status}"
+    WHY = "{runbook}: {refusal}"
+    headline: str
+    status: str
+    runbook: str
+    refusal: str
+
+
+class Closed(Advised, frozen=True, kw_only=True):
+    KIND = CLOSED
+    TITLE = "{incident}: closed"
+    WHAT = "{outcome}; {summary}"
+    outcome: str
+    summary: str = ""
+
+
+class GivenUp(Notice, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: given up"
+    WHAT = "{cause}"
+    NEXT = "evidence is collected, and the job is ended"
+    cause: str
+
+
+class GivenUpIfIdle(GivenUp, frozen=True, kw_only=True):
+    NEXT = "evidence is collected, and the job is ended if it is idle"
+
+
+class StillUnhelped(Advised, frozen=True, kw_only=True):
+    TITLE = "{incident}: still no automatic action can help; a person is needed"
+    WHAT = "for {steps} steps; {status}"
+    WHY = "{headline}"
+    steps: int
+    status: str
+    headline: str
+
+
+class StillOff(StillUnhelped, frozen=True, kw_only=True):
+    TITLE = "{incident}: automatic actions are still off; a person is needed"
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ApprovalAsked(Notice, frozen=True, kw_only=True):
+    KIND = APPROVAL
+    TITLE = "{incident}: approve {runbook}?"
+    WHAT = "{cause}"
+    WHY = "plan: {plan}"
+    NEXT = (
+        "supervise approve RUN {request} (or: supervise deny RUN {request}); without an answer "
+        "within {timeout_s:.0f} s of this message, {consequence}; {status} meanwhile"
     )
-    if raised or (incident.phase == HELD and rule.severity != "SEV2" and since > AGAIN):
-        return True
-    together = now - _newest(state, incident) <= TOGETHER
-    is_new_kind = rule_scope.new_kind(incident, rule)
-    if rule.severity == "SEV0":
-        is_repeated = together and not is_new_kind and _repeats(policy, incident, rule)
-        return since > TOGETHER and not is_repeated
-    if since < math.inf:
-        return False
-    if rule_scope.explains(policy, incident, rule):
-        return True
-    if rule.severity == "SEV2":
-        together &= rule_scope.against_weights(policy, incident)
-        return is_new_kind and not together and incident.severity == "SEV2"
-    is_one_spike = not is_new_kind or rule_scope.may_be_one_spike(policy, incident, rule)
-    return text != incident.headline and not (together and is_one_spike)
+    runbook: str
+    cause: str
+    plan: str
+    request: str
+    timeout_s: float
+    consequence: str
+    status: str
 
 
-def _repeats(policy: Policy, incident: Incident, rule: Rule) -> bool:
-    """Return whether a rule of an incident that is as severe reads a metric that this one does."""
-    read = rule_scope.metrics(policy, rule)
-    siblings = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
-    return any(read & rule_scope.metrics(policy, sibling) for sibling in siblings)
+class ApprovalUnneeded(Advised, frozen=True, kw_only=True):
+    KIND = APPROVAL
+    TITLE = "{incident}: {runbook} is no longer needed; {request} still waits"
+    WHAT = "{summary}"
+    runbook: str
+    request: str
+    summary: str
 
 
-def _newest(state: State, incident: Incident) -> int:
-    """Return the frame count of the newest message about a rule of an incident."""
-    reports = state.rules.reported.values()
-    return max(
-        (report.reported_frame for report in reports if report.incident == incident.id),
-        default=-TOGETHER - 1,
+# ── actions ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class ActionStarts(Advised, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: automatic action started: {runbook}"
+    WHY = "{cause}"
+    runbook: str
+    cause: str
+
+
+class EvidenceOf(Notice, frozen=True, kw_only=True):
+    TITLE = "{incident}: {headline}"
+    WHAT = "{standstill}"
+    NEXT = "evidence: supervise why RUN {incident}"
+    headline: str
+    standstill: str = ""
+
+
+class UndoFailed(Notice, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: undoing an action failed"
+    WHAT = "{error}"
+    NEXT = "{consequence}"
+    error: str
+    consequence: str = ""
+
+
+class CommandFailed(Notice, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: command of {operator} failed"
+    WHAT = "{error}"
+    operator: str
+    error: str
+
+
+class ActionWithdrawn(Notice, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: {runbook} withdrawn"
+    WHAT = "{cause}"
+    WHY = "{headline}"
+    LEAD = Lead.NOTHING
+    NEXT = "the job keeps training, and no action is in progress"
+    runbook: str
+    cause: str
+    headline: str
+
+
+class RecoveredSoFar(Advised, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: recovered so far; watched for {steps} more steps"
+    WHAT = "{proof}"
+    steps: int
+    proof: str
+
+
+class CheckpointAwaited(Notice, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: {runbook} waits for a good checkpoint"
+    NEXT = (
+        "checkpoints from before step {before_step} are verified at once, the newest first; the "
+        "relaunch follows the first good one"
     )
+    runbook: str
+    before_step: int | None
 
 
-def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
-    """Take down that a rule that fires has grown beyond what people were told of it.
-
-    That is asked of a notice only while it flaps: else it is told of when it fires, and no more.
-    """
-    rules, incident = state.rules, state.incident
-    report = rules.reported.get(rule.id)
-    if rule.id in rules.flapping:
-        report = report or rules.reported.setdefault(rule.id, Reported("", -AGAIN, {}))
-    elif rule.severity == "SEV2" or incident is None:
-        return
-    elif report is None or report.incident != incident.id:  # the newest message is about it, too
-        rules.reported[rule.id] = Reported(incident.id, _newest(state, incident), peaks(numbers))
-        return
-    for name, height in peaks(numbers).items():
-        height_before = report.peaks.get(name, 0.0)
-        if height > height_before and height >= GROWTH * height_before:
-            state.rules.growing[rule.id] = headline(numbers, rule.text)
-            report.peaks[name] = height  # only what is beyond that is worth saying then
-
-
-def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
-    """Tell of rules that have grown, a few frames after the message before at the earliest."""
-    state, rules = ctx.state, ctx.state.rules
-    for rule, watch in zip(ctx.policy.rules, monitor.rules, strict=True):
-        if rule.id in rules.flapping and watch.firing and watch.code == BREACH:
-            track_growth(state, rule, monitor.numbers(rule))
-        if (
-            rule.id not in rules.growing
-            or state.frame_count - rules.reported[rule.id].reported_frame <= TOGETHER
-        ):
-            continue
-        text, incident = rules.growing.pop(rule.id), state.incident
-        if incident is None or state.silence(rule.id) is not None or rule.id in rules.muted:
-            continue
-        rules.reported[rule.id].reported_frame = state.frame_count
-        ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
-        if rule.severity == "SEV2" != incident.severity:  # no news within something worse
-            continue
-        ctx.notify(
-            rule.severity,
-            f"{incident.id}: {rule.id} grows",
-            verdict=text,
-            reason=f"rule {rule.id}: {rule.text}",
-            then=advice.runbook(rule.see),
-        )
-
-
-def repeat(ctx: StepContext, incident: Incident) -> None:
-    """Tell again of an incident that goes on, and that nobody has acknowledged."""
-    since_ns = ctx.state.at_ns - incident.reported_ns
-    if not incident.reported_ns or since_ns <= ctx.policy.repeat_s * 1e9:
-        return
-    if incident.severity == "SEV2" or incident.phase not in (OPEN, HELD):
-        return
-    pending, answer = ctx.state.approvals.pending, ""
-    if pending is not None:
-        answer = advice.of_request(
-            incident, pending, diagnosis.classify(ctx.policy, ctx.state, incident)
-        )
-        answer = f"{answer}; "
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: still open, and nobody has acknowledged it",
-        verdict=incident.headline,
-        then=f"{answer}to end these reminders: supervise ack RUN",
+class PausedForCheckpoint(Notice, frozen=True, kw_only=True):
+    KIND = ACTION
+    TITLE = "{incident}: the job is paused while a checkpoint is verified"
+    WHAT = "{candidates} from before step {before_step} to verify, the newest first"
+    LEAD = Lead.NOTHING
+    NEXT = (
+        "{runbook} follows the first good one; to let the job train on instead: supervise resume "
+        "RUN"
     )
+    candidates: int
+    before_step: int
+    runbook: str
 
 
-def peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
-    """Return how far each metric in breach is off, larger for worse.
-
-    That is its height over the baseline, without one the value; not a z, whose scale may shrink.
-    Below a baseline, or a lower limit, a value is as far off as its inverse would be above it.
-    """
-    heights: dict[str, float] = {}
-    for name, reading in numbers.items():
-        value, limit = reading.get("value"), reading.get("threshold")
-        if reading.get("code") != "BREACH":
-            continue
-        if reading.get("nonfinite"):
-            heights[name] = math.inf
-        elif isinstance(value, float) and isinstance(limit, int | float):
-            bases = (reading.get(key) for key in ("median", "reference", "level"))
-            base = next((float(b) for b in bases if isinstance(b, int | float)), None)
-            below = 0.0 < value < (limit if base is None else base)
-            if isinstance(rise := reading.get("rise"), float):
-                height = rise
-            elif base is None:
-                height = 1.0 / value if below else abs(value)
-            else:
-                height = base * (base / value - 1.0) if below else abs(value - base)
-            metric = str(reading.get("metric", name))
-            heights[metric] = max(height, heights.get(metric, 0.0))
-    return heights
+class PauseOver(Notice, frozen=True, kw_only=True):
+    TITLE = "the pause ended without a resume; the job trains on from step {step}"
+    WHAT = "{cause}"
+    NEXT = "to pause it again: supervise pause RUN"
+    step: int
+    cause: str
 
 
-CHANGES, STEPS = 6, 500
-# An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
-# would fill the record. Short enough that it goes on counting as flapping. Project default.
-KEEP = 100
-# Firings in a row, in so many steps, each further off than the one before and the last one at least
-# twice as far as the first. 6 that do not grow come in this order once in 720; 5 did in a healthy
-# log. Project defaults.
-RISES, WITHIN, FACTOR = 6, 2000, 2.0
-GROWN = f"{RISES} times within {WITHIN} steps, each time further off than before"
+class RanksDiffer(Notice, frozen=True, kw_only=True):
+    TITLE = "{incident}: the ranks differ"
+    WHAT = "{headline}"
+    NEXT = "no command can repair that: supervise stop RUN, and start it from a checkpoint"
+    headline: str
 
 
-def on_rule_changed(
-    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Reading]
-) -> None:
-    """The rule fired or cleared on a rank."""
-    if rule.runbook is not None or rule.severity == "SEV0":
-        return
-    state, rules = ctx.state, ctx.state.rules
-    flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
-    flips.append(state.frame_count)
-    busy = len(flips) == flips.maxlen and state.frame_count - flips[0] <= STEPS
-    if busy and rule.id not in rules.flapping:
-        rules.flapping.add(rule.id)
-        then = (
-            f"; from now on it fires for at least {KEEP} steps"
-            if _advisory(ctx.policy, rule)
-            else ""
-        )
-        text = f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}"
-        ctx.record(RuleFlaps(reason=text, rule=rule.id))
-        if state.silence(rule.id) is not None:
-            return
-        beside = rule_scope.alongside(ctx.policy, state.incident, rule)
-        if _is_detail(state.incident, rule) and not beside:
-            return
-        ctx.notify(
-            rule.severity,
-            f"{rule.id} is flapping",
-            verdict=f"{len(flips)} changes in {STEPS} steps",
-            then="no further notification until it settles or grows",
-            kind=WATCHER if beside else "",
-        )
-        remember(state, rule, numbers)
-    elif not busy:
-        rules.flapping.discard(rule.id)
+class RanksUnfenceable(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "the ranks cannot be changed together: no rollback, rate or pause from here on"
+    WHY = "{cause}"
+    NEXT = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    cause: str
 
 
-def has_grown(
-    policy: Policy, state: State, rule: Rule, rank: int, numbers: Mapping[str, Reading]
-) -> bool:
-    """Take down how far off a notice is that fires; return whether it was worse each time."""
-    about_spike = rule_scope.metrics(policy, rule) & rule_scope.MOVED_BY_SPIKE
-    if rule.severity != "SEV2" or rule.runbook is not None or not about_spike:
-        return False
-    grown, now = False, state.frame_count
-    for metric, height in peaks(numbers).items():
-        key = rule.id, rank, metric
-        rise = [entry for entry in state.rules.heights.get(key, ()) if now - entry[0] <= WITHIN]
-        if rise and height <= rise[-1][1]:
-            rise = []
-        rise = [*rise, (now, height)][-RISES:]
-        if len(rise) == RISES and FACTOR * rise[0][1] <= height < math.inf:
-            grown, rise = True, []
-        state.rules.heights[key] = rise
-    return grown
+class RanksUnfenceableRelaunch(RanksUnfenceable, frozen=True, kw_only=True):
+    """As before, of a job that can be started again."""
+
+    NEXT = "a relaunch is left; to see from where: supervise checkpoints RUN"
 
 
-def extend_firing(policy: Policy, state: State, rule: Rule, watch: RuleWatch) -> None:
-    """An advisory rule that flaps and has just fired goes on firing for a while."""
-    if rule.id in state.rules.flapping and _advisory(policy, rule):
-        watch.keep_until = max(watch.keep_until, state.frame_count + KEEP)
+# ── the job ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def clear_settled(ctx: StepContext) -> None:
-    """A rule that has not changed for as long as it takes to flap is told of again.
-
-    One that fires all the while is no noise: it is told at once.
-    """
-    state, rules = ctx.state, ctx.state.rules
-    for rule in ctx.policy.rules:
-        if rule.id not in rules.flapping:
-            continue
-        newest = max(flips[-1] for (name, _), flips in rules.flips.items() if name == rule.id)
-        if state.frame_count - newest <= STEPS:
-            continue
-        rules.flapping.discard(rule.id)
-        if rule.id not in state.firing(ctx.policy):
-            continue
-        text = (
-            f"{rule.id} no longer flaps: it has been firing for {state.frame_count - newest} steps"
-        )
-        ctx.record(RuleSettled(reason=text, rule=rule.id))
-        is_known = rule.id in rules.muted or _is_detail(state.incident, rule)
-        if state.silence(rule.id) is None and not is_known:
-            ctx.notify(
-                rule.severity,
-                text,
-                reason=f"rule {rule.id}: {rule.text}",
-                then=advice.runbook(rule.see),
-            )
+class GoesOnOtherwise(Notice, frozen=True, kw_only=True):
+    TITLE = "the job goes on otherwise than before its restart: {differences}"
+    WHAT = "{consequence}"
+    NEXT = "{remedies}"
+    differences: str
+    consequence: str
+    remedies: str
 
 
-def _is_detail(incident: Incident | None, rule: Rule) -> bool:
-    """Return whether another rule opened the incident: then nobody hears of this one again."""
-    return incident is not None and rule.id not in incident.rules[:1]
+class EpochsSkipped(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = (
+        "the restart skipped {skipped:.1f} epochs: step {step} is in {epoch:.2f}, and "
+        "{expected:.2f} was expected"
+    )
+    WHAT = "the job trains on, and the data between is not trained on"
+    NEXT = (
+        "let the loader save where it is (a StatefulDataLoader), or resume from the end of an "
+        "epoch: supervise checkpoints RUN"
+    )
+    step: int
+    epoch: float
+    expected: float
+    skipped: float
 
 
-def _advisory(policy: Policy, rule: Rule) -> bool:
-    """Return whether nothing follows from the rule: nobody needs to know when it clears."""
-    mutes = any(inhibit.by_rule == rule.id for inhibit in policy.inhibit)
-    return rule.runbook is None and rule.severity == "SEV2" and not mutes
+class AsReported(Notice, frozen=True, kw_only=True):
+    """What the probe or the supervisor has noticed, as they say it."""
+
+    TITLE = "{text}"
+    text: str
+
+
+class HostDoubted(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "the job is started all the same"
+    NEXT = "to look again: supervise doctor --health -- COMMAND"
+
+
+class JobSuspended(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "no action is taken"
+
+
+class StartSlow(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "it is not stopped for this"
+    NEXT = "`supervise stop RUN` if it should have started"
+
+
+class ProgramChanged(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "steps before and after it are of different programs; no action is taken"
+    NEXT = "if that is not intended: supervise stop RUN"
+
+
+class OrphansFound(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "{consequence}"
+    NEXT = "to end them: {command}"
+    consequence: str
+    command: str = ""
+
+
+class Unmonitored(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "{meaning}"
+    NEXT = "what a probe finds here: supervise doctor -- COMMAND"
+    meaning: str
+
+
+class MetricsMissing(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "rules that read these metrics are not evaluated"
+
+
+class UpdatesDiscarded(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "the job runs and learns nothing, and no action inside it comes about"
+    NEXT = "`supervise stop RUN`; to go on from: supervise checkpoints RUN"
+
+
+class LogFailure(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "a line in a log of the job: {meaning}: {text}"
+    WHAT = "no action is taken for a line of a log"
+    NEXT = "{remedy}"
+    meaning: str
+    text: str
+    remedy: str
+
+
+class ThreadFailure(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "a thread of the job ended with an error: {text}"
+    WHAT = "the job goes on without it"
+    NEXT = "supervise status RUN shows whether steps are still made"
+    text: str
+
+
+class MonitoredAgain(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "the run is monitored again"
+    WHAT = "{text}"
+    text: str
+
+
+class StepsUnseen(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "these steps were not evaluated"
+
+
+class EndMeant(Notice, frozen=True, kw_only=True):
+    """An end that was asked for."""
+
+    KIND = FINISHED
+    TITLE = "{end}"
+    WHAT = "{outcome}"
+    end: str
+    outcome: str
+
+
+class JobFinished(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "finished at step {step}"
+    step: int
+
+
+class JobEndedEarly(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "the job ended with code 0 after {shortfall}"
+    WHAT = "it reports success and is not complete; nothing asked it to stop"
+    NEXT = "read the end of the job's output, then its data and its stop condition"
+    shortfall: str
+
+
+class CheckpointDamaged(Advised, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "{end}, and the newest checkpoint is damaged"
+    WHAT = "{checkpoint} in {path} cannot be used"
+    WHY = "{damage}"
+    end: str
+    checkpoint: str
+    path: str
+    damage: str
+
+
+class PolicyNotReloaded(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "the policy was not reloaded"
+    WHAT = "{refusal}"
+    NEXT = "the previous policy stays in force"
+    refusal: str
+
+
+class PolicyInForce(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "policy {name} ({mode}) was reloaded"
+    WHAT = "{changes}"
+    name: str
+    mode: str
+    changes: str
+
+
+def _kinds(form: type[Notice]) -> Iterator[type[Notice]]:
+    if form.TITLE:
+        yield form
+    for derived in form.__subclasses__():
+        yield from _kinds(derived)
+
+
+NOTICES: Mapping[str, type[Notice]] = {form.__name__: form for form in _kinds(Notice)}

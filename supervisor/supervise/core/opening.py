@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from . import advice, data_suspicion, diagnosis, notices, rule_scope, withdrawal
+from . import advice, data_suspicion, diagnosis, notices, rule_news, rule_scope, withdrawal
 from .incident import (
     HELD,
     OPEN,
@@ -33,7 +33,7 @@ from .model.decisions import (
     RuleFired,
     RuleJoined,
 )
-from .model.interfaces import WATCHER, Reading
+from .model.interfaces import Reading
 from .model.payload import CheckpointState
 from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import BandRange, SlowStep
@@ -77,9 +77,9 @@ def open_or_join(
         explains = rule_scope.explains(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
     if (rule.id in state.rules.flapping and not grown) or not (news or is_told):
-        notices.track_growth(state, rule, numbers)
+        rule_news.track_growth(state, rule, numbers)
         return False
-    notices.remember(state, rule, numbers)
+    rule_news.remember(state, rule, numbers)
     if is_told:
         if explains:
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
@@ -88,20 +88,21 @@ def open_or_join(
     skipped = monitor.value(diagnosis.SKIPPED) == 1.0
     now = Lead.OFF if is_held else Lead.SKIPPED if skipped else Lead.NO_ACTION
     if isinstance(alarm, RuleBlind):
-        ctx.notify(
-            rule.severity,
-            f"{incident.id}: rule {rule.id} is blind at step {state.step}",
-            verdict=text,
-            then=Advice(now, "state of the probe: supervise status RUN"),
-        )
-        return True
-    ctx.notify(
-        rule.severity,
-        f"{incident.id}: {_subject(ctx.policy, rule, numbers)} at step {state.step} ({rule.id})",
-        verdict=text,
-        reason=f"rule {rule.id}: {rule.text}",
-        then=Advice(now, advice.runbook(rule.see)),
+        form: type[notices.OfRule] = notices.RuleIsBlind
+        then = "state of the probe: supervise status RUN"
+    else:
+        form, then = notices.RuleFires, advice.runbook(rule.see)
+    notice = form(
+        severity=rule.severity,
+        incident=incident.id,
+        rule=rule.id,
+        expression=rule.text,
+        numbers=text,
+        step=state.step,
+        subject=_subject(ctx.policy, rule, numbers),
+        advice=Advice(now, then),
     )
+    ctx.send(notice)
     return True
 
 
@@ -109,7 +110,7 @@ def _text(rule: Rule, alarm: RuleFired | RuleBlind, *, grown: bool = False) -> s
     """Return the numbers of a rule in one line, or why there are none."""
     if isinstance(alarm, RuleBlind):
         return alarm.reason
-    return f"{headline(alarm.numbers, rule.text)}{f'; {notices.GROWN}' if grown else ''}"
+    return f"{headline(alarm.numbers, rule.text)}{f'; {rule_news.GROWN}' if grown else ''}"
 
 
 def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
@@ -125,13 +126,16 @@ def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: boo
     It opens an incident of its own after that, if it still fires then.
     """
     if not is_told:
-        ctx.notify(
-            rule.severity,
-            f"{symptom(alarm.numbers) or rule.id} at step {ctx.state.step} ({rule.id})",
-            verdict=_text(rule, alarm),
-            reason=f"rule {rule.id}: {rule.text}",
-            then="it is answered when the action under way is over",
+        alone = notices.RuleFiresAlone(
+            severity=rule.severity,
+            rule=rule.id,
+            expression=rule.text,
+            numbers=_text(rule, alarm),
+            step=ctx.state.step,
+            subject=symptom(alarm.numbers) or rule.id,
+            advice=Advice(None, "it is answered when the action under way is over"),
         )
+        ctx.send(alone)
     return True
 
 
@@ -142,16 +146,19 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
     key, report = f"beside {incident.id}", state.rules.reported.get(rule.id)
     if rule.id in state.rules.flapping or (report is not None and report.incident == key):
         return
-    heights = notices.peaks(alarm.numbers) if isinstance(alarm, RuleFired) else {}
+    heights = rule_news.peaks(alarm.numbers) if isinstance(alarm, RuleFired) else {}
     state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
-    ctx.notify(
-        rule.severity,
-        f"{rule.title or rule.id} at step {state.step} ({rule.id})",
-        verdict=_text(rule, alarm),
-        reason=f"rule {rule.id}: {rule.text}",
-        then="; ".join(filter(None, (f"beside {incident.id}", advice.runbook(rule.see)))),
-        kind=WATCHER,
+    then = "; ".join(filter(None, (f"beside {incident.id}", advice.runbook(rule.see))))
+    beside = notices.RuleFiresBeside(
+        severity=rule.severity,
+        rule=rule.id,
+        expression=rule.text,
+        numbers=_text(rule, alarm),
+        step=state.step,
+        subject=rule.title or rule.id,
+        advice=Advice(None, then),
     )
+    ctx.send(beside)
 
 
 def _joins(
@@ -160,7 +167,7 @@ def _joins(
     """Let a rule join the open incident; return whether that is news to people."""
     policy, idle = ctx.policy, incident.run is None
     worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
-    news = notices.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
+    news = rule_news.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
     begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
     begins = begins and not rule_scope.against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from . import operator_commands
+from . import notices, operator_commands
 from .incident import Incident
 from .model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
 from .model.events import NO_CHANGES, PartChanges, PolicyChanges, Reloaded
-from .model.interfaces import WATCHER
 from .model.policy import HOLD, Ladder, Policy, Rule
 from .rank_monitor import RankMonitor
 from .run_state import END_REQUESTED, State, StepContext
@@ -67,13 +66,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     if event.refused is not None:
         text = f"the policy was not reloaded: {event.refused}"
         ctx.record(PolicyRefused(reason=text, operator=event.operator, before=event.before))
-        ctx.notify(
-            "SEV2",
-            "the policy was not reloaded",
-            verdict=event.refused,
-            then="the previous policy stays in force",
-            kind=WATCHER,
-        )
+        ctx.send(notices.PolicyNotReloaded(severity="SEV2", refusal=event.refused))
         return
     state = ctx.state
     ladder = next((monitor.policy.ladder for monitor in state.monitors.values()), ctx.policy.ladder)
@@ -110,9 +103,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     operator_commands.renew_request(ctx, "the policy was reloaded")
     if state.incident is not None:
         _keep_runnable(ctx, state.incident)
-    ctx.notify(
-        "INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text, kind=WATCHER
-    )
+    ctx.send(notices.PolicyInForce(severity="INFO", name=event.name, mode=event.mode, changes=text))
 
 
 def rebind(monitor: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:

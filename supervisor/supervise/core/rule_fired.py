@@ -18,6 +18,7 @@ from . import (
     job_lifecycle,
     notices,
     opening,
+    rule_news,
     rule_scope,
     runbook_runner,
     withdrawal,
@@ -70,10 +71,10 @@ def on_rules_changed(
                 )
             )
         numbers = monitor.numbers(rule)
-        notices.on_rule_changed(ctx, rule, rank, numbers)
+        rule_news.on_rule_changed(ctx, rule, rank, numbers)
         if fired:
-            notices.extend_firing(policy, state, rule, monitor.rules[r])
-            if notices.has_grown(policy, state, rule, rank, numbers):
+            rule_news.extend_firing(policy, state, rule, monitor.rules[r])
+            if rule_news.has_grown(policy, state, rule, rank, numbers):
                 grown.add(rule.id)
     state.rules.unmute_cleared(firing)
     if alarms:
@@ -437,8 +438,12 @@ def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
             would=steps,
         )
     )
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: {rule.id}",
-        then=f"{mode} mode: nothing was changed; enforce would have run {rule.runbook}",
+    ctx.send(
+        notices.RuleWouldRun(
+            severity=incident.severity,
+            incident=incident.id,
+            rule=rule.id,
+            mode=mode,
+            runbook=rule.runbook,
+        )
     )

@@ -36,6 +36,7 @@ from .model.events import Event
 from .model.failure import Failure, by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
 from .model.policy import Ledger, Policy
+from .notices import Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
@@ -643,6 +644,21 @@ class StepContext:
         advice = Advice(None, then) if isinstance(then, str) else then
         draft = MessageDraft(incident, kind, severity, title, verdict, reason, advice, request)
         self.messages.add(draft, replace=replace)
+
+    def send(
+        self, notice: Notice, *, replace: bool = False, incident: Incident | None = None
+    ) -> None:
+        """Notify people of a typed fact; see `notify`."""
+        self.notify(
+            notice.severity,
+            notice.title,
+            kind=notice.KIND,
+            incident=incident,
+            verdict=notice.verdict,
+            reason=notice.reason,
+            then=notice.then,
+            replace=replace,
+        )
 
     def close(self) -> list[Decision]:
         """Return the decisions, the messages to people last."""

@@ -16,8 +16,8 @@ from . import (
     closing,
     job_recipes,
     lower_rate,
+    notices,
     opening,
-    weights_check,
     withdrawal,
 )
 from .incident import (
@@ -63,7 +63,6 @@ from .model.decisions import (
     VerificationStarted,
 )
 from .model.events import Finished
-from .model.interfaces import ACTION
 from .model.payload import NOTHING, Outcome, Payload
 from .model.policy import HOLD, Runbook, level_of, next_level, relaunching
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
@@ -254,7 +253,7 @@ def start(
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _enter_acting(ctx, incident, f"runbook {name}: {why}")
-            if not weights_check.begins(policy, incident, incident.run):
+            if not action_planning.begins_with_check(policy, incident, incident.run):
                 _announce(ctx, incident, incident.run, why)
     proceed(ctx, incident)
 
@@ -263,7 +262,6 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     """Nothing stands against a runbook that touches the job: people are told that it runs."""
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     name = run.runbook.name
-    title = f"{incident.id}: automatic action started: {name}"
     lead, then = None, f"{name} runs by itself; nothing to do, the result follows"
     if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
@@ -278,7 +276,14 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
             None,
             "the job is stopped once evidence is collected; be ready to start it again",
         )
-    ctx.notify(incident.severity, title, reason=reason, then=Advice(lead, then), kind=ACTION)
+    starts = notices.ActionStarts(
+        severity=incident.severity,
+        incident=incident.id,
+        runbook=run.runbook.name,
+        cause=reason,
+        advice=Advice(lead, then),
+    )
+    ctx.send(starts)
 
 
 def start_waiting(ctx: StepContext) -> None:
@@ -388,9 +393,13 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
             ctx.record(VerificationStarted(reason=text))
             return
         elif verb == "notify":
-            follow = f"evidence: supervise why RUN {incident.id}"
-            title = f"{incident.id}: {incident.headline}"
-            ctx.notify(incident.severity, title, verdict=run.standstill, then=follow)
+            evidence = notices.EvidenceOf(
+                severity=incident.severity,
+                incident=incident.id,
+                headline=incident.headline,
+                standstill=run.standstill,
+            )
+            ctx.send(evidence)
             run.index += 1
         elif verb == HOLD:
             closing.hold_after_runbook(ctx, incident, run)
@@ -417,8 +426,8 @@ def _is_left_out(
 ) -> bool:
     """Return whether a step is passed over; of a job that has ended there is only evidence, and
     another start."""
-    checks = verb == weights_check.VERB
-    if checks and not weights_check.applies(ctx.policy, incident, run):
+    checks = verb == action_planning.VERB
+    if checks and not action_planning.applies(ctx.policy, incident, run):
         return True
     dead = ctx.state.job.returncode is not None and verb != "relaunch"
     context = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)
@@ -461,7 +470,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     done_text = f"{event.action_id} done {brief(result)}".rstrip()
     ctx.record(ActionFinished(reason=done_text, action=ActionRef(event.action_id), result=result))
     _record_committed(ctx.state, incident, run, result, outcome)
-    if run.intent.verb == weights_check.VERB and run.failure.reason is None:
+    if run.intent.verb == action_planning.VERB and run.failure.reason is None:
         _on_weights_checked(ctx, incident, run, result)
     proceed(ctx, incident)
 
@@ -470,12 +479,12 @@ def _on_weights_checked(
     ctx: StepContext, incident: Incident, run: RunbookExecution, result: Payload
 ) -> None:
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
-    if reason := weights_check.objection(ctx.state, incident, run, result):
+    if reason := action_planning.objection(ctx.state, incident, run, result):
         loss = result.read(Outcome).loss
-        weights_check.reduce(ctx, incident, run, reason, inf if loss is None else loss)
+        action_planning.reduce(ctx, incident, run, reason, inf if loss is None else loss)
         _untry(ctx, incident, reason)
         return
-    new = weights_check.evidence(ctx.state, incident, result)
+    new = action_planning.evidence(ctx.state, incident, result)
     incident.deferred.weights_check = None
     reason = f"{incident.trigger.asked_by}: {incident.headline}"
     _announce(ctx, incident, run, f"{new}; {reason}" if new else reason)
@@ -564,7 +573,7 @@ def fail(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = T
             True,
         )
         incident.severity = "SEV0"
-        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=reason, kind=ACTION)
+        ctx.send(notices.UndoFailed(severity="SEV0", incident=incident.id, error=reason))
     proceed(ctx, incident)
 
 
@@ -602,15 +611,14 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
     incident.reopen()
     ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
     if not run.terms.repeated:
-        ctx.notify(
-            incident.severity,
-            f"{incident.id}: {run.runbook.name} withdrawn",
-            verdict=reason,
-            reason=incident.headline,
-            replace=True,
-            then=Advice(Lead.NOTHING, "the job keeps training, and no action is in progress"),
-            kind=ACTION,
+        withdrawn = notices.ActionWithdrawn(
+            severity=incident.severity,
+            incident=incident.id,
+            runbook=run.runbook.name,
+            cause=reason,
+            headline=incident.headline,
         )
+        ctx.send(withdrawn, replace=True)
     start_waiting(ctx)
 
 
@@ -663,8 +671,14 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     """What an operator asked for is done, or could not be: the incident goes on from there."""
     requested, failed = run.requested, run.failure.reason
     if failed is not None:
-        title = f"{incident.id}: command of {requested.operator} failed"
-        ctx.notify("SEV2", title, verdict=failed, kind=ACTION)
+        ctx.send(
+            notices.CommandFailed(
+                severity="SEV2",
+                incident=incident.id,
+                operator=requested.operator,
+                error=failed,
+            )
+        )
     if requested.is_held:
         incident.phase = HELD
     elif failed is None:
@@ -693,10 +707,11 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
     ctx.record(VerificationPassed(reason=reason, severity=incident.severity))
     _on_probation(ctx, incident, reason)
     if incident.phase == PROBATION:
-        ctx.notify(
-            incident.severity,
-            f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
-            verdict=checkpoint_wait.with_restored(reason, incident),
-            then=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
-            kind=ACTION,
+        recovered = notices.RecoveredSoFar(
+            severity=incident.severity,
+            incident=incident.id,
+            steps=ctx.policy.probation_steps,
+            proof=checkpoint_wait.with_restored(reason, incident),
+            advice=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
         )
+        ctx.send(recovered)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from . import notices
 from .frames import LOSS
 from .incident import Incident, Reason, RunbookExecution, Trigger, forget_undo
 from .model.action import Action
@@ -202,12 +203,7 @@ def on_pause_ended(ctx: StepContext, event: Notice) -> None:
     if run is not None and _relies_on_pause(run):
         run.failure.pause_ended = event.message
     if not state.job.end_requested:
-        ctx.notify(
-            "SEV1",
-            f"the pause ended without a resume; the job trains on from step {state.step}",
-            verdict=event.message,
-            then="to pause it again: supervise pause RUN",
-        )
+        ctx.send(notices.PauseOver(severity="SEV1", step=state.step, cause=event.message))
 
 
 def is_pause_gone(state: State) -> bool:

@@ -1,0 +1,295 @@
+"""News of rules for people: a new problem, one that grows, and one that flaps.
+
+One trouble makes many rules fire within a few steps, and one rule often. They hear of it once, and
+again when a value is GROWTH times what they were told last: growth is never a repetition. A rule
+that changes too often is told once, then silently, until it settles or grows; one that acts, or is
+of SEV0, never flaps: its next breach may be the one that matters.
+
+Source: the flap detection of Nagios. More than 6 changes in 500 steps is a project default."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from . import advice, diagnosis, notices, rule_scope
+from .incident import HELD, OPEN, Incident, headline
+from .model.decisions import BREACH, Advice, RuleFlaps, RuleGrew, RuleSettled
+from .model.interfaces import Reading
+from .model.policy import Policy, Rule
+from .rank_monitor import RankMonitor, RuleWatch
+from .run_state import Reported, State, StepContext
+
+GROWTH = 1.5  # times what was told last; project default
+# What fires within as many frames of a message is part of what that was about: the norms lead the
+# loss by a few steps. As many without a firing rule end an incident.
+TOGETHER = 20
+AGAIN = 500  # frames until a rule that fires again and again in a hold is told again
+
+
+def remember(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
+    """People hear of a rule now, by its own message or by that of a worse one."""
+    incident = state.incident
+    name = incident.id if incident is not None else ""
+    state.rules.reported[rule.id] = Reported(name, state.frame_count, peaks(numbers))
+    state.rules.growing.pop(rule.id, None)
+
+
+def joins_as_news(
+    policy: Policy, state: State, incident: Incident, rule: Rule, text: str, *, raised: bool
+) -> bool:
+    """Return whether people hear of a rule that joins an incident, before it has joined.
+
+    A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
+    the newest message is about the same; a notice is where it explains the others, or tells of
+    another kind of trouble, but not within something worse.
+    """
+    report, now = state.rules.reported.get(rule.id), state.frame_count
+    since = (
+        math.inf
+        if report is None or report.incident != incident.id
+        else now - report.reported_frame
+    )
+    if raised or (incident.phase == HELD and rule.severity != "SEV2" and since > AGAIN):
+        return True
+    together = now - _newest(state, incident) <= TOGETHER
+    is_new_kind = rule_scope.new_kind(incident, rule)
+    if rule.severity == "SEV0":
+        is_repeated = together and not is_new_kind and _repeats(policy, incident, rule)
+        return since > TOGETHER and not is_repeated
+    if since < math.inf:
+        return False
+    if rule_scope.explains(policy, incident, rule):
+        return True
+    if rule.severity == "SEV2":
+        together &= rule_scope.against_weights(policy, incident)
+        return is_new_kind and not together and incident.severity == "SEV2"
+    is_one_spike = not is_new_kind or rule_scope.may_be_one_spike(policy, incident, rule)
+    return text != incident.headline and not (together and is_one_spike)
+
+
+def _repeats(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule of an incident that is as severe reads a metric that this one does."""
+    read = rule_scope.metrics(policy, rule)
+    siblings = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
+    return any(read & rule_scope.metrics(policy, sibling) for sibling in siblings)
+
+
+def _newest(state: State, incident: Incident) -> int:
+    """Return the frame count of the newest message about a rule of an incident."""
+    reports = state.rules.reported.values()
+    return max(
+        (report.reported_frame for report in reports if report.incident == incident.id),
+        default=-TOGETHER - 1,
+    )
+
+
+def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
+    """Take down that a rule that fires has grown beyond what people were told of it.
+
+    That is asked of a notice only while it flaps: else it is told of when it fires, and no more.
+    """
+    rules, incident = state.rules, state.incident
+    report = rules.reported.get(rule.id)
+    if rule.id in rules.flapping:
+        report = report or rules.reported.setdefault(rule.id, Reported("", -AGAIN, {}))
+    elif rule.severity == "SEV2" or incident is None:
+        return
+    elif report is None or report.incident != incident.id:  # the newest message is about it, too
+        rules.reported[rule.id] = Reported(incident.id, _newest(state, incident), peaks(numbers))
+        return
+    for name, height in peaks(numbers).items():
+        height_before = report.peaks.get(name, 0.0)
+        if height > height_before and height >= GROWTH * height_before:
+            state.rules.growing[rule.id] = headline(numbers, rule.text)
+            report.peaks[name] = height  # only what is beyond that is worth saying then
+
+
+def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
+    """Tell of rules that have grown, a few frames after the message before at the earliest."""
+    state, rules = ctx.state, ctx.state.rules
+    for rule, watch in zip(ctx.policy.rules, monitor.rules, strict=True):
+        if rule.id in rules.flapping and watch.firing and watch.code == BREACH:
+            track_growth(state, rule, monitor.numbers(rule))
+        if (
+            rule.id not in rules.growing
+            or state.frame_count - rules.reported[rule.id].reported_frame <= TOGETHER
+        ):
+            continue
+        text, incident = rules.growing.pop(rule.id), state.incident
+        if incident is None or state.silence(rule.id) is not None or rule.id in rules.muted:
+            continue
+        rules.reported[rule.id].reported_frame = state.frame_count
+        ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
+        if rule.severity == "SEV2" != incident.severity:  # no news within something worse
+            continue
+        grows = notices.RuleGrows(
+            severity=rule.severity,
+            incident=incident.id,
+            rule=rule.id,
+            expression=rule.text,
+            numbers=text,
+            advice=Advice(None, advice.runbook(rule.see)),
+        )
+        ctx.send(grows)
+
+
+def repeat(ctx: StepContext, incident: Incident) -> None:
+    """Tell again of an incident that goes on, and that nobody has acknowledged."""
+    since_ns = ctx.state.at_ns - incident.reported_ns
+    if not incident.reported_ns or since_ns <= ctx.policy.repeat_s * 1e9:
+        return
+    if incident.severity == "SEV2" or incident.phase not in (OPEN, HELD):
+        return
+    pending, answer = ctx.state.approvals.pending, ""
+    if pending is not None:
+        answer = advice.of_request(
+            incident, pending, diagnosis.classify(ctx.policy, ctx.state, incident)
+        )
+    ctx.send(
+        notices.StillOpen(
+            severity=incident.severity,
+            incident=incident.id,
+            headline=incident.headline,
+            answer=answer,
+        )
+    )
+
+
+def peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
+    """Return how far each metric in breach is off, larger for worse.
+
+    That is its height over the baseline, without one the value; not a z, whose scale may shrink.
+    Below a baseline, or a lower limit, a value is as far off as its inverse would be above it.
+    """
+    heights: dict[str, float] = {}
+    for name, reading in numbers.items():
+        value, limit = reading.get("value"), reading.get("threshold")
+        if reading.get("code") != "BREACH":
+            continue
+        if reading.get("nonfinite"):
+            heights[name] = math.inf
+        elif isinstance(value, float) and isinstance(limit, int | float):
+            bases = (reading.get(key) for key in ("median", "reference", "level"))
+            base = next((float(b) for b in bases if isinstance(b, int | float)), None)
+            below = 0.0 < value < (limit if base is None else base)
+            if isinstance(rise := reading.get("rise"), float):
+                height = rise
+            elif base is None:
+                height = 1.0 / value if below else abs(value)
+            else:
+                height = base * (base / value - 1.0) if below else abs(value - base)
+            metric = str(reading.get("metric", name))
+            heights[metric] = max(height, heights.get(metric, 0.0))
+    return heights
+
+
+CHANGES, STEPS = 6, 500
+# An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
+# would fill the record. Short enough that it goes on counting as flapping. Project default.
+KEEP = 100
+# Firings in a row, in so many steps, each further off than the one before and the last one at least
+# twice as far as the first. 6 that do not grow come in this order once in 720; 5 did in a healthy
+# log. Project defaults.
+RISES, WITHIN, FACTOR = 6, 2000, 2.0
+GROWN = f"{RISES} times within {WITHIN} steps, each time further off than before"
+
+
+def on_rule_changed(
+    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Reading]
+) -> None:
+    """The rule fired or cleared on a rank."""
+    if rule.runbook is not None or rule.severity == "SEV0":
+        return
+    state, rules = ctx.state, ctx.state.rules
+    flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
+    flips.append(state.frame_count)
+    busy = len(flips) == flips.maxlen and state.frame_count - flips[0] <= STEPS
+    if busy and rule.id not in rules.flapping:
+        rules.flapping.add(rule.id)
+        then = (
+            f"; from now on it fires for at least {KEEP} steps"
+            if _advisory(ctx.policy, rule)
+            else ""
+        )
+        text = f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}"
+        ctx.record(RuleFlaps(reason=text, rule=rule.id))
+        if state.silence(rule.id) is not None:
+            return
+        beside = rule_scope.alongside(ctx.policy, state.incident, rule)
+        if _is_detail(state.incident, rule) and not beside:
+            return
+        form = notices.RuleFlappingBeside if beside else notices.RuleFlapping
+        ctx.send(form(severity=rule.severity, rule=rule.id, changes=len(flips), steps=STEPS))
+        remember(state, rule, numbers)
+    elif not busy:
+        rules.flapping.discard(rule.id)
+
+
+def has_grown(
+    policy: Policy, state: State, rule: Rule, rank: int, numbers: Mapping[str, Reading]
+) -> bool:
+    """Take down how far off a notice is that fires; return whether it was worse each time."""
+    about_spike = rule_scope.metrics(policy, rule) & rule_scope.MOVED_BY_SPIKE
+    if rule.severity != "SEV2" or rule.runbook is not None or not about_spike:
+        return False
+    grown, now = False, state.frame_count
+    for metric, height in peaks(numbers).items():
+        key = rule.id, rank, metric
+        rise = [entry for entry in state.rules.heights.get(key, ()) if now - entry[0] <= WITHIN]
+        if rise and height <= rise[-1][1]:
+            rise = []
+        rise = [*rise, (now, height)][-RISES:]
+        if len(rise) == RISES and FACTOR * rise[0][1] <= height < math.inf:
+            grown, rise = True, []
+        state.rules.heights[key] = rise
+    return grown
+
+
+def extend_firing(policy: Policy, state: State, rule: Rule, watch: RuleWatch) -> None:
+    """An advisory rule that flaps and has just fired goes on firing for a while."""
+    if rule.id in state.rules.flapping and _advisory(policy, rule):
+        watch.keep_until = max(watch.keep_until, state.frame_count + KEEP)
+
+
+def clear_settled(ctx: StepContext) -> None:
+    """A rule that has not changed for as long as it takes to flap is told of again.
+
+    One that fires all the while is no noise: it is told at once.
+    """
+    state, rules = ctx.state, ctx.state.rules
+    for rule in ctx.policy.rules:
+        if rule.id not in rules.flapping:
+            continue
+        newest = max(flips[-1] for (name, _), flips in rules.flips.items() if name == rule.id)
+        if state.frame_count - newest <= STEPS:
+            continue
+        rules.flapping.discard(rule.id)
+        if rule.id not in state.firing(ctx.policy):
+            continue
+        text = (
+            f"{rule.id} no longer flaps: it has been firing for {state.frame_count - newest} steps"
+        )
+        ctx.record(RuleSettled(reason=text, rule=rule.id))
+        is_known = rule.id in rules.muted or _is_detail(state.incident, rule)
+        if state.silence(rule.id) is None and not is_known:
+            settles = notices.RuleSettles(
+                severity=rule.severity,
+                rule=rule.id,
+                expression=rule.text,
+                steps=state.frame_count - newest,
+                advice=Advice(None, advice.runbook(rule.see)),
+            )
+            ctx.send(settles)
+
+
+def _is_detail(incident: Incident | None, rule: Rule) -> bool:
+    """Return whether another rule opened the incident: then nobody hears of this one again."""
+    return incident is not None and rule.id not in incident.rules[:1]
+
+
+def _advisory(policy: Policy, rule: Rule) -> bool:
+    """Return whether nothing follows from the rule: nobody needs to know when it clears."""
+    mutes = any(inhibit.by_rule == rule.id for inhibit in policy.inhibit)
+    return rule.runbook is None and rule.severity == "SEV2" and not mutes

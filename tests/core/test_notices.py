@@ -1,0 +1,460 @@
+"""Every kind of message: its facts, and the text that people read."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from supervise.core import NOTICES
+from supervise.core.model import Advice, Lead, SpikeClass
+
+CORE = Path(__file__).parents[2] / "supervisor" / "supervise" / "core"
+INC = {"severity": "SEV1", "incident": "inc-1"}
+RUN = {"severity": "SEV1"}
+RULE = {"rule": "a.b", "expression": "x and y", "numbers": "loss 9 (limit 5)", "step": 7}
+RULE_WHY = "rule a.b: x and y"
+CHECK = Advice(Lead.NO_ACTION, "what to check: supervise runbook nan")
+TEXT = {"text": "rank 0 said so"}
+# Kind -> its facts, title, what, why, next.
+TABLE = [
+    (
+        "RuleFires",
+        INC | RULE | {"subject": "loss 9", "advice": CHECK},
+        ("inc-1: loss 9 at step 7 (a.b)", "loss 9 (limit 5)", RULE_WHY, CHECK.text),
+    ),
+    (
+        "RuleFiresAlone",
+        RUN | RULE | {"subject": "loss 9"},
+        ("loss 9 at step 7 (a.b)", "loss 9 (limit 5)", RULE_WHY, ""),
+    ),
+    (
+        "RuleFiresBeside",
+        RUN | RULE | {"subject": "Slow steps"},
+        ("Slow steps at step 7 (a.b)", "loss 9 (limit 5)", RULE_WHY, ""),
+    ),
+    (
+        "RuleIsBlind",
+        INC | RULE | {"numbers": "no usable value"},
+        ("inc-1: rule a.b is blind at step 7", "no usable value", "", ""),
+    ),
+    (
+        "RuleGrows",
+        INC | RULE,
+        ("inc-1: a.b grows", "loss 9 (limit 5)", RULE_WHY, ""),
+    ),
+    *(
+        (
+            kind,
+            RUN | {"rule": "a.b", "changes": 7, "steps": 500},
+            (
+                "a.b is flapping",
+                "7 changes in 500 steps",
+                "",
+                "no further notification until it settles or grows",
+            ),
+        )
+        for kind in ("RuleFlapping", "RuleFlappingBeside")
+    ),
+    (
+        "RuleSettles",
+        RUN | {"rule": "a.b", "expression": "x and y", "steps": 501},
+        ("a.b no longer flaps: it has been firing for 501 steps", "", RULE_WHY, ""),
+    ),
+    (
+        "RuleWouldRun",
+        INC | {"rule": "a.b", "mode": "shadow", "runbook": "soften"},
+        (
+            "inc-1: a.b",
+            "",
+            "",
+            "shadow mode: nothing was changed; enforce would have run soften",
+        ),
+    ),
+    (
+        "Diagnosed",
+        INC | {"spike": SpikeClass.PLATEAU, "summary": "the loss stays higher than before"},
+        ("inc-1: diagnosis: new worse plateau", "the loss stays higher than before", "", ""),
+    ),
+    (
+        "StillOpen",
+        INC | {"headline": "loss 9"},
+        (
+            "inc-1: still open, and nobody has acknowledged it",
+            "loss 9",
+            "",
+            "to end these reminders: supervise ack RUN",
+        ),
+    ),
+    (
+        "Held",
+        INC | {"cause": "nothing helped", "status": "the job keeps training"},
+        (
+            "inc-1: automatic actions are off; a person is needed",
+            "nothing helped; the job keeps training",
+            "",
+            "",
+        ),
+    ),
+    ("StillHeld", RUN, ("automatic actions are still off; a person is needed", "", "", "")),
+    (
+        "NothingPossible",
+        INC | {"headline": "code 1", "status": "", "runbook": "restart", "refusal": "no way"},
+        ("inc-1: no automatic action is possible", "code 1", "restart: no way", ""),
+    ),
+    (
+        "Closed",
+        INC | {"outcome": "over", "summary": "the loss is back to normal"},
+        ("inc-1: closed", "over; the loss is back to normal", "", ""),
+    ),
+    (
+        "GivenUp",
+        INC | {"cause": "nothing helped"},
+        (
+            "inc-1: given up",
+            "nothing helped",
+            "",
+            "evidence is collected, and the job is ended",
+        ),
+    ),
+    (
+        "GivenUpIfIdle",
+        INC | {"cause": "nothing helped"},
+        (
+            "inc-1: given up",
+            "nothing helped",
+            "",
+            "evidence is collected, and the job is ended if it is idle",
+        ),
+    ),
+    (
+        "StillUnhelped",
+        INC | {"steps": 20, "status": "the job keeps training", "headline": "loss 9"},
+        (
+            "inc-1: still no automatic action can help; a person is needed",
+            "for 20 steps; the job keeps training",
+            "loss 9",
+            "",
+        ),
+    ),
+    (
+        "StillOff",
+        INC | {"steps": 20, "status": "the job keeps training", "headline": "loss 9"},
+        (
+            "inc-1: automatic actions are still off; a person is needed",
+            "for 20 steps; the job keeps training",
+            "loss 9",
+            "",
+        ),
+    ),
+    (
+        "ApprovalAsked",
+        INC
+        | {
+            "runbook": "soften",
+            "cause": "a.b: loss 9",
+            "plan": "pause, resume",
+            "request": "ask-1",
+            "timeout_s": 900.0,
+            "consequence": "it runs",
+            "status": "the job keeps training",
+        },
+        (
+            "inc-1: approve soften?",
+            "a.b: loss 9",
+            "plan: pause, resume",
+            "supervise approve RUN ask-1 (or: supervise deny RUN ask-1); without an answer "
+            "within 900 s of this message, it runs; the job keeps training meanwhile",
+        ),
+    ),
+    (
+        "ApprovalUnneeded",
+        INC | {"runbook": "soften", "request": "ask-1", "summary": "the loss is back to normal"},
+        (
+            "inc-1: soften is no longer needed; ask-1 still waits",
+            "the loss is back to normal",
+            "",
+            "",
+        ),
+    ),
+    (
+        "ActionStarts",
+        INC | {"runbook": "soften", "cause": "a.b: loss 9"},
+        ("inc-1: automatic action started: soften", "", "a.b: loss 9", ""),
+    ),
+    (
+        "EvidenceOf",
+        INC | {"headline": "no heartbeat for 121 s", "standstill": "rank 2 waits"},
+        (
+            "inc-1: no heartbeat for 121 s",
+            "rank 2 waits",
+            "",
+            "evidence: supervise why RUN inc-1",
+        ),
+    ),
+    (
+        "UndoFailed",
+        INC | {"error": "no answer", "consequence": "it may affect the next one"},
+        ("inc-1: undoing an action failed", "no answer", "", "it may affect the next one"),
+    ),
+    (
+        "CommandFailed",
+        INC | {"operator": "anna", "error": "no savepoint"},
+        ("inc-1: command of anna failed", "no savepoint", "", ""),
+    ),
+    (
+        "ActionWithdrawn",
+        INC | {"runbook": "stop", "cause": "it makes progress", "headline": "no step"},
+        (
+            "inc-1: stop withdrawn",
+            "it makes progress",
+            "no step",
+            "nothing to do; the job keeps training, and no action is in progress",
+        ),
+    ),
+    (
+        "RecoveredSoFar",
+        INC | {"steps": 100, "proof": "loss 2.4 (2.4 before)"},
+        (
+            "inc-1: recovered so far; watched for 100 more steps",
+            "loss 2.4 (2.4 before)",
+            "",
+            "",
+        ),
+    ),
+    (
+        "CheckpointAwaited",
+        INC | {"runbook": "restart", "before_step": 50},
+        (
+            "inc-1: restart waits for a good checkpoint",
+            "",
+            "",
+            "checkpoints from before step 50 are verified at once, the newest first; the "
+            "relaunch follows the first good one",
+        ),
+    ),
+    (
+        "PausedForCheckpoint",
+        INC | {"candidates": 3, "before_step": 50, "runbook": "restart"},
+        (
+            "inc-1: the job is paused while a checkpoint is verified",
+            "3 from before step 50 to verify, the newest first",
+            "",
+            "nothing to do; restart follows the first good one; to let the job train on "
+            "instead: supervise resume RUN",
+        ),
+    ),
+    (
+        "PauseOver",
+        RUN | {"step": 7, "cause": "the lease is over"},
+        (
+            "the pause ended without a resume; the job trains on from step 7",
+            "the lease is over",
+            "",
+            "to pause it again: supervise pause RUN",
+        ),
+    ),
+    (
+        "RanksDiffer",
+        INC | {"headline": "rank 1 did not roll back"},
+        (
+            "inc-1: the ranks differ",
+            "rank 1 did not roll back",
+            "",
+            "no command can repair that: supervise stop RUN, and start it from a checkpoint",
+        ),
+    ),
+    (
+        "RanksUnfenceable",
+        RUN | {"cause": "rank 1 is stalled"},
+        (
+            "the ranks cannot be changed together: no rollback, rate or pause from here on",
+            "",
+            "rank 1 is stalled",
+            "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN",
+        ),
+    ),
+    (
+        "RanksUnfenceableRelaunch",
+        RUN | {"cause": "rank 1 is stalled"},
+        (
+            "the ranks cannot be changed together: no rollback, rate or pause from here on",
+            "",
+            "rank 1 is stalled",
+            "a relaunch is left; to see from where: supervise checkpoints RUN",
+        ),
+    ),
+    (
+        "GoesOnOtherwise",
+        RUN | {"differences": "rate 1", "consequence": "it goes on", "remedies": "save it"},
+        (
+            "the job goes on otherwise than before its restart: rate 1",
+            "it goes on",
+            "",
+            "save it",
+        ),
+    ),
+    (
+        "EpochsSkipped",
+        RUN | {"step": 7, "epoch": 3.0, "expected": 1.5, "skipped": 1.5},
+        (
+            "the restart skipped 1.5 epochs: step 7 is in 3.00, and 1.50 was expected",
+            "the job trains on, and the data between is not trained on",
+            "",
+            "let the loader save where it is (a StatefulDataLoader), or resume from the end of an "
+            "epoch: supervise checkpoints RUN",
+        ),
+    ),
+    ("AsReported", RUN | TEXT, ("rank 0 said so", "", "", "")),
+    (
+        "HostDoubted",
+        RUN | TEXT,
+        (
+            "rank 0 said so",
+            "the job is started all the same",
+            "",
+            "to look again: supervise doctor --health -- COMMAND",
+        ),
+    ),
+    ("JobSuspended", RUN | TEXT, ("rank 0 said so", "no action is taken", "", "")),
+    (
+        "StartSlow",
+        RUN | TEXT,
+        (
+            "rank 0 said so",
+            "it is not stopped for this",
+            "",
+            "`supervise stop RUN` if it should have started",
+        ),
+    ),
+    (
+        "ProgramChanged",
+        RUN | TEXT,
+        (
+            "rank 0 said so",
+            "steps before and after it are of different programs; no action is taken",
+            "",
+            "if that is not intended: supervise stop RUN",
+        ),
+    ),
+    (
+        "OrphansFound",
+        RUN | TEXT | {"consequence": "they hold memory", "command": "kill 7"},
+        ("rank 0 said so", "they hold memory", "", "to end them: kill 7"),
+    ),
+    (
+        "Unmonitored",
+        RUN | TEXT | {"meaning": "no metrics from here on"},
+        (
+            "rank 0 said so",
+            "no metrics from here on",
+            "",
+            "what a probe finds here: supervise doctor -- COMMAND",
+        ),
+    ),
+    (
+        "MetricsMissing",
+        RUN | TEXT,
+        ("rank 0 said so", "rules that read these metrics are not evaluated", "", ""),
+    ),
+    (
+        "UpdatesDiscarded",
+        RUN | TEXT,
+        (
+            "rank 0 said so",
+            "the job runs and learns nothing, and no action inside it comes about",
+            "",
+            "`supervise stop RUN`; to go on from: supervise checkpoints RUN",
+        ),
+    ),
+    (
+        "LogFailure",
+        RUN | {"meaning": "a GPU fell off", "text": "Xid 79", "remedy": "drain the host"},
+        (
+            "a line in a log of the job: a GPU fell off: Xid 79",
+            "no action is taken for a line of a log",
+            "",
+            "drain the host",
+        ),
+    ),
+    (
+        "ThreadFailure",
+        RUN | {"text": "ValueError"},
+        (
+            "a thread of the job ended with an error: ValueError",
+            "the job goes on without it",
+            "",
+            "supervise status RUN shows whether steps are still made",
+        ),
+    ),
+    ("MonitoredAgain", RUN | TEXT, ("the run is monitored again", "rank 0 said so", "", "")),
+    ("StepsUnseen", RUN | TEXT, ("rank 0 said so", "these steps were not evaluated", "", "")),
+    ("EndMeant", RUN | {"end": "stopped", "outcome": "code 0"}, ("stopped", "code 0", "", "")),
+    ("JobFinished", RUN | {"step": 7}, ("finished at step 7", "", "", "")),
+    (
+        "JobEndedEarly",
+        RUN | {"shortfall": "7 of 9 steps"},
+        (
+            "the job ended with code 0 after 7 of 9 steps",
+            "it reports success and is not complete; nothing asked it to stop",
+            "",
+            "read the end of the job's output, then its data and its stop condition",
+        ),
+    ),
+    (
+        "CheckpointDamaged",
+        RUN | {"end": "it ended", "checkpoint": "c-7", "path": "/c", "damage": "cut"},
+        (
+            "it ended, and the newest checkpoint is damaged",
+            "c-7 in /c cannot be used",
+            "cut",
+            "",
+        ),
+    ),
+    (
+        "PolicyNotReloaded",
+        RUN | {"refusal": "line 3"},
+        (
+            "the policy was not reloaded",
+            "line 3",
+            "",
+            "the previous policy stays in force",
+        ),
+    ),
+    (
+        "PolicyInForce",
+        RUN | {"name": "nano", "mode": "enforce", "changes": "one rule"},
+        ("policy nano (enforce) was reloaded", "one rule", "", ""),
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts", "texts"), TABLE, ids=[row[0] for row in TABLE])
+def test_the_facts_of_a_kind_make_its_text(kind, facts, texts):
+    notice = NOTICES[kind](**facts)
+
+    assert (notice.title, notice.verdict, notice.reason, notice.then.text) == texts
+
+
+def test_every_kind_is_in_the_table():
+    assert {kind for kind, _, _ in TABLE} == {*NOTICES}
+
+
+# Modules that still make texts of messages, and how many. It may only shrink.
+REMAINING = {"job_end": 1, "job_lifecycle": 6, "operator_commands": 1}
+
+
+def test_no_other_module_makes_the_text_of_a_message():
+    made: Counter[str] = Counter()
+    for path in CORE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                of_context = isinstance(node.func, ast.Attribute) and called == "notify"
+                of_context = of_context and getattr(node.func.value, "id", "") == "ctx"
+                made[path.stem] += of_context or called == "MessageDraft"
+    made.pop("run_state")  # it renders what it is given
+
+    assert +made == REMAINING
