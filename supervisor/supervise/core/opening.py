@@ -84,26 +84,39 @@ def open_or_join(
         if explains:
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
         return False
-    is_held = incident.phase == HELD
+    _report(ctx, monitor, incident, rule, alarm, text)
+    return True
+
+
+def _report(
+    ctx: StepContext,
+    monitor: RankMonitor,
+    incident: Incident,
+    rule: Rule,
+    alarm: RuleFired | RuleBlind,
+    text: str,
+) -> None:
+    """Notify people of a rule of the open incident."""
     skipped = monitor.value(diagnosis.SKIPPED) == 1.0
-    now = Lead.OFF if is_held else Lead.SKIPPED if skipped else Lead.NO_ACTION
+    now = Lead.SKIPPED if skipped else Lead.NO_ACTION
+    now = Lead.OFF if incident.phase == HELD else now
+    form: type[notices.OfRule] = notices.RuleFires
+    then, subject = advice.runbook(rule.see), rule.id
     if isinstance(alarm, RuleBlind):
-        form: type[notices.OfRule] = notices.RuleIsBlind
-        then = "state of the probe: supervise status RUN"
+        form, then = notices.RuleIsBlind, "state of the probe: supervise status RUN"
     else:
-        form, then = notices.RuleFires, advice.runbook(rule.see)
+        subject = _subject(ctx.policy, rule, alarm.numbers)
     notice = form(
         severity=rule.severity,
         incident=incident.id,
         rule=rule.id,
         expression=rule.text,
         numbers=text,
-        step=state.step,
-        subject=_subject(ctx.policy, rule, numbers),
+        step=ctx.state.step,
+        subject=subject,
         advice=Advice(now, then),
     )
     ctx.send(notice)
-    return True
 
 
 def _text(rule: Rule, alarm: RuleFired | RuleBlind, *, grown: bool = False) -> str:
