@@ -195,3 +195,17 @@ def test_an_update_that_a_scaler_refuses_is_a_row_too(live, monkeypatch):
     found = live.run(program, [Cell(program, "nan_gradient", 0, 2)])
 
     assert [len(result["losses"]) for result in found.values()] == [6, 6]
+
+
+@pytest.mark.chaos
+def test_the_script_for_a_device_works_without_one():
+    """Each part gives its row; of no device is anything claimed but the bytes of a rollback."""
+    command = [sys.executable, "device.py", "--device", "cpu", "--quick"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True)
+    subjects = ("overhead", "host waits", "rollback", "attention fault")
+
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()[-len(subjects) :]
+    assert all(row.startswith(subject) for row, subject in zip(rows, subjects, strict=True))
+    assert [row.endswith("PASS") for row in rows] == [False, False, True, False]
+    assert "FAIL" not in done.stdout
