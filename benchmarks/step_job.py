@@ -111,7 +111,10 @@ def enough_sequences(seconds: float) -> int:
 class Turns:
     """Switches the probe and the floor for each step, and takes the time of it."""
 
-    def __init__(self, rounds: int, floor: Floor | None, baton: Sequence[str] = ()) -> None:
+    def __init__(
+        self, rounds: int, floor: Floor | None, baton: Sequence[str] = (), steady: int = STEADY
+    ) -> None:
+        """`steady`: steps whose frames tell the probe's own time, behind WARM_UP others."""
         self._baton = [os.open(path, os.O_RDWR) for path in baton]
         self._number = 0
         probe = sys.modules["_supervise_probe"]._probe
@@ -121,7 +124,8 @@ class Turns:
         draw = random.Random(0)  # all ranks draw the same
         order = [way for _ in range(rounds) for way in draw.sample(ways, len(ways))]
         turns = [way for way in order for _ in range(IN_A_ROW)]
-        self._left = iter([*["probe"] * (WARM_UP + STEADY), *turns])
+        self._first = WARM_UP + steady
+        self._left = iter([*["probe"] * self._first, *turns])
         self._took: list[tuple[str, float, float]] = []
         self._each = len(ways)
 
@@ -149,7 +153,7 @@ class Turns:
 
     def answer(self) -> None:
         """Print the times of the rounds."""
-        took, each = self._took[WARM_UP + STEADY :][IN_A_ROW - 1 :: IN_A_ROW], self._each
+        took, each = self._took[self._first :][IN_A_ROW - 1 :: IN_A_ROW], self._each
         rounds = [
             {way: times for way, *times in took[at : at + each]} for at in range(0, len(took), each)
         ]

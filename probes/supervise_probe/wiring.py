@@ -40,7 +40,7 @@ from .ipc.commands import Commands, KeptSignals
 from .ipc.publisher import JobReports, Publisher
 from .runtime.files import Background
 from .safeguards.around_step import Safeguards
-from .sampling.sample_sets import SampleSets
+from .sampling.sample_sets import FLOOR_NS, LEAST, MOMENTS, SampleSets
 from .sampling.schedule import SamplingSchedule
 from .sampling.watch import Sampler, Snapshots
 from .savepoints.controller import RollbackController, RollbackParts
@@ -409,6 +409,7 @@ class RankParts:
                 self.history,
                 self.probe_batch,
                 parts.safeguards,
+                parts.sets.pace("moments", LEAST, MOMENTS, FLOOR_NS),
             ),
         )
         self.on_demand = OnDemand(

@@ -4,7 +4,7 @@ switched off, unless somebody asked for it or a profiler makes it so."""
 import pytest
 
 from supervise_probe.runtime.guard import WINDOW, Guard
-from supervise_probe.sampling.sample_sets import RARE, SAMPLES, Budget, Pace, Unrest
+from supervise_probe.sampling.sample_sets import RARE, SAMPLES, Budget, Pace, SampleSets, Unrest
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,14 @@ def test_what_is_rare_gets_what_is_left_of_the_share_and_a_part_of_it_in_any_cas
 
     pace = Pace(lambda: None, 8, lambda step_ns: 1000.0)
     assert [pace.weigh(10**9, 1) for _ in range(2 * SAMPLES)].index(True) == 2 * SAMPLES - 1
+
+
+def test_what_is_rarer_than_it_should_be_is_listed_with_its_interval():
+    sets = SampleSets(Guard(lambda part, reason: None), {"routing": 20}, lambda: None)
+    sets.pace("updates", 4, 0.5, 0)
+    sets.pace("moments", 1, 0.5, 0)
+    sets.by_name["attention"].every = 400
+    assert sets.thinned() == {"updates": 4, "attention": 400}
 
 
 CALM = {

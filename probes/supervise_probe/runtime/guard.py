@@ -240,10 +240,12 @@ class Guard:
             for part in self.parts.values():
                 part.costs.append(part.spent_ns)
         elif len(self._steps_ns) % WEIGH_EVERY == 1:
-            self._clocks = PIECES if len(self._steps_ns) % PIECES_EVERY == PIECES_AT else WHOLE
+            self._clocks = WHOLE
             self._total_ns = self._inner_ns = 0
-            for part in self.parts.values():
-                part.spent_ns = 0
+            if len(self._steps_ns) % PIECES_EVERY == PIECES_AT:
+                self._clocks = PIECES
+                for part in self.parts.values():
+                    part.spent_ns = 0
 
     def judge(self, step_ns: int) -> None:
         """A step of `step_ns` ended: every WINDOW steps, weigh costs."""

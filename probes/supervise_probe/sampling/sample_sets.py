@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 SHARE = 0.01  # of the time of a step, for the whole probe; project default
 RARE = 0.25  # of that is for what can be rare, whatever each step costs anyway
-# Parts of what is left for it, and what it may cost per step in any case, in ns: of the update, of
-# the statistics of tokens, and of each sampled set. A toy's step is hardly longer.
-UPDATES, TOKENS, SETS = 0.5, 0.1, 0.4
+# Parts of what is left for it: of the update, of the look at an optimizer's moments, of the
+# statistics of tokens, and of all sampled sets; and what each may cost per step in any case, in ns.
+UPDATES, MOMENTS, TOKENS, SETS = 0.4, 0.1, 0.1, 0.4
 FLOOR_NS = 10_000
 LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 would save nothing
 # Steps between two samples by default: the cost of one is then below its part of SHARE.

@@ -139,11 +139,13 @@ class RollbackParts(NamedTuple):
         history: the newest steps.
         probe_batch: checks whether the restored weights are those that were saved.
         safeguards: forget what they have learned since.
+        pace: a `Pace`: how often the moments are looked at.
     """
 
     history: StepHistory
     probe_batch: ReferenceBatch
     safeguards: Safeguards
+    pace: Any
 
 
 class RollbackController:
@@ -171,7 +173,7 @@ class RollbackController:
         self._joint: Optional[SavepointSchedule] = None  # of several ranks
         self._next, self._every = 0, 1
         self._jump_not_before_ns = 0
-        self._watch = StateWatch(context.torch, context.scalars, optimizers)
+        self._watch = StateWatch(context.torch, context.scalars, optimizers, parts.pace)
         self._not_before_ns = 0  # the next savepoint, by what the newest ones cost
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
@@ -272,17 +274,22 @@ class RollbackController:
             self._take_ahead(partial(self.take, within_step=True))
 
     @property
-    def watches(self) -> bool:
-        """Whether `saw_moments` and `step_ended` are to be called.
+    def marked(self) -> bool:
+        """Whether `saw_moments` is to be called."""
+        return self._watch.on and self._watch.marked
+
+    @property
+    def marks(self) -> bool:
+        """Whether `step_ended` is to be called.
 
         From the first savepoint on, whose moments are the older ones. Replicas see the same moments
         in the same step; what only some ranks saved is never used.
         """
-        return self._watch.on and bool(self._levels)
+        return self._watch.pace.due and self._watch.on and bool(self._levels)
 
-    def step_ended(self) -> None:
-        """All optimizers of a step have made their updates."""
-        self._watch.step_ended()
+    def step_ended(self, elapsed_ns: Optional[int]) -> None:
+        """All optimizers of a step have made their updates; it took so long, if that is known."""
+        self._watch.step_ended(elapsed_ns)
 
     def saw_moments(self) -> None:
         """Save the weights before an update with moments that no optimizer left there.

@@ -296,7 +296,7 @@ class StepTracker:
         if not update.skip:
             self._safeguards.gradients(update)
             self._skip = update.skip
-        if not update.skip and len(self._round.members) == 1 and self._rollbacks.watches:
+        if not update.skip and len(self._round.members) == 1 and self._rollbacks.marked:
             self._guard.run(self._savepoints_part, self._rollbacks.saw_moments)
 
     def after_step(self, update: Update) -> None:
@@ -357,11 +357,11 @@ class StepTracker:
         if not self._round.members:
             return
         position = self._position
-        if self._rollbacks.watches:
-            self._guard.run(self._savepoints_part, self._rollbacks.step_ended)
         self._round.close(on_time)
         self.accumulates, self._skip = False, ""
         elapsed = self._ended_ns - self._mark_ns - position.held_ns if self._mark_ns else None
+        if self._rollbacks.marks:
+            self._guard.run(self._savepoints_part, self._rollbacks.step_ended, elapsed)
         self._mark_ns, position.held_ns = self._ended_ns, 0
         step = Step(position.step, position.attempt, self._ended_ns, elapsed)
         values: Dict[str, Number] = {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from ctypes import string_at
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Deque, List, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
@@ -46,22 +47,33 @@ class StateWatch:
 
     Attributes:
         on: false once the job was seen to write the state itself.
+        pace: a `Pace`: how often.
     """
 
-    def __init__(self, torch: Any, scalars: Scalars, optimizers: Optimizers) -> None:
+    def __init__(self, torch: Any, scalars: Scalars, optimizers: Optimizers, pace: Any) -> None:
+        self.pace, self._spent_ns = pace, 0
         self._tensor, self._scalars, self._optimizers = torch.Tensor, scalars, optimizers
         self.on = True
         self._marks: List[Mark] = []
         self._turn = 0
         self._written: Deque[int] = deque(maxlen=OFTEN)
 
-    def step_ended(self) -> None:
+    @property
+    def marked(self) -> bool:
+        """Whether the newest step left marks."""
+        return bool(self._marks)
+
+    def step_ended(self, elapsed_ns: Optional[int]) -> None:
         """All optimizers of a step have made their updates: mark what they left."""
+        began = thread_time_ns()
+        if self._spent_ns and elapsed_ns is not None:
+            self.pace.weigh(self._spent_ns, elapsed_ns)
         self._turn += LOOK
         marks = self._marks = []
         for info in self._optimizers.known.values():
             if (optimizer := info.reference()) is not None:
                 self._look(info.reference, optimizer.state, marks)
+        self._spent_ns = thread_time_ns() - began
 
     def forget(self) -> None:
         """The probe itself has written the state."""
@@ -69,10 +81,10 @@ class StateWatch:
 
     def was_written(self, step: int) -> bool:
         """Whether the state is another one than after the last update; `step` is about to end."""
-        for mark in self._marks:
-            if self._differs(mark):
-                break
-        else:
+        began, marks, self._marks = thread_time_ns(), self._marks, []
+        is_other = any(map(self._differs, marks))
+        self._spent_ns += thread_time_ns() - began
+        if not is_other:
             return False
         self._written.append(step)
         self.on = len(self._written) < OFTEN or step - self._written[0] >= WITHIN

@@ -347,7 +347,11 @@ def _thinned(newest: Status) -> list[str]:
         longest |= {name: max(n, longest.get(name, 0)) for name, n in rank.thinned.items()}
     if not longest:
         return []
-    words = {"updates": "update norm", "batch_sanity": "token statistics"}
+    words = {
+        "updates": "update norm",
+        "batch_sanity": "token statistics",
+        "moments": "watch of the optimizer's moments",
+    }
     texts = [f"{words.get(name, name)} every {n} steps" for name, n in longest.items()]
     return [f"{', '.join(texts)}, for their cost: what only they show is seen that much later"]
 

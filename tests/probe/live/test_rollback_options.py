@@ -98,8 +98,8 @@ for step in range(24):
         ({"then": "state['exp_avg_sq'] = torch.zeros(1, 4)"}, 10),  # not those that were saved
         (
             {"then": "state['exp_avg_sq'].mul_(1.0)", "at": ">= 0"},
-            3,
-        ),  # a habit, of which 3 is enough
+            8,
+        ),  # a habit, of which 3 is enough; every fourth step is looked at
         ({"first": "model.weight.data.add_(9.0)", "then": "state['exp_avg_sq'].mul_(1e-4)"}, 10),
     ],
     ids=["written", "data", "replaced", "habit", "weights-too"],

@@ -56,6 +56,7 @@ def test_intervals_are_those_of_the_step_number(probed):
         "weights": 500,
         "gradients": 50,
         "batch_sanity": 4,
+        "moments": 4,
         "updates": 1,
     }
 
