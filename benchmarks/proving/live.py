@@ -91,7 +91,9 @@ def chosen(program: Program) -> list[Cell]:
 def drill(fault: str) -> tuple[str, faults.Params]:
     """Return the name and all parameters of the drill that makes a fault."""
     name, _, given = DRILLS[fault].partition(":")
-    return name, faults.complete(name, dict(part.split("=") for part in given.split(",") if part))
+    return name, faults.complete_parameters(
+        name, dict(part.split("=") for part in given.split(",") if part)
+    )
 
 
 def lasts(fault: str) -> int:

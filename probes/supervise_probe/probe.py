@@ -91,7 +91,7 @@ class Probe:
 
     def _attach(self) -> None:
         for root in self._registry.roots():
-            forward.attach(root, self._around)
+            forward.watch_calls(root, self._around)
 
     def _attach_inside(self) -> None:
         forward.attach_inside(self._registry, self._around)
@@ -139,7 +139,7 @@ class Probe:
         except Exception as error:  # half a probe would fail later in a stranger way
             self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False
-        evidence.listen(config.marks)
+        evidence.dump_stacks_on_signals(config.marks)
         context.reporter.write_status()
         return True
 

@@ -70,7 +70,7 @@ def name_of(value: Any) -> Optional[str]:
     return text if len(text) <= LONGEST_NAME else "…" + text[1 - LONGEST_NAME :]
 
 
-def short(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a name that fits into a notice: a long one as a hash of all of it and its end."""
     if len(name) <= SHORT:
         return name
@@ -278,7 +278,7 @@ class ShardTracker:
         names: Dict[str, str] = {}
         while self.unreported and len(names) < count:
             number, shard = next(iter(self.unreported.items()))
-            name = short(shard)
+            name = shorten_name(shard)
             size -= len(name.encode("utf-8", "replace"))
             if size < 0 and names:
                 break
@@ -290,4 +290,4 @@ class ShardTracker:
     def newest(self, count: int) -> Dict[str, str]:
         """Return the short names used last by number, the newest last."""
         names = list(self._numbers.items())[-count:]
-        return {str(number): short(shard) for shard, number in names}
+        return {str(number): shorten_name(shard) for shard, number in names}

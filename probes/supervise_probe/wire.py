@@ -132,7 +132,7 @@ class Header(NamedTuple):
     run: bytes  # UTF-8, up to 64
 
 
-def layout(slots: int, capacity: int) -> Tuple[int, ...]:
+def header_fields(slots: int, capacity: int) -> Tuple[int, ...]:
     """Return the fields of `Header` from `version` to `file_size`.
 
     Raises:
@@ -191,7 +191,7 @@ def unpack_header(raw: bytes) -> Header:
     if crc != zlib.crc32(raw[: FIXED_SIZE - CRC.size]):
         raise WireError("has a damaged header: its checksum does not match")
     header = Header._make(_HEADER.unpack_from(raw))
-    if header[1:15] != layout(header.slots, header.capacity):
+    if header[1:15] != header_fields(header.slots, header.capacity):
         raise WireError("describes a layout that its wire version does not have")
     return header
 
@@ -308,7 +308,7 @@ class Ring(Generic[T]):
         return letter is not None and letter[0] >= seq
 
 
-def checked(raw: Any, offset: int) -> Optional[int]:
+def read_checked_word(raw: Any, offset: int) -> Optional[int]:
     """Return the checked word at `at`, or None if it is half-written or damaged.
 
     It is stored twice, the second time inverted, since an 8-byte copy may be torn.

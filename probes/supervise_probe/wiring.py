@@ -108,7 +108,7 @@ class Wired(NamedTuple):
     updates: UpdatesCollector
 
 
-def make(
+def make_parts(
     context: ProbeContext,
     sources: Sources,
     look_inside: Callable[[], None],
@@ -214,7 +214,7 @@ class Parts:
             self.extra,
             WeightCopies(context.registry, self.optimizers, context.position),
         )
-        self.wired, step_count = make(
+        self.wired, step_count = make_parts(
             context, sources, self._life.attach_inside, self._step_is_over
         )
         wired = self.wired

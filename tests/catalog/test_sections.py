@@ -121,7 +121,7 @@ def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
     """How long it lasts, what it draws, which token and which signal are no size; a hang ends all
     frames."""
     for name, fault in faults.catalog().items():
-        params = faults.complete(name, {})
+        params = faults.complete_parameters(name, {})
         sizes = [key for key, value in params.items() if isinstance(value, (int, float))]
         if {*sizes} - {"steps", "seed", "token", "signal"} and name != "hang":
             assert fault.MOVES in all_metrics(), name

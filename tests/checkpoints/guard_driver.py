@@ -27,7 +27,7 @@ from supervise_offline.checkpoint import verify
 request = json.load(sys.stdin)
 print(json.dumps({{"environment": {{"torch": "2.0", "lock": "sha256:0"}}}}), flush=True)
 for path in request["paths"]:
-    names = verify.listing(path)
+    names = verify.list_files(path)
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     word = open(os.path.join(folder, names[0])).read().split()[0]
     if word == "slow":
@@ -50,7 +50,7 @@ for path in request["paths"]:
     if word == "hang":
         open(os.path.join(os.path.dirname(sys.argv[0]), "hanging"), "w").close()
         time.sleep(60)
-    files = {{name: verify.digest(os.path.join(folder, name)) for name in names}}
+    files = {{name: verify.hash_file(os.path.join(folder, name)) for name in names}}
     ok = {{"good": True, "weights": True, "code": None}}.get(word, False)
     inside = "weights only" if word == "weights" else "full"
     bad, unread = ["it is damaged"] * (ok is False), ["it needs code"] * (ok is None)

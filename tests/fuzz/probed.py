@@ -292,7 +292,7 @@ def _patches(before: bytes, after: bytes) -> bytes:
 
 
 def _change_slot(image: bytearray, chance: Random) -> None:
-    size = wire.layout(16, 8)[2]
+    size = wire.header_fields(16, 8)[2]
     at = wire.HEADER_SIZE + chance.randrange(12) * size
     head = list(wire.SLOT_HEAD.unpack_from(image, at))  # crc, count, seq, step, attempt, ...
     field = chance.choice((1, 2, 3, 4, 6, 7, None))

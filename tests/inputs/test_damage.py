@@ -62,8 +62,8 @@ ANYWHERE = st.one_of(
     st.integers(0, wire.END_AT - 1),  # header and words
     st.integers(wire.END_AT, wire.END_AT + 64),
     *(st.integers(at, at + 200) for at in PARTS),
-    st.integers(wire.HEADER_SIZE, wire.layout(4, 3)[-1] - 1),
-    st.integers(0, wire.layout(4, 3)[-1] - 1),
+    st.integers(wire.HEADER_SIZE, wire.header_fields(4, 3)[-1] - 1),
+    st.integers(0, wire.header_fields(4, 3)[-1] - 1),
 )
 
 
@@ -94,7 +94,7 @@ def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample,
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, wire.layout(4, 3)[-1] - 1), st.booleans())
+@given(st.integers(0, wire.header_fields(4, 3)[-1] - 1), st.booleans())
 def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sample, size, already):
     path = tmp_path_factory.getbasetemp() / "short.seg"
     path.write_bytes(sample)
@@ -193,7 +193,7 @@ def late(writer):
 
 def forge(path, slot, **changed):
     """Change fields of a frame, and seal it again."""
-    at, size = wire.HEADER_SIZE + slot * wire.layout(4, 3)[2], wire.layout(4, 3)[2]
+    at, size = wire.HEADER_SIZE + slot * wire.header_fields(4, 3)[2], wire.header_fields(4, 3)[2]
     names = ("crc", "count", "seq", "step", "attempt", "flags", "at_ns", "low", "high")
     raw = bytearray(Path(path).read_bytes()[at : at + size])
     fields = dict(zip(names, wire.SLOT_HEAD.unpack_from(raw), strict=True)) | changed

@@ -137,7 +137,7 @@ def test_heartbeat_lease_and_stamp_cross(writer, segment):
     assert 0 < started.seen_ns <= time.monotonic_ns()
     assert segment.beat() == Beat(2, 8_000_000, "checkpoint")
     assert writer.lease_until_ns() == (1 << 63) + 5
-    assert wire.checked(Path(writer.path).read_bytes(), wire.SUPERVISOR_AT) == 123
+    assert wire.read_checked_word(Path(writer.path).read_bytes(), wire.SUPERVISOR_AT) == 123
 
 
 def test_a_torn_lease_is_the_one_before(writer, segment):

@@ -24,14 +24,21 @@ def test_without_progress_it_ends():
     """Also where no Python code runs, and where the signal was ignored before."""
     ignored = "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
 
-    assert run(ignored + "bounds.arm()\nwhile True: signal.pause()") == -signal.SIGALRM
+    assert (
+        run(ignored + "bounds.start_stall_alarm()\nwhile True: signal.pause()") == -signal.SIGALRM
+    )
 
 
 def test_with_progress_it_takes_the_time_that_it_needs():
     """A large part has as much more as its bytes take to read."""
-    busy = "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: bounds.progress()\n"
+    busy = (
+        "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: bounds.report_progress()\n"
+    )
 
-    assert run(f"bounds.arm()\n{busy}bounds.progress(10**9); time.sleep(1.2)") == 0
+    assert (
+        run(f"bounds.start_stall_alarm()\n{busy}bounds.report_progress(10**9); time.sleep(1.2)")
+        == 0
+    )
 
 
 def test_memory_is_bounded_by_what_the_files_have():

@@ -81,7 +81,7 @@ import hashlib, sys, threading, time
 silent_in, marks = sys.argv[1:]
 if marks:
     from supervise_probe.runtime import evidence
-    evidence.listen(marks)
+    evidence.dump_stacks_on_signals(marks)
 WAYS = {
     "sleep": lambda: time.sleep(600),
     "lock": lambda: [lock.acquire() for lock in [threading.Lock()] for _ in range(2)],

@@ -64,10 +64,10 @@ def forking(program, marks):
 FORKED = """
 import os, sys, time
 from supervise_probe.runtime import evidence
-evidence.listen(sys.argv[1])
+evidence.dump_stacks_on_signals(sys.argv[1])
 if os.fork() == 0:
-    evidence.listen(sys.argv[1])
-    evidence.listen(sys.argv[1])  # each training of a process does
+    evidence.dump_stacks_on_signals(sys.argv[1])
+    evidence.dump_stacks_on_signals(sys.argv[1])  # each training of a process does
     print(os.getpid(), flush=True)
     while True: time.sleep(600)
 time.sleep(600)
@@ -87,7 +87,7 @@ def test_a_process_that_was_forked_listens_for_itself(tmp_path):
 FORKS = """
 import os, subprocess, sys, threading, time
 from supervise_probe.runtime import evidence
-evidence.listen(sys.argv[1])
+evidence.dump_stacks_on_signals(sys.argv[1])
 def stuck_in_here(lock):
     lock.acquire()
     lock.acquire()

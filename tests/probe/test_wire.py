@@ -14,7 +14,7 @@ from supervise_probe.ipc.segment import Writer
 
 
 def header(**changes: object) -> wire.Header:
-    fixed = (wire.MAGIC, *wire.layout(8, 4), 4321, 99, 10**12, 1, 2, b"run-7")
+    fixed = (wire.MAGIC, *wire.header_fields(8, 4), 4321, 99, 10**12, 1, 2, b"run-7")
     return wire.Header._make(fixed)._replace(**changes)
 
 
@@ -27,7 +27,7 @@ def slots_of(directory: Path, frames: list[tuple[float | None, ...]]) -> list[by
     writer.close()
     raw = Path(writer.path).read_bytes()
     Path(writer.path).unlink()
-    size = wire.layout(2, 128)[2]
+    size = wire.header_fields(2, 128)[2]
     return [raw[wire.HEADER_SIZE + i * size :][:size] for i in range(len(frames))]
 
 
@@ -119,8 +119,8 @@ def test_a_torn_checked_word_is_noticed():
     new = wire.CHECKED.pack(two, two ^ wire.ALL_ONES)
 
     for cut in range(17):
-        assert wire.checked(new[:cut] + old[cut:], 0) in {None, one, two}
-    assert wire.checked(bytes(16), 0) is None
+        assert wire.read_checked_word(new[:cut] + old[cut:], 0) in {None, one, two}
+    assert wire.read_checked_word(bytes(16), 0) is None
 
 
 class Store:

@@ -46,7 +46,7 @@ def test_the_file_is_private_complete_and_alone(tmp_path):
     info = Path(writer.path).stat()
     assert [entry.name for entry in tmp_path.iterdir()] == [f"rank-3.{os.getpid()}.seg"]
     assert stat.S_IMODE(info.st_mode) == 0o600
-    assert info.st_size == wire.layout(16, 4)[-1]
+    assert info.st_size == wire.header_fields(16, 4)[-1]
     assert info.st_blocks * 512 >= info.st_size
     writer.close()
 

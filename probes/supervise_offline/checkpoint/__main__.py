@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(json.dumps({"environment": describe_environment(torch)}), flush=True)
     for path in request["paths"]:
-        bounds.arm()
+        bounds.start_stall_alarm()
         print(json.dumps(verify.verify(torch, path, request)), flush=True)
 
 

@@ -16,16 +16,16 @@ SHARE, MARGIN = 4, 1 << 30  # times the bytes of the files, and bytes beyond tha
 _armed = False
 
 
-def arm() -> None:
+def start_stall_alarm() -> None:
     """From now on end this process by SIGALRM once `progress` was not called for `IDLE_S`."""
     global _armed
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     _armed = True
-    progress()
+    report_progress()
 
 
-def progress(next_bytes: int = 0) -> None:
+def report_progress(next_bytes: int = 0) -> None:
     """Say that something was read, and how many bytes the next part has."""
     if _armed:
         signal.setitimer(signal.ITIMER_REAL, IDLE_S + next_bytes / SLOWEST)

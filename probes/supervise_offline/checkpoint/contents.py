@@ -5,7 +5,7 @@ Nothing is copied: tensors may be mapped from a file larger than memory, and are
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from .bounds import progress
+from .bounds import report_progress
 
 PIECE = 1 << 22  # elements checked at once
 DEPTH = 12
@@ -118,9 +118,9 @@ class Contents:
         elif tensor.layout != torch.strided:
             tensor = tensor.values()
         tensor = _stored(torch, tensor.detach())
-        progress(tensor.numel() * tensor.element_size())
+        report_progress(tensor.numel() * tensor.element_size())
         for piece in tensor.reshape(-1).split(PIECE):
-            progress()
+            report_progress()
             if piece.element_size() == 1:  # torch has few operations for eight bits
                 piece = piece.float()
             if bool(torch.isfinite(piece).all()):

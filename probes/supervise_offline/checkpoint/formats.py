@@ -17,7 +17,7 @@ import sys
 import zipfile
 from typing import Any, Dict, Iterator, List, Tuple
 
-from .bounds import open_file, progress
+from .bounds import open_file, report_progress
 from .contents import Contents
 
 PIECE = 1 << 22  # bytes
@@ -69,7 +69,7 @@ def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
     zipped = start == b"PK\x03\x04"
     if zipped:
         check_sums(path)
-    progress(size)
+    report_progress(size)
     contents.take(load(torch, path, zipped, start[:1] == b"\x80"), name)
 
 
@@ -137,7 +137,7 @@ def _has_checksum(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bool:
     try:
         with archive.open(record) as file:
             while file.read(PIECE):
-                progress()
+                report_progress()
     except zipfile.BadZipFile:
         return False
     return True
@@ -241,7 +241,7 @@ def _read_part(folder: str, shard: str, offset: int, length: int) -> bytes:
         with open_file(path) as file:
             if not 0 <= offset <= offset + length <= os.fstat(file.fileno()).st_size:
                 raise Damaged(f"the shard {shard} is truncated")
-            progress(length)
+            report_progress(length)
             file.seek(offset)
             return file.read(length)
     except FileNotFoundError:

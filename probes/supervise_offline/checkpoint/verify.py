@@ -10,7 +10,7 @@ import os
 from typing import Any, Dict, List, Mapping
 
 from . import formats
-from .bounds import limit_memory, open_file, progress
+from .bounds import limit_memory, open_file, report_progress
 from .contents import Contents
 
 PIECE = 1 << 22  # bytes
@@ -37,9 +37,9 @@ def verify(torch: Any, path: str, request: Mapping[str, Any]) -> Dict[str, Any]:
     contents = Contents(torch, bool(request.get("finite")))
     answer: Dict[str, Any] = {"path": path, "files": {}, "unread": []}
     try:
-        names = listing(path)
+        names = list_files(path)
         folder = path if os.path.isdir(path) else os.path.dirname(path)
-        answer["files"] = {name: digest(os.path.join(folder, name)) for name in names}
+        answer["files"] = {name: hash_file(os.path.join(folder, name)) for name in names}
         limit_memory(sum(file["size"] for file in answer["files"].values()))
         if request.get("load"):
             answer["unread"] = _read(torch, path, names, contents)
@@ -73,7 +73,7 @@ def resumable(names: List[str], contents: Contents) -> str:
     return "weights only" if alone or all(name.endswith(KNOWN) for name in names) else "unknown"
 
 
-def listing(path: str) -> List[str]:
+def list_files(path: str) -> List[str]:
     """Return the files of a checkpoint, relative to its directory, sorted. Raises OSError."""
     if not os.path.isdir(path):
         return [os.path.basename(path)]
@@ -83,13 +83,13 @@ def listing(path: str) -> List[str]:
     return sorted(paths)
 
 
-def digest(path: str) -> Dict[str, Any]:
+def hash_file(path: str) -> Dict[str, Any]:
     """Return size and SHA-256 of a file. Raises OSError."""
     sha, size = hashlib.sha256(), 0
     with open_file(path) as file:
         while True:
             piece = file.read(PIECE)
-            progress()
+            report_progress()
             if not piece:
                 return {"size": size, "sha256": sha.hexdigest()}
             sha.update(piece)

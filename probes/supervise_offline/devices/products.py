@@ -36,7 +36,7 @@ def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any
     """
     torch.set_float32_matmul_precision("high")  # the matrix units, where there are any
     size = ON_CPU if "cpu" in names else ON_DEVICE
-    lhs, right, rows, columns = factors(torch, size)
+    lhs, right, rows, columns = make_factors(torch, size)
     report, placed = [], []
     for name in names:
         row = _row(name)
@@ -57,7 +57,7 @@ def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any
     return report
 
 
-def factors(torch: Any, size: int) -> Any:
+def make_factors(torch: Any, size: int) -> Any:
     """Return two matrices, and the sums of the rows and of the columns of their product."""
     generator = torch.Generator().manual_seed(20)
     lhs, right = (

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from ..sampling.sample_sets import FLOOR_NS, SPARSEST, TOKENS
 from ..shards import SEVERAL, Origin, ShardTracker
-from ..torch_state.structure import attributes
+from ..torch_state.structure import own_attributes
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _contents(value: Any) -> Iterable[Any]:
     if isinstance(value, list):
         return list.__iter__(value)
     if isinstance(value, UserDict) or hasattr(type(value), "__dataclass_fields__"):
-        return attributes(value).values()
+        return own_attributes(value).values()
     return ()
 
 

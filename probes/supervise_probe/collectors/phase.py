@@ -23,7 +23,7 @@ class Ends(NamedTuple):
     total: Optional[float] = None
 
 
-def find(schedulers: List[Any], optimizer: Any) -> Any:
+def find_scheduler(schedulers: List[Any], optimizer: Any) -> Any:
     """Return the scheduler whose lengths are known, the outermost one of this optimizer, or None.
 
     Args:
@@ -32,12 +32,12 @@ def find(schedulers: List[Any], optimizer: Any) -> Any:
     for scheduler in reversed(schedulers):
         served = getattr(scheduler, "optimizer", None)
         served = served if served is optimizer else getattr(served, "optimizer", served)
-        if served is optimizer and ends(scheduler) is not None:
+        if served is optimizer and part_lengths(scheduler) is not None:
             return scheduler
     return None
 
 
-def ends(scheduler: Any) -> Optional[Ends]:
+def part_lengths(scheduler: Any) -> Optional[Ends]:
     """Return the lengths of a scheduler's parts, in its own steps; None where it has none."""
     read = _KINDS.get(type(scheduler).__name__)
     return None if read is None else read(scheduler)
@@ -57,7 +57,7 @@ def _of_lambda(scheduler: Any) -> Optional[Ends]:
 
 def _of_sequence(scheduler: Any) -> Ends:
     milestones = list(scheduler._milestones)
-    length = ends(scheduler._schedulers[-1])
+    length = part_lengths(scheduler._schedulers[-1])
     total = None if length is None or length.total is None else milestones[-1] + length.total
     return Ends(milestones[0], milestones[1] if len(milestones) > 1 else None, total)
 
@@ -185,9 +185,9 @@ class PhaseCollector(Collector):
         """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
         self._searched = self._schedulers.changes
         optimizers = self._optimizers.living()
-        schedule = find(list(self._schedulers), optimizers[0]) if optimizers else None
+        schedule = find_scheduler(list(self._schedulers), optimizers[0]) if optimizers else None
         self._scheduler = _nothing if schedule is None else weakref.ref(schedule)
-        self._ends = Ends() if schedule is None else ends(schedule)
+        self._ends = Ends() if schedule is None else part_lengths(schedule)
 
     def _part(self, position: float) -> float:
         start, end = self._bounds()

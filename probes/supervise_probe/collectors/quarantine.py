@@ -44,7 +44,7 @@ from typing import (
 from ..config import rank_and_world
 from ..context import Refused
 from ..runtime import files
-from ..shards import Origin, name_of, short
+from ..shards import Origin, name_of, shorten_name
 from . import Collector
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Manifest:
         if not self.shards:
             return False
         shard = name_of(name)
-        return shard is not None and short(shard) in self.shards
+        return shard is not None and shorten_name(shard) in self.shards
 
     def _load(self, path: str) -> None:
         try:
@@ -144,7 +144,7 @@ def _entry(entry: Any) -> Entry:
     if kind == "batch":
         name = int(name)
     elif kind == "shard":
-        name = short(name_of(name) or "")
+        name = shorten_name(name_of(name) or "")
     else:
         raise ValueError(f"kind {kind!r} is neither shard nor batch")
     since, until = int(entry.get("from_attempt", 0)), entry.get("until_attempt")
@@ -324,7 +324,7 @@ class QuarantineCollector(Collector):
         quarantined = [origin.shard for origin in origins if self.manifest.holds(origin.shard)]
         if not quarantined or not self._alone(quarantined[0]):
             return False
-        self.passed[short(quarantined[0])] += 1
+        self.passed[shorten_name(quarantined[0])] += 1
         self.wake()
         return True
 

@@ -309,7 +309,7 @@ class ModelFlops(NamedTuple):
     why_not: str = ""
 
 
-def count(torch: Any, roots: Iterable[Any]) -> ModelFlops:
+def count_operations(torch: Any, roots: Iterable[Any]) -> ModelFlops:
     """Count the operations of forward and backward of the models `roots` together."""
     weights: Dict[int, float] = {}
     widths: List[float] = []
@@ -496,7 +496,7 @@ class FlopsCollector(Collector):
         return self._peak
 
     def _look(self) -> None:
-        model = count(self.torch, self._registry.roots())
+        model = count_operations(self.torch, self._registry.roots())
         if model.why_not:
             self._model = None
             self._describe(f"no: {model.why_not}")

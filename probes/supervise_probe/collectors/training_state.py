@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
-from ..torch_state.structure import replicated
+from ..torch_state.structure import replicated_parameters
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ParamDigestCollector(Collector):
         self._sums: List[Any] = []
 
     def after_update(self, update: Update) -> None:
-        shared = replicated(self._registry) if self._position.world_size > 1 else set()
+        shared = replicated_parameters(self._registry) if self._position.world_size > 1 else set()
         patterns = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}
         for parameter in update.all_params:
             if id(parameter) not in shared or parameter.is_complex():

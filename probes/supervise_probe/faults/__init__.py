@@ -109,7 +109,7 @@ def catalog() -> Dict[str, Type[Fault]]:
     return dict(sorted(faults.items()))
 
 
-def complete(name: str, settings: Mapping[str, Any]) -> Dict[str, Value]:
+def complete_parameters(name: str, settings: Mapping[str, Any]) -> Dict[str, Value]:
     """Return all parameters of a fault: those given, in the type of their defaults, and the rest.
 
     Raises:

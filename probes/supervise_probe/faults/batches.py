@@ -17,13 +17,13 @@ def is_tokens(torch: Any, value: Any) -> bool:
     )
 
 
-def places(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+def token_positions(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
     """Return positions and names of all tokens; a model's own input comes first."""
     positions: List[Any] = [i for i, value in enumerate(args) if is_tokens(torch, value)]
     return positions + [name for name, value in kwargs.items() if is_tokens(torch, value)]
 
 
-def change(
+def change_arguments(
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
     positions: List[Any],
@@ -51,10 +51,10 @@ class BadBatch(Fault):
         self._generator = torch.Generator().manual_seed(int(params["seed"]))
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        positions = places(self.torch, args, kwargs)[:1]
+        positions = token_positions(self.torch, args, kwargs)[:1]
         if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
-        return change(args, kwargs, positions, lambda tokens: self._noise(root, tokens))
+        return change_arguments(args, kwargs, positions, lambda tokens: self._noise(root, tokens))
 
     def _noise(self, root: Any, like: Any) -> Any:
         sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]
@@ -76,7 +76,7 @@ class BatchCut(Fault):
     }
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        positions = places(self.torch, args, kwargs)
+        positions = token_positions(self.torch, args, kwargs)
         if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
         if len(positions) < 2:  # cut inputs and whole targets would kill the job
@@ -175,7 +175,7 @@ class EvalMismatch(Fault):
 
     def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         self._seen = True
-        positions = places(self.torch, args, kwargs)
+        positions = token_positions(self.torch, args, kwargs)
         values = (*args, *kwargs.values())
         leading = next((v for v in values if isinstance(v, self.torch.Tensor)), None)
         if not positions or leading is not _argument(positions[0], args, kwargs):
@@ -187,7 +187,7 @@ class EvalMismatch(Fault):
             for position in positions
             if self._is_same(leading, _argument(position, args, kwargs))
         ]
-        return change(args, kwargs, alike, self._permuted)
+        return change_arguments(args, kwargs, alike, self._permuted)
 
     def _choose(self, tokens: Any) -> Tuple[Any, Any]:
         ids, counts = tokens[tokens >= 0].unique(return_counts=True)
@@ -237,11 +237,11 @@ class RepeatedTokens(Fault):
     }
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        positions = places(self.torch, args, kwargs)
+        positions = token_positions(self.torch, args, kwargs)
         if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
         token = int(self.params["token"])
-        return change(args, kwargs, positions, lambda t: self.torch.full_like(t, token))
+        return change_arguments(args, kwargs, positions, lambda t: self.torch.full_like(t, token))
 
 
 class SameBatch(Fault):
@@ -255,7 +255,7 @@ class SameBatch(Fault):
         several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
         if not several:
             raise CannotActError("the job has one rank")
-        positions = places(self.torch, args, kwargs)
+        positions = token_positions(self.torch, args, kwargs)
         if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
 
@@ -264,7 +264,7 @@ class SameBatch(Fault):
             group.broadcast(copy, 0)
             return copy
 
-        return change(args, kwargs, positions, shared)
+        return change_arguments(args, kwargs, positions, shared)
 
 
 class ShuffledLabels(Fault):
@@ -282,10 +282,10 @@ class ShuffledLabels(Fault):
         self._generator = torch.Generator().manual_seed(int(params["seed"]))
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        positions = places(self.torch, args, kwargs)
+        positions = token_positions(self.torch, args, kwargs)
         if len(positions) < 2:
             raise CannotActError("no targets of whole numbers among the inputs of the model")
-        return change(args, kwargs, positions[-1:], self._shuffle)
+        return change_arguments(args, kwargs, positions[-1:], self._shuffle)
 
     def _shuffle(self, labels: Any) -> Any:
         order = self.torch.randperm(labels.shape[-1], generator=self._generator)

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..runtime import files
-from . import CannotActError, Fault, catalog, complete
+from . import CannotActError, Fault, catalog, complete_parameters
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -29,7 +29,7 @@ class ScheduledFault:
         self.step = int(order["step"])
         self.index = index
         self.rank = order.get("rank")  # None: every rank
-        self.params = complete(self.name, order.get("params") or {})
+        self.params = complete_parameters(self.name, order.get("params") or {})
         self.kind = catalog()[self.name]
         self.fault: Optional[Fault] = None
 

@@ -124,7 +124,7 @@ class RootCall:
         return type(None), ()
 
 
-def attach(root: Any, around: Around) -> None:
+def watch_calls(root: Any, around: Around) -> None:
     """See the calls of `root` from now on; twice is once."""
     if type(root.__dict__.get(SLOT)) is not RootCall:
         root.__dict__[SLOT] = RootCall(root, around)
@@ -137,7 +137,7 @@ def attach_inside(registry: Registry, around: Around) -> None:
     """
     for root in registry.roots():
         while root is not None:
-            attach(root, around)
+            watch_calls(root, around)
             inner = list(root.children())
             root = inner[0] if len(inner) == 1 and not root._parameters else None
 

@@ -26,7 +26,7 @@ class Hold(NamedTuple):
     listeners: Listeners
 
 
-def beside(
+def call_beside(
     hold: Hold, original: Callable[..., Any], observe: Callable[..., None], name: str = "framework"
 ) -> Callable[..., Any]:
     """Return a function that calls `observe` with the same arguments, and then `original`.
@@ -68,7 +68,7 @@ def wrap_save(
     return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, on_save)
 
 
-def resuming(
+def watch_resume(
     hold: Hold, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
 ) -> Callable[..., Any]:
     """Return `original`, a call that trains, which is given the checkpoint to go on from.
@@ -144,9 +144,9 @@ def listen_lightning(hold: Hold, library: Any) -> None:
             elapsed = monotonic_ns() - began - (hold.times.inside() - apart)
             hold.times.forward += max(0, elapsed)
 
-    fit = resuming(hold, trainer._fit_impl, "ckpt_path", _unfit)
+    fit = watch_resume(hold, trainer._fit_impl, "ckpt_path", _unfit)
     trainer._fit_impl = fit
-    calls._call_callback_hooks = beside(hold, hook, observe)
+    calls._call_callback_hooks = call_beside(hold, hook, observe)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
     trainer.save_checkpoint = wrap_save(hold, save, save_target)
 
@@ -236,9 +236,9 @@ def listen_trainer(hold: Hold, library: Any) -> None:
         trial = kwargs.get("trial", args[1] if len(args) > 1 else None)
         return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{step}"), step
 
-    train = resuming(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
+    train = watch_resume(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
     trainer.train = train
-    handler.call_event = beside(hold, call, observe)
+    handler.call_event = call_beside(hold, call, observe)
     trainer._save_checkpoint = wrap_save(hold, save, save_target)
 
 
@@ -278,7 +278,7 @@ def listen_fsdp(hold: Hold, library: Any) -> None:
         hold.listeners.step.before_clip(params)
         hold.listeners.step.clipped(params, None, None, joint=True)
 
-    wrapper.clip_grad_norm_ = beside(hold, wrapper.clip_grad_norm_, observe, "gradient")
+    wrapper.clip_grad_norm_ = call_beside(hold, wrapper.clip_grad_norm_, observe, "gradient")
 
 
 def listen_pipeline(hold: Hold, library: Any) -> None:
@@ -295,7 +295,7 @@ def listen_pipeline(hold: Hold, library: Any) -> None:
         if self.is_last:  # the others have no loss
             hold.listeners.step.averaged(grad_scale_factor)
 
-    stage.scale_grads = beside(hold, stage.scale_grads, observe, "loss")
+    stage.scale_grads = call_beside(hold, stage.scale_grads, observe, "loss")
 
 
 def listen_accelerate(hold: Hold, library: Any) -> None:

@@ -444,7 +444,7 @@ class LoaderListener:
         """A pass over the data is about to begin; its workers are forked before the first step."""
         if getattr(loader, "num_workers", 0):
             part = self._guard.part("evidence", share=1.0)
-            self._guard.run(part, evidence.listen, self._marks)
+            self._guard.run(part, evidence.dump_stacks_on_signals, self._marks)
         self._guard.run(self._held_part, self._held.lists.begins, loader)
 
 

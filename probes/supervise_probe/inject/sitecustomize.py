@@ -227,7 +227,7 @@ class Finder:
 WATCHED = {"torch": install_probe, **dict.fromkeys(LIBRARIES, listen)}
 
 
-def enter() -> None:
+def watch_imports() -> None:
     """Take the own directory off the path, and wait for torch."""
     sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != HERE]
     sys.path_importer_cache.pop(HERE, None)
@@ -243,7 +243,7 @@ def enter() -> None:
 
 
 try:
-    enter()
+    watch_imports()
 except Exception:  # whatever it was, the job must start
     pass
 

@@ -427,7 +427,7 @@ class Commands:
 
     def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
         directory, rank = str(args["directory"]), self._position.rank
-        return {"files": evidence.write(directory, rank, self._torch, self._batches())}
+        return {"files": evidence.write_evidence(directory, rank, self._torch, self._batches())}
 
     def do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
         manner = args.get("how", "interrupt")

@@ -75,7 +75,7 @@ def decide(
         ValueError, KeyError: what is there is no verdict.
     """
     folder, name = os.path.split(path)
-    fresh = os.path.join(folder, f".{name}.{files.token()}")
+    fresh = os.path.join(folder, f".{name}.{files.random_token()}")
     document = {"decision": decision, "why": why, "step": step, "args": args or {}}
     try:
         with os.fdopen(files.create(fresh), "wb") as file:

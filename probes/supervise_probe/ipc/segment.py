@@ -141,7 +141,7 @@ class Writer:
         header = wire.Header._make(
             (
                 wire.MAGIC,
-                *wire.layout(slots, capacity),
+                *wire.header_fields(slots, capacity),
                 pid,
                 _start_ticks(),
                 created_ns,
@@ -152,7 +152,7 @@ class Writer:
         )
         packed = wire.pack_header(header)
         files.own_directory(directory)
-        fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.token()}")
+        fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.random_token()}")
         descriptor = files.create(fresh)
         try:
             os.posix_fallocate(descriptor, 0, header.file_size)
@@ -346,7 +346,7 @@ class Writer:
         self._map.close()
 
     def _checked(self, offset: int, end: int) -> int:
-        sequence = None if self._closed else wire.checked(self._map, offset)
+        sequence = None if self._closed else wire.read_checked_word(self._map, offset)
         return end if sequence is None else sequence
 
     def _store(self, offset: int, raw: bytes) -> None:

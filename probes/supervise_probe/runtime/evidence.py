@@ -21,7 +21,9 @@ from . import files
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6  # no launcher or scheduler's
 
 
-def write(directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]) -> List[str]:
+def write_evidence(
+    directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]
+) -> List[str]:
     """Write the three files of one rank and return their paths.
 
     Raises:
@@ -60,7 +62,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def listen(marks: str) -> None:
+def dump_stacks_on_signals(marks: str) -> None:
     """Let two signals dump stacks into `<marks>/stacks.<pid>.txt`: for a job that hangs.
 
     It reads no mailbox any more. `STACKS` is answered for all threads by the interpreter, as soon

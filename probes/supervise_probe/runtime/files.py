@@ -87,7 +87,7 @@ def make_directory(path: str) -> None:
     os.makedirs(path, mode=FOLDER, exist_ok=True)
 
 
-def token() -> str:
+def random_token() -> str:
     """Return letters that nobody can guess; not by `random`, whose state is the job's."""
     return os.urandom(8).hex()
 
@@ -100,7 +100,7 @@ def replacing(path: str, shared: bool = False, sync: bool = False) -> Iterator[A
         shared: see `create`. sync: wait until the bytes are on the disk.
     """
     folder, name = os.path.split(path)
-    fresh = os.path.join(folder, f".{name}.{token()}")
+    fresh = os.path.join(folder, f".{name}.{random_token()}")
     try:
         with os.fdopen(create(fresh, shared), "wb") as file:
             yield file

@@ -127,7 +127,7 @@ class Profile:
         profiler, self._profiler = self._profiler, None
         self._context.guard.blind = False
         self._restore_entry_points()
-        aside = f"{self._path}.{files.token()}"
+        aside = f"{self._path}.{files.random_token()}"
         try:
             profiler.stop()
             profiler.export_chrome_trace(aside)

@@ -124,7 +124,7 @@ class UpdateClip:
                 return
             past = self._past.update_norms
             alone = len(self._optimizers.living()) == 1
-            history = seed(past, rule) if alone else []
+            history = seed_window(past, rule) if alone else []
             norms = Kept(self._context, self._gradient, update.all_params, rule, history)
             self._kept[update.optimizer] = norms
         norms.read()
@@ -236,7 +236,7 @@ class Kept:
         return torch.where(count >= self._rule.least, limit, torch.full_like(limit, math.inf))
 
 
-def seed(past: Sequence[float], rule: Rule) -> List[float]:
+def seed_window(past: Sequence[float], rule: Rule) -> List[float]:
     """Return a window as it would be had the rule been in force before: spikes are shortened."""
     norms: List[float] = []
     for norm in list(past)[-rule.window :]:

@@ -169,7 +169,7 @@ class Attention:
         names = ["max_attn_logit", "attn_logit_heads_over_100", "attn_logit_absmean"]
         mean = torch.stack([mean for _, mean, _ in layers]).mean()
         values = [largest.amax(), over.to(mean.dtype), mean]
-        for index in spread(len(layers)):
+        for index in spread_evenly(len(layers)):
             names.append(f"max_attn_logit.{index}")
             values.append(largest[index])
         for rank, (logit, position) in enumerate(zip(*_highest(heads))):
@@ -260,7 +260,7 @@ def _highest(heads: Any) -> Tuple[Any, Any]:
     return logits.unbind(), places.to(logits.dtype).unbind()
 
 
-def spread(count: int, limit: int = LAYERS) -> List[int]:
+def spread_evenly(count: int, limit: int = LAYERS) -> List[int]:
     """Return at most `most` numbers below `count`, evenly spread, first and last among them."""
     if count <= limit:
         return list(range(count))
@@ -391,9 +391,9 @@ class Activations:
             values["residual_rms"] = rms.amax()
             outliers = self._torch.stack([self._blocks[i][1] for i in order])
             values["activation_outlier_rate"] = 100.0 * outliers.amax()
-            for block in spread(len(order)):
+            for block in spread_evenly(len(order)):
                 values[f"residual_rms.{order[block]}"] = rms[block]
-            values.update(self._percentiles([order[i] for i in spread(len(order), BLOCKS)]))
+            values.update(self._percentiles([order[i] for i in spread_evenly(len(order), BLOCKS)]))
         return values
 
     def _percentiles(self, indices: List[int]) -> Dict[str, Any]:

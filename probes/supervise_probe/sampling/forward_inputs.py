@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
 from ..runtime import rng
 from ..runtime.call_stack import is_library
-from ..torch_state.structure import attributes, set_attribute, slots
+from ..torch_state.structure import own_attributes, set_attribute, slots
 
 Exchange = Callable[[Any], Any]
 Alike = Callable[[Any, Any], bool]
@@ -150,7 +150,7 @@ class Slots(Holder):
 
     def read(self) -> List[Tuple[Any, Any]]:
         names = set(slots(type(self.target)))
-        return [pair for pair in attributes(self.target).items() if pair[0] in names]
+        return [pair for pair in own_attributes(self.target).items() if pair[0] in names]
 
     def write(self, key: Any, value: Any) -> None:
         set_attribute(self.target, key, value)

@@ -129,7 +129,15 @@ def _differs(tensor: Any, mark: Tuple[Any, ...]) -> bool:
     return _mark(tensor) != mark
 
 
-__all__ = ["Inputs", "NeverError", "RefusedError", "check", "keep", "mapped", "run"]
+__all__ = [
+    "Inputs",
+    "NeverError",
+    "RefusedError",
+    "check",
+    "keep_first_rows",
+    "map_tensors",
+    "run",
+]
 
 SEQUENCES = 2
 MOST_BYTES = 64 << 20  # of inputs
@@ -159,7 +167,7 @@ class Inputs(NamedTuple):
         return (*self.args, *self.kwargs.values())
 
 
-def keep(
+def keep_first_rows(
     context: ProbeContext,
     root: Any,
     args: Tuple[Any, ...],
@@ -254,7 +262,7 @@ def run(
             if fixed:
                 rng.seed(torch, SEED)
                 state.seed(SEED)
-            args, kwargs = mapped(torch, (inputs.args, inputs.kwargs), torch.clone)
+            args, kwargs = map_tensors(torch, (inputs.args, inputs.kwargs), torch.clone)
             with autocast, watch or nullcontext(), without_other_ranks(context):
                 output = call(*args, **kwargs)
             batches.append(take(output))
@@ -367,14 +375,14 @@ def _eagerly(torch: Any) -> Any:
     return stance("force_eager")
 
 
-def mapped(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
+def map_tensors(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
     """Return nested tuples, lists and dicts with `function` of each tensor in its place."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: mapped(torch, item, function) for key, item in value.items()}
+        return {key: map_tensors(torch, item, function) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(mapped(torch, item, function) for item in value)
+        return type(value)(map_tensors(torch, item, function) for item in value)
     return value
 
 
@@ -471,7 +479,7 @@ class Trials:
             self.never(root, reason)
             raise NeverError(reason) from error
         value, second = (None if v is None else float(v) for v in values)
-        drifts = value is not None and second is not None and not equal(value, second, SAME)
+        drifts = value is not None and second is not None and not is_close(value, second, SAME)
         self._passed[key] = weakref.ref(root), drifts
         return drifts
 
@@ -484,10 +492,10 @@ class Trials:
             raise
 
     def _value(self, output: Any) -> Optional[Any]:
-        return value_of(self._torch, output) if floating(self._torch, output) else None
+        return value_of(self._torch, output) if floating_tensors(self._torch, output) else None
 
 
-def floating(torch: Any, output: Any) -> List[Any]:
+def floating_tensors(torch: Any, output: Any) -> List[Any]:
     """Return the floating tensors that a model's output holds."""
     several = [v for v in leaves(output) if isinstance(v, torch.Tensor)]
     return [v.detach() for v in several if v.is_floating_point() and v.numel()]
@@ -500,7 +508,7 @@ def value_of(torch: Any, output: Any) -> Any:
     Raises:
         RefusedError: it holds no floating tensor.
     """
-    several = floating(torch, output)
+    several = floating_tensors(torch, output)
     loss = next((v for v in several if v.numel() == 1), None)
     if loss is not None:
         return loss.double().reshape(())
@@ -510,7 +518,7 @@ def value_of(torch: Any, output: Any) -> Any:
     return sum(piece.double().square().sum() for piece in pieces) / several[0].numel()
 
 
-def equal(was: float, now: float, close: float) -> bool:
+def is_close(was: float, now: float, close: float) -> bool:
     """Whether two values agree within `close`, relative; NaN agrees with NaN."""
     if was == now or (was != was and now != now):
         return True

@@ -133,7 +133,7 @@ class Sampler:
         try:
             self.trials.check(root)
             side_forward.check(self._context, root, compiled=True)
-            inputs = side_forward.keep(self._context, root, args, kwargs)
+            inputs = side_forward.keep_first_rows(self._context, root, args, kwargs)
             self.kept = Kept(root, structure, due, inputs)
         except side_forward.RefusedError as refusal:
             reason = str(refusal)

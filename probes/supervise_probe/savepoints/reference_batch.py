@@ -45,7 +45,7 @@ from typing import (
 
 from ..context import Refused
 from ..sampling import side_forward
-from ..sampling.side_forward import SAME, equal, value_of
+from ..sampling.side_forward import SAME, is_close, value_of
 from ..torch_state.structure import leaves
 from . import weights_check
 from .step_history import CLOSE
@@ -151,16 +151,18 @@ class ReferenceBatch:
             root = side_forward.replica(context, root)
             side_forward.check(context, root, self._compiled, alone=self._several)
             self._sampler.trials.check(root)
-            self._inputs = inputs = side_forward.keep(context, root, args, kwargs)
+            self._inputs = inputs = side_forward.keep_first_rows(context, root, args, kwargs)
             tensors = (v for v in leaves((args, kwargs)) if isinstance(v, self._torch.Tensor))
             self._rows = int(next(tensors).shape[0])
             with suppress(side_forward.RefusedError):
-                self._many = side_forward.keep(context, root, args, kwargs, MANY_ROWS, MANY_BYTES)
+                self._many = side_forward.keep_first_rows(
+                    context, root, args, kwargs, MANY_ROWS, MANY_BYTES
+                )
         except side_forward.RefusedError as refusal:
             self._refuse(str(refusal))
             return
         to_host = partial(self._to_host, arrivals=self._arrivals)
-        self._host = side_forward.mapped(self._torch, (inputs.args, inputs.kwargs), to_host)
+        self._host = side_forward.map_tensors(self._torch, (inputs.args, inputs.kwargs), to_host)
         self._root, self.why_not = weakref.ref(root), ""
         serial = f".{self._serial}" if self._serial else ""
         home = os.path.join(os.path.dirname(config.marks), KEY)  # of the run directory
@@ -371,7 +373,7 @@ class ReferenceBatch:
         output = self._output if self._many is None else self._output_of_many
         run = partial(self._sampler.trials.run, root, inputs, fixed=True, take=output.loss)
         (now,) = run()
-        with weights_check.exchanged(lone):
+        with weights_check.swapped_weight(lone):
             (was,) = run()
         if now is None or was is None:
             return
@@ -463,7 +465,7 @@ class ReferenceBatch:
             self._report({"verdict": "not judged", "why": unknown if was is None else self.why_not})
             return
         was, now = float(was), float(now)
-        verdict = "equal" if equal(was, now, close) else "differs"
+        verdict = "equal" if is_close(was, now, close) else "differs"
         self._report({"verdict": verdict, "was": was, "is": now})
 
     def _report(self, result: Dict[str, Any]) -> None:
@@ -474,7 +476,7 @@ class ReferenceBatch:
     def _write(self, inputs: side_forward.Inputs, host: Any, kind: List[Any]) -> None:
         torch = self._torch
         places: List[str] = []
-        side_forward.mapped(
+        side_forward.map_tensors(
             torch, (inputs.args, inputs.kwargs), lambda t: places.append(str(t.device))
         )
         document = {
@@ -500,7 +502,7 @@ class ReferenceBatch:
                 raise ValueError("it is not a probe batch")
             places = iter(document["places"])
             inputs = document["args"], document["kwargs"]
-            args, kwargs = side_forward.mapped(
+            args, kwargs = side_forward.map_tensors(
                 torch, inputs, lambda tensor: tensor.to(next(places))
             )
             known_targets = document.get("targets")

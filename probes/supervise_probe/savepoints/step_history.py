@@ -30,7 +30,7 @@ from typing import (
 
 from ..context import Refused
 from ..runtime import files
-from ..sampling.side_forward import equal
+from ..sampling.side_forward import is_close
 
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector, ShardsCollector
@@ -190,7 +190,7 @@ class StepHistory:
 
 def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:
     """Whether two numbers agree, or one of them is unknown. NaN agrees with NaN."""
-    return was is None or now is None or equal(was, now, close)
+    return was is None or now is None or is_close(was, now, close)
 
 
 def _write(path: str, rows: List[Row]) -> None:

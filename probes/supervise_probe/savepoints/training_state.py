@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..runtime.call_stack import CannotRestore
 from ..torch_state.registry import Registry
-from ..torch_state.tensor_copies import TensorCopies, is_copyable, local
+from ..torch_state.tensor_copies import TensorCopies, is_copyable, local_part
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _DEPTH = 8  # containers in containers; an optimizer's state has one or two
@@ -306,7 +306,7 @@ def _zero_gradient(parameter: Optional[Any]) -> None:
     if gradient.is_sparse:
         parameter.grad = None  # type: ignore[union-attr]
     else:
-        local(gradient).zero_()
+        local_part(gradient).zero_()
 
 
 def _ids(group: Any) -> Tuple[int, ...]:

@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 from ..runtime import files
 from ..sampling.activations import LOGITS, ROWS, some_rows
-from ..sampling.side_forward import SEQUENCES, floating
+from ..sampling.side_forward import SEQUENCES, floating_tensors
 
 LIKELIEST = 10  # tokens; of fewer than 100 classes a tenth
 CHUNK = 1024  # targets of a chunk that are kept
@@ -90,7 +90,7 @@ class ReferenceOutput:
 
     def loss(self, output: Any) -> Optional[Any]:
         """Return the loss that a model's output holds or has, None where it cannot be told."""
-        several, targets = floating(self._torch, output), self.targets
+        several, targets = floating_tensors(self._torch, output), self.targets
         loss = next((v for v in several if v.numel() == 1), None)
         if loss is not None or targets is None or not several:
             return None if loss is None else loss.double().reshape(())
@@ -215,7 +215,7 @@ def _better(one: Optional[LoneWeight], other: Optional[LoneWeight]) -> Optional[
 
 
 @contextmanager
-def exchanged(lone: LoneWeight) -> Iterator[None]:
+def swapped_weight(lone: LoneWeight) -> Iterator[None]:
     """Give the weight its old value for a while; its bits come back whatever happens.
 
     Torch counts no write to the weight: `place` is a view of a detached one.

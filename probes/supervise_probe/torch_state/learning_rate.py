@@ -33,7 +33,7 @@ FAR = 2.5  # of the rate in the step before; `over` of update_scale.lr_guard_far
 LATE = 16  # steps that a jump may be confirmed behind its own step; project default
 
 
-def note(trail: Trail, step: int, rates: List[Optional[float]]) -> None:
+def record_rates(trail: Trail, step: int, rates: List[Optional[float]]) -> None:
     """Take down the rates of a step, if they are others than before."""
     if trail and trail[-1][1] == rates:
         return
@@ -48,7 +48,7 @@ def is_far(trail: Trail, rates: List[Optional[float]]) -> bool:
     return bool(newest and rates and newest[0] and rates[0] and rates[0] > FAR * newest[0])
 
 
-def healthy(trail: Trail, group: int, before_step: int) -> Optional[float]:
+def healthy_rate(trail: Trail, group: int, before_step: int) -> Optional[float]:
     """Return the rate of a group before the step `before`, and what it became without a jump.
 
     None where it is not known, or was 0: a group that is thawed has no level.
@@ -67,7 +67,7 @@ def healthy(trail: Trail, group: int, before_step: int) -> Optional[float]:
     return level or None
 
 
-def requested(trail: Trail, at_step: int) -> List[Optional[float]]:
+def requested_rates(trail: Trail, at_step: int) -> List[Optional[float]]:
     """Return the rates that were asked for in the step `at`, the oldest known ones before that."""
     newest: List[Optional[float]] = []
     for step, rates in trail:
@@ -214,7 +214,7 @@ class LearningRate:
         self.jumps = False
         if not info.rates or info.rates[-1][1] != rates:
             self.jumps = is_far(info.rates, rates)
-            note(info.rates, step, rates)
+            record_rates(info.rates, step, rates)
 
     def hold_at(
         self, optimizers: List[OptimizerInfo], before_step: int, within: float, release: int
@@ -228,7 +228,7 @@ class LearningRate:
         newest: Dict[int, float] = {}
         for info in optimizers:
             for group in range(info.groups):
-                level = healthy(info.rates, group, before_step)
+                level = healthy_rate(info.rates, group, before_step)
                 if level is not None:
                     number = info.first_group + group
                     levels[number] = within * level
@@ -247,7 +247,7 @@ class LearningRate:
         rates: Dict[int, float] = {}
         newest: Dict[int, float] = {}
         for info in optimizers:
-            for group, rate in enumerate(requested(info.rates, step)):
+            for group, rate in enumerate(requested_rates(info.rates, step)):
                 if rate:
                     rates[info.first_group + group] = rate
                     newest[info.first_group + group] = info.rates[-1][1][group] or 0.0

@@ -210,7 +210,7 @@ def leaves(value: Any, depth: int = 2) -> Iterator[Any]:
 _EMPTY: Dict[str, Any] = {}  # stands for an attribute that is not there
 
 
-def attributes(thing: Any) -> Dict[str, Any]:
+def own_attributes(thing: Any) -> Dict[str, Any]:
     """The attributes that the object itself holds, in its dict and in its slots."""
     if isinstance(thing, type):
         return dict(vars(thing))
@@ -255,7 +255,7 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
 WRAPPER = "DistributedDataParallel"
 
 
-def replicated(registry: Registry) -> Set[int]:
+def replicated_parameters(registry: Registry) -> Set[int]:
     """Return the ids of parameters that all ranks must have alike; shards of one are not."""
     wrappers = (m for m in registry.modules if type(m).__name__ == WRAPPER)
     parameters = (p for wrapper in wrappers for p in wrapper.parameters())
@@ -276,7 +276,7 @@ class Replicas:
         changes = self._registry.modules.changes
         if ids is not self._ids or changes != self._changes:
             self._ids, self._changes = ids, changes
-            self._all = ids <= replicated(self._registry)
+            self._all = ids <= replicated_parameters(self._registry)
         return self._all
 
 
@@ -332,7 +332,7 @@ class WeightCopies:
             return
         self._looked = state
         self._uniform.clear()
-        self._by_id = dict.fromkeys(replicated(self._registry), ranks)
+        self._by_id = dict.fromkeys(replicated_parameters(self._registry), ranks)
         for module in self._registry.modules:
             if type(module).__name__ == FSDP1:
                 is_whole = getattr(module.sharding_strategy, "name", "") == "NO_SHARD"

@@ -22,7 +22,7 @@ _LARGE_BYTES = 1 << 18  # a larger copy is shared between savepoints while nothi
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
 
 
-def local(tensor: Any) -> Any:
+def local_part(tensor: Any) -> Any:
     """Return the part of a DTensor that this rank holds, any other tensor as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
@@ -107,7 +107,7 @@ class TensorCopies:
         number = self._numbers.get(id(owner))
         if number is not None:
             return number
-        tensor = local(owner)
+        tensor = local_part(owner)
         self.slots.append(_Slot(tensor, owner))
         self._numbers[id(owner)] = number = len(self.slots) - 1
         self._sources.append(tensor)
@@ -231,7 +231,7 @@ class TensorCopies:
         for number, slot in enumerate(self.slots):
             tensor = self.original(number) if slot.bulk else None
             if tensor is not None:
-                targets.append(local(tensor))
+                targets.append(local_part(tensor))
                 sources.append(slot.buffer)
         if targets:
             with self._torch.no_grad():
@@ -239,7 +239,7 @@ class TensorCopies:
 
     def shape_changed(self, number: int) -> bool:
         """Whether the job's tensor exists but has another shape or type."""
-        tensor, key = local(self.original(number)), self.slots[number].key
+        tensor, key = local_part(self.original(number)), self.slots[number].key
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
     def any_shape_changed(self) -> bool:
@@ -266,7 +266,7 @@ class TensorCopies:
         """Write the saved content into `owner` where it differs; False if it cannot be."""
         self.wait()
         try:
-            tensor = local(owner)
+            tensor = local_part(owner)
             if tensor.device.type == "cpu" and same_bits(self._torch, tensor, slot.buffer):
                 return True
             if tensor.shape != slot.buffer.shape:
@@ -300,7 +300,7 @@ def writes_are_counted(tensor: Any) -> bool:
 
 def is_copyable(torch: Any, tensor: Any) -> bool:
     """Whether a tensor, or this rank's part of it, is plain memory: dense, on CPU or CUDA."""
-    tensor = local(tensor)
+    tensor = local_part(tensor)
     return bool(
         tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")

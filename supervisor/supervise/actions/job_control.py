@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, busy, usage
+from ..core.model.action import Action, Job, PlanContext, describe_usage, is_busy
 from ..core.model.payload import EndArgs, Json, Payload
 from ..core.model.values import Seconds
 from ..errors import ActionError
@@ -124,8 +124,8 @@ class Stop(Action):
         watched_s = order.if_idle_s
         if watched_s:
             work = job.work(watched_s)
-            if busy(work, watched_s):
-                works = usage(work, watched_s)
+            if is_busy(work, watched_s):
+                works = describe_usage(work, watched_s)
                 raise ActionError(f"the job makes no steps but works ({works}): not stopped")
         times = {"grace_s": order.grace_s, "term_s": order.term_s}
         answer = job.stop(**times, exit_code=order.exit_code)

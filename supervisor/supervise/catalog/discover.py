@@ -80,7 +80,7 @@ def parse_drill(text: str) -> DrillOrder:
             raise UsageError(f"--drill {text!r}: {name} has no parameter {key!r}", hint=hint)
         params[key] = value
     try:
-        return DrillOrder(name, int(step), faults.complete(name, params), rank)
+        return DrillOrder(name, int(step), faults.complete_parameters(name, params), rank)
     except ValueError as error:
         raise UsageError(f"--drill {text!r}: {error}") from None
 

@@ -337,7 +337,7 @@ def check_transitions(root: MapNode, form: PolicyFile, problems: Problems) -> No
         problems.add(location, f"machine: {sentence}", hint)
     living = [state for state in state_machine.STATES if state != state_machine.HALTED]
     if not flaws and not any(
-        state_machine.move(form.machine, state, "session_started") for state in living
+        state_machine.next_state(form.machine, state, "session_started") for state in living
     ):
         hint = (
             "another training in the same launch would start in the state of the last one; "

@@ -17,7 +17,7 @@ from msgspec import Meta
 from ..core.model.decisions import SEVERITIES
 from ..core.model.policy import StateName
 from ..core.model.state_machine import STATES
-from ..core.model.values import Count, Seconds, Section, Steps, doc, named
+from ..core.model.values import Count, Seconds, Section, Steps, doc, pattern_mark
 from .diagnostics import Problems, did_you_mean
 from .yaml_document import ListNode, MapNode, Node, first_text
 
@@ -31,7 +31,9 @@ _PLAIN_PIECE = PIECE.pattern.replace("(?:", "(").replace("(", "(?:")  # nothing 
 _SERIES = rf"\s*{_PLAIN_PIECE}(?:\s+{_PLAIN_PIECE})*\s*"
 
 
-Series = Annotated[str, named(_SERIES, "a series such as '2.4x300 5.0-0.1x20'", token=_PLAIN_PIECE)]
+Series = Annotated[
+    str, pattern_mark(_SERIES, "a series such as '2.4x300 5.0-0.1x20'", token=_PLAIN_PIECE)
+]
 
 
 def count_samples(text: str) -> int:
@@ -43,7 +45,7 @@ MAX_SAMPLES = 200_000  # of one series
 
 Position = Steps
 Some = Count
-Identifier = Annotated[str, named("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
+Identifier = Annotated[str, pattern_mark("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
 DECIDED = Literal[
     "rule",
     "incident",

@@ -41,7 +41,7 @@ from ..core.model.values import (
     SomeSteps,
     Steps,
     Unit,
-    closed,
+    closed_object_schema,
     doc,
 )
 from ..notifiers import Settings
@@ -185,7 +185,7 @@ else:
                 for verb, form in discover.action_classes().items()
             }
             alone = [verb for verb, form in keyed.items() if "required" not in form]
-            mapping = closed(keyed, minProperties=1, maxProperties=1)
+            mapping = closed_object_schema(keyed, minProperties=1, maxProperties=1)
             return {"anyOf": [{"title": "action", "enum": alone}, {"title": "action", **mapping}]}
 
     class VerifyKeys(metaclass=Parsed):
@@ -220,7 +220,7 @@ else:
         @staticmethod
         def schema():
             keyed = {name: json_schema(form) for name, form in discover.notifiers().items()}
-            return {"title": "notifier", **closed(keyed)}
+            return {"title": "notifier", **closed_object_schema(keyed)}
 
 
 def _nullable(schema: Schema) -> Schema:

@@ -129,7 +129,7 @@ def check_probe(interpreter: str) -> ProbeCheck:
     """Run `SCRIPT` in `interpreter` with the probe injected, and read what it published."""
     run_id = f"doctor-{secrets.token_hex(3)}"
     try:
-        memory = environment.make_environment(environment.base(os.environ), run_id)
+        memory = environment.make_environment(environment.shared_memory_base(os.environ), run_id)
     except OSError as error:
         return ProbeCheck(error=f"no shared memory: {error.strerror}")
     sampled = list(Sampling.__struct_fields__)
@@ -418,7 +418,7 @@ def _why_absent(metric: str, check: ProbeCheck) -> str:
 
 def _hardware() -> Mapping[str, str]:
     often = f"yes, every {hardware.EVERY_S:.0f} s"
-    driver = hardware.driver()
+    driver = hardware.nvidia_driver()
     reason = "no: nvidia-ml-py is not installed" if driver is None else ""
     if driver is not None:
         try:

@@ -34,7 +34,7 @@ from ..runtime.loop import App
 from ..runtime.process import Process
 from ..runtime.settings import Settings
 from ..runtime.signals import Forwarder
-from ..runtime.status_writer import closed, vitals
+from ..runtime.status_writer import run_vitals, write_closed_channels
 from ..store import run_directory
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
@@ -172,7 +172,7 @@ def watch_job(
         steps: tuple[Callable[[], None], ...] = (
             lambda: None if heartbeat is None else heartbeat.end(code, HEARTBEAT_S),
             lambda: app.close(outbox, code),
-            lambda: closed(run, outbox.check_channels()),
+            lambda: write_closed_channels(run, outbox.check_channels()),
             lambda: environment.remove_environment(directory),
             read_receipt,
         )
@@ -237,7 +237,7 @@ def _heartbeat(app: App, print_line: PrintLine) -> DeadManPing | None:
     if sender is None:
         return None
     run_id = app.settings.run.id
-    return DeadManPing(sender, lambda: vitals(app.processor, run_id), print_line)
+    return DeadManPing(sender, lambda: run_vitals(app.processor, run_id), print_line)
 
 
 def log_lines(print_line: PrintLine) -> PrintLine:

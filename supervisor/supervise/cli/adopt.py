@@ -29,7 +29,14 @@ from ..notifiers import build, routes
 from ..notifiers.outbox import Outbox
 from ..report import receipt
 from ..runtime import environment
-from ..runtime.launcher import UNFIT, Launch, Launcher, first_environment, last_launch, redactor
+from ..runtime.launcher import (
+    UNFIT,
+    Launch,
+    Launcher,
+    first_environment,
+    last_launch,
+    make_redactor,
+)
 from ..runtime.loop import App
 from ..runtime.process import AdoptedProcess
 from ..runtime.segment_reader import recorded_end
@@ -133,7 +140,7 @@ def _job(
     argv = run.command()
     output = keep_output(run, print_line, adopted=True) if described.logs else None
     launcher = Launcher(argv, environ, run, directory, described.drills, adopt=adopt, output=output)
-    clean = redactor(argv, environ, policy, os.environ)
+    clean = make_redactor(argv, environ, policy, os.environ)
     return process, launcher, clean
 
 
@@ -277,7 +284,7 @@ def _from_checkpoint(
         back, entry = guard.restore(name), (complete or good)[-1]
     finally:
         guard.close()
-    added = job_recipes.command(recipe, back.path, entry.step)
+    added = job_recipes.describe_relaunch(recipe, back.path, entry.step)
     aside = f"; set aside: {', '.join(back.moved)}" if back.moved else ""
     print_line(
         f"supervise: going on from {name} of step {entry.step} in {back.path}, with {added}{aside}"
@@ -328,7 +335,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         lambda: failure_classes(failure_settings),
     )
     print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
-    reason = host_health.refusal(gate.look(memo.start, LOOK_S, alive=False))
+    reason = host_health.explain_unfit(gate.look(memo.start, LOOK_S, alive=False))
     if reason:
         raise LaunchError(
             f"this host is still not fit to start the job on: {reason}",

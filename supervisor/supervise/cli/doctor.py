@@ -187,9 +187,9 @@ def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
 
 def _shared_memory() -> Check:
     """Allocate a segment as the probe does; a sparse file would not prove that the space exists."""
-    root = environment.base(os.environ)
+    root = environment.shared_memory_base(os.environ)
     try:
-        slots = environment.slots(root, SLOTS)
+        slots = environment.fitting_slots(root, SLOTS)
         size = slots * environment.SLOT_BYTES
         with tempfile.NamedTemporaryFile(dir=root, prefix="supervise-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, size)

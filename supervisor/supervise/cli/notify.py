@@ -155,9 +155,9 @@ def show(as_json: bool = False) -> None:
       supervise outbox list --json | jq length
     """
     messages = []
-    for run in late_messages.runs(os.environ):
+    for run in late_messages.runs_with_undelivered(os.environ):
         try:
-            messages += late_messages.waiting(run)
+            messages += late_messages.undelivered_messages(run)
         except StoreError as error:
             echo(str(error), err=True)
     if as_json:
@@ -187,12 +187,12 @@ def flush(ctx: click.Context, run: Path | None) -> None:
     sender = late_messages.Flush(os.environ, limited=False, stop=threading.Event())
     outcomes: Counter[str] = Counter()
     remaining = errors = 0
-    for path in late_messages.runs(os.environ) if run is None else [run]:
+    for path in late_messages.runs_with_undelivered(os.environ) if run is None else [run]:
         try:
             for message in sender.send(path):
                 outcomes[message.state] += 1
                 echo(message.text)
-            remaining += len(late_messages.waiting(path))
+            remaining += len(late_messages.undelivered_messages(path))
         except StoreError as error:
             if run is not None:
                 raise
@@ -207,7 +207,7 @@ def _row(late: late_messages.LateMessage) -> tuple[str, ...]:
         late.message.severity,
         late.channel,
         late.message.run,
-        late_messages.age(late.age_s),
+        late_messages.format_age(late.age_s),
         str(late.attempts),
         late.message.title + (f" (last error: {late.detail})" if late.detail else ""),
     )

@@ -35,7 +35,7 @@ from ..core.model.policy import JobSettings, Policy, Safeguards, Sampling, Savep
 from ..core.model.redaction import Redactor
 from ..errors import InputError, SuperviseError, UsageError, named_error
 from ..runtime import environment
-from ..runtime.launcher import Launch, Launcher, redactor
+from ..runtime.launcher import Launch, Launcher, make_redactor
 from ..runtime.process import Process, exit_code, replace_process
 from ..runtime.process_tree import Terminal
 from ..runtime.signals import Forwarder
@@ -324,7 +324,7 @@ def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh
 
 def _run_unwatched_if_short(argv: Sequence[str]) -> None:
     """Become the command where the limits of this process leave no room to watch it."""
-    if (reason := environment.shortage()) is not None:
+    if (reason := environment.explain_shortage()) is not None:
         print_line = line_printer(quiet=False)
         print_line(f"supervise: not watched: {reason}; the job runs as it does without supervise")
         sys.stderr.flush()
@@ -424,7 +424,7 @@ def start_and_watch(
     """
     environ = dict(os.environ)
     tier, reason = environment.forecast_tier(argv, environ)
-    clean = redactor(argv, environ, policy)
+    clean = make_redactor(argv, environ, policy)
     run = RunDir.create(
         run_dir,
         argv=argv,
@@ -433,7 +433,7 @@ def start_and_watch(
         redactor=clean,
         start=_description(tier, reason, faults, reload_from, options),
     )
-    root = environment.base(environ)
+    root = environment.shared_memory_base(environ)
     directory = environment.segment_directory(root, run.id)
     forwarder = Forwarder()
     try:

@@ -109,7 +109,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
         judge_status(alive, newest, old_s).replace(" RUN", f" {run_path(run)}"),
         outcome.gravest[:3],
         str(outcome.incomplete.get("reason")) if outcome.incomplete else "",
-        len(late_messages.waiting(run.path)),
+        len(late_messages.undelivered_messages(run.path)),
     )
 
 

@@ -32,19 +32,19 @@ class Finding:
     text: str
 
 
-def refusal(findings: Iterable[Finding]) -> str:
+def explain_unfit(findings: Iterable[Finding]) -> str:
     """Return why the host is not fit, in one line; "" where it may be."""
     return _join_findings(findings, BAD)
 
 
-def doubts(findings: Iterable[Finding]) -> str:
+def explain_undecided(findings: Iterable[Finding]) -> str:
     """Return what could not be decided, in one line; "" for nothing."""
     return _join_findings(findings, UNDECIDED)
 
 
 def health_summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
     """Return the message of a notice about the host, and its data."""
-    unfit, unclear = refusal(findings), doubts(findings)
+    unfit, unclear = explain_unfit(findings), explain_undecided(findings)
     if unfit:
         message = f"this host is not fit to start the job on: {unfit}"
     elif unclear:

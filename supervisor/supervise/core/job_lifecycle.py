@@ -286,7 +286,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
         order = RelaunchArgs()
         if run is not None and run.intent.verb == "relaunch":
             order = run.intent.args.parse(RelaunchArgs)
-        job.restarted_with = job_recipes.command(
+        job.restarted_with = job_recipes.describe_relaunch(
             settings, order.path or job_recipes.CHECKPOINT, order.step
         )
         text = f"the job was restarted as attempt {event.attempt}, with {job.restarted_with}"

@@ -32,7 +32,7 @@ def fill_recipe(template: str, path: str, step: int) -> str:
     return template
 
 
-def command(settings: RelaunchSettings | None, path: str, step: int) -> str:
+def describe_relaunch(settings: RelaunchSettings | None, path: str, step: int) -> str:
     """Return what a job is given that is started again, in words: an error in it ends the job."""
     settings = settings or RelaunchSettings()
     words = [fill_recipe(word, path, step) for word in settings.args]

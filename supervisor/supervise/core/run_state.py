@@ -600,7 +600,7 @@ class StepContext:
     def move(self, event: str, reason: str) -> None:
         """Let the machine take `event`; a pair without a move is audited and changes nothing."""
         state = self.state
-        target = state_machine.move(
+        target = state_machine.next_state(
             self.policy.machine or state_machine.DEFAULT_TRANSITIONS, state.machine, event
         )
         if target is None:

@@ -64,7 +64,7 @@ from .model.decisions import (
 )
 from .model.events import Finished
 from .model.payload import NOTHING, Outcome, Payload
-from .model.policy import HOLD, Runbook, level_of, next_level, relaunching
+from .model.policy import HOLD, Runbook, first_relaunch, level_of, next_level
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
 
 
@@ -264,7 +264,9 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     name = run.runbook.name
     lead, then = None, f"{name} runs by itself; nothing to do, the result follows"
     if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
-        command_text = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
+        command_text = job_recipes.describe_relaunch(
+            ctx.policy.job.relaunch, order.path, order.step
+        )
         name = order.checkpoint
         lead, then = Lead.NOTHING, f"the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
@@ -589,7 +591,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif failure.withdrawn and not failure.exhausted:
         _stop_acting(ctx, incident, run, reason)
     elif failure.ranks_differ:
-        start(ctx, incident, *relaunching(ctx.policy), reason, escalated=True)
+        start(ctx, incident, *first_relaunch(ctx.policy), reason, escalated=True)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:

@@ -49,7 +49,7 @@ def normal_tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2.0)) / 2.0
 
 
-def survivors(chances: Mapping[str, float], hypotheses: int, alpha: float) -> list[str]:
+def significant_shards(chances: Mapping[str, float], hypotheses: int, alpha: float) -> list[str]:
     """Return what is significant at `alpha` for all questions together, the surest first.
 
     The step-down of Holm (Scandinavian Journal of Statistics 6, 1979, 65-70): the i-th smallest of
@@ -250,7 +250,7 @@ class ShardAttribution:
             name: binomial_tail(len(troubles_met[name]), troubles, share[name])
             for name in troubles_met
         }
-        candidates = survivors(chances, self.shards, ALPHA)
+        candidates = significant_shards(chances, self.shards, ALPHA)
         scores = self._scores() if len(candidates) > 1 else {}
         explained: set[int] = set()
         suspects: list[str] = []
@@ -282,7 +282,7 @@ class ShardAttribution:
             share=round(share, 6),
             p=binomial_tail(troubles_met, troubles, share) if troubles_met >= LEAST else 1.0,
             loss_z=scores.get(name),
-            loss_stands_out=name in survivors(ordinary, self.shards, ALPHA),
+            loss_stands_out=name in significant_shards(ordinary, self.shards, ALPHA),
         )
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────

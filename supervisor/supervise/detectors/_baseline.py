@@ -19,7 +19,7 @@ from ..core.model.decisions import UNKNOWN
 from ..core.model.interfaces import REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
-from ._watch import LEAST, NEVER, Debounced, needs
+from ._watch import LEAST, NEVER, Debounced, explain_lacks
 
 KEPT = 2  # windows that `rewind` can restore
 SLACK = 2  # further windows before the oldest samples are dropped in one go
@@ -267,8 +267,8 @@ class BaselineWatch(Debounced):
         metric, count = self.spec.metric, len(self.base.ordered)
         if count < self.least:  # and one more to be judged
             count += self.pending_step != NEVER
-            return needs(count, self.least + 1, f"samples of {metric}")
-        return needs(self.base.covers(), self.min_, f"steps of {metric}") * self.by_steps
+            return explain_lacks(count, self.least + 1, f"samples of {metric}")
+        return explain_lacks(self.base.covers(), self.min_, f"steps of {metric}") * self.by_steps
 
     def baseline_numbers(self, z: float, middle: float, scale: float) -> Reading:
         """Return the numbers that all watches with a baseline have."""

@@ -20,7 +20,7 @@ from operator import mul
 from ..core.model.decisions import UNKNOWN
 from ._baseline import NORMAL, median
 from ._lines import HUGE
-from ._watch import NEVER, Memory, needs
+from ._watch import NEVER, Memory, explain_lacks
 
 QUIET, SUSPECTED, ESTABLISHED, LASTED, LEARNING = range(5)
 NEWEST = 32  # rows of the second median
@@ -459,4 +459,4 @@ class ExcessWatch(Memory):
         self.series.drop_after(step)
 
     def needs_rows(self, metric: str) -> str:
-        return needs(len(self.series.rows), self.excess.least + 1, f"samples of {metric}")
+        return explain_lacks(len(self.series.rows), self.excess.least + 1, f"samples of {metric}")

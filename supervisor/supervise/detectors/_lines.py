@@ -122,7 +122,7 @@ def check_knots(
     return []
 
 
-def cut(step: int, steps: list[int], *columns: list[float]) -> None:
+def cut_lists_after(step: int, steps: list[int], *columns: list[float]) -> None:
     """Drop the entries after `step` from parallel lists."""
     count = bisect_left(steps, step + 1)
     del steps[count:]
@@ -130,7 +130,7 @@ def cut(step: int, steps: list[int], *columns: list[float]) -> None:
         del column[count:]
 
 
-def trim(window: int, steps: list[int], *columns: list[float]) -> None:
+def trim_window(window: int, steps: list[int], *columns: list[float]) -> None:
     """Drop what neither the window needs, nor a rewind over 256 samples or one window."""
     keep = window + max(window, BACK)
     if len(steps) > 2 * keep:

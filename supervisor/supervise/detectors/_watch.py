@@ -30,7 +30,7 @@ NEVER = -1  # the last step of a watch without samples
 UNBEGUN = -2  # in the place of the step before the first frame, which may be NEVER
 
 
-def needs(count: float, least: int, subject: str) -> str:
+def explain_lacks(count: float, least: int, subject: str) -> str:
     """Return the sentence of `Watch.lacks`, "" when there are enough."""
     return f"{count:.0f} {subject}, needs {least}" if count < least else ""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK
 from ..core.model.events import DEAD, LOADING, SUSPENDED
 from ..core.model.interfaces import Clockwork, Detector, Reading
-from ..core.model.values import Parsed, Seconds, closed, duration, seconds
+from ..core.model.values import Parsed, Seconds, closed_object_schema, format_seconds, parse_seconds
 from ._watch import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
@@ -41,16 +41,16 @@ else:
                 raise ValueError("not the keys of `after`")
             if type(value.get("p99_multiple", 1)) not in (int, float):
                 raise ValueError("p99_multiple is a number")
-            return {key: seconds(v) if key == "min" else float(v) for key, v in value.items()}
+            return {key: parse_seconds(v) if key == "min" else float(v) for key, v in value.items()}
 
         @staticmethod
         def encode(value):
-            return {key: duration(v) if key == "min" else v for key, v in value.items()}
+            return {key: format_seconds(v) if key == "min" else v for key, v in value.items()}
 
         @staticmethod
         def schema():
             keys = {"min": Seconds.schema(), "p99_multiple": {"type": "number"}}
-            return closed(keys)
+            return closed_object_schema(keys)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
-from ._lines import HUGE, Curve, check_knots, cut, trim
+from ._lines import HUGE, Curve, check_knots, cut_lists_after, trim_window
 from ._watch import (
     LONGEST,
     UNBEGUN,
@@ -23,7 +23,7 @@ from ._watch import (
     check_clear,
     check_floors,
     check_quota,
-    needs,
+    explain_lacks,
 )
 
 
@@ -132,7 +132,7 @@ class BandWatch(Debounced):
             newest = self._newest(step)
             if not newest:
                 return UNKNOWN
-            trim(self.smooth, self.steps, self.away)
+            trim_window(self.smooth, self.steps, self.away)
             away = math.fsum(newest) / len(newest)
         spreads = self.distance = away / self._floored(level, spread)
         beyond = abs(spreads) if self.side == 0 else self.side * spreads
@@ -153,15 +153,17 @@ class BandWatch(Debounced):
         if self.smooth == 1:
             return ""
         if self.by_steps:
-            return needs(self.last - self.since, self.smooth, f"steps of {self.spec.metric}")
-        return needs(len(self.away), self.smooth, f"samples of {self.spec.metric}")
+            return explain_lacks(
+                self.last - self.since, self.smooth, f"steps of {self.spec.metric}"
+            )
+        return explain_lacks(len(self.away), self.smooth, f"samples of {self.spec.metric}")
 
     def _floored(self, level: float, spread: float) -> float:
         floor = self.floor if self.log else self.floor * abs(level)
         return max(spread, floor, self.least)
 
     def drop_after(self, step: int) -> None:
-        cut(step, self.steps, self.away)
+        cut_lists_after(step, self.steps, self.away)
         self.since = min(self.since, step)
 
     def numbers(self) -> Reading:

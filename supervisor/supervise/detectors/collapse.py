@@ -15,7 +15,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ._baseline import median
-from ._lines import HUGE, Curve, check_knots, cut, trim
+from ._lines import HUGE, Curve, check_knots, cut_lists_after, trim_window
 from ._watch import LONGEST, NEVER, Memory, MetricDetector
 
 BINS = 32  # parts of the `align` interval
@@ -130,7 +130,7 @@ class CollapseWatch(Memory):
         self.steps.append(step)
         self.values.append(sample)
         self.shape.append(shape)
-        trim(self.spec.smooth, self.steps, self.values, self.shape)
+        trim_window(self.spec.smooth, self.steps, self.values, self.shape)
         begin, end = self.spec.align
         if fraction <= end:
             if fraction >= begin:
@@ -169,7 +169,7 @@ class CollapseWatch(Memory):
         return median(means) if len(means) >= FEWEST else -1.0
 
     def drop_after(self, step: int) -> None:
-        cut(step, self.steps, self.values, self.shape)
+        cut_lists_after(step, self.steps, self.values, self.shape)
         begin, end = self.spec.align
         width = (end - begin) / BINS
         for part in range(BINS):

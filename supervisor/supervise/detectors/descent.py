@@ -14,7 +14,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
 from ._baseline import median
 from ._excess import ExcessWatch
-from ._lines import cut, trim
+from ._lines import cut_lists_after, trim_window
 from ._watch import Memory, MetricDetector
 
 ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`
@@ -183,7 +183,7 @@ class ComparableWatch(Memory):
         self.levels.append(level)
         self.steps.append(step)
         window = self.spec.window
-        trim(window, self.steps, self.levels, self.turns)
+        trim_window(window, self.steps, self.levels, self.turns)
         if self.spec.least:
             newest = self.levels[-window:]
             least = math.log(self.spec.least) / ALIKE
@@ -200,11 +200,11 @@ class ComparableWatch(Memory):
         strange = sum(turn and at not in common for at, turn in zip(levels, turns, strict=True))
         if strange * ODD > len(turns):
             self.odd.append(step)
-            trim(window, self.odd)
+            trim_window(window, self.odd)
 
     def drop_after(self, step: int) -> None:
-        cut(step, self.steps, self.levels, self.turns)
-        cut(step, self.odd)
+        cut_lists_after(step, self.steps, self.levels, self.turns)
+        cut_lists_after(step, self.odd)
 
     def numbers(self) -> Reading:
         return {

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Unit
-from ._lines import cut
+from ._lines import cut_lists_after
 from ._watch import Debounced, check_quota
 
 KEPT = 256  # changes of the value that `rewind` can drop
@@ -170,7 +170,7 @@ class EqualWatch(Debounced):
         return None
 
     def drop_after(self, step: int) -> None:
-        cut(step, self.steps, self.values)
+        cut_lists_after(step, self.steps, self.values)
 
     def numbers(self) -> Reading:
         is_known = self.value is not None and self.reference is not None

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Steps
-from ._lines import cut, trim
+from ._lines import cut_lists_after, trim_window
 from ._watch import NEVER, Debounced, Memory, check_quota
 
 # Of `gap`, project defaults: samples that show a spacing, and how much longer than usual it may be.
@@ -145,7 +145,7 @@ class GapWatch(Memory):
         self.steps: list[int] = []
 
     def drop_after(self, step: int) -> None:
-        cut(step, self.steps)
+        cut_lists_after(step, self.steps)
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -158,7 +158,7 @@ class GapWatch(Memory):
         self.last, self.missing = step, 0
         if sample[0] is not None:
             self.steps.append(step)
-            trim(NEWEST, self.steps)
+            trim_window(NEWEST, self.steps)
             self.raw = OK
             return OK
         if len(self.steps) < FEWEST:

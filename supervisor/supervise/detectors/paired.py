@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
-from ._lines import cut
-from ._watch import NEVER, Debounced, check_quota, needs
+from ._lines import cut_lists_after
+from ._watch import NEVER, Debounced, check_quota, explain_lacks
 
 KEPT = 64  # evaluations, and changes of the key, that `rewind` can drop
 
@@ -157,11 +157,13 @@ class PairedWatch(Debounced):
         )
 
     def drop_after(self, step: int) -> None:
-        cut(step, self.steps, self.values)
-        cut(step, self.key_steps, self.keys)
+        cut_lists_after(step, self.steps, self.values)
+        cut_lists_after(step, self.key_steps, self.keys)
 
     def lacks(self, spacing: int) -> str:
-        return needs(len(self.steps), self.spec.settle + 2, f"evaluations of {self.spec.metric}")
+        return explain_lacks(
+            len(self.steps), self.spec.settle + 2, f"evaluations of {self.spec.metric}"
+        )
 
     def numbers(self) -> Reading:
         spec, value, reference = self.spec, self.value, self.before

@@ -15,7 +15,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, REBASELINE, Detector, Note, Reading
 from ..core.model.payload import Json, Payload
 from ._baseline import median
-from ._watch import Memory, needs
+from ._watch import Memory, explain_lacks
 
 KEPT = 256  # samples that `rewind` can restore
 RECENT = 16  # samples of `confirm`; project default
@@ -214,7 +214,9 @@ class RateGuardWatch(Memory):
 
     def lacks(self, spacing: int) -> str:
         sample_count = max(group[0] for group in self.groups)
-        return needs(sample_count, self.spec.min_ + 1, f"samples of {self.spec.metrics_[0]}")
+        return explain_lacks(
+            sample_count, self.spec.min_ + 1, f"samples of {self.spec.metrics_[0]}"
+        )
 
     def numbers(self) -> Reading:
         samples, top, since, _, _, beyond, _ = self.groups[self.worst]

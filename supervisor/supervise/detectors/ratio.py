@@ -16,7 +16,7 @@ from ..core.model.interfaces import HAS_NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
 from ._baseline import Baseline, Freeze, median
-from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, needs
+from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, explain_lacks
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
 FEW = 3  # samples in `fast` at least, if it is in steps: one strange sample is no average
@@ -199,10 +199,10 @@ class RatioWatch(Memory):
             self.base.rewind(step)
 
     def lacks(self, spacing: int) -> str:
-        few = needs(self.count, self.least + 1, f"samples of {self.spec.metric}")
+        few = explain_lacks(self.count, self.least + 1, f"samples of {self.spec.metric}")
         if few or not self.by_steps:
             return few
-        return needs(self.known - self.since, self.min_ + 1, f"steps of {self.spec.metric}")
+        return explain_lacks(self.known - self.since, self.min_ + 1, f"steps of {self.spec.metric}")
 
     def numbers(self) -> Reading:
         return {

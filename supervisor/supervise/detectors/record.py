@@ -16,7 +16,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ._baseline import median
-from ._watch import Memory, MetricDetector, needs
+from ._watch import Memory, MetricDetector, explain_lacks
 
 KEPT = 2  # windows that `rewind` can restore
 SLACK = 1  # further windows before the oldest samples are dropped in one go
@@ -167,7 +167,7 @@ class RecordWatch(Memory):
         self.until = -1
 
     def lacks(self, spacing: int) -> str:
-        return needs(len(self.values), self.spec.min_ + 1, f"samples of {self.spec.metric}")
+        return explain_lacks(len(self.values), self.spec.min_ + 1, f"samples of {self.spec.metric}")
 
     def numbers(self) -> Reading:
         is_known = self.raw != UNKNOWN

@@ -14,7 +14,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
 from ._lines import HUGE, lower_rank, mean, slopes
-from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, needs
+from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, explain_lacks
 
 BLOCKS = 16
 PAIRS = BLOCKS * (BLOCKS - 1) // 2  # slopes; enough for a bound at 95 %
@@ -146,7 +146,7 @@ class TrendWatch(Memory):
         self.block_start = step
 
     def lacks(self, spacing: int) -> str:
-        return needs(len(self.at), BLOCKS, f"blocks of {self.spec.metric}")
+        return explain_lacks(len(self.at), BLOCKS, f"blocks of {self.spec.metric}")
 
     def numbers(self) -> Reading:
         blocks = min(len(self.at), BLOCKS)

@@ -574,5 +574,5 @@ def possible_transitions(table: state_machine.Table) -> list[tuple[str, str]]:
         for event in state_machine.EVENTS
         if event not in EXCLUDED
         and state != state_machine.HALTED
-        and state_machine.move(table, state, event) is not None
+        and state_machine.next_state(table, state, event) is not None
     ]

@@ -55,7 +55,7 @@ FORK_S = 2.0  # a process that is older than this is what it is
 LOOK_S = 0.5  # between two looks
 
 
-class Orphans:
+class OrphanWatch:
     """Says how long to watch on without the first process. For the main loop.
 
     Args:

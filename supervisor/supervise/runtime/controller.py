@@ -36,10 +36,19 @@ from ..core.model.payload import EndArgs, Payload
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
-from .fencing import Lease, PendingCommand, Rank, Ranks, Standing, carry_out, ending, judge
+from .fencing import (
+    Lease,
+    PendingCommand,
+    Rank,
+    Ranks,
+    Standing,
+    carry_out,
+    check_acknowledged,
+    ending,
+)
 from .idleness import Looks, measure_work
-from .process import LOOP_S, Process, halt
-from .process_tree import halted, is_suspended
+from .process import LOOP_S, Process, halt_job
+from .process_tree import explain_halted, is_suspended
 from .segment_reader import Ack, RankView
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
@@ -359,7 +368,7 @@ class Control:
                         rank.beat().phase,
                         (rank.step_ns() or 0) / 1e9,
                         waits=collective is not None and collective.inside,
-                        halted=halted(rank.pid),
+                        halted=explain_halted(rank.pid),
                     )
             return results
 
@@ -435,7 +444,7 @@ class Control:
                 answers = pending.wait(deadline_s)
             finally:
                 self.forget(pending)
-            judge(pending, answers, deadline_s)
+            check_acknowledged(pending, answers, deadline_s)
             answer = answers[min(answers)]
             result = answer.result.extended(ranks=len(answers), ack_step=answer.step)
         if verb == "pause":
@@ -478,7 +487,7 @@ class Control:
             the fields of a `JobEnd`, and `exit_code`.
         """
         self.raise_if_withdrawn()
-        end = halt(self, grace_s=grace_s, term_s=term_s)
+        end = halt_job(self, grace_s=grace_s, term_s=term_s)
         if end.how != "ended":
             self.exit_code = exit_code
         return Payload(msgspec.to_builtins(end)).extended(exit_code=self.exit_code)

@@ -39,7 +39,7 @@ FILES = 12  # that must be left to open: log, journal, pipes, evidence; project 
 MEMORY_BYTES = 256 << 20  # of address space, where it is limited: 130 MiB may be too few
 
 
-def shortage() -> str | None:
+def explain_shortage() -> str | None:
     """Return which limit is too small and how to raise it, None where none is."""
     files, memory = (
         resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
@@ -130,7 +130,7 @@ def inject_dir() -> Path:
     return Path(spec.origin).resolve().parent / "inject"
 
 
-def disabled(environ: Mapping[str, str]) -> bool:
+def is_disabled(environ: Mapping[str, str]) -> bool:
     """Return True when the kill switch `SUPERVISE_DISABLE` is on (anything but empty or "0")."""
     return environ.get("SUPERVISE_DISABLE", "") not in ("", "0")
 
@@ -148,7 +148,7 @@ def child_environment(
     child = dict(environ)
     if launch:
         child[LAUNCH] = launch
-    if disabled(environ):
+    if is_disabled(environ):
         return child
     inject = str(inject_dir())
     # An empty PYTHONPATH is no PYTHONPATH; an empty entry in it would be the working directory.
@@ -160,7 +160,7 @@ def child_environment(
     return child
 
 
-def marked(pid: int, run_id: str) -> bool | None:
+def has_run_mark(pid: int, run_id: str) -> bool | None:
     """Return whether process `pid` carries the mark of a run.
 
     None: that cannot be seen, since the process is ours and has written something else over its
@@ -179,7 +179,7 @@ def marked(pid: int, run_id: str) -> bool | None:
     return None if ours and not any(map(_VARIABLE.match, variables)) else False
 
 
-def launched(name: str) -> int | None:
+def find_launched(name: str) -> int | None:
     """Return the pid of our first process of the launch `name`, None when none lives."""
     import psutil
 
@@ -203,7 +203,7 @@ def forecast_tier(
         environ: the environment it will get; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
-    if disabled(environ):
+    if is_disabled(environ):
         return "T0", "SUPERVISE_DISABLE is set"
     reason = _reason(list(argv), environ.get("PATH", os.defpath))
     return ("T1", None) if reason is None else ("T0", reason)
@@ -304,7 +304,7 @@ SEGMENT = ".seg"
 _USER = re.compile(r"(?:rank-\d+|job)\.(\d+)(?:\.\d+)?(?:\.seg)?")
 
 
-def base(environ: Mapping[str, str]) -> Path:
+def shared_memory_base(environ: Mapping[str, str]) -> Path:
     """Return where shared memory is: `SUPERVISE_SHM`, else /dev/shm."""
     return Path(environ.get("SUPERVISE_SHM") or DEFAULT)
 
@@ -347,7 +347,7 @@ def lend_directory(path: Path, pid: int) -> None:
         os.close(files.create_file(path / f"{JOB}{pid}"))
 
 
-def slots(path: Path, slot_count: int) -> int:
+def fitting_slots(path: Path, slot_count: int) -> int:
     """Return how many frames a rank's segment may hold: `wanted`, fewer where memory is scarce.
 
     A container's /dev/shm of 64 MB belongs to the data workers first: a segment takes at most a

@@ -45,7 +45,7 @@ from msgspec import Struct
 from ..core.model.events import Frame
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload
-from ..core.model.redaction import Redactor, cell
+from ..core.model.redaction import Redactor, spreadsheet_cell
 from ..errors import FULL, ActionError
 from ..store import files
 from . import host
@@ -243,7 +243,7 @@ class Evidence:
             for manifest in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
                 with suppress(OSError, ValueError, KeyError, TypeError):  # not a bundle
                     if json.loads(files.read_file(manifest))["key"] == key:
-                        return described(manifest)
+                        return read_summary(manifest)
             for remnant in home.glob(".snapshot-*"):  # of a killed supervisor
                 files.remove_tree(remnant)
             number = 1 + sum(1 for _ in home.glob("snapshot-*"))
@@ -260,7 +260,7 @@ class Evidence:
             raise _unwritable(home, error) from error
         finally:
             files.remove_tree(temporary)
-        return described(manifest / MANIFEST)
+        return read_summary(manifest / MANIFEST)
 
     def main_stack(self, pid: int) -> str:
         """Return where the main thread of a process of the job is, "" where nobody can tell."""
@@ -315,7 +315,7 @@ class Evidence:
         clean = bundle.redactor
         leader = members[0].pid if members else os.getpid()
         bundle.json("environment.json", clean.environment(host.environment_of(leader)))
-        rows = host.processes(members)
+        rows = host.process_rows(members)
         rows = [msgspec.structs.replace(r, command=clean.command(r.command)) for r in rows]
         bundle.json("processes.json", rows)
         bundle.json("git.json", bundle.source("git", lambda: host.read_git_facts(self._directory)))
@@ -362,7 +362,7 @@ def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
     columns = list(dict.fromkeys(name for names, _ in rows for name in names))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["step", "rank", "attempt", "at_ns", *map(cell, columns)])
+    writer.writerow(["step", "rank", "attempt", "at_ns", *map(spreadsheet_cell, columns)])
     for names, frame in rows:
         values = dict(zip(names, frame.values, strict=False))
         row = (values.get(column) for column in columns)
@@ -544,7 +544,7 @@ class BundleSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     standstill: str = ""
 
 
-def described(manifest: Path) -> BundleSummary:
+def read_summary(manifest: Path) -> BundleSummary:
     """Return the summary of a sealed bundle."""
     content = json.loads(files.read_file(manifest))
     size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])

@@ -127,7 +127,9 @@ class PendingCommand:
         return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.lost.keys()
 
 
-def judge(pending: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) -> None:
+def check_acknowledged(
+    pending: PendingCommand, answers: Mapping[int, Ack], deadline_s: float
+) -> None:
     """Raise `ActionError` unless every rank that was asked did it."""
     verb = pending.verb
     refused = [(rank, ack) for rank, ack in sorted(answers.items()) if not ack.ok]
@@ -632,7 +634,7 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
         if any(standing.halted == EXITED for standing in ranks.values()):  # the others wait for it
             until = min(until, time.monotonic() + EXITED_S)
     try:
-        judge(expected, answers, left_s)
+        check_acknowledged(expected, answers, left_s)
         for rank, ack in answers.items():
             if ack.step != step:
                 raise ActionError(f"rank {rank} did it at step {ack.step}, not at {step}")

@@ -86,7 +86,7 @@ class MemoryGrowth:
         level = median(y for _, y in islice(reversed(self._sizes), LEVEL))
         self._highest = max(self._highest, level)
         if len(self._sizes) == WINDOW:
-            self._quick.append(quick(list(self._sizes), above=self._before[0]))
+            self._quick.append(short_window_bound(list(self._sizes), above=self._before[0]))
         if not self._lowest or at_s - self._lowest[-1][0] >= MINUTE_S:
             self._lowest.append((at_s, size))
         else:
@@ -99,23 +99,27 @@ class MemoryGrowth:
             return None
         fast = min(self._quick)
         dangerous = fast > 0.0 and fast * SOON_S >= self._available
-        slow = lasting(list(self._lowest)) if len(self._lowest) == MINUTES else 0.0
+        slow = slow_window_bound(list(self._lowest)) if len(self._lowest) == MINUTES else 0.0
         return max(fast if dangerous else 0.0, slow)
 
 
-def quick(points: Points, above: float) -> float:
+def short_window_bound(points: Points, above: float) -> float:
     """Return the bound of the short window; 0.0 unless its second part is above `above`."""
-    levels = [median(y for _, y in part) for part in parts(points)]
-    return least(levels, scatter(points), apart(points)) if levels[1] > above else 0.0
+    levels = [median(y for _, y in part) for part in split_window(points)]
+    return (
+        least_rise(levels, residual_scatter(points), part_spacing(points))
+        if levels[1] > above
+        else 0.0
+    )
 
 
-def lasting(points: Points) -> float:
+def slow_window_bound(points: Points) -> float:
     """Return the bound of the slow window, of the lowest size in each minute."""
-    levels = [min(y for _, y in part) for part in parts(points)]
-    return least(levels, 0.0, apart(points))
+    levels = [min(y for _, y in part) for part in split_window(points)]
+    return least_rise(levels, 0.0, part_spacing(points))
 
 
-def least(levels: Sequence[float], noise: float, apart_s: float) -> float:
+def least_rise(levels: Sequence[float], noise: float, apart_s: float) -> float:
     """Return the least rise a second, less noise and slowing; 0.0 for a clock that stands."""
     if apart_s <= 0.0:
         return 0.0
@@ -124,18 +128,18 @@ def least(levels: Sequence[float], noise: float, apart_s: float) -> float:
     return max(0.0, min(rises) - SCATTER * noise - SLOWING * slowing) / apart_s
 
 
-def parts(points: Points) -> list[Points]:
+def split_window(points: Points) -> list[Points]:
     """Return the window in parts of as many points each."""
     size = len(points) // PARTS
     return [points[i * size : (i + 1) * size] for i in range(PARTS)]
 
 
-def apart(points: Points) -> float:
+def part_spacing(points: Points) -> float:
     """Return the seconds from one part to the next, on average."""
-    return (parts(points)[-1][0][0] - points[0][0]) / (PARTS - 1)
+    return (split_window(points)[-1][0][0] - points[0][0]) / (PARTS - 1)
 
 
-def scatter(points: Points) -> float:
+def residual_scatter(points: Points) -> float:
     """Return the mean distance of y from its least-squares line over x, in units of y."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
@@ -159,7 +163,7 @@ DEVICE = (
 METRICS = (*HOST, *DEVICE)
 
 
-def driver() -> Any:
+def nvidia_driver() -> Any:
     """Return the binding of the NVIDIA driver, None where it is not installed."""
     try:
         import pynvml

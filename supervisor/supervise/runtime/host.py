@@ -232,7 +232,7 @@ class ProcessRow(Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-def processes(members: Sequence[psutil.Process]) -> list[ProcessRow]:
+def process_rows(members: Sequence[psutil.Process]) -> list[ProcessRow]:
     """Return one row per process that still lives."""
     rows = []
     for process in members:
@@ -416,7 +416,7 @@ class HealthGate:
         if alive:
             return [disk, devices]
         findings = [self._memory(settings, until_s), disk, devices]
-        if host_health.refusal(findings):
+        if host_health.explain_unfit(findings):
             return findings
         return [*findings, self._matmul(start, settings, bool(report), until_s)]
 

@@ -221,7 +221,7 @@ class IdentityCollector:
         identity = Identity(command=self._argv)
         try:
             budget = ByteBudget()
-            version = _guarded(lambda: code(self._directory, self._argv), CodeVersion)
+            version = _guarded(lambda: code_version(self._directory, self._argv), CodeVersion)
             files = _guarded_digests(lambda: named_files(self._argv, self._directory, budget))
             self._code_is_known(replace(version, files=files))
             identity = replace(
@@ -231,12 +231,13 @@ class IdentityCollector:
                 inputs=_guarded_digests(
                     lambda: input_files(self._argv, self._directory, self._manifest, budget)
                 ),
-                hardware=_guarded(lambda: hardware(self._nvml, self._driver_s), Hardware),
+                hardware=_guarded(lambda: hardware_facts(self._nvml, self._driver_s), Hardware),
                 system=Platform(platform.platform(), platform.node()),
-                supervise=_guarded(supervise, Supervisor),
+                supervise=_guarded(supervise_version, Supervisor),
             )
             identity = replace(
-                identity, packages=_guarded(lambda: packages(*collection.process()), Packages)
+                identity,
+                packages=_guarded(lambda: installed_packages(*collection.process()), Packages),
             )
         finally:
             self._code_is_known(CodeVersion(missing="not collected"))
@@ -289,7 +290,7 @@ class ByteBudget:
             return f"not hashed: {error.strerror or error}"
 
 
-def code(directory: Path, argv: Sequence[str]) -> CodeVersion:
+def code_version(directory: Path, argv: Sequence[str]) -> CodeVersion:
     """Return the version of the job's code: of its working directory, else of its script."""
     version = host.read_git_facts(directory)
     scripts = [path.parent for path in _paths(argv, directory) if path.suffix == ".py"]
@@ -345,7 +346,7 @@ def input_files(
     )
 
 
-def packages(pid: int | None, reason: str = "") -> Packages:
+def installed_packages(pid: int | None, reason: str = "") -> Packages:
     """Return the installed packages: of a process of the job, else of the supervisor, with why."""
     directories: list[str] = []
     source = JOB
@@ -376,7 +377,7 @@ def _versions(directory: str) -> Iterator[tuple[str, str]]:
                 yield re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]
 
 
-def hardware(nvml: Callable[[], Any], driver_s: float) -> Hardware:
+def hardware_facts(nvml: Callable[[], Any], driver_s: float) -> Hardware:
     """Return CPU, memory in bytes, and the devices with their driver."""
     model = platform.machine()
     with suppress(OSError):
@@ -427,7 +428,7 @@ def _within(limit_s: float, read: Callable[[], Hardware]) -> Hardware:
     return results[0] if results else Hardware(missing=f"no answer within {limit_s:g} s")
 
 
-def supervise() -> Supervisor:
+def supervise_version() -> Supervisor:
     """Return the version of this project, and a digest of the files that hold its formulas."""
     return Supervisor(version=__version__, formulas_sha256=formulas_digest())
 

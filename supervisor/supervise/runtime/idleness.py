@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
-from ..core.model.action import busy, usage
+from ..core.model.action import describe_usage, is_busy
 from ..core.model.events import DEAD, LOADING, SUSPENDED, Beat, Notice
 from ..core.model.payload import Payload
 from .process import Process
@@ -66,8 +66,8 @@ def watch_movement(job: Idle, within_s: float) -> str:
     for _ in range(WINDOWS):
         woke = {pid: _wakes(pid) for pid in pids.values()}
         used = job.work(window_s)
-        if busy(used, window_s):
-            return usage(used, window_s)
+        if is_busy(used, window_s):
+            return describe_usage(used, window_s)
         for rank, pid in pids.items():
             if (wakes := _wakes(pid) - woke[pid]) > 1 + WAKES * window_s:
                 return f"the main thread of rank {rank} woke {wakes} times in {window_s:.0f} s"
@@ -162,9 +162,9 @@ class Phases:
         """Return whether the job used CPU, files or a device between the newest two looks at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= self._look_s:
-            usage, within_s = counters(self._members()), now_s - self._looked_s
+            usage, within_s = usage_counters(self._members()), now_s - self._looked_s
             used = {**difference(self._before, usage), "device": self._device()}
-            self._works = within_s < 3.0 * self._look_s and busy(
+            self._works = within_s < 3.0 * self._look_s and is_busy(
                 used, within_s
             )  # else: the first look
             self._looked_s, self._before = now_s, usage
@@ -195,14 +195,14 @@ def measure_work(
         device: returns the share of the time that the most used device of the job is in use.
     """
     start_usage, until_s, highest = (
-        counters(process.tree.members()),
+        usage_counters(process.tree.members()),
         time.monotonic() + within_s,
         0.0,
     )
     while process.returncode is None and (left_s := until_s - time.monotonic()) > 0.0:
         highest = max(highest, device())
         process.wait(min(left_s, DEVICE_S))
-    return {**difference(start_usage, counters(process.tree.members())), "device": highest}
+    return {**difference(start_usage, usage_counters(process.tree.members())), "device": highest}
 
 
 def difference(
@@ -218,7 +218,7 @@ def difference(
     }
 
 
-def counters(members: Iterable[psutil.Process]) -> dict[int, tuple[float, int]]:
+def usage_counters(members: Iterable[psutil.Process]) -> dict[int, tuple[float, int]]:
     """Return per pid its CPU seconds, and the bytes that it moved by calls or page faults."""
     usage = {}
     for member in members:

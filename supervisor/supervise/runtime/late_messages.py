@@ -81,7 +81,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def marked(self) -> Message:
         """Return the message with its lateness: people must not take it for news."""
         message, due = self.message, _minute(self.due)
-        late = f"due {due} in run {message.run}, sent {age(self.age_s)} later"
+        late = f"due {due} in run {message.run}, sent {format_age(self.age_s)} later"
         previous = f"; it said: {message.next}" if message.next else ""
         return replace(
             message,
@@ -149,9 +149,8 @@ def write_undelivered(
     try:
         _write(run.path, messages, durable=True)
     except OSError as error:
-        print_line(
-            f"supervise: {count(len(messages))} not delivered and cannot be kept: {error.strerror}"
-        )
+        number = count_messages(len(messages))
+        print_line(f"supervise: {number} not delivered and cannot be kept: {error.strerror}")
     return [Summary.from_message(message) for message in messages]
 
 
@@ -170,12 +169,12 @@ def read_undelivered(run: Path) -> list[LateMessage]:
         raise StoreError(f"{path} cannot be understood: {error}", hint=f"rm {path}") from error
 
 
-def waiting(run: Path) -> list[LateMessage]:
+def undelivered_messages(run: Path) -> list[LateMessage]:
     """Return the messages of a run that are still to be sent. Raises StoreError."""
     return [message for message in read_undelivered(run) if message.state == "waits"]
 
 
-def runs(environ: Mapping[str, str]) -> Iterator[Path]:
+def runs_with_undelivered(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the runs of this user that may have undelivered messages, the newest first."""
     for path in run_directory.list_run_directories(environ).values():
         with suppress(OSError):
@@ -183,12 +182,12 @@ def runs(environ: Mapping[str, str]) -> Iterator[Path]:
                 yield path
 
 
-def count(number: int) -> str:
+def count_messages(number: int) -> str:
     """Return "1 message was", "2 messages were"."""
     return f"{number} message was" if number == 1 else f"{number} messages were"
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """Return a time in the largest unit that has at least two of it."""
     for unit, size in (("d", 86_400.0), ("h", HOUR_S), ("min", 60.0)):
         if seconds >= 2 * size:
@@ -348,7 +347,7 @@ class Courier:
         """Send what can be sent now; return whether anything remains for another round."""
         delivered: Counter[str] = Counter()
         remains = False
-        for path in runs(self._environ):
+        for path in runs_with_undelivered(self._environ):
             if path in self._unusable:
                 continue
             try:
@@ -360,12 +359,12 @@ class Courier:
                         delivered[outcome.channel] += 1
                     else:
                         self._print_line(f"supervise: {outcome.text}")
-                remains = remains or any(map(self._flush.is_due, waiting(path)))
+                remains = remains or any(map(self._flush.is_due, undelivered_messages(path)))
             except StoreError as error:
                 self._unusable.add(path)
                 self._print_line(f"supervise: messages of an earlier run are not sent: {error}")
         for channel, number in delivered.items():
-            self._print_line(f"supervise: {channel}: {count(number)} delivered late")
+            self._print_line(f"supervise: {channel}: {count_messages(number)} delivered late")
         return remains
 
 

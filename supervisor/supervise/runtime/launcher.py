@@ -166,7 +166,7 @@ class Launcher:
         newest = last_launch(self._run)
         if newest is not None and newest["attempt"] == attempt:
             return newest["pid"], newest["start_ticks"]
-        pid = environment.launched(name)
+        pid = environment.find_launched(name)
         ticks = None if pid is None else start_ticks(pid)
         return None if pid is None or ticks is None else (pid, ticks)
 
@@ -181,7 +181,7 @@ def last_launch(run: RunDir) -> dict[str, int] | None:
     try:
         return dict(run.read_json(LAUNCHED))
     except StoreError:
-        pid = environment.launched(f"{run.id}:0")  # where there was no time to write it down
+        pid = environment.find_launched(f"{run.id}:0")  # where there was no time to write it down
         ticks = None if pid is None else start_ticks(pid)
         if pid is None or ticks is None:
             return None
@@ -193,7 +193,7 @@ def first_environment(run: RunDir) -> dict[str, str]:
     return dict(run.read_secret(ENVIRON))
 
 
-def redactor(
+def make_redactor(
     argv: Sequence[str], environ: Mapping[str, str], policy: Policy, *also: Mapping[str, str]
 ) -> Redactor:
     """Return what knows the secrets of a run: those of the job, and of the supervisor's channels.
@@ -230,7 +230,7 @@ def probe_config(
         "package": str(environment.inject_dir().parent),
         "shm": str(directory),
         "marks": str(run.marks_path),
-        "slots": environment.slots(directory, SLOTS),
+        "slots": environment.fitting_slots(directory, SLOTS),
         "capacity": CAPACITY,
         "savepoints": _savepoints(run, policy.savepoints)
         if may_act and policy.savepoints

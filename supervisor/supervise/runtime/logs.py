@@ -307,7 +307,9 @@ class JobOutput:
                 _log.exception("this process copies the output, and keeps it no more")
                 for stream in self._streams:
                     args = (stream.source, stream.target, None)
-                    threading.Thread(target=output_relay.copy, args=args, daemon=True).start()
+                    threading.Thread(
+                        target=output_relay.copy_stream, args=args, daemon=True
+                    ).start()
                 return
 
 

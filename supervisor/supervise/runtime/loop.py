@@ -42,7 +42,7 @@ from ..store.recorder import Recorder
 from ..store.run_directory import RUNS, RunDir
 from ..system import Thread
 from . import hardware, late_messages, status, watches
-from .adoption import Adoption, Orphans
+from .adoption import Adoption, OrphanWatch
 from .controller import Control
 from .evidence import Evidence
 from .frame_enrichment import FrameEnricher
@@ -56,7 +56,7 @@ from .processor import EventProcessor, Performer
 from .relauncher import Relauncher, ends_with, health_gate
 from .segments import Segments
 from .settings import RecoveredRun, Settings
-from .signals import Forwarder, Wakeup, typed
+from .signals import Forwarder, Wakeup, ctrl_c_notice
 from .status_writer import TICK_NS, StatusWriter
 from .watches import ControlInbox, FileWatch, PolicyWatch, Target, checkpoint_targets
 
@@ -65,7 +65,7 @@ RANKS = 64  # of more, each counts on as the one that saved: the register must s
 Window = Iterable[tuple[Sequence[str], Frame]]
 
 
-def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
+def checkpoint_service(settings: Settings, processor: EventProcessor) -> CheckpointService:
     """Return the checkpoint service of the policy that the job was started with.
 
     Raises:
@@ -77,7 +77,7 @@ def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
         policy.job.checkpoints,
         settings.run.path,
         Path.cwd(),
-        lambda: position(processor),
+        lambda: run_position(processor),
         facts=facts,
         code=settings.identity.code,
         data=policy.job.manifest,
@@ -223,14 +223,16 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     return not (is_deliberate or is_held or state.step in job.restarts.crashes)
 
 
-def resume(checkpoints: CheckpointService, past: RecoveredRun, policy: Policy) -> None:
+def resume_checkpoint_service(
+    checkpoints: CheckpointService, past: RecoveredRun, policy: Policy
+) -> None:
     """Resume the checkpoint service of a supervisor that died."""
     checkpoints.resume(past.checkpoints)
     for notice in past.saves.values():
         forward_save(checkpoints, notice, policy, past.window)
 
 
-def position(processor: EventProcessor) -> RunPosition:
+def run_position(processor: EventProcessor) -> RunPosition:
     """Return where the run is."""
     state = processor.state
     leader = state.leader()
@@ -284,7 +286,7 @@ class App:
         )
         forwarder.keep = self._segments.keep_signals
         self._status = StatusWriter(settings, self.processor, recorder, launcher.oom_counters)
-        self._checkpoints = service(settings, self.processor)
+        self._checkpoints = checkpoint_service(settings, self.processor)
         self._last_look = FinalVerification(self._checkpoints, self.processor, settings.print_line)
         self._phases = Phases(
             lambda: () if self.control is None else self.control.processes(),
@@ -293,7 +295,7 @@ class App:
         self._tick_ns = self._suspended_ns = 0
         self._policy_watch: PolicyWatch | None = None
         self._preemptor = Preemptor(forwarder, self.processor, settings.run.path, os.environ)
-        self._orphans = Orphans(self._segments, settings.run.marks_path, self.processor)
+        self._orphans = OrphanWatch(self._segments, settings.run.marks_path, self.processor)
         self._ended_process: Process | None = None  # the newest that the engine knows has ended
         self._is_cancelled = False  # a relaunch, by a signal that ends the job
         received = () if settings.past is None else settings.past.received
@@ -350,7 +352,7 @@ class App:
             self.recorder.note("note", self.processor.state.step, late.message, about)
         data = {
             "exit_code": code,
-            "probe_share": status.overhead(self.processor.state),
+            "probe_share": status.probe_overhead(self.processor.state),
             **({"undelivered": msgspec.to_builtins(undelivered)} if undelivered else {}),
             "head": self.recorder.head,
             "journal": self.recorder.journal,
@@ -424,7 +426,7 @@ class App:
         self.control = control
         processor.open(Performer(control, self.wakeup.set), outbox)
         driver, disks = (
-            hardware.driver(),
+            hardware.nvidia_driver(),
             lambda: (run.path, self._checkpoints.folder() or run.path),
         )
         self._hardware = Hardware(control.processes, Path.cwd(), driver, disks=disks)
@@ -633,7 +635,7 @@ class App:
         events = adoption.begin(self._enricher, outbox)
         if past.launched is None:
             self._on_launch(process, 0)
-        resume(self._checkpoints, past, self.processor.policy)
+        resume_checkpoint_service(self._checkpoints, past, self.processor.policy)
         self._preemptor.adopt(process)
         self._process(events)
 
@@ -693,7 +695,7 @@ class App:
         now_ns = system.monotonic_ns()
         self._status.ended(process.pid, process.returncode or 0, now_ns, self._segments.ends())
         if process.interrupted:
-            self.processor.process(typed(now_ns))
+            self.processor.process(ctrl_c_notice(now_ns))
         if process.unknown:
             text = f"how the job ended cannot be known: {process.returncode} stands for its code"
             self.processor.process(Notice(now_ns, "note", text))

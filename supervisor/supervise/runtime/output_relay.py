@@ -121,7 +121,7 @@ class OutputLog:
         self._fd = -1
 
 
-def copy(source: int, target: int, log: OutputLog | None) -> None:
+def copy_stream(source: int, target: int, log: OutputLog | None) -> None:
     """Copy until nobody has the other end of `source` open."""
     has_reader, partial = True, b""
     while True:
@@ -188,7 +188,7 @@ def main(path: str, streams: Iterable[str]) -> None:
     log, over, threads = OutputLog(path), threading.Event(), []
     for stream in streams:
         source, target = map(int, stream.split(":"))
-        threads.append(threading.Thread(target=copy, args=(source, target, log)))
+        threads.append(threading.Thread(target=copy_stream, args=(source, target, log)))
         if os.isatty(target):
             args = (source, target, over)
             threading.Thread(target=follow_size, args=args, daemon=True).start()

@@ -43,7 +43,7 @@ from msgspec.structs import replace
 
 from ..core.model.payload import Payload
 from ..errors import ActionError, LaunchError, StoreError
-from .environment import LAUNCH, marked
+from .environment import LAUNCH, has_run_mark
 from .fencing import PendingCommand
 from .process_tree import (
     EXIT,
@@ -102,7 +102,7 @@ def spawn_job(
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two for itself
             )
         except (OSError, ValueError) as error:
-            raise explain(argv, environ, error) from error
+            raise explain_start_error(argv, environ, error) from error
     return pid, group or pid
 
 
@@ -113,7 +113,7 @@ def replace_process(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn
     try:
         os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 - the user's own command
     except (OSError, ValueError) as error:
-        raise explain(argv, environ, error) from error
+        raise explain_start_error(argv, environ, error) from error
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _new_group() -> Iterator[int]:
             os.waitpid(leader, 0)
 
 
-def explain(
+def explain_start_error(
     argv: Sequence[str], environ: Mapping[str, str], error: OSError | ValueError
 ) -> LaunchError:
     """Turn the operating system's refusal into one sentence and a hint."""
@@ -464,7 +464,7 @@ class AdoptedProcess(Process):
         super().__init__(pid, group_of(pid) or pid)
         # Held is the job, and not another process that has got its pid since.
         self._held = start_ticks(pid) == ticks
-        if self._held and marked(pid, run_id) is False:
+        if self._held and has_run_mark(pid, run_id) is False:
             self._exit_status.close()
             raise StoreError(
                 f"process {pid} runs, and does not carry the mark of run {run_id} in its "
@@ -609,7 +609,7 @@ class Ranks(Protocol):
     ) -> PendingCommand: ...
 
 
-def halt(job: Ranks, *, grace_s: float, term_s: float) -> JobEnd:
+def halt_job(job: Ranks, *, grace_s: float, term_s: float) -> JobEnd:
     """Ask at a step boundary, after `grace_s` TERM, after `term_s` KILL, over the whole tree."""
     since = time.monotonic()
     asked_for = _interrupt(job, grace_s)

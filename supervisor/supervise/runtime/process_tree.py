@@ -48,7 +48,7 @@ def is_suspended(pid: int) -> bool:
     return stat is not None and stat[STATE] == b"T"
 
 
-def halted(pid: int) -> str:
+def explain_halted(pid: int) -> str:
     """Return why a process cannot run, as the end of a sentence; "" where it can."""
     stat = stat_fields(pid)
     if stat is None or stat[STATE] in (b"Z", b"X"):

@@ -55,7 +55,7 @@ from .controller import Control
 from .host import HealthGate, HostMemo, Machine, Start
 from .idleness import watch_movement
 from .launcher import UNFIT, Launch
-from .process import LOOP_S, halt
+from .process import LOOP_S, halt_job
 
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
@@ -255,7 +255,7 @@ class Relauncher:
         except Exception:
             _log.exception("the health of this host is not known")
             return
-        if reason := host_health.refusal(findings):
+        if reason := host_health.explain_unfit(findings):
             if not alive:
                 with suppress(StoreError):
                     memo = self._gate.memo(start, reason)
@@ -353,7 +353,7 @@ class Relauncher:
         stopping = before_us or job.process.returncode is None
         self._write(name, replace(marks, stopping=stopping))
         job.on_loop(job.process.return_terminal, LOOP_S)  # a Ctrl-C from now on ends the whole run
-        end = halt(job, grace_s=GRACE_S, term_s=TERM_S)
+        end = halt_job(job, grace_s=GRACE_S, term_s=TERM_S)
         if end.returncode is None or end.survivors:
             raise ActionError(f"processes of the job are still alive after KILL: {end}")
         outcome = "stopped" if before_us and end.how == "ended" else end.how

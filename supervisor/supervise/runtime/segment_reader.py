@@ -302,7 +302,7 @@ class SegmentFile:
         halves = [wire.unpack_letter(self.read(offset + half * size, size)) for half in (0, 1)]
         valid = [(seq, raw) for seq, raw in filter(None, halves) if raw is not None]
         generation, raw = max(valid, default=(0, b""))
-        return generation, parse(raw)
+        return generation, parse_json(raw)
 
     def close(self) -> None:
         """Let go of the file; safe to repeat."""
@@ -332,7 +332,7 @@ class SegmentFile:
             raise self.fault(str(error)) from error
 
 
-def parse(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """Return the JSON value in `raw`, None if there is none."""
     try:
         return wire.from_json(raw)
@@ -499,7 +499,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        beat_fields = wire.checked(self._file.counters(), wire.BEAT_AT)
+        beat_fields = wire.read_checked_word(self._file.counters(), wire.BEAT_AT)
         if beat_fields is not None and beat_fields & 7 < len(wire.PHASES) and beat_fields < MAX_NS:
             self._beat = (beat_fields & ~7, wire.PHASES[beat_fields & 7])
         return Beat(self.rank, *self._beat)
@@ -510,7 +510,7 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        packed = wire.checked(self._file.counters(), wire.COLLECTIVE_AT)
+        packed = wire.read_checked_word(self._file.counters(), wire.COLLECTIVE_AT)
         return None if packed is None else wire.unpack_collective(packed)
 
     def status(self) -> Payload:
@@ -539,7 +539,7 @@ class Segment:
             SegmentError: as `poll`.
         """
         fields = wire.unpack_letter(self._file.read(wire.END_AT, wire.END_SIZE))
-        end = parse(fields[1]) if fields and fields[1] is not None else None
+        end = parse_json(fields[1]) if fields and fields[1] is not None else None
         if not isinstance(end, dict):
             return None
         code, text = end.get("returncode"), end.get("text")
@@ -671,7 +671,7 @@ class Segment:
         numbered: list[tuple[int, Event]] = []
         bad, newest = 0, 0
         for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
-            letter = parse(raw) if raw is not None else None
+            letter = parse_json(raw) if raw is not None else None
             if is_letter(letter, ACK):
                 key, result = letter.pop("ack"), Payload(letter.pop("result"))
                 self._acks.append(Ack(key=key, result=result, **letter))

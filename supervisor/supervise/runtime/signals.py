@@ -118,7 +118,7 @@ KILL_S = 0.5  # so long a kill looks for survivors, and so long after it no othe
 _SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
 
 
-def typed(at_ns: int) -> Notice:
+def ctrl_c_notice(at_ns: int) -> Notice:
     """Return the notice of a Ctrl-C that went from the terminal straight to the job."""
     data: dict[str, Json] = {"signal": "SIGINT", "final": True, "killed": False, "typed": True}
     return Notice(at_ns, "signal", "SIGINT was typed at the terminal", data=Payload(data))

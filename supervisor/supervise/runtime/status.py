@@ -670,7 +670,7 @@ def build_status(
                     "pid": view.pid,
                     "phase": view.phase,
                     "silent_s": round((now_ns - view.seen_ns) / 1e9, 1),
-                    "overhead": overhead(state, rank),
+                    "overhead": probe_overhead(state, rank),
                     **view.document,
                 }
             )
@@ -691,7 +691,7 @@ def cpu_wait(state: State) -> float:
     return max((m.value("host_cpu_wait") or 0.0 for m in state.monitors.values()), default=0.0)
 
 
-def overhead(state: State, rank: int | None = None) -> float | None:
+def probe_overhead(state: State, rank: int | None = None) -> float | None:
     """Return the share of a step that the probe of a rank, else the leading one, took lately."""
     leader = state.leader() if rank is None else rank
     monitor = None if leader is None else state.monitors.get(leader)

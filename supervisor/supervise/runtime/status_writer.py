@@ -287,7 +287,7 @@ def _pattern(path: Path) -> str:
     return glob.escape(str(path))
 
 
-def vitals(processor: EventProcessor, run_id: str) -> Vitals:
+def run_vitals(processor: EventProcessor, run_id: str) -> Vitals:
     """Return how the run is, for its heartbeat. Any thread."""
     state = processor.state
     incident, trouble = state.incident, processor.lost_to
@@ -309,7 +309,7 @@ def _broken(
     return broken or None
 
 
-def closed(run: RunDir, troubles: Iterable[Trouble]) -> None:
+def write_closed_channels(run: RunDir, troubles: Iterable[Trouble]) -> None:
     """Put the channels into the newest status: it was written before the last messages went out."""
     broken = _broken(troubles, system.monotonic_ns())
     with suppress(StoreError):  # a view; the audit log has what became of each message

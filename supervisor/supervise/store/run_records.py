@@ -38,7 +38,7 @@ from msgspec import Struct
 
 from ..core.model.decisions import SEVERITIES
 from ..core.model.events import Announced, Frame
-from ..core.model.redaction import cell
+from ..core.model.redaction import spreadsheet_cell
 from ..errors import MISSHAPEN, InputError, StoreError
 from . import audit, files, journal, policies
 from .audit import read_audit
@@ -268,7 +268,7 @@ def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str]) -> int:
         StoreError: the journal is missing or damaged.
     """
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*HEAD, *map(cell, metrics)])
+    writer.writerow([*HEAD, *map(spreadsheet_cell, metrics)])
     count = 0
     for step, rank, attempt, wall, values in read_rows(run):
         time = "" if wall is None else wall.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

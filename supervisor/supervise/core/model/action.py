@@ -38,7 +38,7 @@ BUSY_BYTES = 65536  # moved per second by reads and writes
 BUSY_DEVICE = 0.05  # of the time, of the device that is used most
 
 
-def busy(used: Mapping[str, float], within_s: float) -> bool:
+def is_busy(used: Mapping[str, float], within_s: float) -> bool:
     """Return whether a job works: what `Job.work` saw in `within_s` seconds is more than waiting.
 
     Source: project defaults; a Python process that sleeps uses under 1 % of a core.
@@ -47,7 +47,7 @@ def busy(used: Mapping[str, float], within_s: float) -> bool:
     return works or used.get("device", 0.0) > BUSY_DEVICE
 
 
-def usage(used: Mapping[str, float], within_s: float) -> str:
+def describe_usage(used: Mapping[str, float], within_s: float) -> str:
     """Return what `Job.work` saw in `within_s` seconds, in words."""
     device = used.get("device", 0.0)
     devices = f", a device {device:.0%} in use" if device else ""

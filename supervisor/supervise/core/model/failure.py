@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from .values import Section, doc, named
+from .values import Section, doc, pattern_mark
 
 FAILURE_NOTICE = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = ("always", "once", "never")
@@ -158,7 +158,7 @@ class FailureClass(Section, frozen=True, dict=True):
 
     id: Annotated[
         str,
-        named("[a-z][a-z0-9-]{0,63}", "a name of small letters, digits and -"),
+        pattern_mark("[a-z][a-z0-9-]{0,63}", "a name of small letters, digits and -"),
         doc("name of the class"),
     ]
     title: Annotated[str, doc("what happened, in a few words")]
@@ -172,7 +172,10 @@ class FailureClass(Section, frozen=True, dict=True):
     ] = ()
     types: Annotated[tuple[str, ...], doc("names of exceptions")] = ()
     signals: Annotated[
-        tuple[Annotated[str, named("SIG[A-Z0-9]+", "the name of a signal, such as SIGSEGV")], ...],
+        tuple[
+            Annotated[str, pattern_mark("SIG[A-Z0-9]+", "the name of a signal, such as SIGSEGV")],
+            ...,
+        ],
         doc("names of signals"),
     ] = ()
     logs: Annotated[

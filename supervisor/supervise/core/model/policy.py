@@ -32,7 +32,7 @@ from .values import (
     Steps,
     Window,
     doc,
-    named,
+    pattern_mark,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ LONGEST_MATMUL_S = 60.0  # the relaunch has ten minutes in all; project default
 ChannelKey = str | int | float | bool | tuple[str, ...]  # a key under a channel of `notify`
 PLACEHOLDERS = ("checkpoint", "directory", "step")  # of `job.relaunch`
 WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
-Local = Annotated[str, named(WORD, "a name of letters, digits and _")]
-Name = Annotated[str, named(rf"{WORD}(\.{WORD})?", "a name of letters, digits and _")]
+Local = Annotated[str, pattern_mark(WORD, "a name of letters, digits and _")]
+Name = Annotated[str, pattern_mark(rf"{WORD}(\.{WORD})?", "a name of letters, digits and _")]
 if TYPE_CHECKING:
     StateName = str
 else:
@@ -631,7 +631,7 @@ def level_of(ladder: Ladder, name: str, otherwise: int) -> int:
     return ladder.levels.index(name) if name in ladder.levels else otherwise
 
 
-def relaunching(policy: Policy) -> tuple[str, int]:
+def first_relaunch(policy: Policy) -> tuple[str, int]:
     """Return `(runbook, level)` of the first one that relaunches the job, `hold` without one."""
     relaunching_names = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
     names = [

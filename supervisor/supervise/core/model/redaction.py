@@ -109,7 +109,7 @@ def channel_variables(notify: Mapping[str, Mapping[str, ChannelKey]]) -> frozens
     )
 
 
-def cell(name: str) -> str:
+def spreadsheet_cell(name: str) -> str:
     """Return a name that the job chose as a cell that no spreadsheet takes for a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 

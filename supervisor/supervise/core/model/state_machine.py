@@ -54,7 +54,7 @@ DEFAULT_TRANSITIONS: Table = {
 }
 
 
-def move(table: Table, state: str, event: str) -> str | None:
+def next_state(table: Table, state: str, event: str) -> str | None:
     """Return the state after `event`, or None when the table has no such move."""
     target = table.get(state, {}).get(event)
     return target if target is not None else table.get("any", {}).get(event)
@@ -80,7 +80,7 @@ def find_flaws(table: Table) -> list[tuple[str, str, str]]:
     if flaws_found:
         return flaws_found
     used = set(STATES)
-    edges = {s: {t for e in EVENTS if (t := move(table, s, e)) is not None} for s in used}
+    edges = {s: {t for e in EVENTS if (t := next_state(table, s, e)) is not None} for s in used}
     reached, todo = {LAUNCHING}, [LAUNCHING]
     while todo:
         for target in sorted(edges[todo.pop()] - reached):

@@ -38,7 +38,7 @@ class Parsed(type):
         return True
 
 
-def closed(properties: Mapping[str, Json], **more: Json) -> Schema:
+def closed_object_schema(properties: Mapping[str, Json], **more: Json) -> Schema:
     """Return the JSON Schema of a mapping with these keys and no others."""
     return {
         **OPEN,
@@ -53,7 +53,7 @@ def doc(text: str) -> Meta:
     return Meta(description=text)
 
 
-def named(regex: str, description: str, *, token: str = "") -> Meta:
+def pattern_mark(regex: str, description: str, *, token: str = "") -> Meta:
     """Return the mark of text that a regular expression matches as a whole.
 
     Args:
@@ -67,7 +67,7 @@ def named(regex: str, description: str, *, token: str = "") -> Meta:
     )
 
 
-def seconds(text: object) -> float:
+def parse_seconds(text: object) -> float:
     """Return the seconds of a text such as `30s`. Raises ValueError."""
     match = DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -75,7 +75,7 @@ def seconds(text: object) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def duration(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Return seconds as they are written: `30s`."""
     if value == int(value):
         return f"{value:.0f}s"
@@ -126,8 +126,8 @@ else:
     class Seconds(metaclass=Parsed):
         """A time: seconds here, a text such as `30s` in a file."""
 
-        decode = staticmethod(seconds)
-        encode = staticmethod(duration)
+        decode = staticmethod(parse_seconds)
+        encode = staticmethod(format_seconds)
         schema = staticmethod(_duration_schema)
 
     class Share(metaclass=Parsed):
@@ -144,11 +144,11 @@ else:
         def decode(value):
             if type(value) is int and value >= 1:
                 return value
-            return seconds(value)
+            return parse_seconds(value)
 
         @staticmethod
         def encode(value):
-            return value if isinstance(value, int) else duration(value)
+            return value if isinstance(value, int) else format_seconds(value)
 
         @staticmethod
         def schema():
@@ -163,5 +163,5 @@ Unit = Annotated[
 Severity = Literal["SEV0", "SEV1", "SEV2"]
 RUNBOOK = "[a-z][a-z0-9-]{0,63}"
 RunbookName = Annotated[
-    str, named(RUNBOOK, "a runbook's name, in lower case, such as rollback-and-rewarm")
+    str, pattern_mark(RUNBOOK, "a runbook's name, in lower case, such as rollback-and-rewarm")
 ]
