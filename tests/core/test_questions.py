@@ -176,7 +176,7 @@ def test_a_rollback_asks_anew_and_keeps_what_was_before(tell):
     first = found["questions"]["rejoined"]
 
     assert found["class"] == "recoverable spike"
-    assert (first["onset"], first["peak"], first["rejoined_step"]) == (300, 9.0, 250)
+    assert (first["onset"], first["peak"], first["rejoined_step"]) == (300, 9.0, 300)
     assert "after a rollback" in first["text"]
     assert found["questions"]["else_happened"]["events"][0]["kind"] == "rate"
 

@@ -198,7 +198,8 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     """Also several, with finite losses between them: nothing is to be taken back."""
     report = stories.report("skipped")
     assert report.response.text == "skipped the update of step 100 and 1 more, to 170"
-    assert report.cost.text == "2 updates skipped"
+    assert report.cost.text == "2 updates skipped; without that the weights are lost at step 100"
+    assert report.response.acted and report.proof.rejoined_step == 101
     assert report.cause.text.startswith("a batch without targets, from step 100: ")
     assert report.diagnosis.kind == "contained numeric fault"
     assert "no rollback needed" in report.next.text
@@ -220,7 +221,7 @@ def test_the_onset_is_a_change_against_the_noise_and_the_schedule():
     assert moves["learning_rate"].level == pytest.approx(0.001 * 0.998**149)
     assert "lr ×30" in report.observation.text
     # What follows the loss explains nothing, and what stayed on its course is listed.
-    assert [area.area for area in report.cause.unchanged] == ["data"]
+    assert [area.area for area in report.cause.unchanged] == ["token statistics"]
 
 
 def test_what_a_drill_does_to_the_training_explains_no_slow_host():

@@ -18,7 +18,7 @@ from .model.policy import EARLY, Planned, Policy, Rule
 from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import LossContext, State
-from .spike_classifier import DEADLINE, OWN_RATE, Evidence
+from .spike_classifier import CLIPPED, DEADLINE, OWN_RATE, Evidence
 from .trends import (
     BRIEF_S,
     EXCLUDED,
@@ -27,10 +27,10 @@ from .trends import (
     Band,
     band_of,
     calm_end,
-    course_of,
     find_change,
     find_jump,
     find_slow_step,
+    healthy_value,
     is_of_others,
     median,
     spread,
@@ -42,7 +42,8 @@ COUNTS = ("tokens_per_update",)  # the denominator of a loss
 BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
 OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
 OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
-GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
+GRAD, UPDATE = "grad_global_norm", "update_norm"
+NORMS = 32  # frames whose median a norm had just before: they grow and fall with the training
 ARTEFACT = "eval_artifact_hash"
 THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
     (
@@ -78,7 +79,7 @@ def open_case(
         calm = calm_end(losses, onset) if monitor.is_objective else onset
         case.band, case.loss_before = band_of(losses, calm), _value_before(losses, calm)
     case.norms = {
-        metric: median(values)
+        metric: median(values[-NORMS:])
         for metric in (GRAD, UPDATE, CLIPPED)
         if len(values := values_before(monitor, metric, onset)) >= LEAST
     }
@@ -103,11 +104,11 @@ def _is_raised(band: Band, losses: Sequence[tuple[int, float]], onset: int) -> b
 
 def _value_before(losses: Sequence[tuple[int, float]], onset: int) -> float | None:
     """Return the healthy loss just before an onset, None with too few of them."""
+    points = [point for point in losses if point[0] < onset]
     change = find_change(losses, onset)
     if change is not None and change.is_up:
         return change.before
-    course = course_of([point for point in losses if point[0] < onset])
-    return None if course is None else course.forecast(onset)
+    return healthy_value(points, 0.0) if len(points) >= LEAST else None
 
 
 def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
@@ -141,7 +142,10 @@ def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
     if quiet_since is not None and (frame_count - quiet_since) % 10:
         return True
     evidence = _evidence(policy, state, incident)
-    return evidence is not None and spike_classifier.rejoined(evidence).answer == NO
+    if evidence is None:
+        return False
+    is_before_onset = incident.case.rolled_back and len(evidence.after) < spike_classifier.WAIT
+    return is_before_onset or spike_classifier.rejoined(evidence).answer == NO
 
 
 def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:

@@ -115,7 +115,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
     differences = overlap.take(step, now, numbers=numbers)
     for difference in differences:
         kind = "differs" if difference.matters else "as-seeded"
-        ctx.record(StepDiffers(reason=difference.text, what=kind))
+        ctx.record(StepDiffers(reason=difference.text, what=kind, remedy=difference.remedy))
     if differences:
         gravest = next((one for one in differences if one.matters), differences[0])
         texts = "; ".join(one.text for one in differences)

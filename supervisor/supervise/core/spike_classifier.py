@@ -54,6 +54,7 @@ FEW_HIGH = 20  # one of so many losses of a good window may be a hard batch's
 WAIT = 20  # frames that will do for a verdict when an incident is over sooner
 SMOOTH = 0.9  # of the smoothed loss, which must agree with the raw one; project default
 PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
+CLIPPED = "grad_clip_rate"
 NORM_RATIO = 1.5  # median after / median before; project default
 CLIP_FACTOR, CLIP_POINTS = 2.0, 2.0  # the share of clipped steps may double, and 2 % more
 
@@ -329,7 +330,7 @@ def norms_stayed(case: Evidence) -> NormsStayed:
         if len(values) < WAIT:
             continue
         median_after = median(values[-POST:])
-        share = metric == "grad_clip_rate"
+        share = metric == CLIPPED
         limit = CLIP_FACTOR * median_before + CLIP_POINTS if share else NORM_RATIO * median_before
         numbers[metric] = NormChange(median_before, median_after, limit)
         parts[metric] = (
@@ -337,7 +338,8 @@ def norms_stayed(case: Evidence) -> NormsStayed:
             if median_after >= 0.001 * median_before > 0.0
             else f"{metric} {median_before:.3g} to {median_after:.3g}"
         )
-        if median_after > limit:
+        is_own_share = share and len(case.norms) > 1  # of 300 steps, with those of the spike
+        if median_after > limit and not is_own_share:
             high.append(metric)
     if not numbers:
         return NormsStayed(answer=UNKNOWN, text="norms not measured long enough")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .model import formats
 from .model.verdicts import PARTS, SlowStep
@@ -21,6 +21,7 @@ from .model.verdicts import PARTS, SlowStep
 PRE, EXCLUDED = 256, 10  # frames the trend is fitted to; left out just before the onset
 # An exponential fall bends over ln(step): so the level of the newest half, and the flatter slope.
 NEAR = PRE // 2
+SHORT = 32  # frames whose level a short past has: the fall of its first steps is no noise
 LEAST = 8  # frames for any band at all
 BLOCK = 4  # frames per point of the fit: a quarter of the points, a sixteenth of the pairs
 # A loss falls ever slower, also over ln(step): the whole slope, carried on for 350 frames, called
@@ -94,11 +95,12 @@ def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
     points_before = [(step, loss) for step, loss in losses if step < onset]
     pre = [(step, loss) for step, loss in points_before if step < onset - EXCLUDED][-PRE:]
     if len(pre) < PRE:
-        pre, down = points_before[-PRE:], 0.0
-        if len(pre) < LEAST:
+        newest = [loss for _, loss in points_before[-SHORT:]]
+        if len(newest) < LEAST:
             return None
-    else:
-        down = min(0.0, max(slope(pre), slope(pre[-NEAR:])))
+        level = median(newest)
+        return Band(onset, level, 0.0, spread(newest, level), len(points_before[-PRE:]))
+    down = min(0.0, max(slope(pre), slope(pre[-NEAR:])))
     log_onset = math.log(onset + 1.0)
     moved = [loss - down * (math.log(step + 1.0) - log_onset) for step, loss in pre]
     level = median(moved[-NEAR:])
@@ -296,7 +298,7 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
     return SlowStep(since, time_before, now, part, part_now)
 
 
-FEW, MANY = 16, 128  # samples that a course is fitted to: as many as lie on one line
+FEW, MANY = 16, 64  # samples that a course is fitted to: as many as lie on one line
 STRAIGHT = 2.0  # standard errors: a slope is one, and the newest quarter is off its line
 FLOOR = 0.005  # of the level: no series is taken to be quieter
 EXTREME = 3.0  # the third largest excess is so many spreads at most: heavy tails are noise too
@@ -325,8 +327,9 @@ class Course:
     is_log: bool
 
     def forecast(self, step: int) -> float:
-        """Return the value expected at a step."""
-        moved = self.slope * (step - self.step)
+        """Return the value expected at a step: a fall is ever slower, so half of it is trusted."""
+        away = step - self.step
+        moved = self.slope * (TRUST * away if away > 0 else away)
         return self.level * math.exp(moved) if self.is_log else self.level + moved
 
     def height(self, step: int, value: float) -> float:
@@ -402,6 +405,12 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[Course, list[float]]:
     return course, excess
 
 
+def healthy_value(points: Sequence[tuple[int, float]], otherwise: float) -> float:
+    """Return the median of the newest finite values, `otherwise` where there are none."""
+    values = [value for _, value in points if math.isfinite(value)][-LEAST:]
+    return median(values) if values else otherwise
+
+
 def find_change(points: Sequence[tuple[int, float]], breach: int) -> Change | None:
     """Return where a series left its course near the first breach of a rule, None where it did not.
 
@@ -414,27 +423,15 @@ def find_change(points: Sequence[tuple[int, float]], breach: int) -> Change | No
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     healthy = [p for p in finite if p[0] < breach - EXCLUDED]
     healthy = healthy if len(healthy) >= LEAST else [p for p in finite if p[0] < breach]
-    change = _refined_change(points, finite, course_of(healthy), breach)
-    older = [p for p in healthy if p[0] < breach - REACH]
-    if change is None and (course := course_of(older)) is not None:
-        # What grew slowly has made the newest its own past; above an older level it shows.
-        change = _refined_change(points, finite, replace(course, slope=0.0), breach)
-        change = change if change is not None and change.is_up else None
-    return change
-
-
-def _refined_change(
-    points: Sequence[tuple[int, float]],
-    finite: Sequence[tuple[int, float]],
-    course: Course | None,
-    breach: int,
-) -> Change | None:
-    """Return where the series left a course, once more with all that was healthy."""
+    course = course_of(healthy)
     change = None if course is None else _find_change(points, course, breach)
-    if change is not None:
-        earliest = change.earliest
-        course = course_of([point for point in finite if point[0] < earliest])
-        change = change if course is None else _find_change(points, course, breach)
+    while change is not None:  # once more without what grew just before
+        healthy = [p for p in finite if p[0] < change.earliest - EXCLUDED]
+        course = course_of(healthy)
+        earlier = None if course is None else _find_change(points, course, breach)
+        if earlier is None or earlier.step >= change.step or earlier.is_up != change.is_up:
+            break
+        change = earlier
     return change
 
 
@@ -452,12 +449,12 @@ def _find_change(points: Sequence[tuple[int, float]], course: Course, breach: in
     first = sums.index(max(sums))
     likely = [n for n, total in enumerate(sums) if total >= sums[first] - DOUBT]
     earliest = rows[likely[0]][0]
-    previous = [step for step, _ in points if step < earliest]
+    previous = [(step, value) for step, value in points if step < earliest]
     return Change(
         step=rows[first][0],
-        earliest=previous[-1] + 1 if previous else earliest,
+        earliest=previous[-1][0] + 1 if previous else earliest,
         latest=rows[likely[-1]][0],
-        before=course.forecast(rows[first][0]),
+        before=healthy_value(previous, course.level),
         is_up=sign > 0.0,
     )
 
@@ -472,7 +469,7 @@ def _evidence(heights: Sequence[float], breach: int) -> list[float]:
     for first in range(len(heights)):
         total = best = 0.0
         for n in range(first, len(heights)):
-            cap = CAP_SINCE if n >= breach else CAP_BEFORE
+            cap = CAP_SINCE if n >= breach or heights[n] == math.inf else CAP_BEFORE
             total += min(cap, max(-ALLOWED, heights[n] - ALLOWED))
             best = max(best, total) if n >= breach else best
         sums.append(best)

@@ -100,11 +100,7 @@ def build_incident_report(
         response=Response(text=case.response(), acted=case.acted),
         cost=case.cost(),
         proof=case.proof(),
-        next=NextStep(
-            text=sentences.next_step(
-                status, case.message_texts, case.failure, case.approval, directory
-            )
-        ),
+        next=NextStep(text=case.next_step(directory)),
         loss=Loss(metric=loss, spark=_spark(case.series, loss)),
         series=case.series,
         conditions=case.conditions,
@@ -148,6 +144,7 @@ class _Case:
         self.mode, self.digest, self.rule_of = _policy_at(
             records, self.opening.seq, run.mode, policies
         )
+        self.policy = policies.get(self.digest)
         self.status = facts.status_of(self.incident)
         self.breach = self.opened.breach_step
         self.tape = None if tapes is None else tapes.select(_rank(self.incident))
@@ -160,6 +157,7 @@ class _Case:
         self.is_of_machine = facts.about_machine(self.conditions)
         own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
         self.onset = facts.onset(own, self.breach, self.opened.slow_step)
+        self.conditions = facts.with_frames(self.conditions, self.tape, self.onset)
         self.actions = facts.actions(self.incident)
         self.verification = facts.verification(self.incident)
         self.approval = facts.approval(self.incident)
@@ -168,12 +166,12 @@ class _Case:
         self.message_texts = [
             r.decision.message for r in self.incident if isinstance(r.decision, decisions.Notified)
         ]
-        self.skipped = facts.skipped_steps(records, self.breach, self.incident)
+        self.skipped = facts.skipped_steps(records, self.breach, self.incident, self.tape)
         self.failures = _failures(records, self.incident)
         self.failure = self.failures[0] if self.failures else None
         self.diagnosis = _diagnosis(self.incident)
         self.standstill = next((s for a in self.actions if (s := a.effect.standstill)), "")
-        self.acted = _acted(self.incident)
+        self.acted = True if self.skipped else _acted(self.incident)
 
     def closing(self) -> Closing | None:
         record = next((r for r in reversed(self.incident) if is_closing(r)), None)
@@ -203,7 +201,9 @@ class _Case:
         """Return the cause, and what comes into the title behind "after"."""
         opened, onset, of_machine = self.opened, self.onset, self.is_of_machine
         tape = None if of_machine else self.tape
-        changed, unchanged = facts.areas(tape, self.breach, opened.highest_rate or 0.0)
+        changed, unchanged = facts.areas(
+            tape, self.conditions, self.breach, opened.highest_rate or 0.0
+        )
         moves = [] if of_machine else [m for m in self.moves if m.metric not in MACHINE]
         candidates = sentences.cause_candidates(
             opened,
@@ -244,6 +244,9 @@ class _Case:
             budgets={} if intent is None else dict(intent.budget),
             ended_at=self.incident[-1].step if by_it and not self.end.endswith("code 0") else None,
             acted=self.acted,
+            unaided=sentences.unaided(
+                self.status, self.skipped, self.moves, self.actions, self.failure
+            ),
         )
 
     def proof(self) -> Proof:
@@ -254,7 +257,29 @@ class _Case:
             verification=self.verification,
             diagnosis=self.diagnosis,
             actions=self.actions,
+            loss_left=self._loss_left(),
+            skipped=bool(self.skipped),
+            good=facts.good_steps(self.incident, self.policy),
         )
+
+    def next_step(self, directory: str) -> str:
+        return sentences.next_step(
+            self.status,
+            self.message_texts,
+            self.failure,
+            self.approval,
+            [f"{c.text}: {c.remedy}" for c in self.verification if c.remedy],
+            directory,
+        )
+
+    def _loss_left(self) -> bool:
+        """Return whether the loss was out of its band, as far as that is known."""
+        losses = [move for move in self.moves if move.metric in LOSSES]
+        if losses:
+            return any(not move.peak <= move.level for move in losses)
+        band = self.opened.band
+        peak = None if self.diagnosis is None else self.diagnosis.questions.rejoined.peak
+        return band is None or not isinstance(peak, float) or peak > band.limit
 
 
 def summarize(records: Sequence[Record], incident: str, policies: Policies) -> IncidentSummary:

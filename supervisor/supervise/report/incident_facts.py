@@ -23,10 +23,10 @@ from ..core.model import decisions, formats
 from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
 from ..core.model.payload import NOTHING, Payload
-from ..core.model.policy import Rule
+from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import SlowStep
 from ..core.rule_scope import MACHINE
-from ..core.trends import LEAST, Change, find_change, find_jump
+from ..core.trends import LEAST, Change, find_change, find_jump, healthy_value
 from .incident_report import (
     Action,
     Approval,
@@ -258,19 +258,27 @@ def bundles(actions: Iterable[Action]) -> list[Bundle]:
 def verification(incident: Iterable[Record]) -> list[Check]:
     """Return what was verified, refused and withdrawn, in order."""
     return [
-        Check(*_moment(record), kind=detail_of(record.decision), text=record.reason)
+        Check(
+            *_moment(record),
+            kind=detail_of(record.decision),
+            text=record.reason,
+            remedy=getattr(record.decision, "remedy", ""),
+        )
         for record in incident
         if record.kind == VERIFY or isinstance(record.decision, REFUSALS)
     ]
 
 
-def refusals(incident: Iterable[Record]) -> list[str]:
-    """Return why runbooks were refused and withdrawn; of one the newest reason."""
-    texts: dict[tuple[str, str], str] = {}
+def refusals(incident: Iterable[Record]) -> list[tuple[int, str]]:
+    """Return the records of runbooks that were refused and withdrawn, with the reason.
+
+    Of a runbook it is the newest one.
+    """
+    texts: dict[tuple[str, str], tuple[int, str]] = {}
     for record in incident:
         decision = record.decision
         if isinstance(decision, REFUSALS):
-            texts[decision.WHAT, decision.runbook] = record.reason
+            texts[decision.WHAT, decision.runbook] = record.seq, record.reason
     return list(texts.values())
 
 
@@ -337,18 +345,37 @@ def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[Sent
     ]
 
 
-def skipped_steps(records: Iterable[Record], breach: int, incident: Sequence[Record]) -> list[int]:
+def skipped_steps(
+    records: Iterable[Record], breach: int, incident: Sequence[Record], tape: Tape | None
+) -> list[int]:
     """Return the steps from the first breach to the end whose update a safeguard skipped."""
-    return sorted(
-        {
-            notice.at_step
-            for record, notice in notices(records, "safeguard")
-            if record.seq <= incident[-1].seq
-            and notice.details.get("order") == "skip_nonfinite"
-            and notice.at_step is not None
-            and notice.at_step >= breach
-        }
-    )
+    noticed = {
+        notice.at_step
+        for record, notice in notices(records, "safeguard")
+        if record.seq <= incident[-1].seq
+        and str(notice.details.get("order")).startswith("skip_")
+        and not notice.details.get("stopped")
+        and notice.at_step is not None
+    }
+    reasons = [] if tape is None else tape.points("skip_reason")
+    noticed |= {step for step, reason in reasons if reason in SAFEGUARDS}
+    return sorted(step for step in noticed if step >= breach)
+
+
+def good_steps(incident: Sequence[Record], policy: Policy | None) -> tuple[int, int] | None:
+    """Return how many steps without trouble followed what helped, and how many are required.
+
+    None where nothing was verified, or a rule of the incident fired behind that.
+    """
+    passed = [r for r in incident if isinstance(r.decision, decisions.VerificationPassed)]
+    if not passed or policy is None:
+        return None
+    newest = passed[-1]
+    later = (r.decision for r in incident if r.seq > newest.seq)
+    if any(isinstance(d, decisions.RuleFired | decisions.IncidentHeld) for d in later):
+        return None
+    steps = incident[-1].step - newest.step
+    return max(0, steps), policy.probation_steps
 
 
 SLOWING = frozenset(("slow_compute", "slow_input", "memory_creep"))  # drills: of the machine only
@@ -381,6 +408,26 @@ def about_machine(conditions: Sequence[Condition]) -> bool:
     metrics = {c.metric for c in conditions if c.is_breach}
     metrics |= {name for c in conditions for name in c.nonfinite}
     return bool(conditions) and metrics - {None} <= MACHINE
+
+
+def with_frames(
+    conditions: Sequence[Condition], tape: Tape | None, onset: Onset
+) -> list[Condition]:
+    """Return the conditions with values of the frames: just before the onset, and where it fired.
+
+    A detector's own baseline may be old, or of a part of the steps.
+    """
+    rows = []
+    for condition in conditions:
+        points = [] if tape is None or condition.metric is None else tape.points(condition.metric)
+        value, level = condition.value, condition.baseline
+        if value is None:
+            value = dict(points).get(condition.step)
+        before = [point for point in points if point[0] < onset.earliest]
+        if level is not None and before and condition.measure != "difference":
+            level = healthy_value(before, level)
+        rows.append(replace(condition, value=value, baseline=level))
+    return rows
 
 
 def onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Onset:
@@ -455,14 +502,17 @@ BEFORE, AFTER = 256, 180  # points; project defaults
 SHOWN = 60  # of those before, in a report
 # A signal moved: by a share of its value before, and beyond its own noise. A loss by less: it is
 # what all are watched for.
-MOVED, LOSS_MOVED = 0.25, 0.02
+MOVED, LOSS_MOVED, LOSS_FELL = 0.25, 0.02, 0.5
 RATE = "learning_rate"
+INTENDED = ("learning_rate_expected", "learning_rate_initial")  # of the schedule, not in use
+SAFEGUARDS = (2.0, 4.0)  # values of `skip_reason`: one of the probe's safeguards skipped the update
 # What may explain a trouble of the training, or stay as before: area -> metrics, as they begin.
 AREAS: Mapping[str, tuple[str, ...]] = {
-    "data": ("batch_token", "batch_unique", "batch_top1", "tokens_per_update"),
+    "token statistics": ("batch_token", "batch_unique", "batch_top1", "tokens_per_update"),
     "attention": ("attn_", "max_attn_logit"),
     "routing": ("router_", "moe_"),
-    "ranks": ("loss_dispersion", "batch_dispersion", "param_digest_mismatch", "straggler_ratio"),
+    "spread of the ranks": ("loss_dispersion", "batch_dispersion", "straggler_ratio"),
+    "ranks": ("param_digest_mismatch",),
     "precision": ("loss_scale", "overflow"),
     "schedule": (RATE,),
 }
@@ -606,8 +656,8 @@ def moves(tape: Tape | None, names: Iterable[str], breach: int, highest: float) 
         return rows
     for name in names:
         points = tape.points(name)
-        jump = find_jump(points, breach, highest) if name == RATE else None
-        change = jump if name == RATE else find_change(points, breach)
+        jump = find_jump(points, breach, highest)
+        change = jump if name.startswith(RATE) else find_change(points, breach)
         if change is not None and (move := _move(name, points, change)) is not None:
             rows.append(move)
     order = {name: n for n, name in enumerate((RATE, "update_norm"))}
@@ -617,10 +667,14 @@ def moves(tape: Tape | None, names: Iterable[str], breach: int, highest: float) 
 def _move(name: str, points: Sequence[tuple[int, float]], change: Change) -> Move | None:
     """Return a change with its farthest value, None where that is not far."""
     since = [(step, value) for step, value in points if step >= change.step]
+    if name in LOSSES and not change.is_up:  # it falls anyway: only a sudden fall is one
+        since = since[:LEAST]
     broken = next((point for point in since if not math.isfinite(point[1])), None)
     sign = 1.0 if change.is_up else -1.0
     peak_step, peak = broken or max(since, key=lambda point: sign * point[1])
-    least = LOSS_MOVED if name in LOSSES else MOVED
+    least = MOVED
+    if name in LOSSES:
+        least = LOSS_MOVED if change.is_up else LOSS_FELL
     if math.isfinite(peak) and abs(peak - change.before) < least * abs(change.before):
         return None
     return Move(
@@ -636,7 +690,7 @@ def _move(name: str, points: Sequence[tuple[int, float]], change: Change) -> Mov
 
 
 def areas(
-    tape: Tape | None, breach: int, highest: float
+    tape: Tape | None, conditions: Sequence[Condition], breach: int, highest: float
 ) -> tuple[dict[str, Move], list[UnchangedArea]]:
     """Return the areas with a metric that left its course around the first breach, and the others.
 
@@ -646,12 +700,14 @@ def areas(
     unchanged: list[UnchangedArea] = []
     if tape is None:
         return changed, unchanged
+    in_breach = {condition.metric for condition in conditions if condition.is_breach}
     for area, prefixes in AREAS.items():
         names = [name for name in tape.names() if name.startswith(prefixes)]
+        names = [name for name in names if not name.startswith(INTENDED)]
         measured = [name for name in names if _is_judged(tape.points(name), breach)]
         if left := moves(tape, measured, breach, highest):
             changed[area] = left[0]
-        elif measured:
+        elif measured and in_breach.isdisjoint(names):
             unchanged.append(UnchangedArea(area, measured))
     return changed, unchanged
 

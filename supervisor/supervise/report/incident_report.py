@@ -254,10 +254,15 @@ class Action(Moment, frozen=True, omit_defaults=True):
 
 
 class Check(Moment, frozen=True):
-    """A step of the verification, a refusal or a withdrawal; `kind` says which."""
+    """A step of the verification, a refusal or a withdrawal; `kind` says which.
+
+    Attributes:
+        remedy: what to do about it
+    """
 
     kind: str = field(name="what")
     text: str
+    remedy: str = ""
 
 
 class Suppression(Moment, frozen=True):
@@ -447,11 +452,19 @@ class Response(Struct, frozen=True):
     acted: bool | None
 
 
+class Estimate(Struct, frozen=True):
+    """What would have come of doing nothing, and why that is to be expected."""
+
+    text: str
+    reason: str
+
+
 class Cost(Struct, frozen=True):
     """What it cost.
 
     Attributes:
         text: one sentence
+        unaided: what nothing would have cost; null: not known
         steps_repeated: undone, to be made again
         steps_lost: whose progress is gone: the job's loop went on
         skipped: updates
@@ -465,6 +478,7 @@ class Cost(Struct, frozen=True):
     skipped: int
     relaunches: int
     budgets: Mapping[str, str]
+    unaided: Estimate | None = None
 
 
 class Proof(Struct, frozen=True):
@@ -472,13 +486,19 @@ class Proof(Struct, frozen=True):
 
     Attributes:
         verified: the actions were verified, and it did not come back
-        rejoined_step: first step with the loss back in its band
+        rejoined_step: first step with the loss back in its band; null: it never left it, too
         text: one sentence
+        good_steps: without trouble since the actions helped; null: they are not known to have
+        required_steps: without trouble that are required of it
+        remaining: what is otherwise than before, and stays so
     """
 
     verified: bool
     rejoined_step: int | None
     text: str
+    good_steps: int | None
+    required_steps: int | None
+    remaining: Sequence[str]
 
 
 class NextStep(Struct, frozen=True):

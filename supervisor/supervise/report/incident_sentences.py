@@ -11,12 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import UnsetType
+
 from ..core.model import formats
 from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
 from ..core.model.payload import Rewarm
-from ..core.model.verdicts import NO, YES, SpikeClass, Verdict
+from ..core.model.verdicts import NO, YES, NormChange, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
+from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
 from .incident_facts import LOSSES, RATE, SIGNALS
 from .incident_report import (
     Action,
@@ -26,6 +29,7 @@ from .incident_report import (
     Check,
     Condition,
     Cost,
+    Estimate,
     FiredRule,
     Move,
     Onset,
@@ -41,8 +45,10 @@ CAUSES = {  # what comes into a title behind "after"
     SpikeClass.CUT: "a change of the batch size",
 }
 SELF = re.compile(r";? ?(the numbers|all reasons|evidence): supervise why RUN inc-\d+")
-SYMPTOMS = ("attention", "routing", "ranks")  # areas that show a cause, and are none
+SYMPTOMS = ("attention", "routing", "ranks", "spread of the ranks")  # of a cause, areas
 SKIPS = ("update_skipped", "skip_reason")  # what was done about it
+EVENTS = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
+ROUTINE = ("action", "drill", "checkpoint")  # events that explain nothing, or are shown elsewhere
 RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
 FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
 MAX_LISTED = 4  # of several like things in one sentence
@@ -231,7 +237,10 @@ def _diagnosed(diagnosis: Verdict | None) -> str:
     """Return the event that the class of the spike names as its cause, "" for none."""
     if diagnosis is None or diagnosis.kind not in CAUSES:
         return ""
-    return _events(diagnosis) or f"class {diagnosis.kind}"
+    kind = EVENTS[diagnosis.kind]
+    events = [e for e in diagnosis.questions.else_happened.events if e.kind == kind]
+    texts = [f"{event.text} (step {event.step})" for event in events[:2]]
+    return ", ".join(texts) or f"class {diagnosis.kind}"
 
 
 def trigger(diagnosis: Verdict | None, candidates: Sequence[Candidate]) -> str:
@@ -332,7 +341,7 @@ def _events(diagnosis: Verdict | None) -> str:
     texts = [
         f"{event.text} (step {event.step})"
         for event in diagnosis.questions.else_happened.events
-        if event.kind not in ("action", "drill")
+        if event.kind not in ROUTINE
     ]
     return ", ".join(texts[:2])
 
@@ -348,7 +357,7 @@ def response(
     skipped: Sequence[int],
     approval: Approval | None,
     suppressed: Sequence[Suppression],
-    refusals: Sequence[str],
+    refusals: Sequence[tuple[int, str]],
     unprotected: bool,
 ) -> str:
     """Return what was done, and what was asked or refused where nothing was.
@@ -357,7 +366,8 @@ def response(
         unprotected: the record of the run ended before the incident did.
         skipped: steps whose update a safeguard skipped.
     """
-    parts = action_texts(actions, verified=status == Status.RECOVERED)
+    rows = action_texts(actions, verified=status == Status.RECOVERED)
+    parts = [text for _, text in sorted([*rows, *refusals[-2:]])]
     if skipped:
         further = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
         parts.insert(0, f"skipped the update of step {skipped[0]}{further}")
@@ -365,7 +375,6 @@ def response(
         parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
     elif approval is not None and approval.answer not in (None, "approved"):
         parts.append(f"{approval.runbook} not run: {approval.answer_text}")
-    parts += refusals[-2:]
     if parts and any(action.touches_job for action in actions):
         return " · ".join(parts)
     plan = _plan(suppressed)
@@ -381,13 +390,13 @@ def response(
     return " · ".join(parts)
 
 
-def action_texts(actions: Sequence[Action], *, verified: bool) -> list[str]:
-    """Return what was done, in order; a pause and its end are one.
+def action_texts(actions: Sequence[Action], *, verified: bool) -> list[tuple[int, str]]:
+    """Return what was done, with its record, in order; a pause and its end are one.
 
     Args:
         verified: the training went on as ordered, so that a re-warm was completed.
     """
-    texts: list[str] = []
+    texts: list[tuple[int, str]] = []
     paused = False
     for n, action in enumerate(actions):
         verb, ok = action.verb, action.ok
@@ -400,8 +409,8 @@ def action_texts(actions: Sequence[Action], *, verified: bool) -> list[str]:
         text = _succeeded(end or action) if ok else _failed(action)
         text = f"undo: {text}" if action.is_undo and verb != "resume" else text
         text += _rewarm(action.order.rewarm, verified=verified) if ok else ""
-        if text not in texts[-1:]:
-            texts.append(text)
+        if text not in (previous for _, previous in texts[-1:]):
+            texts.append((action.record, text))
     return texts
 
 
@@ -507,12 +516,14 @@ def describe_cost(
     budgets: Mapping[str, str] | None = None,
     ended_at: int | None = None,
     acted: bool | None,
+    unaided: Estimate | None = None,
 ) -> Cost:
     """Return what it cost: repeated steps, pauses, budgets, and the run if that ended.
 
     Args:
         skipped: updates that a safeguard skipped. budgets: name -> used/limit.
         ended_at: the step at which the run ended because of it.
+        unaided: what nothing would have cost.
     """
     budgets = budgets or {}
     repeated, progress_lost, relaunches, paused_s, ordered_skips = _losses(actions)
@@ -534,6 +545,7 @@ def describe_cost(
     if acted is False and not parts:
         parts.append("nothing: the job was not changed")
     parts += filter(None, [", ".join(_spent(budgets, actions))])
+    parts += [] if unaided is None else [unaided.text]
     unknown = "unknown: an action has no outcome on record"
     return Cost(
         text="; ".join(parts) or (unknown if acted is None else "no steps repeated"),
@@ -543,6 +555,7 @@ def describe_cost(
         skipped=skipped,
         relaunches=relaunches,
         budgets=budgets,
+        unaided=unaided,
     )
 
 
@@ -585,18 +598,25 @@ def proof(
     verification: Sequence[Check],
     diagnosis: Verdict | None,
     actions: Sequence[Action],
+    loss_left: bool,
+    skipped: bool,
+    good: tuple[int, int] | None,
 ) -> Proof:
     """Return what shows that it is over.
 
     Args:
         end: how it ended, "" while it is open. hold: why automatic actions are off.
+        loss_left: the loss was out of its band. skipped: a safeguard skipped updates.
+        good: steps without trouble since the actions helped, and how many are required.
     """
     passed = [check for check in verification if check.kind == "passed"]
     rejoined = None if diagnosis is None else diagnosis.questions.rejoined
     back = rejoined is not None and rejoined.answer == YES
-    rejoined_step = rejoined.step if rejoined is not None and back else None
+    rejoined_step = rejoined.step if rejoined is not None and back and loss_left else None
     parts = []
-    if back:
+    if back and not loss_left:
+        parts.append("the loss stayed in its band")
+    elif back:
         step = "" if rejoined_step is None else f" at step {rejoined_step}"
         parts.append(f"loss back in its band{step}")
     elif rejoined is not None and rejoined.answer == NO and rejoined.excursion:
@@ -606,13 +626,24 @@ def proof(
     if status == Status.RECOVERED:
         parts.append(end.removeprefix("recovered: "))
     has_verdict = diagnosis is not None and (back or status == Status.RECOVERED)
-    parts += _unlike_before(verification, diagnosis, has_verdict=has_verdict)
+    remaining = [check.text for check in verification if check.kind == "differs"]
+    parts += [f"but {'; '.join(remaining)}"] if remaining else _norms(diagnosis, told=has_verdict)
+
+    def proven(text: str, *, verified: bool) -> Proof:
+        steps, required = good or (None, None)
+        return Proof(verified, rejoined_step, text, steps, required, remaining)
+
     if status == Status.RECOVERED and passed:
-        return Proof(verified=True, rejoined_step=rejoined_step, text="; ".join(parts))
+        return proven("; ".join(parts), verified=True)
     reason = _unproven(status, end, hold, passed, back=back)
-    if status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
+    if status == Status.CLEARED and skipped:
+        reason = "its rules cleared; the skipped updates never reached the weights"
+    elif status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
         reason = "its rules cleared; that the actions caused it was not verified"
-    ended = back and status == Status.JOB_ENDED
+    ended = (back or good is not None) and status == Status.JOB_ENDED
+    if ended and good is not None:
+        parts.insert(0, f"recovered so far: {good[0]} good steps of {good[1]}")
+        reason = end
     with_parts = ended or status in (Status.CLEARED, Status.NOT_RECOVERED, Status.RELEASED)
     plain = ended or status in (
         *(Status.HELD, Status.CLEARED, Status.WATCHING),
@@ -620,7 +651,7 @@ def proof(
     )
     reason = reason if plain else f"not verified: {reason}"
     text = "; ".join([*filter(None, parts), reason] if with_parts else [reason])
-    return Proof(verified=False, rejoined_step=rejoined_step, text=text)
+    return proven(text, verified=False)
 
 
 def watched(verification: Sequence[Check]) -> str:
@@ -652,16 +683,50 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
     }[status]
 
 
-def _unlike_before(
-    verification: Sequence[Check], diagnosis: Verdict | None, *, has_verdict: bool
-) -> list[str]:
-    """Return what the job does otherwise than before it was started again, else its norms."""
-    differences = [check.text for check in verification if check.kind == "differs"]
-    if differences:
-        return [f"but {'; '.join(differences)}"]
-    answer = None if diagnosis is None else diagnosis.questions.norms_stayed.answer
-    norms = {YES: "norms as before", NO: "norms are UP"}.get(str(answer), "norms: unknown")
-    return [norms] if has_verdict else []
+def _norms(diagnosis: Verdict | None, *, told: bool) -> list[str]:
+    """Return how the norms are, compared with those just before."""
+    if diagnosis is None or not told:
+        return []
+    answer = diagnosis.questions.norms_stayed
+    norms = {} if isinstance(answer.metrics, UnsetType) else dict(answer.metrics)
+    norms.pop(CLIPPED, None)
+    if answer.answer not in (YES, NO) or not norms:
+        return ["norms: unknown"]
+    up = {name: norm for name, norm in norms.items() if norm.after > norm.limit}
+    down = {n: norm for n, norm in norms.items() if norm.after * NORM_RATIO < norm.before}
+    texts = [
+        f"norms are {word} ({', '.join(_share(n, norm) for n, norm in changed.items())})"
+        for word, changed in (("UP", up), ("down", down))
+        if changed
+    ]
+    return ["; ".join(texts) or "norms as before"]
+
+
+def _share(name: str, norm: NormChange) -> str:
+    if norm.before <= 0.0:
+        return f"{metric_name(name)} {number(norm.before)} to {number(norm.after)}"
+    return f"{metric_name(name)} ×{_two_digits(norm.after / norm.before)}"
+
+
+def unaided(
+    status: Status,
+    skipped: Sequence[int],
+    moves: Sequence[Move],
+    actions: Sequence[Action],
+    failure: Failure | None,
+) -> Estimate | None:
+    """Return what nothing would have cost, None where no record shows that."""
+    helped = status in (Status.RECOVERED, Status.WATCHING)
+    went_back = helped and any(a.verb in ("rollback", "relaunch") and a.ok for a in actions)
+    is_broken = any(not math.isfinite(move.peak) for move in moves)
+    if skipped and is_broken:
+        reason = "an update with NaN or Inf leaves no weight as it was"
+        return Estimate(f"without that the weights are lost at step {skipped[0]}", reason)
+    if helped and failure is not None and any(a.verb == "relaunch" and a.ok for a in actions):
+        return Estimate("without that the run ends there", "the process had ended")
+    if went_back and is_broken:
+        return Estimate("without that every further step is lost", "NaN or Inf does not go away")
+    return None
 
 
 def next_step(
@@ -669,9 +734,14 @@ def next_step(
     messages: Sequence[MessageText],
     failure: Failure | None,
     approval: Approval | None,
+    remaining: Sequence[str],
     run: str,
 ) -> str:
-    """Return what a person should do, with commands to paste. `run`: the run as they name it."""
+    """Return what a person should do, with commands to paste.
+
+    Args:
+        remaining: what to do about what goes on otherwise than before. run: as people name it.
+    """
     if status == Status.WAITING and approval is not None:
         asked = [message for message in messages if message.request == approval.id]
         if len(asked) > 1:  # the loss came back meanwhile
@@ -688,6 +758,8 @@ def next_step(
     advice = messages[-1].advice if messages else Advice()
     text = SELF.sub("", advice.rest).strip("; ")
     done = status in (Status.RECOVERED, Status.DONE)
+    if remaining and advice.lead == Lead.NOTHING:
+        return _named("; ".join(remaining), run)
     if done and (advice.lead == Lead.NOTHING or not text):
         return "nothing"
     ended = status in (Status.JOB_ENDED, Status.HELD, Status.OPEN)

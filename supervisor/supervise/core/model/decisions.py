@@ -460,10 +460,15 @@ class RateBlamed(Decision, frozen=True, kw_only=True):
 
 
 class StepDiffers(Decision, frozen=True, kw_only=True):
-    """A repeated step is not as before: `differs`, or `as-seeded` where a loader is shuffled."""
+    """A repeated step is not as before: `differs`, or `as-seeded` where a loader is shuffled.
+
+    Attributes:
+        remedy: what a person can do about it.
+    """
 
     KIND = "verify"
     what: str
+    remedy: str = ""
 
 
 # ── messages ──────────────────────────────────────────────────────────────────────────────────────
