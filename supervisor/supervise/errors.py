@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 # What code raises that meets a record of a shape that no writer gives it.
 MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -30,6 +30,16 @@ class SuperviseError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker's error reaches its caller whole, whatever its class is made from."""
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[SuperviseError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(SuperviseError):
