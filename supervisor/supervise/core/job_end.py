@@ -44,7 +44,6 @@ from .model.decisions import (
     JOB_ENDED,
     SESSION_ENDED,
     Advice,
-    Lead,
     ProgramReplaced,
     RuleCleared,
     Suppressed,
@@ -52,7 +51,6 @@ from .model.decisions import (
 )
 from .model.events import Announced
 from .model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
-from .model.interfaces import FINISHED
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
@@ -61,7 +59,6 @@ from .run_state import JobLife, Restarts, StepContext
 INTERRUPTED = (-2, 130)
 KILLED = (-9, 137)
 KILLED_MEANS = "signal 9 often means out of memory: see the kernel log"
-OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoints RUN"
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 EVIDENCE = "evidence"  # name of the runbook
 
@@ -95,7 +92,7 @@ def conclude(ctx: StepContext) -> None:
     job.over = True
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
-        then = None if job.returncode == 0 else Advice(None, OUTPUT)
+        then = None if job.returncode == 0 else Advice(None, notices.OUTPUT)
         closing.close(
             ctx, incident, f"{end_text}; {reason}" if reason else end_text, JOB_ENDED, then
         )
@@ -210,37 +207,44 @@ def _notify_end(
         if not job_lifecycle.notify(ctx, incident):
             ctx.send(notices.JobFinished(severity="INFO", step=step), replace=True)
         return
-    verdict, reason, then = ended, "", ""
-    if job.stopping:
-        title, then = f"stopped by policy at step {step}", Lead.NOTHING.value
-        if incident is not None:
-            reason = incident.headline
-            then = advice.after_stop(incident)
-    elif failed:
-        title = _caused(job, f"the restarted job {exit_text(job.returncode)} before its first step")
-        verdict, reason = why, f"it was started with {job.restarted_with}"
-        then = f"check job.relaunch in the policy; {OUTPUT}"
-    elif job.unfit_host:
-        title, verdict, reason = _caused(job, end_text), why, ""
-        then = job_lifecycle.NEXT
-    else:
-        title, then = _caused(job, end_text), OUTPUT
-        if not why and not ctx.policy.job.on_crash:
-            why = "not restarted: the policy has no job.on_crash"
-        meaning = KILLED_MEANS if job.returncode in KILLED else ""
-        if job.cause is not None:
-            meaning, reason = job.cause.title, _describe_others(job, job.cause)
-            then = "; ".join(filter(None, (job.cause.then, OUTPUT)))
-        verdict = "; ".join(filter(None, ("" if meaning in why else meaning, why)))
-    ctx.notify(
-        "SEV1",
-        title,
-        kind=FINISHED,
-        incident=incident,
-        verdict=verdict,
-        reason=reason,
-        then=then,
-        replace=True,
+    ctx.send(_bad_end(ctx, incident, end_text, why, failed=failed), replace=True, incident=incident)
+
+
+def _bad_end(
+    ctx: StepContext, incident: Incident | None, end_text: str, why: str, *, failed: bool
+) -> notices.Notice:
+    """Return what people hear of an end that nobody asked for, or a rule; see `_notify_end`."""
+    job, step, cause = ctx.state.job, ctx.state.step, ctx.state.job.cause
+    ended = f"the job {exit_text(job.returncode)}"
+    if job.stopping and incident is None:
+        return notices.JobStopped(severity="SEV1", step=step, outcome=ended)
+    if job.stopping and incident is not None:
+        return notices.JobStoppedIn(
+            severity="SEV1",
+            step=step,
+            outcome=ended,
+            headline=incident.headline,
+            advice=Advice(None, advice.after_stop(incident)),
+        )
+    if failed:
+        end = f"the restarted job {exit_text(job.returncode)} before its first step"
+        return notices.RestartFailed(
+            severity="SEV1", end=_caused(job, end), cause=why, command=job.restarted_with
+        )
+    if job.unfit_host:
+        return notices.HostUnfit(severity="SEV1", end=_caused(job, end_text), cause=why)
+    if not why and not ctx.policy.job.on_crash:
+        why = "not restarted: the policy has no job.on_crash"
+    meaning = KILLED_MEANS if job.returncode in KILLED else ""
+    if cause is not None:
+        meaning = cause.title
+    return notices.JobFailed(
+        severity="SEV1",
+        end=_caused(job, end_text),
+        cause=why,
+        meaning="" if meaning in why else meaning,
+        others="" if cause is None else _describe_others(job, cause),
+        remedy="" if cause is None else cause.then,
     )
 
 

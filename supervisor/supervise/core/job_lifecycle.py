@@ -31,7 +31,6 @@ from .model.decisions import (
     Advice,
     JobLaunched,
     JobRelaunching,
-    Lead,
     NoticeTaken,
     RunAdopted,
 )
@@ -92,12 +91,6 @@ def notify(ctx: StepContext, incident: Incident | None) -> bool:
     return True
 
 
-NEXT = (
-    "repair or free what is named, or start the job on another host; to look again: "
-    "supervise doctor --health -- COMMAND"
-)
-
-
 def on_health(ctx: StepContext, event: Notice) -> None:
     """Keep why the host is not fit; notify people of what could not be decided."""
     job, health = ctx.state.job, event.data.read(HostHealth)
@@ -105,9 +98,6 @@ def on_health(ctx: StepContext, event: Notice) -> None:
     if health.doubts and not job.unfit_host and health.doubts != job.host_doubts:
         job.host_doubts = health.doubts
         ctx.send(notices.HostDoubted(severity="SEV2", text=event.message))
-
-
-CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
 
 
 def on_signal(ctx: StepContext, event: Notice) -> None:
@@ -126,29 +116,24 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
         job.held_signals = ()
     if phase == "saved":
         job.preempted = f"{cause}, with a checkpoint"
-        then = f"resume from {outcome.path}" if outcome.path else CHECKPOINTS
-        verdict = f"{signals} is passed on" if signals else "the job is ended with exit code 75"
-        ctx.notify("SEV2", event.message, verdict=verdict, then=then, kind=WATCHER)
+        path = outcome.path or ""
+        saved = notices.PreemptSaved(
+            severity="SEV2", text=event.message, path=path, signals=signals
+        )
+        ctx.send(saved)
     elif phase == "failed":
         job.preempted = f"{cause}, without a checkpoint"
-        severity = "SEV1" if ctx.state.step >= 0 else "SEV2"
-        ctx.notify(
-            severity, event.message, verdict=_lost(ctx.state), then=CHECKPOINTS, kind=WATCHER
+        good = ctx.state.checkpoints.good()
+        failed = notices.PreemptFailed(
+            severity="SEV1" if ctx.state.step >= 0 else "SEV2",
+            text=event.message,
+            step=ctx.state.step,
+            checkpoint=good[-1].id if good else "",
+            checkpoint_step=good[-1].step if good else -1,
         )
+        ctx.send(failed)
     elif phase == "unavailable":
-        verdict = "signals are passed on at once, and no checkpoint is requested before the end"
-        ctx.notify("SEV2", event.message, verdict=verdict, kind=WATCHER)
-
-
-def _lost(state: State) -> str:
-    """Return what an end now loses."""
-    if state.step < 0:
-        return "no step was made, so none is lost"
-    good = state.checkpoints.good()
-    if not good:
-        return f"no checkpoint is verified: an end at step {state.step} may lose every step"
-    newest = good[-1]
-    return f"an end at step {state.step} loses the steps since {newest.id} (step {newest.step})"
+        ctx.send(notices.PreemptUnavailable(severity="SEV2", text=event.message))
 
 
 SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unprotected"
@@ -230,9 +215,6 @@ UNMONITORED = {  # kind of notice -> what it means
     "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
     "probe-off": "no metrics of this process from here on; the job keeps training",
     "segment-fault": "no metrics of this rank from here on; the job keeps training",
-}
-LOST = {  # verb -> what it means that the job does not allow it any more
-    "rollback": "no rollback is possible from here on",
 }
 DRILL = {  # of a failure, in the place of what its signal means
     "cls": "drill",
@@ -367,16 +349,12 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
 def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
     """Say once that something cannot be done any more which people were told could be."""
     job = ctx.state.job
-    if job.lost is None or verb in job.lost or verb not in LOST or job.returncode is not None:
+    if job.lost is None or verb in job.lost or verb != "rollback" or job.returncode is not None:
         return
     job.lost |= {verb}
-    then = Advice(Lead.NOTHING, "supervise status RUN shows what is left")
-    if verb == "rollback" and ctx.policy.job.relaunch:
-        then = Advice(None, "a relaunch is left; to see from where: supervise checkpoints RUN")
-    elif verb == "rollback":
-        way = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
-        then = Advice(None, way)
-    ctx.notify("SEV2", LOST[verb], reason=reason, then=then, kind=WATCHER)
+    has_relaunch = ctx.policy.job.relaunch is not None
+    form = notices.RollbackLostRelaunch if has_relaunch else notices.RollbackLost
+    ctx.send(form(severity="SEV2", cause=reason))
 
 
 def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:

@@ -16,6 +16,8 @@ from .model.decisions import Advice, Lead
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, WATCHER
 from .model.verdicts import SpikeClass
 
+CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
+OUTPUT = f"read the end of the job's output; {CHECKPOINTS}"
 FIELD = re.compile(r"\{(\w+)")
 
 
@@ -381,6 +383,61 @@ class AsReported(Notice, frozen=True, kw_only=True):
     text: str
 
 
+class PreemptSaved(AsReported, frozen=True, kw_only=True):
+    """The checkpoint that a request to end asked for was written; `signals`: what waited for it."""
+
+    KIND = WATCHER
+    WHAT = "{signals} is passed on"
+    path: str = ""
+    signals: str = ""
+
+    @property
+    def verdict(self) -> str:
+        return super().verdict or "the job is ended with exit code 75"
+
+    @property
+    def then(self) -> Advice:
+        return Advice(None, f"resume from {self.path}" if self.path else CHECKPOINTS)
+
+
+class PreemptFailed(AsReported, frozen=True, kw_only=True):
+    """It was not written; `checkpoint`: the newest good one, "" for none, of `checkpoint_step`."""
+
+    KIND = WATCHER
+    NEXT = CHECKPOINTS
+    step: int
+    checkpoint: str = ""
+    checkpoint_step: int = -1
+
+    @property
+    def verdict(self) -> str:
+        if self.step < 0:
+            return "no step was made, so none is lost"
+        if not self.checkpoint:
+            return f"no checkpoint is verified: an end at step {self.step} may lose every step"
+        newest = f"{self.checkpoint} (step {self.checkpoint_step})"
+        return f"an end at step {self.step} loses the steps since {newest}"
+
+
+class PreemptUnavailable(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "signals are passed on at once, and no checkpoint is requested before the end"
+
+
+class RollbackLost(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "no rollback is possible from here on"
+    WHY = "{cause}"
+    NEXT = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    cause: str
+
+
+class RollbackLostRelaunch(RollbackLost, frozen=True, kw_only=True):
+    """As before, of a job that can be started again."""
+
+    NEXT = "a relaunch is left; to see from where: supervise checkpoints RUN"
+
+
 class HostDoubted(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "the job is started all the same"
@@ -482,6 +539,65 @@ class JobEndedEarly(Notice, frozen=True, kw_only=True):
     WHAT = "it reports success and is not complete; nothing asked it to stop"
     NEXT = "read the end of the job's output, then its data and its stop condition"
     shortfall: str
+
+
+class JobStopped(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "stopped by policy at step {step}"
+    WHAT = "{outcome}"
+    LEAD = Lead.NOTHING
+    step: int
+    outcome: str
+
+
+class JobStoppedIn(Advised, frozen=True, kw_only=True):
+    """As before, about an incident."""
+
+    KIND = FINISHED
+    TITLE = "stopped by policy at step {step}"
+    WHAT = "{outcome}"
+    WHY = "{headline}"
+    step: int
+    outcome: str
+    headline: str
+
+
+class JobFailed(Notice, frozen=True, kw_only=True):
+    """It ended by itself; `remedy`: of what ended it, `meaning`: in a few words."""
+
+    KIND = FINISHED
+    TITLE = "{end}"
+    WHAT = "{meaning}; {cause}"
+    WHY = "{others}"
+    NEXT = f"{{remedy}}; {OUTPUT}"
+    end: str
+    cause: str = ""
+    meaning: str = ""
+    others: str = ""
+    remedy: str = ""
+
+
+class RestartFailed(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "{end}"
+    WHAT = "{cause}"
+    WHY = "it was started with {command}"
+    NEXT = f"check job.relaunch in the policy; {OUTPUT}"
+    end: str
+    cause: str
+    command: str
+
+
+class HostUnfit(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "{end}"
+    WHAT = "{cause}"
+    NEXT = (
+        "repair or free what is named, or start the job on another host; to look again: "
+        "supervise doctor --health -- COMMAND"
+    )
+    end: str
+    cause: str
 
 
 class CheckpointDamaged(Advised, frozen=True, kw_only=True):
