@@ -45,7 +45,6 @@ from .model.failure import (
     Failure,
     exit_text,
 )
-from .model.interfaces import WATCHER
 from .model.payload import (
     ChangedMetrics,
     CheckpointState,
@@ -137,75 +136,47 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
 
 
 SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unprotected"
-NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
-COMES_BACK = (
-    "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
-)
 
 
 def on_short(ctx: StepContext, event: Notice) -> None:
     """The disk is full: the reserve is in use."""
-    space = event.data.read(RecordSpace)
-    lasts = "" if space.seconds is None else f", about {_duration(space.seconds)} at this rate"
-    verdict = f"it is written from a reserve of {_size(space.reserve_bytes)}{lasts}"
-    if space.acts:
-        verdict += ", and actions go on; when it is used up, nothing is acted on any more"
-    title = "no space is left for the record of this run"
-    _notify(ctx, event, "SEV1", title, verdict, _to_free(event))
+    _report_space(ctx, event, notices.RecordSpaceShort)
 
 
 def on_enough(ctx: StepContext, event: Notice) -> None:
     """There is space again."""
-    verdict = "its reserve is whole again, and it has no gap"
-    _notify(ctx, event, "SEV2", "there is space for the record of this run again", verdict, "")
+    _report_space(ctx, event, notices.RecordSpaceEnough)
 
 
 def on_unprotected(ctx: StepContext, event: Notice) -> None:
     """The record has ended before the run."""
+    _report_space(ctx, event, notices.RecordEnded)
+
+
+def _report_space(ctx: StepContext, event: Notice, form: type[notices.SpaceNotice]) -> None:
+    """Notify all channels, where the run counts on actions."""
     space = event.data.read(RecordSpace)
-    then = COMES_BACK
-    if space.need_bytes is not None:
-        then = f"{_to_free(event)}; {then}"
-    title = "the record of this run has ended, and nothing more of it is kept"
-    if space.acts:
-        title = NOT_PROTECTED
-    _notify(ctx, event, "SEV1", title, "the job goes on, and what its rules find is reported", then)
+    notice = form(
+        severity=form.GRAVEST if space.acts else "SEV2",
+        text=event.message,
+        acts=space.acts,
+        mount=space.mount,
+        need_bytes=space.need_bytes,
+        runs=space.runs,
+        reserve_bytes=space.reserve_bytes,
+        seconds=space.seconds,
+    )
+    draft = MessageDraft.of(notice)
+    draft.to_all = notice.acts
+    ctx.messages.add(draft, replace=False)
 
 
 def unwatched(error: str, *, acts: bool) -> MessageDraft:
     """Return what every channel is told where an error of ours has ended the supervision."""
-    title = NOT_PROTECTED if acts else "this run is not watched any more"
-    verdict = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
-    why = f"{error}; its traceback is in RUN/supervisor.log"
-    then = Advice(None, COMES_BACK)
-    return MessageDraft(None, WATCHER, "SEV1", title, verdict, why, then, to_all=True)
-
-
-def _notify(
-    ctx: StepContext, event: Notice, severity: str, title: str, verdict: str, then: str
-) -> None:
-    """Notify all channels, where the run counts on actions."""
-    acts = event.data.read(RecordSpace).acts
-    severity = severity if acts else "SEV2"
-    why, advice = event.message, Advice(None, then)
-    draft = MessageDraft(None, WATCHER, severity, title, verdict, why, advice, to_all=acts)
-    ctx.messages.add(draft, replace=False)
-
-
-def _to_free(event: Notice) -> str:
-    space = event.data.read(RecordSpace)
-    return (
-        f"free {_size(space.need_bytes or 0)} on {space.mount}; what fills it: du -xm "
-        f"{space.mount} | sort -n | tail; old runs: supervise gc --older-than 1d {space.runs}"
-    )
-
-
-def _size(count: int) -> str:
-    return f"{max(1, round(count / 1e6))} MB" if count >= 1e5 else f"{round(count / 1e3)} kB"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+    form = notices.Unprotected if acts else notices.Unwatched
+    draft = MessageDraft.of(form(severity="SEV1", error=error))
+    draft.to_all = True
+    return draft
 
 
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,

@@ -13,11 +13,15 @@ from typing import ClassVar
 from msgspec import Struct
 
 from .model.decisions import Advice, Lead
-from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, WATCHER
+from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, UPDATED, WATCHER
 from .model.verdicts import SpikeClass
 
 CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
 OUTPUT = f"read the end of the job's output; {CHECKPOINTS}"
+NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
+COMES_BACK = (
+    "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
+)
 FIELD = re.compile(r"\{(\w+)")
 
 
@@ -205,6 +209,13 @@ class StillUnhelped(Advised, frozen=True, kw_only=True):
 
 class StillOff(StillUnhelped, frozen=True, kw_only=True):
     TITLE = "{incident}: automatic actions are still off; a person is needed"
+
+
+class Acknowledged(Notice, frozen=True, kw_only=True):
+    KIND = UPDATED
+    TITLE = "{incident}: acknowledged by {operator}"
+    WHAT = "reminders stopped"
+    operator: str
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────
@@ -515,6 +526,97 @@ class MonitoredAgain(Notice, frozen=True, kw_only=True):
 class StepsUnseen(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "these steps were not evaluated"
+
+
+# ── the record, and the watching itself ──────────────────────────────────────────────────────────
+
+
+class SpaceNotice(Notice, frozen=True, kw_only=True):
+    """About the disk; `mount`, `need_bytes`, `runs`: what is to be freed, and where runs are."""
+
+    KIND = WATCHER
+    WHY = "{text}"
+    GRAVEST: ClassVar[str] = "SEV1"
+    text: str
+    acts: bool
+    mount: str = ""
+    need_bytes: int | None = None
+    runs: str = ""
+    reserve_bytes: int = 0
+    seconds: float | None = None
+
+    @property
+    def to_free(self) -> str:
+        need = f"free {_size(self.need_bytes or 0)} on {self.mount}"
+        fills = f"what fills it: du -xm {self.mount} | sort -n | tail"
+        return f"{need}; {fills}; old runs: supervise gc --older-than 1d {self.runs}"
+
+
+class RecordSpaceShort(SpaceNotice, frozen=True, kw_only=True):
+    """The reserve is in use, for about `seconds`."""
+
+    TITLE = "no space is left for the record of this run"
+
+    @property
+    def verdict(self) -> str:
+        text = f"it is written from a reserve of {_size(self.reserve_bytes)}"
+        if self.seconds is not None:
+            text += f", about {_duration(self.seconds)} at this rate"
+        if self.acts:
+            text += ", and actions go on; when it is used up, nothing is acted on any more"
+        return text
+
+    @property
+    def then(self) -> Advice:
+        return Advice(None, self.to_free)
+
+
+class RecordSpaceEnough(SpaceNotice, frozen=True, kw_only=True):
+    GRAVEST = "SEV2"
+    TITLE = "there is space for the record of this run again"
+    WHAT = "its reserve is whole again, and it has no gap"
+
+
+class RecordEnded(SpaceNotice, frozen=True, kw_only=True):
+    TITLE = "the record of this run has ended, and nothing more of it is kept"
+    WHAT = "the job goes on, and what its rules find is reported"
+
+    @property
+    def title(self) -> str:
+        return NOT_PROTECTED if self.acts else self.TITLE
+
+    @property
+    def then(self) -> Advice:
+        is_space = self.need_bytes is not None
+        return Advice(None, f"{self.to_free}; {COMES_BACK}" if is_space else COMES_BACK)
+
+
+class Unwatched(Notice, frozen=True, kw_only=True):
+    """An error of ours has ended the supervision."""
+
+    KIND = WATCHER
+    TITLE = "this run is not watched any more"
+    WHAT = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
+    WHY = "{error}; its traceback is in RUN/supervisor.log"
+    NEXT = COMES_BACK
+    error: str
+
+
+class Unprotected(Unwatched, frozen=True, kw_only=True):
+    """As before, of a run that counted on actions."""
+
+    TITLE = NOT_PROTECTED
+
+
+def _size(count: int) -> str:
+    return f"{max(1, round(count / 1e6))} MB" if count >= 1e5 else f"{round(count / 1e3)} kB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+# ── the end of the job ────────────────────────────────────────────────────────────────────────────
 
 
 class EndMeant(Notice, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from . import action_planning, approvals, closing, opening, runbook_runner
+from . import action_planning, approvals, closing, notices, opening, runbook_runner
 from .incident import Incident, brief
 from .model import state_machine
 from .model.action import Action, Refused
@@ -23,7 +23,6 @@ from .model.decisions import (
     RunbookPreempted,
 )
 from .model.events import OperatorCommand
-from .model.interfaces import UPDATED
 from .model.payload import CommandArgs, Json, Payload
 from .model.policy import Policy, Runbook
 from .run_state import ApprovalLog, ApprovalRequest, MessageDraft, State, StepContext
@@ -400,8 +399,10 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
 
     def then() -> None:
         operator = incident.acknowledged_by = event.operator
-        title = f"{incident.id}: acknowledged by {operator}"
-        draft = MessageDraft(incident, UPDATED, incident.severity, title, "reminders stopped")
+        notice = notices.Acknowledged(
+            severity=incident.severity, incident=incident.id, operator=operator
+        )
+        draft = MessageDraft.of(notice, incident)
         draft.acknowledged_by = operator
         ctx.messages.add(draft, replace=False)
 

@@ -70,6 +70,12 @@ class MessageDraft:
     to_all: bool = False
     explanation: str = ""
 
+    @classmethod
+    def of(cls, notice: Notice, incident: Incident | None = None) -> MessageDraft:
+        """Return the draft of a typed fact, about `incident` alone."""
+        texts = notice.title, notice.verdict, notice.reason, notice.then
+        return cls(incident, notice.KIND, notice.severity, *texts)
+
     def merge(self, other_draft: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
 
