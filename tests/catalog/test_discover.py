@@ -1,4 +1,4 @@
-"""Parts are found by their files, and every part keeps the promises of its docstring."""
+"""The faces offer all parts, and every part keeps the promises of its docstring."""
 
 from __future__ import annotations
 
