@@ -35,6 +35,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from functools import lru_cache
 from typing import Any, Callable, Generic, List, NamedTuple, Optional, Tuple, TypeVar
 
 MAGIC = b"SUPVSEG1"
@@ -221,8 +222,16 @@ def unpack_slot(raw: bytes) -> Optional[Tuple[int, Optional[Slot]]]:
     values = struct.unpack_from(f"<{count}d", raw, SLOT_HEAD.size)
     present = low | high << 64
     if present != (1 << count) - 1:
-        values = tuple(v if present >> i & 1 else None for i, v in enumerate(values))
+        row: List[Optional[float]] = list(values)
+        for place in _absent(present, count):
+            row[place] = None
+        return seq, Slot(step, attempt, at_ns, tuple(row))
     return seq, Slot(step, attempt, at_ns, values)
+
+
+@lru_cache(maxsize=256)  # what is absent comes in a few patterns
+def _absent(present: int, count: int) -> Tuple[int, ...]:
+    return tuple(place for place in range(count) if not present >> place & 1)
 
 
 def pack_letter(seq: int, payload: bytes) -> bytes:

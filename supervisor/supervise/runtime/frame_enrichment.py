@@ -381,6 +381,7 @@ class _Rank:
     def _lay_out(self) -> None:
         source = [*self.own.names, *self.added]
         self.columns += [name for name in source if name not in self.columns]
+        self.known = frozenset(self.columns)
         places = [source.index(name) for name in self.columns]
         several = len(places) > 1 and places != list(range(len(places)))
         self._arrange = itemgetter(*places) if several else tuple
@@ -393,7 +394,7 @@ class _Rank:
         """Return the frame with the values of our columns."""
         blank = (None,) * (len(self.own.names) - len(frame.values))
         row = (*frame.values, *blank, *map(beside.get, self.added))
-        return replace(frame, values=self._arrange(row))
+        return Frame(frame.at_ns, frame.rank, frame.attempt, frame.step, self._arrange(row))
 
 
 class FrameEnricher:
@@ -460,8 +461,8 @@ class FrameEnricher:
         if self._run is not None:
             beside |= self._run.of_frame(frame, announced.world_size, leads=leads)
         events: list[Event] = []
-        if new := [name for name in beside if name not in rank.columns]:
-            rank.add(new)
+        if unknown := beside.keys() - rank.known:
+            rank.add([name for name in beside if name in unknown])
             events.append(replace(rank.announcement(), at_ns=frame.at_ns))
         if rank.added:
             frame = rank.complete(frame, beside)

@@ -36,7 +36,9 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from itertools import compress, pairwise, repeat
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +132,19 @@ def _pack_frame(frame: Frame) -> bytes:
     count = len(values)
     size = (count + 7) // 8
     if None in values:
-        bits = 0
-        for index, value in enumerate(values):
-            if value is not None:
-                bits |= 1 << index
-        values = tuple([value for value in values if value is not None])
+        present = bytes(map(is_not, values, repeat(None)))
+        bits = _bitmap(present)
+        values = tuple(compress(values, present))
     else:
-        bits = (1 << count) - 1
+        bits = ((1 << count) - 1).to_bytes(size, "little")
     head = _FRAME_HEAD.pack(frame.at_ns, frame.step, frame.rank, frame.attempt, count)
-    return head + bits.to_bytes(size, "little") + struct.pack(f"<{len(values)}d", *values)
+    return head + bits + struct.pack(f"<{len(values)}d", *values)
+
+
+@lru_cache(maxsize=256)  # what is absent comes in a few patterns
+def _bitmap(present: bytes) -> bytes:
+    bits = sum(1 << index for index, flag in enumerate(present) if flag)
+    return bits.to_bytes((len(present) + 7) // 8, "little")
 
 
 def _unpack_frame(payload: bytes) -> Frame:

@@ -316,7 +316,10 @@ class RunDir:
         Raises:
             StoreError: the old file is unchanged.
         """
-        text = json.dumps(plain_json(obj), allow_nan=False)
+        try:
+            text = json.dumps(obj, allow_nan=False)
+        except (TypeError, ValueError):  # it has more than JSON
+            text = json.dumps(plain_json(obj), allow_nan=False)
         with suppress(DecodeError):  # half of a surrogate pair
             text = msgspec.json.format(text, indent=1)
         try:
