@@ -233,6 +233,39 @@ def test_what_a_drill_does_to_the_training_explains_no_slow_host():
     assert report.observation.onset.step == 200
 
 
+@pytest.mark.parametrize(
+    ("story", "incident", "status", "proof"),
+    [
+        (
+            "ended-early",
+            "inc-1",
+            "JOB ENDED",
+            "recovered so far: 58 good steps of 100; loss back in its band at step 202; ",
+        ),
+        ("raised-for-good", "inc-1", "NOT RECOVERED", "loss NOT back in its band; "),
+        ("slow-then-fault", "inc-1", "CLEARED", "the loss stayed in its band; norms as before; "),
+        ("slow-then-fault", "inc-2", "CLEARED", "loss back in its band at step 500; "),
+    ],
+)
+def test_a_proof_claims_what_the_frames_show(story, incident, status, proof):
+    """Of a job that ended in probation, a loss that found another level, and of two families."""
+    report = stories.report(story, incident)
+
+    assert (report.status, report.proof.verified) == (status, False)
+    assert report.proof.text.startswith(proof)
+    rejoined = report.proof.rejoined_step
+    assert rejoined is None or rejoined > report.observation.onset.step
+
+
+def test_a_fault_has_an_incident_of_its_own_beside_a_slow_host():
+    """Its cause is its own, and the slow host has none in the training."""
+    slow, fault = (stories.report("slow-then-fault", f"inc-{n}") for n in (1, 2))
+
+    assert (slow.observation.onset.step, fault.observation.onset.step) == (200, 400)
+    assert slow.cause.candidates == slow.cause.unchanged == []
+    assert [candidate.kind for candidate in fault.cause.candidates] == ["rate"]
+
+
 def test_a_ratio_has_two_digits_and_the_right_word():
     text = stories.report("vanished").observation.text
 

@@ -154,10 +154,10 @@ class _Case:
         self.conditions = facts.conditions(self.incident, self.series)
         signals = [] if self.series is None else list(self.series.signals)
         self.moves = moves(self.tape, signals, self.breach, self.opened.highest_rate or 0.0)
-        self.is_of_machine = facts.about_machine(self.conditions)
+        self.is_of_machine = facts.about_machine(self.conditions, self.policy, self.opened.rule)
         own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
         self.onset = facts.onset(own, self.breach, self.opened.slow_step)
-        self.conditions = facts.with_frames(self.conditions, self.tape, self.onset)
+        self.conditions = facts.with_frames(self.conditions, self.tape, self.moves)
         self.actions = facts.actions(self.incident)
         self.verification = facts.verification(self.incident)
         self.approval = facts.approval(self.incident)
@@ -274,6 +274,8 @@ class _Case:
 
     def _loss_left(self) -> bool:
         """Return whether the loss was out of its band, as far as that is known."""
+        if any(c.is_breach and c.metric in LOSSES for c in self.conditions):
+            return True
         losses = [move for move in self.moves if move.metric in LOSSES]
         if losses:
             return any(not move.peak <= move.level for move in losses)

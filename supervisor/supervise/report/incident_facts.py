@@ -26,7 +26,8 @@ from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import SlowStep
 from ..core.rule_scope import MACHINE
-from ..core.trends import LEAST, Change, find_change, find_jump, healthy_value
+from ..core.rule_scope import of_machine as is_of_machine
+from ..core.trends import LEAST, Change, find_change, find_jump
 from .incident_report import (
     Action,
     Approval,
@@ -403,29 +404,35 @@ def drill(
     return newest
 
 
-def about_machine(conditions: Sequence[Condition]) -> bool:
-    """Return whether the rules of an incident say nothing about the weights."""
+def about_machine(conditions: Sequence[Condition], policy: Policy | None, rule: str | None) -> bool:
+    """Return whether the rules of an incident say nothing about the weights.
+
+    Without conditions, as where a rule waited before it spoke, the one that opened it decides.
+    """
     metrics = {c.metric for c in conditions if c.is_breach}
     metrics |= {name for c in conditions for name in c.nonfinite}
-    return bool(conditions) and metrics - {None} <= MACHINE
+    if conditions:
+        return metrics - {None} <= MACHINE
+    rules = () if policy is None else policy.rules
+    return policy is not None and any(r.id == rule and is_of_machine(policy, r) for r in rules)
 
 
 def with_frames(
-    conditions: Sequence[Condition], tape: Tape | None, onset: Onset
+    conditions: Sequence[Condition], tape: Tape | None, moves: Sequence[Move]
 ) -> list[Condition]:
     """Return the conditions with values of the frames: just before the onset, and where it fired.
 
-    A detector's own baseline may be old, or of a part of the steps.
+    A detector's own baseline may be old, or of a part of the steps. Of a signal whose onset is not
+    known its frames do not tell which were healthy.
     """
-    rows = []
+    rows, levels = [], {move.metric: move.level for move in moves}
     for condition in conditions:
         points = [] if tape is None or condition.metric is None else tape.points(condition.metric)
         value, level = condition.value, condition.baseline
         if value is None:
             value = dict(points).get(condition.step)
-        before = [point for point in points if point[0] < onset.earliest]
-        if level is not None and before and condition.measure != "difference":
-            level = healthy_value(before, level)
+        if level is not None and points and condition.measure != "difference":
+            level = levels.get(str(condition.metric))
         rows.append(replace(condition, value=value, baseline=level))
     return rows
 
@@ -708,13 +715,26 @@ def areas(
         if left := moves(tape, measured, breach, highest):
             changed[area] = left[0]
         elif measured and in_breach.isdisjoint(names):
-            unchanged.append(UnchangedArea(area, measured))
+            stayed = all(_stayed(tape.points(name), breach) for name in measured)
+            if stayed or area == "schedule":
+                unchanged.append(UnchangedArea(area, measured))
     return changed, unchanged
 
 
 def _is_judged(points: Sequence[tuple[int, float]], breach: int) -> bool:
     """Return whether there are samples enough before a breach, and one since."""
     return bool(points) and points[-1][0] >= breach and sum(s < breach for s, _ in points) >= LEAST
+
+
+def _stayed(points: Sequence[tuple[int, float]], breach: int) -> bool:
+    """Return whether all samples since a breach are where the oldest were.
+
+    What a rule has seen late may have been otherwise for long, which is its course by then.
+    """
+    oldest = [value for _, value in points[: max(LEAST, len(points) // 4)]]
+    reach = max(oldest) - min(oldest)
+    since = (value for step, value in points if step >= breach)
+    return all(min(oldest) - reach <= value <= max(oldest) + reach for value in since)
 
 
 def restarts(series: Series) -> list[int]:
