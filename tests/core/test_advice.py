@@ -10,7 +10,7 @@ from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
 from supervise.core.model import Advice, Lead, SpikeClass
 
-from .conftest import Verify, above, messages, one_rule, runbook_of
+from .conftest import Verify, above, messages, one_rule, rule_on, runbook_of
 
 BACK = "supervise rollback RUN --before 150"
 WORDS = {
@@ -46,6 +46,7 @@ OF, F = SpikeClass, Fact
         (OF.NUMERIC, [F.INPUT, F.BACK, F.UNDONE], "look at the batch of step 150: it may come"),
         # The kind of the model.
         (OF.STRUCTURAL, [F.ATTENTION], "check attention (QK-norm, logits)"),
+        (OF.STRUCTURAL, [F.ATTENTION, F.UNDONE], "the rollback did not help: check attention"),
         (OF.SUSPECT, [F.ATTENTION, F.BACK], "watch attention logits, and try QK-norm"),
         (OF.STRUCTURAL, [F.ROUTING], "check the routing (rate of the router"),
         (OF.UNDECIDED, [F.NO_OBJECTIVE], "judge it by its reward"),
@@ -192,3 +193,21 @@ def test_codes_and_kinds_of_records_are_words(tell):
 
     assert message["verdict"].startswith("an update was skipped: NaN or Inf in its gradient")
     assert "1.5" not in message["verdict"] and "skip_reason" not in message["title"]
+
+
+def test_what_was_done_is_not_denied_by_a_later_message(tell):
+    """An update was skipped some steps before another rule fires."""
+    names = ("train_loss_raw", "update_skipped", "grad_global_norm")
+    detectors = {
+        "high": above("train_loss_raw", 5.0),
+        "wild": above("grad_global_norm", 9.0),
+    }
+    rules = (rule_on(detectors, "high", "SEV2"), rule_on(detectors, "wild", "SEV1"))
+    story = tell(names=names, detectors=detectors, rules=rules, inhibit=())
+    healthy = {"train_loss_raw": 2.0, "update_skipped": 0.0, "grad_global_norm": 1.0}
+    story.rows(*[healthy] * 40, healthy | {"train_loss_raw": 9.0})
+    story.rows(healthy | {"train_loss_raw": float("nan"), "update_skipped": 1.0})
+    story.rows(healthy, healthy | {"grad_global_norm": 20.0})
+    first, *_, newest = messages(story)
+
+    assert (first["lead"], newest["lead"]) == (Lead.NO_ACTION, Lead.SKIPPED)

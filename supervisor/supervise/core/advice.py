@@ -114,6 +114,12 @@ LINES: Sequence[Line] = (
     ),
     _line(
         _OF.STRUCTURAL,
+        "the rollback did not help: check attention (QK-norm, logits) and what was changed last",
+        _F.ATTENTION,
+        _F.UNDONE,
+    ),
+    _line(
+        _OF.STRUCTURAL,
         "no optimizer-level knob will fix it: check attention (QK-norm, logits); go back to before "
         "its first sign: supervise checkpoints RUN",
         _F.ATTENTION,
@@ -326,8 +332,8 @@ def of_request(incident: Incident, pending: ApprovalRequest, verdict: Verdict | 
     )
 
 
-def still_open(state: State, incident: Incident) -> str:
-    """Return what is still wrong, or in force, when an incident ends; "" for nothing."""
+def still_wrong(state: State, incident: Incident) -> str:
+    """Return what a restart has left wrong, with what to do; "" for nothing."""
     parts = []
     if state.checkpoints.wrong_checkpoint:
         parts.append(
@@ -337,14 +343,19 @@ def still_open(state: State, incident: Incident) -> str:
     overlap, recovery = state.repeated.overlap, incident.recovery
     if overlap is not None and recovery.restored_step is not None and not recovery.loop_kept:
         parts += [difference.remedy for difference in overlap.differences if difference.matters]
-    limits, monitor = recovery.rate_limits, state.monitors.get(incident.case.rank)
-    ended = state.job.returncode is not None
+    return "; ".join(parts)
+
+
+def still_open(state: State, incident: Incident) -> str:
+    """Return what is still wrong, or in force, when an incident ends; "" for nothing."""
+    limits, monitor = incident.recovery.rate_limits, state.monitors.get(incident.case.rank)
+    rate, ended = "", state.job.returncode is not None
     if limits and not ended and monitor is not None and monitor.value("lr_hold") is not None:
-        parts.append(
+        rate = (
             f"the learning rate stays at {limits[-1]:.3g} at most until the job asks for no more; "
             "to let it go: supervise lr RUN 1.0"
         )
-    return "; ".join(parts)
+    return "; ".join(filter(None, (still_wrong(state, incident), rate)))
 
 
 def at_end(policy: Policy, state: State, incident: Incident, verdict: Verdict | None) -> Advice:

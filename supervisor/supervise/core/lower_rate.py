@@ -8,7 +8,7 @@ of the rate, nor does one that takes the loop back to meet the same step again.
 
 from __future__ import annotations
 
-from . import action_planning, opening, run_phase
+from . import action_planning, advice, opening, run_phase
 from .diagnosis import RATE
 from .frames import LOSS
 from .incident import Incident
@@ -65,6 +65,8 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
         then = (
             f"{book.name} runs again if it is the learning rate, which is held lower; else {then}"
         )
+    if wrong := advice.still_wrong(state, incident):
+        return Advice(None, f"{wrong}; if it comes back, {then}")
     return Advice(Lead.NOTHING, f"if it comes back, {then}")
 
 

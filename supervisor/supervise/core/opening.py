@@ -97,8 +97,10 @@ def _report(
     text: str,
 ) -> None:
     """Notify people of a rule of the open incident."""
-    skipped = monitor.value(diagnosis.SKIPPED) == 1.0
-    now = Lead.SKIPPED if skipped else Lead.NO_ACTION
+    skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or incident.case.excursion.skipped
+    now: Lead | None = Lead.SKIPPED if skipped else Lead.NO_ACTION
+    if incident.escalation.runs:  # something was done about it
+        now = None
     now = Lead.OFF if incident.phase == HELD else now
     form: type[notices.OfRule] = notices.RuleFires
     then, subject = advice.runbook(rule.see), rule.id
