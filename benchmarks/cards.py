@@ -32,8 +32,8 @@ from cards_replay import Sent, Told, told
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "cards.md"
-LIMIT_S = 150.0
-GOAL = 0.95
+LIMIT_S = 240.0
+GOAL, LEAST = 0.95, 60  # share of the cards; runs of a table
 AT, LATE, STEPS = 120, 150, 300  # the last checkpoint before LATE is of AT
 HEALTHY = "none"
 DRILLS = {
@@ -172,7 +172,7 @@ def table(rows: list[str], kinds: Counter[str], count: Counter[str]) -> str:
         [
             "# Is each statement on a card true?\n",
             "Written by `python benchmarks/cards.py`, whose docstring says what counts.\n",
-            f"{count['runs']} runs; {share}.\n",
+            f"{count['runs']} of {len(cells())} runs; {share}.\n",
             "| kind of false statement | statements |",
             "|---|---|",
             *(f"| {kind} | {count} |" for kind, count in kinds.most_common()),
@@ -224,7 +224,7 @@ def main() -> int:
         rows.append(f"| {cell.program} | {cell.fault} | {len(of_run)} | {len(false)} | {first} |")
     text = table(sorted(rows), kinds, count)
     print(text.partition("\n| program")[0])
-    if len(chosen) == len(cells()) == count["runs"]:
+    if len(chosen) == len(cells()) and count["runs"] >= LEAST:
         TABLE.write_text(text + "\n", encoding="utf-8")
     return 0 if count["cards"] and count["free"] >= GOAL * count["cards"] else 1
 

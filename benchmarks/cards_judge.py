@@ -31,7 +31,7 @@ from supervise.cli import group
 from supervise.core.model import Announced, Frame
 from supervise.store import RunDir, read_audit, read_journal
 
-NEAR, CREEP = 5, 16  # steps
+NEAR, CREEP, FAR = 5, 16, 100  # steps; what begins later is another thing
 WINDOWS = (4, 8, 16, 32)
 SAME, ROUNDED, RATIO, LEVEL = 0.02, 0.006, 0.10, 1.05
 LAST = 20  # steps at the end that say how it ended
@@ -216,6 +216,10 @@ class Truth:
                 of_job.setdefault(row.step, []).append(row.values[metric])
         past = [v for step, v in self.series(metric, plain=True) if step < self.cell.at]
         found = self._levels(past)
+        if self.cell.kind == "creep":  # it may be seen so late, from values as high
+            rows = self.series(metric)
+            for late in range(1, CREEP + 1):
+                found += self._levels([v for step, v in rows if step < self.cell.at + late])
         return found + (self._levels([*map(mean, of_job.values())]) if self.cell.ranks > 1 else [])
 
     def _levels(self, past: Sequence[float]) -> list[tuple[float, float]]:
@@ -240,6 +244,12 @@ class Truth:
         """The highest loss just before the fault, and a tenth."""
         past = [v for s, v in self.series("train_loss_raw", plain=True) if s < self.cell.at]
         return 1.1 * max(past[-32:], default=math.inf)
+
+    @property
+    def highest(self) -> float:
+        """The highest loss of the last steps before the fault."""
+        past = [v for s, v in self.series("train_loss_raw", plain=True) if s < self.cell.at]
+        return 1.02 * max(past[-GOOD_WINDOW:], default=math.inf)
 
     def level_at(self, step: int) -> float | None:
         """Return the mean loss of the newest attempt in the steps up to `step`."""
@@ -392,7 +402,8 @@ def _is_about_fault(truth: Truth, about: Mapping[str, Any]) -> bool:
         return False
     rules = [rule["rule"] for rule in about["rules"]]
     of_time = bool(rules) and all(rule.startswith(TIMES) for rule in rules)
-    return about["opened"]["step"] >= cell.at - NEAR and (not of_time or cell.kind in SLOW)
+    since = about["opened"]["step"] - cell.at
+    return -NEAR <= since <= FAR and (not of_time or cell.kind in SLOW)
 
 
 def _is_without(truth: Truth, about: Mapping[str, Any]) -> bool:
@@ -444,7 +455,7 @@ def _steps(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
 def _values(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
     text = line.prose
     opened = about.get("opened", {}).get("step", truth.cell.at)
-    if not opened >= truth.cell.at - NEAR:
+    if not truth.cell.at - NEAR <= opened <= truth.cell.at + FAR:
         return
     if _is_about_fault(truth, about):
         yield from _slower(truth, line)
@@ -572,6 +583,11 @@ def _cost(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
         made = [r.step for r in truth.rows if r.rank == 0 and not r.attempt and r.step in again]
         if line.is_card and abs(int(match[1]) - len(made)) > 1:
             yield "cost", match[0], f"repeated are {len(made)}"
+    for match in re.finditer(r"without that the weights are lost at step (\d+)", text):
+        of_step = [r.values for r in truth.rows if r.step == int(match[1])]
+        numbers = [v.get(n, 0.0) for v in of_step for n in ("train_loss_raw", "grad_global_norm")]
+        if int(match[1]) not in skipped or all(map(math.isfinite, numbers)):
+            yield "cost", match[0], "all was finite in that step, or it was not skipped"
     for match in re.finditer(rf"\({N} did the harm\)", text):
         yield from _value(truth, line, "learning_rate", float(match[1]), None, match[0])
 
@@ -638,12 +654,8 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
     for match in BACK.finditer(line.prose):
         if re.search(r"(NOT|not) $", line.prose[: match.start()]) or not about:
             continue
-        left = [
-            r
-            for r in rows
-            if r.step >= at - NEAR and r.event <= line.event
-            if not r.values["train_loss_raw"] <= truth.bound
-        ]
+        since = [r for r in rows if r.step >= at - NEAR and r.event <= line.event]
+        left = [r for r in since if not r.values["train_loss_raw"] <= truth.highest]
         if not left:
             yield "proof", match[0], "the loss never left it"
             continue
@@ -660,6 +672,15 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
         elif bad and len(bad) > 1:
             value = bad[0].values["train_loss_raw"]
             yield "proof", match[0], f"{value:.4g} at step {bad[0].step}, above {truth.bound:.4g}"
+    since = [r for r in rows if r.step >= at - NEAR and r.event <= line.event]
+    out = [r for r in since if not r.values["train_loss_raw"] <= truth.bound]
+    if "stayed in its band" in line.prose and len(out) > 1 and _is_about_fault(truth, about):
+        value = out[0].values["train_loss_raw"]
+        yield (
+            "proof",
+            "stayed in its band",
+            f"{value:.4g} at {out[0].step}, above {truth.bound:.4g}",
+        )
     for match in re.finditer(r"norms (as before|are up)", line.prose, re.IGNORECASE):
         pairs = [_end(truth, name) for name in ("grad_global_norm", "update_norm")]
         ratios = [now / then for now, then in pairs if now is not None and then]
