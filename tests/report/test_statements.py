@@ -37,6 +37,14 @@ def checker(monkeypatch):
         ("Proof  loss back in its band at step 45", ""),
         ("Proof  loss back in its band at step 39", "proof"),
         ("Proof  loss back in its band at step 41", "proof"),
+        ("Proof  the loss stayed in its band", "proof"),
+        ("Proof  recovered so far", ""),
+        ("Cost   3.0 s paused", "cost"),
+        ("Cost   1 update skipped; without that the weights are lost at step 41", "cost"),
+        ("Did    weights of step 39 restored; it was withdrawn", "order"),
+        ("Cause  lr ×100 at step 40; what it did is seen from step 41", ""),
+        ("Next   watch attention logits", "advice"),
+        ("Next   go back to step 30", "contradiction"),
         ("Next   no rollback needed", "contradiction"),
         ("Next   from step 400 on", "step"),
         ("Next   supervise policy show nano", ""),
@@ -54,8 +62,8 @@ def test_a_false_statement_on_a_card_is_found(checker, line, false):
 
     order = {"id": "a", "verb": "rollback", "touches_job": True}
     done = {"action": {"id": "a"}, "result": {"step": 39, "from_step": 44}}
-    log = [{"kind": "intent", "data": {"action": order}, "event": 44}]
-    log += [{"kind": "commit", "data": done, "event": 45}]
+    log = [{"kind": "intent", "data": {"action": order}, "event": 44, "reason": "rollback"}]
+    log += [{"kind": "commit", "data": done, "event": 45, "reason": "rollback done"}]
     ours = rows(lambda n: 9.0 if 40 < n < 45 else 2.01, lambda n: 0.1 if 40 <= n < 45 else 1e-3)
     plain = rows(lambda n: 2.0, lambda n: 1e-3)
     truth = checker.Truth(checker.Cell("made_up", "rate:100", 40), ours, plain, log, 0)
