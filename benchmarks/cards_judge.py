@@ -37,6 +37,7 @@ SAME, ROUNDED, RATIO, LEVEL = 0.02, 0.006, 0.10, 1.05
 LAST = 20  # steps at the end that say how it ended
 GOOD_WINDOW = 8
 
+SLOWLY = {"creep": CREEP, "attention_bias": FAR}  # kinds of faults that show so late
 HEALTHY = ("none", "evaluates", "decays", "restarts")
 # Fault -> words of its cause.
 RATE, INPUT = r"learning.?rate|\blr\b|schedule", r"batch|data|input|target|label|token|loader"
@@ -268,6 +269,13 @@ class Truth:
         best = max([max(level + slack for level, slack in levels), *([mean(same)] if same else [])])
         return bool(now <= LEVEL * best)
 
+    def is_as_undisturbed(self, step: int) -> bool:
+        """Return whether the loss is that of the undisturbed run, up to a step."""
+        now = self.level_at(step)
+        rows = self.series("train_loss_raw", plain=True)
+        same = [v for s, v in rows if step - LAST < s <= step]
+        return now is not None and bool(same) and now <= LEVEL * mean(same)
+
     @property
     def last_step(self) -> int:
         return max((r.step for r in self.rows), default=-1)
@@ -430,7 +438,7 @@ def _numbers(match: re.Match[str], *groups: int) -> float:
 
 def _onset(truth: Truth, line: Line) -> Iterator[False_]:
     """Judge where it is said to have begun: the earliest of what a line names."""
-    late = CREEP if truth.cell.kind == "creep" else NEAR
+    late = SLOWLY.get(truth.cell.kind, NEAR)
     named = [int(step) for step in re.findall(r"at step (\d+)", line.prose)]
     for match in ONSET.finditer(line.prose):
         step, before = int(_numbers(match, 1, 2, 3)), line.prose[: match.start()]
@@ -761,7 +769,7 @@ def _status(truth: Truth, about: Mapping[str, Any]) -> Iterator[False_]:
     if status == "NOT RECOVERED" and well and about["rules"]:
         yield "status", title, f"the loss is {truth.level_at(step):.4g}, as before"
     ended = status == "JOB ENDED" and truth.code == 0
-    if ended and well and "none" in about["proof"]["text"]:
+    if ended and truth.is_as_undisturbed(step) and "none" in about["proof"]["text"]:
         yield (
             "status",
             f"{title}; {about['proof']['text'][:60]}",
