@@ -20,6 +20,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -548,6 +549,9 @@ def _done(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
         mine = any(s >= about["breach_step"] for s in skipped) or about["did"]["acted"]
         if mine:
             yield "done", match[0], f"done: {', '.join(dict.fromkeys(acts))}"
+    under_way = re.search(r"\n +did +.*?([a-z ]+ under way)", line.whole)
+    if "no automatic action" in text and under_way:
+        yield "contradiction", "no automatic action yet", under_way[1]
     if "no rollback needed" in text and "rollback" in verbs:
         yield "contradiction", "no rollback needed", "rolled back"
     again = re.search(r"\b(go|roll) back\b[^;]*", text) if line.place.endswith("next") else None
@@ -790,4 +794,4 @@ def _unclear(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[Fal
 
 
 def _listed(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values)
+    return ", ".join(f"{value:.4g}" for value in islice(values, 6))
