@@ -219,7 +219,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "contained numeric fault"
-    assert messages(story)[-2]["next"].startswith("step 200 was kept from the weights; no roll")
+    assert messages(story)[-2]["next"].startswith("no rollback needed: step 200 changed no weight")
     assert found["questions"]["rejoined"]["rejoined_step"] == 201
     assert text in found["questions"]["else_happened"]["text"]
 

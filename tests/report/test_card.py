@@ -198,7 +198,7 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     """Also several, with finite losses between them: nothing is to be taken back."""
     report = stories.report("skipped")
     assert report.response.text == "skipped the update of step 100 and 1 more, to 170"
-    assert report.cost.text == "2 updates skipped; without that the weights are lost at step 100"
+    assert report.cost.text == "2 updates skipped; with no action the weights are lost at step 100"
     assert report.response.acted and report.proof.rejoined_step == 101
     assert report.cause.text.startswith("a batch without targets, from step 100: ")
     assert report.diagnosis.kind == "contained numeric fault"

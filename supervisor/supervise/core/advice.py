@@ -59,6 +59,12 @@ GO_BACK = "to go back: {back}"
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
     _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
+    _line(
+        _OF.RECOVERABLE,
+        "if the data was not meant to change, look at the batch of step {onset}",
+        _F.INPUT,
+        lead=Lead.NOTHING,
+    ),
     _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
@@ -72,8 +78,12 @@ LINES: Sequence[Line] = (
     _line(_OF.CONTAINED, "find what was not finite first, in step {onset}", _F.UNDONE),
     _line(
         _OF.CONTAINED,
-        "{skipped} was kept from the weights; no rollback needed; find the first value that was "
-        "not finite",
+        "no rollback needed: {skipped} changed no weight; look at the batch of step {onset}",
+        _F.INPUT,
+    ),
+    _line(
+        _OF.CONTAINED,
+        "no rollback needed: {skipped} changed no weight; find the first value that was not finite",
     ),
     # The job changed something itself.
     _line(
@@ -188,7 +198,7 @@ def advise(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     skipped = verdict.skipped
     words = {
         "back": go_back(policy, state, incident),
-        "onset": str(incident.breach_step),
+        "onset": str(min((incident.breach_step, *skipped[:1]))),
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "recurring": verdict.recurring or "the norms stayed up",
         "skipped": f"step {skipped[0]}" if skipped else "",

@@ -67,7 +67,7 @@ SENTENCES: Mapping[SpikeClass, str] = {  # a class in a message
     SpikeClass.ARTEFACT: "the logged loss is higher, the evaluation is not",
     SpikeClass.EXPECTED: "a planned change explains the loss",
     SpikeClass.NUMERIC: "NaN or Inf in the loss, the gradient or the update",
-    SpikeClass.CONTAINED: "a step with NaN or Inf was kept from the weights",
+    SpikeClass.CONTAINED: "NaN or Inf in a step; no weight changed by it",
     SpikeClass.SCHEDULE: "the job raised its own learning rate just before",
     SpikeClass.CUT: "an update has had another number of tokens since just before",
     SpikeClass.UNDECIDED: "the cause is not known",

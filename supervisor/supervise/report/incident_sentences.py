@@ -51,6 +51,7 @@ EVENTS = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT
 ROUTINE = ("action", "drill", "checkpoint")  # events that explain nothing, or are shown elsewhere
 RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
 FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
+SKIPPED, SKIP_REASON = "update_skipped", "skip_reason"
 MAX_LISTED = 4  # of several like things in one sentence
 QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
 
@@ -125,6 +126,8 @@ def describe_observation(
         is_named = condition.metric is not None and condition.metric in named
         if condition.is_breach and condition.severity == worst and not is_named:
             texts.setdefault(condition.metric or condition.detector, _condition(condition))
+    if SKIP_REASON in texts:
+        texts.pop(SKIPPED, None)  # its reason says it
     unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
     return "; ".join([*filter(None, [text]), *unnamed]) or opened.headline
 
@@ -174,7 +177,10 @@ def _condition(condition: Condition) -> str:
         return f"{text} (must be {limit})"
     if condition.baseline is not None:
         return f"{text} (before {number(condition.baseline)})"
-    return f"{text} (limit {limit})" if condition.measure == "value" else text
+    if condition.measure != "value":
+        return text
+    at_zero = condition.value == condition.limit == 0.0  # a count, or a norm: none is below
+    return f"{text} ({'must be above 0' if at_zero else f'limit {limit}'})"
 
 
 # ── Cause ─────────────────────────────────────────────────────────────────────────────────────────
@@ -431,8 +437,9 @@ def _succeeded(action: Action) -> str:
 def _snapshot(action: Action) -> str:
     missing = action.effect.missing
     more = f" and {len(missing) - 2} more" if len(missing) > 2 else ""
-    without = f", without {' or '.join(missing[:2])}{more}"
-    return f"evidence saved{without if missing else ''}"
+    return (
+        f"evidence saved (missing: {', '.join(missing[:2])}{more})" if missing else "evidence saved"
+    )
 
 
 def _relaunch(action: Action) -> str:
@@ -692,14 +699,11 @@ def _norms(diagnosis: Verdict | None, *, told: bool) -> list[str]:
     norms.pop(CLIPPED, None)
     if answer.answer not in (YES, NO) or not norms:
         return ["norms: unknown"]
-    up = {name: norm for name, norm in norms.items() if norm.after > norm.limit}
-    down = {n: norm for n, norm in norms.items() if norm.after * NORM_RATIO < norm.before}
-    texts = [
-        f"norms are {word} ({', '.join(_share(n, norm) for n, norm in changed.items())})"
-        for word, changed in (("UP", up), ("down", down))
-        if changed
-    ]
-    return ["; ".join(texts) or "norms as before"]
+    if up := [_share(name, norm) for name, norm in norms.items() if norm.after > norm.limit]:
+        return [f"norms are UP ({', '.join(up)} of just before)"]
+    # Lower ones are no trouble, as behind a decay of the rate; and they are not as before.
+    is_down = any(norm.after * NORM_RATIO < norm.before for norm in norms.values())
+    return [] if is_down else ["norms as before"]
 
 
 def _share(name: str, norm: NormChange) -> str:
@@ -721,11 +725,11 @@ def unaided(
     is_broken = any(not math.isfinite(move.peak) for move in moves)
     if skipped and is_broken:
         reason = "an update with NaN or Inf leaves no weight as it was"
-        return Estimate(f"without that the weights are lost at step {skipped[0]}", reason)
+        return Estimate(f"with no action the weights are lost at step {skipped[0]}", reason)
     if helped and failure is not None and any(a.verb == "relaunch" and a.ok for a in actions):
-        return Estimate("without that the run ends there", "the process had ended")
+        return Estimate("with no action the run ends there", "the process had ended")
     if went_back and is_broken:
-        return Estimate("without that every further step is lost", "NaN or Inf does not go away")
+        return Estimate("with no action every further step is lost", "NaN or Inf does not go away")
     return None
 
 
