@@ -1,10 +1,10 @@
 """Size of a step: norm of the update, and its ratio to the norm of the weights.
 
-Exact and global, in every step or in some, where that is cheap enough; else from a sample: small
-tensors whole, of each larger
-one every n-th block of BLOCK neighbours, each counted for what it stands for; the blocks move on
-every ROTATE steps. `mode` says which. One pass after the step does it: the weights it reads are
-kept, and are the old weights of the next step.
+Exact and global where that is cheap enough in every step; else from a sample, in some steps where
+that is dear, too: small tensors whole, of each larger one every n-th block of BLOCK neighbours,
+each counted for what it stands for; the blocks move on every ROTATE steps. `mode` says which. One
+pass after the step does it: the weights it reads are kept, and are the old weights of the next
+step.
 
 Weights that changed in between (a checkpoint was loaded) are noticed by version and place of the
 first of them, and by those of all in one step of LOOK; what goes unnoticed counts as part of the
@@ -23,7 +23,7 @@ import weakref
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from ..sampling.sample_sets import ALARM_STEPS, FLOOR_NS, SPARSEST, UPDATES, Unrest
+from ..sampling.sample_sets import ALARM_STEPS, SPARSEST, UPDATES, Unrest
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ UPDATES_METRICS = (
 )
 
 EXACT_LIMIT = 8_000_000  # parameters; above, the two kept copies would take too much memory
+# What it may cost per step in any case: a sample in each. Where rows that were dense become sparse,
+# a window has those of long ago for its baseline: a rate that is too high shows 200 steps later.
+UPDATE_NS = 60_000
 SAMPLE = 8192  # parameters in a sample, beside the small tensors
 SMALL = 1024  # parameters of a tensor that is always taken whole
 BLOCK = 16  # neighbours that are taken together, a cache line: single values would cost as much
@@ -91,7 +94,7 @@ class UpdatesCollector(Collector):
         self._copies = copies
         self.mode = "exact"
         self._sets, self._position = sets, context.position
-        self.pace = sets.pace("updates", 1, UPDATES, FLOOR_NS)
+        self.pace = sets.pace("updates", 1, UPDATES, UPDATE_NS)
         context.guard.part("updates").allowed = self.pace.allowed
         self._unrest = Unrest()
         self._passed = False  # steps that were not measured since the newest that was
@@ -150,9 +153,8 @@ class UpdatesCollector(Collector):
             return
         if self._cost_ns:
             cost_ns, self._cost_ns = self._cost_ns, 0
-            step_ns = step.elapsed_ns if self._passed else None
-            if step_ns and self.pace.weigh(cost_ns, step_ns) and self.mode == "exact":
-                self._estimate()
+            if step.elapsed_ns is not None and self._passed:
+                self.pace.weigh(cost_ns, step.elapsed_ns)
         self._passed = False
         moved, weight = squares[0] ** 0.5, squares[1] ** 0.5
         values["update_norm"] = moved
@@ -168,12 +170,14 @@ class UpdatesCollector(Collector):
             self._sets.dense_until = self._position.step + 1 + ALARM_STEPS
 
     def relax(self) -> bool:
-        if self.pace.every == 1:
+        if self.mode == "exact":
+            self._estimate()
+        elif self.pace.every == 1:
             self.pace.stretch()
         return True
 
     def _estimate(self) -> None:
-        """On all weights it is dear, however rarely: measure it on a sample from here on."""
+        """On all weights it is dear: measure it on a sample from here on."""
         self._sample()
         self._kept.clear()
         message = "the update is measured on a sample from here on: on all weights it is dear"

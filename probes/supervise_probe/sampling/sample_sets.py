@@ -155,29 +155,22 @@ class Pace:
         """Take samples half as often, or at the shortest interval above 1."""
         self._set(min(SPARSEST, max(self._least, 2 * self.every)))
 
-    def weigh(self, cost_ns: int, step_ns: int) -> bool:
-        """A sample cost `cost_ns` of CPU time, in a step of `step_ns`: adjust the interval.
-
-        Returns:
-            Whether it is too dear for the longest interval.
-        """
+    def weigh(self, cost_ns: int, step_ns: int) -> None:
+        """A sample cost `cost_ns` of CPU time, in a step of `step_ns`: adjust the interval."""
         costs = self._costs
         costs.append(cost_ns)
         if len(costs) < SAMPLES:
-            return False
+            return
         cost = sorted(costs)[SAMPLES // 2]
         costs.clear()
         allowed = self.allowed(step_ns)
         if cost > allowed * self.every:
-            is_longest = self.every == SPARSEST
             self.stretch()
-            return is_longest
-        if self.every == self._least:
+        elif self.every == self._least:
             if cost < allowed:
                 self._set(1)
         elif 3 * cost < allowed * self.every:
             self._set(max(1, self.every // 2))
-        return False
 
     def _set(self, every: int) -> None:
         if every != self.every:
