@@ -46,7 +46,12 @@ OF, F = SpikeClass, Fact
         (OF.NUMERIC, [F.INPUT, F.BACK, F.UNDONE], "look at the batch of step 150: it may come"),
         # The kind of the model.
         (OF.STRUCTURAL, [F.ATTENTION], "check attention (QK-norm, logits)"),
-        (OF.STRUCTURAL, [F.ATTENTION, F.UNDONE], "the rollback did not help: check attention"),
+        (OF.RECOVERABLE, [F.HELD], "the learning rate was held: set its schedule right"),
+        (
+            OF.STRUCTURAL,
+            [F.ATTENTION, F.UNDONE],
+            "the rollback did not help: check what the model is given from step 150, attention",
+        ),
         (OF.SUSPECT, [F.ATTENTION, F.BACK], "watch attention logits, and try QK-norm"),
         (OF.STRUCTURAL, [F.ROUTING], "check the routing (rate of the router"),
         (OF.UNDECIDED, [F.NO_OBJECTIVE], "judge it by its reward"),

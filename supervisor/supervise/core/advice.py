@@ -59,12 +59,14 @@ GO_BACK = "to go back: {back}"
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
     _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
+    _line(_OF.RECOVERABLE, "", _F.DRILL, lead=Lead.NOTHING),
     _line(
         _OF.RECOVERABLE,
         "if the data was not meant to change, look at the batch of step {onset}",
         _F.INPUT,
         lead=Lead.NOTHING,
     ),
+    _line(_OF.RECOVERABLE, "the learning rate was held: set its schedule right", _F.HELD),
     _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
@@ -124,7 +126,8 @@ LINES: Sequence[Line] = (
     ),
     _line(
         _OF.STRUCTURAL,
-        "the rollback did not help: check attention (QK-norm, logits) and what was changed last",
+        "the rollback did not help: check what the model is given from step {onset}, attention "
+        "(QK-norm, logits), and what was changed last",
         _F.ATTENTION,
         _F.UNDONE,
     ),
