@@ -165,6 +165,27 @@ def test_what_is_measured_rarely_began_after_its_newest_healthy_sample():
     assert (change.earliest, change.step, change.latest) == (381, 400, 400)
 
 
+@pytest.mark.parametrize("breach", [120, 121, 122, 123])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [0.0697, 0.0753, 0.1028, 0.0746, 1.95],  # a little off, as a falling norm may be
+        [0.1150, 0.1140, 0.1120, 0.1110, 20.5],
+    ],
+)
+def test_a_leap_begins_where_it_is_seen(samples, breach):
+    """Samples a little off before it are noise; updates skipped for it are no fall."""
+    random = np.random.default_rng(1)
+    points = [(i, 0.1 + 0.6 * math.exp(-i / 25 + 0.03 * random.normal())) for i in range(64)]
+    points += [*zip(range(64, 88, 4), [0.114, 0.118, 0.11, 0.109, 0.112, 0.107], strict=True)]
+    points += [*zip(range(88, 121, 8), samples, strict=True)]
+    points += [(121, 79.0), (122, 84.0), *((i, 0.0) for i in range(123, 126))]
+
+    change = find_change(points, breach)
+
+    assert (change.earliest, change.step, change.is_up) == (113, 120, True)
+
+
 COSINE = [0.5e-3 * (1.0 + math.cos(math.pi * (i % 100) / 100)) + 1e-6 for i in range(400)]
 
 

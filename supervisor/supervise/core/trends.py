@@ -306,6 +306,7 @@ REACH, DELAY = 50, 10  # steps before a breach, and behind it, where what belong
 # A row counts against its past from so many spreads on, and no more than so many: alone, before
 # the breach, it proves nothing; behind it, where a rule has seen something, one row may do.
 ALLOWED, CAP_BEFORE, CAP_SINCE, PROOF = 2.5, 3.0, 12.0, 6.0
+LEAP, STEEP = CAP_SINCE + ALLOWED, 4.0  # spreads; times as far off as the row before
 DOUBT = 2.0  # other beginnings that explain the rows nearly as well are as likely
 JUMP, AS_BEFORE = 1.5, 2.0  # a rate jumps: times the one before it, and times its last change
 HIGHEST = 1.1  # times the highest rate of the run: what is below was in its schedule before
@@ -445,9 +446,12 @@ def _find_change(points: Sequence[tuple[int, float]], course: Course, breach: in
     ways = [(sign, sums) for sign, sums in ways if max(sums) >= PROOF]
     if not ways:
         return None
-    sign, sums = min(ways, key=lambda way: way[1].index(max(way[1])))
-    first = sums.index(max(sums))
-    likely = [n for n, total in enumerate(sums) if total >= sums[first] - DOUBT]
+    first, sign, sums = min(
+        (_begin([sign * height for height in heights], sums.index(max(sums))), sign, sums)
+        for sign, sums in ways
+    )
+    start = first if first > sums.index(max(sums)) else 0
+    likely = [n for n, total in enumerate(sums) if n >= start and total >= sums[first] - DOUBT]
     earliest = rows[likely[0]][0]
     previous = [(step, value) for step, value in points if step < earliest]
     return Change(
@@ -457,6 +461,18 @@ def _find_change(points: Sequence[tuple[int, float]], course: Course, breach: in
         before=healthy_value(previous, course.level),
         is_up=sign > 0.0,
     )
+
+
+def _begin(heights: Sequence[float], first: int) -> int:
+    """Return where a change began for which `first` has most evidence: with its first leap, if any.
+
+    Rows that are a little off some steps before it are noise; a ramp leads up to it. A norm that
+    leapt is 0 in the updates that are skipped for it, which is no fall.
+    """
+    begin = next((n for n in range(first, len(heights)) if heights[n] >= LEAP), first)
+    while begin > first and heights[begin - 1] >= max(ALLOWED, heights[begin] / STEEP):
+        begin -= 1
+    return begin
 
 
 def _evidence(heights: Sequence[float], breach: int) -> list[float]:

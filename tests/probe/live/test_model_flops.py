@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, {nano!r})
 import train
-from _supervise_probe.collectors.speed import count, peak_of
+from _supervise_probe.collectors.speed import count_operations, peak_of
 
 IDS = torch.randint(40, (2, 16))
 
@@ -19,7 +19,7 @@ IDS = torch.randint(40, (2, 16))
 def compare(name, model, *args):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(*args).sum().backward()
-    found = count(torch, [model])
+    found = count_operations(torch, [model])
     needed = found.per_token * 2 * 16 + found.per_pair * 2 * 16 * 16
     emit(name=name, counted=counter.get_total_flops(), needed=needed, why_not=found.why_not)
 
@@ -46,9 +46,9 @@ frozen[2].requires_grad_(False)
 compare("frozen", frozen, IDS)
 
 mixture = nn.Sequential(table(), Mixture(), nn.Linear(16, 40))
-emit(name="experts", found=count(torch, [mixture]))
+emit(name="experts", found=count_operations(torch, [mixture]))
 for model in (nn.Conv2d(3, 3, 3), table()):
-    emit(name="none", found=count(torch, [model]))
+    emit(name="none", found=count_operations(torch, [model]))
 emit(peaks={{name: peak_of(name) for name in {names}}})
 """
 PEAKS = {
