@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from supervise.cli import invoke
 from tests.support.supervised_run import JOBS
 
@@ -19,6 +21,7 @@ job: {relaunch: {args: ["--resume"]}, on_crash: restart}
 """
 
 
+@pytest.mark.chaos  # takes long, and others look at each part
 def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(supervise):
     """The rate alarm leads; a fault without routers is refused; nothing is made twice."""
     path, mine = supervise.home / "suite", supervise.home / "p.yaml"

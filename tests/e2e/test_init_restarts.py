@@ -60,6 +60,7 @@ runbooks:
 """
 
 
+@pytest.mark.chaos  # takes long, and others look at each part
 def test_a_crash_and_a_standstill_come_back_by_themselves(supervise, tmp_path):
     (tmp_path / "train.py").write_text(JOB)
     job = [sys.executable, "train.py", "--out_dir=out"]

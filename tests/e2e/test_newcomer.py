@@ -71,6 +71,7 @@ def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
     command.close()
 
 
+@pytest.mark.chaos  # takes long, and others look at each part
 def test_the_walk_through_does_what_it_says(tmp_path):
     """The editor's schema knows her policy; the check warns of her metric and of nothing else;
     shadow says what it would have done, and why; the back-test finds the rotten run only; enforced,

@@ -67,7 +67,7 @@ def test_the_two_commands_and_those_of_a_page_do_what_the_readme_shows(supervise
     assert POLICY is not None and rest.startswith(POLICY[1])
     running = supervise.start(*start[:2], "--run-dir", "RUN", "--drill", "lr_spike@150", "--", *job)
     run = supervise.run_of("RUN")
-    wait_until(lambda: "rollback" in run.actions, "the spike rolled back")
+    wait_until(lambda: run.state.get("state") == "probation", "the spike rolled back")
     for command in answers:
         done = supervise(*command)
         assert done.returncode == ANSWERS.get(command[0], 0), (command, done.stderr)
