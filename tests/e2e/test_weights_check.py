@@ -37,7 +37,7 @@ for step in range(140):
     if step == {DAMAGE}:
         with torch.no_grad():
             model.weight.neg_()
-    time.sleep(0.01)
+    time.sleep(0.02)
 """
 
 
