@@ -102,15 +102,12 @@ def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> No
     own_lines = _narrow(lines, widths, width) if width else set()
     for row in lines:
         pieces = [
-            [] if column in own_lines else textwrap.wrap(cell, widths[column], **WHOLE_WORDS)
-            for column, cell in enumerate(row)
+            textwrap.wrap(cell, size, **WHOLE_WORDS) if len(cell) > size else [cell]
+            for cell, size in zip(row, widths, strict=True)
         ]
-        for texts in itertools.zip_longest(*pieces, fillvalue=""):
-            cut = [
-                text.ljust(widths[column])
-                for column, text in enumerate(texts)
-                if column not in own_lines
-            ]
+        shown = [column for column in range(len(row)) if column not in own_lines]
+        for texts in itertools.zip_longest(*(pieces[column] for column in shown), fillvalue=""):
+            cut = [text.ljust(widths[n]) for n, text in zip(shown, texts, strict=True)]
             click.echo("  ".join(cut).rstrip())
         for column in sorted(own_lines):
             click.echo(f"  {row[column]}".rstrip())
