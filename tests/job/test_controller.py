@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from supervise.actions import CheckWeights
 from supervise.core.model import Payload
 from supervise.errors import ActionError, SegmentError
 from supervise.runtime import Lease
@@ -36,6 +37,33 @@ def test_the_ack_of_rank_0_comes_back_with_its_step_and_the_number_of_ranks(cont
         assert args["until_ns"] > time.monotonic_ns()  # after it the probe would refuse
     assert control.world_size == 2
     assert control.snapshot("inc-1", key="k2", deadline_s=5) == {"args": ("inc-1", "k2", 5)}
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([(1.0, 1.0), (3.0, 1.0)], 1),  # rank 1 alone has other weights
+        ([(5.0, 5.0), (3.0, 2.0)], 1),  # its batch is the easier one
+        ([(3.0, 1.0), (1.0, 1.0)], 0),
+        ([(1.0, 1.0), (1.0, None)], 1),  # nothing is known of it
+    ],
+)
+def test_the_rank_that_is_farthest_off_says_whether_the_weights_are_good(controlled, losses, found):
+    """Now and at the newest savepoint of before; one of after it is no measure."""
+
+    def answer(rank, now, was):
+        return {"from": rank, "loss": now, "was": [] if was is None else [[40, was], [60, now]]}
+
+    ranks = [
+        FakeRank(n, 2, answer={"check_weights": lambda _, n=n, pair=pair: answer(n, *pair)})
+        for n, pair in enumerate(losses)
+    ]
+    args = Payload({"before_step": 50, "within": 1.1})
+
+    result = command(controlled(*ranks), "check_weights", args)
+
+    assert (result["from"], result["ranks"]) == (found, 2)
+    assert CheckWeights().objection(args, result) == ""
 
 
 def unwritable():

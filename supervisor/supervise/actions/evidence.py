@@ -137,16 +137,16 @@ class CheckWeights(Action):
 
     One forward of its two rows, at the next step boundary. Within `within` times the lower one of
     its losses at the newest two savepoints from before the breach the weights are good: batches
-    were bad, and no rollback mends those. Evidence is collected and nothing else is done. From
-    `again` steps later on the runbook is started anew where the losses rise, jump or fall no
-    further while they are out of their band, or the inputs were one token: another loss of the
-    probe batch alone is no evidence, since the model may have learned other data. Where token
-    statistics stepped and the loss falls by itself, it has: then the probe keeps another batch.
-    Beyond it, and where nobody knows (no `job.probe_batch`, several ranks that are not in one
-    DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on: with
-    `unknown: wait` after a quarter of `again` steps, if the losses are out of their band then. It
-    is asked only when a rule about the size of the loss wants the runbook: what is not finite, or
-    SEV0 otherwise, needs no second opinion.
+    were bad, and no rollback mends those. Of several ranks the one that is farthest off counts.
+    Evidence is collected and nothing else is done. From `again` steps later on the runbook is
+    started anew where the losses rise, jump or fall no further while they are out of their band, or
+    the inputs were one token: another loss of the probe batch alone is no evidence, since the model
+    may have learned other data. Where token statistics stepped and the loss falls by itself, it
+    has: then the probe keeps another batch. Beyond it, and where nobody knows (no
+    `job.probe_batch`, several ranks that are not in one DistributedDataParallel, no savepoint yet,
+    no answer in time), the runbook goes on: with `unknown: wait` after a quarter of `again` steps,
+    if the losses are out of their band then. It is asked only when a rule about the size of the
+    loss wants the runbook: what is not finite, or SEV0 otherwise, needs no second opinion.
 
     Example:
         - check_weights: {within: 1.1, again: 20}
@@ -189,9 +189,7 @@ class CheckWeights(Action):
 
     def objection(self, args: Payload, result: Payload) -> str:
         order, outcome = args.parse(WeightsArgs), result.read(Outcome)
-        earlier_losses = [loss for step, loss in outcome.was if step < order.before_step]
-        # Two: the newest one may be from between the damage and its first breach.
-        was, now = min(earlier_losses[-2:], default=0.0), outcome.loss
+        was, now = outcome.loss_before(order.before_step), outcome.loss
         if now is None or not now <= order.within * was:  # or it is NaN
             return ""
         return (

@@ -32,7 +32,7 @@ import psutil
 from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
-from ..core.model.payload import EndArgs, Payload
+from ..core.model.payload import EndArgs, Outcome, Payload, WeightsArgs
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
@@ -424,6 +424,8 @@ class Control:
     def command(self, verb: str, args: Payload, *, key: str, deadline_s: float) -> Payload:
         """Send `verb` to every rank; return rank 0's ack (the lowest here), `ranks` and `ack_step`.
 
+        Of `check_weights` that of the rank whose probe batch is farthest off.
+
         Raises:
             ActionError: the job has ended, ranks are missing, one refused, or did not answer.
         """
@@ -446,6 +448,10 @@ class Control:
                 self.forget(pending)
             check_acknowledged(pending, answers, deadline_s)
             answer = answers[min(answers)]
+            if verb == "check_weights":  # ranks may differ: one with good weights speaks for itself
+                before = args.read(WeightsArgs).before_step
+                ordered = (answers[rank] for rank in sorted(answers))
+                answer = max(ordered, key=lambda ack: ack.result.read(Outcome).loss_ratio(before))
             result = answer.result.extended(ranks=len(answers), ack_step=answer.step)
         if verb == "pause":
             self._lease.hold(time.monotonic_ns() + int(pause_s * 1e9))

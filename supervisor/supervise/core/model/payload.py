@@ -6,6 +6,7 @@ reads a part of it as a form: a class with a type and a default for each field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -357,3 +358,16 @@ class Outcome(Struct, frozen=True):
     was: Sequence[tuple[int, float]] = ()
     why: str = "no answer"
     rate_limit: float | None = None
+
+    def loss_before(self, before_step: int) -> float:
+        """Return the loss of the probe batch at savepoints from before a step, 0.0 without any.
+
+        The lower one of the newest two: the newest may be from between a damage and its first sign.
+        """
+        return min([loss for step, loss in self.was if step < before_step][-2:], default=0.0)
+
+    def loss_ratio(self, before_step: int) -> float:
+        """Return how many times that the loss is now; infinite where it is NaN, or not known."""
+        was = self.loss_before(before_step)
+        ratio = math.nan if self.loss is None or was <= 0.0 else self.loss / was
+        return math.inf if math.isnan(ratio) else ratio
