@@ -81,7 +81,7 @@ def test_orphans_that_ended_are_collected(start):
     orphan = orphan_of(process)
     orphan.kill()
 
-    assert wait_until(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
+    assert wait_until(lambda: process.poll() is None and not Path(f"/proc/{orphan.pid}").exists())
 
 
 def test_children_that_are_not_the_jobs_are_left_alone(start):
