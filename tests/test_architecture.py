@@ -62,7 +62,7 @@ ALSO = {
         "supervise.report.incident_report",
         "supervise.report.stability_record",
     ),
-    "supervise.catalog.metrics": ("supervise.recordings.table",),  # for its hints
+    "supervise.catalog.metrics": ("supervise.recordings",),  # for its hints
     "supervise.actions.recovery": ("supervise.actions.learning_rate",),  # the re-warm
     "supervise.notifiers": ("supervise.notifiers.heartbeat",),
     "supervise.notifiers.outbox": ("supervise.notifiers.channel_queue",),
@@ -75,7 +75,9 @@ PARTS = (
     *(f"supervise_probe.{name}" for name in ("collectors", "faults")),
 )
 # What tests and benchmarks may import of `supervise` besides the faces of its packages.
-ROOT_MODULES = tuple(f"supervise.{name}" for name in ("errors", "system", "json_schemas"))
+ROOT_MODULES = tuple(
+    f"supervise.{name}" for name in ("errors", "system", "json_schemas", "recordings")
+)
 BEHIND_THE_FACE = {
     "supervise.cli._job_check": "a table of commands and of conditions of metrics",
     "supervise.cli._live_view": "a screen, driven key by key",

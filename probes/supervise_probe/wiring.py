@@ -46,9 +46,9 @@ from .sampling.watch import Sampler, Snapshots
 from .savepoints.controller import RollbackController, RollbackParts
 from .savepoints.reference_batch import ReferenceBatch
 from .savepoints.step_history import SkipRanges, StepHistory
+from .savepoints.training_state import ForeignEngine
 from .stepping.batch_observer import BatchObserver
-from .stepping.evaluation_pass import EvaluationPass
-from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
+from .stepping.hand_written import WHY, Callbacks, EvaluationPass, InferredSteps
 from .stepping.step_tracker import (
     BetweenSteps,
     Changers,
@@ -56,12 +56,11 @@ from .stepping.step_tracker import (
     Process,
     Readers,
     StepTracker,
+    TrainingThread,
 )
-from .stepping.training_thread import TrainingThread
 from .torch_state.learning_rate import LearningRate
 from .torch_state.records import InForce, Optimizers
 from .torch_state.registry import GradScalerState
-from .torch_state.state_watch import ForeignEngine
 from .torch_state.structure import WeightCopies
 
 if TYPE_CHECKING:

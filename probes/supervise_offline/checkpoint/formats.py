@@ -17,7 +17,8 @@ import sys
 import zipfile
 from typing import Any, Dict, Iterator, List, Tuple
 
-from .bounds import open_file, report_progress
+from supervise_offline.checkpoint.contents import open_file, report_progress
+
 from .contents import Contents
 
 PIECE = 1 << 22  # bytes

@@ -9,8 +9,9 @@ import json
 import os
 from typing import Any, Dict, List, Mapping
 
+from supervise_offline.checkpoint.contents import limit_memory, open_file, report_progress
+
 from . import formats
-from .bounds import limit_memory, open_file, report_progress
 from .contents import Contents
 
 PIECE = 1 << 22  # bytes

@@ -3,7 +3,7 @@
 Counts, and what is derived from them, go on over a relaunch. What a library reports (see
 `hooks/libraries.py`) costs nothing where there is none: epoch and time of a save cannot be seen
 from torch. Which loss is that of an evaluation the names of the library show; without one see
-`stepping/evaluation_pass.py`.
+`stepping/hand_written.py`.
 """
 
 from __future__ import annotations

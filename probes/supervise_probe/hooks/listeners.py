@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..shards import ShardTracker
     from ..stepping.batch_observer import BatchObserver
-    from ..stepping.inferred_steps import InferredSteps
-    from ..stepping.step_tracker import BetweenSteps, Changers, DiscardedGradients, StepTracker
-    from ..stepping.training_thread import TrainingThread
+    from ..stepping.hand_written import InferredSteps
+    from ..stepping.step_tracker import (
+        BetweenSteps,
+        Changers,
+        DiscardedGradients,
+        StepTracker,
+        TrainingThread,
+    )
     from ..torch_state.records import Optimizers, Update
     from ..torch_state.registry import GradScalerState
 
@@ -264,8 +269,7 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
     from ..stepping.batch_observer import BatchObserver
-    from ..stepping.evaluation_pass import EvaluationPass
-    from ..stepping.inferred_steps import InferredSteps
+    from ..stepping.hand_written import EvaluationPass, InferredSteps
     from ..stepping.step_tracker import StepTracker
 
     Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]

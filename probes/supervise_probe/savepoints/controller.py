@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 from ..context import Refused
 from ..runtime import files
 from ..torch_state.learning_rate import LATE
-from ..torch_state.state_watch import ForeignEngine, StateWatch
+from .training_state import ForeignEngine, StateWatch
 
 if TYPE_CHECKING:
     from ..collectors import Collectors

@@ -22,14 +22,14 @@ __getattr__ = lazy_exports(
         "diagnostics": "PolicyErrors, Problem, Problems, Source",
         "discover": "action_classes, detector_classes, name_of, parse_drill",
         "docs": "documents",
-        "expression": "ExpressionError, parse_expression",
         "loader": (
-            "compose_policy, policy_document, failure_classes, load_isolated_policy, load_policy"
+            "compose_policy, failure_classes, load_isolated_policy, load_policy, policy_document"
         ),
         "metrics": "ABSENCE_REASONS, all_metrics, measured_metrics",
+        "rules": "ExpressionError, parse_expression",
         "scenario_subject": "Subject, check_file",
         "scenarios": "Injection, Scenario",
-        "shipped": "shipped_folder, locate_policy, shipped_names",
+        "shipped": "locate_policy, shipped_folder, shipped_names",
         "yaml_document": "parse_yaml, plain_yaml",
     },
 )

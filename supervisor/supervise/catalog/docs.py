@@ -23,10 +23,9 @@ from ..notifiers import webhook
 from ..report import incident_report, stability_record
 from . import discover, loader, metrics, shipped, yaml_document
 from .diagnostics import Place, Problem, Problems
-from .expression import parse_expression
 from .loader import Draft
 from .pack import PACKS, Entry
-from .rules import BuiltRule
+from .rules import BuiltRule, parse_expression
 from .runbook_library import RUNBOOKS
 from .scenarios import Expectation, Injection, Scenario
 from .schema import Key, is_alternative, json_schema, keys_of, written_value

@@ -15,9 +15,8 @@ from ..notifiers import HEARTBEAT
 from ..notifiers.heartbeat import EVERY_S, Heartbeat
 from . import discover, metrics
 from .diagnostics import Place, Problems, did_you_mean, near_miss
-from .expression import NAME
 from .pack import Entry, Parts
-from .rules import Written
+from .rules import NAME, Written
 from .runbook_library import Opened, RunbookCatalog, Ways, verbs_of
 from .sections import PolicyFile
 from .yaml_document import (

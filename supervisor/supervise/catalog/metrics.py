@@ -12,7 +12,7 @@ from functools import cache
 from supervise_probe import collectors
 from supervise_probe.collectors import MetricSpec
 
-from ..recordings import table
+from .. import recordings
 
 SIMPLE = "this project"
 MARIN = "Marin 32B retrospective"
@@ -250,13 +250,13 @@ def similar_ids(metric: str) -> list[str]:
 def suggest_metric(metric: str, choices: Collection[str] | None = None) -> str | None:
     """Return "did you mean 'train_loss' or 'train_loss_raw'?" for `loss`, None for no idea.
 
-    Names of other programs come first (`recordings.table`), then misspellings.
+    Names of other programs come first (`recordings`), then misspellings.
 
     Args:
         choices: the ids to choose from; None for all standard ones.
     """
     ids = all_metrics() if choices is None else choices
-    matches = [name for name in _of_others(table.column_key(metric)) if name in ids]
+    matches = [name for name in _of_others(recordings.column_key(metric)) if name in ids]
     if not matches:
         candidates = similar_ids(metric) if choices is None else [*choices]
         matches = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
@@ -266,7 +266,7 @@ def suggest_metric(metric: str, choices: Collection[str] | None = None) -> str |
 def _of_others(name: str) -> tuple[str, ...]:
     for prefix in ("", "train/", "training/", "metrics/"):
         plain = name.removeprefix(prefix)
-        for metric, names in table.COLUMN_NAMES.items():
+        for metric, names in recordings.COLUMN_NAMES.items():
             if plain in names:
                 return ("train_loss", metric) if metric == "train_loss_raw" else (metric,)
     return ()

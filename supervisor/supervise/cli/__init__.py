@@ -56,6 +56,7 @@ MODULES = {
     **dict.fromkeys(("metrics", "runbook", "completion"), "reference"),
     "policy": "policy_commands",
     "reload": "operate",
+    "demo": "drill",
 }
 
 

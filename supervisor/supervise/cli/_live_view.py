@@ -21,7 +21,7 @@ from ..runtime.status import LossCurve, Status, format_capabilities
 from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._runs import HIDDEN, LogTail, event_line
-from ._send_command import send_and_wait
+from .operate import send_and_wait
 from .status import (
     RunStatus,
     budgets_left,

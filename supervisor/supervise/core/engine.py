@@ -21,7 +21,6 @@ from . import (
     approvals,
     checkpoint_wait,
     closing,
-    data_suspicion,
     diagnosis,
     effect_verification,
     job_end,
@@ -172,7 +171,7 @@ def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
     if frame.rank in attribution.columns:
-        attribution.feed(frame, calm=data_suspicion.is_quiet(state))
+        attribution.feed(frame, calm=opening.is_quiet(state))
     if state.job.world_size < 2:
         _on_frame(ctx, base_policy, frame)
     else:
@@ -234,7 +233,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
         effect_verification.follow_epoch(ctx, monitor, frame)
     _record_notes(ctx, monitor)
     if state.incident is not None:
-        data_suspicion.track_breach(ctx.policy, state, monitor, state.incident)
+        opening.track_breach(ctx.policy, state, monitor, state.incident)
     if changes:
         rule_fired.on_rules_changed(ctx, monitor, rank, changes)
     if state.rules.muted:
@@ -387,7 +386,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed_rule(policy, state, incident)
         if relapsed is not None:
-            data_suspicion.on_relapse(state, incident)
+            opening.on_relapse(state, incident)
             runbook_runner.escalate(ctx, incident, f"{relapsed} fired again on probation")
         elif (
             state.frame_count >= ending.probation_until

@@ -13,7 +13,6 @@ from . import (
     approvals,
     checkpoint_wait,
     closing,
-    data_suspicion,
     diagnosis,
     job_lifecycle,
     notices,
@@ -303,7 +302,7 @@ def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, r
     state = ctx.state
     incident.breach_step = first_breach(monitor.numbers(rule), monitor.step)
     opening.mark_suspect(state, incident)
-    data_suspicion.record_onset(ctx, monitor, incident, rule, incident.breach_step)
+    opening.record_onset(ctx, monitor, incident, rule, incident.breach_step)
 
 
 def _waiting(

@@ -9,7 +9,7 @@ nothing is known of the rate.
 
 That a rate moved first proves nothing: schedules move in each step. It was tested as the cause when
 the same weights were good at lower rates for long, and the update has grown as the rate has; or
-when the trouble comes back behind a rollback at the rate that had it before (see `lower_rate`).
+when the trouble comes back behind a rollback at the rate that had it before (see `closing`).
 """
 
 from __future__ import annotations

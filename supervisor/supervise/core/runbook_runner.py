@@ -15,7 +15,6 @@ from . import (
     checkpoint_wait,
     closing,
     job_recipes,
-    lower_rate,
     notices,
     opening,
     withdrawal,
@@ -271,7 +270,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
         lead, then = Lead.NOTHING, f"the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
         then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
-    if lower_rate.holds(ctx.state, incident, run.runbook):
+    if closing.holds(ctx.state, incident, run.runbook):
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
         lead, then = (
@@ -631,11 +630,11 @@ def escalate(ctx: StepContext, incident: Incident, reason: str, fallback: str = 
         fallback: what comes instead where it is on none.
     """
     opening.invalidate_attempt(ctx.state, incident)
-    lower_rate.weigh(ctx, incident)
-    if (book := lower_rate.again(ctx.policy, ctx.state, incident)) is not None:
+    closing.weigh(ctx, incident)
+    if (book := closing.again(ctx.policy, ctx.state, incident)) is not None:
         start(ctx, incident, book.name, incident.escalation.level, reason)
         return
-    stands = not lower_rate.is_disproved(incident)
+    stands = not closing.is_disproved(incident)
     standing = escalation_undos(incident.recovery, rate_stands=stands)
     if standing:
         incident.phase = ACTING
@@ -714,6 +713,6 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
             incident=incident.id,
             steps=ctx.policy.probation_steps,
             proof=checkpoint_wait.with_restored(reason, incident),
-            advice=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
+            advice=closing.after_relapse(ctx.policy, ctx.state, incident),
         )
         ctx.send(recovered)

@@ -5,7 +5,7 @@ batches of a spike again from another checkpoint, and they did not spike. So a s
 only when it was there at least twice when a trouble began, and when that is too often to be chance.
 
 Chance means: troubles begin whenever they like, those of one incident too, if they are onsets of
-their own (`data_suspicion`). A trouble looks at its window, the 6 steps up to its first breach; a
+their own (`opening`). A trouble looks at its window, the 6 steps up to its first breach; a
 shard is in a share q of all windows of the run, so of n troubles it meets a number that is binomial
 (n, q). Its p-value is the upper tail at the number k it did meet, and 1 for k < 2. All shards seen
 are asked at once, so p must survive Holm's step-down over all of them: of m shards, the i-th
@@ -213,7 +213,7 @@ class ShardAttribution:
         """A trouble began: blame the shards of the steps from 5 before `breach` to it.
 
         Told again of one incident and attempt, the newer breach takes the place of the last one,
-        unless it is `is_new` onset (`data_suspicion` says when).
+        unless it is `is_new` onset (`opening` says when).
         """
         key, troubles = (incident, attempt), self._troubles
         old = max((n for n, trouble in enumerate(troubles) if trouble.key == key), default=-1)

@@ -45,8 +45,16 @@ from ..core.model.policy import HOLD, Ledger, Policy
 from ..core.rank_monitor import RankMonitor
 from ..core.run_state import State
 from ..errors import InputError, StoreError
-from ..recordings.readers import READERS, Reader, Source, find_recordings
-from ..recordings.table import NoStepsError, Recording, Table, split_into_runs
+from ..recordings import (
+    READERS,
+    NoStepsError,
+    Reader,
+    Recording,
+    Source,
+    Table,
+    find_recordings,
+    split_into_runs,
+)
 from ..store import journal
 from ..store.run_directory import RunDir
 from .score import Alarm, BacktestOutcome, ScoredAction

@@ -18,7 +18,7 @@ from msgspec import field as key
 from msgspec.structs import replace
 
 from ..catalog.diagnostics import did_you_mean
-from ..catalog.expression import Tree, parse_expression
+from ..catalog.rules import Tree, parse_expression
 from ..core import engine, rule_fired
 from ..core.model import formats
 from ..core.model.decisions import (

@@ -484,7 +484,7 @@ class HealthGate:
         spec = find_spec("supervise_offline")
         assert spec is not None, "supervise_offline is part of this distribution"
         assert spec.origin is not None
-        program = str(Path(spec.origin).parent / "devices")
+        program = str(Path(spec.origin).parent / "devices.py")
         command = [start.python, "-I", program, str(seconds)]
         within_s = min(START_S + seconds, until_s - time.monotonic())
         answer, trouble = _answer(command, within_s, self._environ)

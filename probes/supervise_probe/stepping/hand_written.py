@@ -1,18 +1,4 @@
-"""Updates that a job writes by hand (`p -= lr * p.grad`): there a step is inferred from backward.
-
-A step is the backwards up to a change of the weights; it is over at the first forward, loss, batch
-or backward behind that change, and its time runs from one such sign to the next. Loss, gradient
-norm, update norm, tokens and batch are those of any other job. Rates, skipping and going back are
-out of reach, as `status` reports; gradients are measured as the last backward left them, before the
-job averages them over ranks or clips them by hand.
-
-Nothing is inferred before PATIENCE backwards went by without an optimizer in this process, and
-PROOF updates were then seen: until there nothing is published. The first optimizer that steps ends
-it for good. Weights that the job replaces by new tensors at each step are not followed.
-
-No value is read to find a step: version counters and addresses show a change, and where these
-are blind (`p.data.add_`), gradients that were thrown away do.
-"""
+"""Loops that a job writes by hand: its updates (`p -= lr * p.grad`), and its evaluations."""
 
 from __future__ import annotations
 
@@ -24,10 +10,12 @@ from ..torch_state.records import OptimizerInfo, Step, Update
 if TYPE_CHECKING:
     from ..collectors import Plan
     from ..collectors.loss import LossCollector
-    from ..collectors.progress import CountersCollector
+    from ..collectors.progress import CountersCollector, FrameworkCollector, TokensCollector
     from ..context import ProbeContext
     from ..faults.injector import FaultInjector
-    from ..runtime.scalars import Pending
+    from ..runtime.scalars import Number, Pending
+    from ..sampling.sample_sets import SampleSets
+    from ..torch_state.records import Times
     from .step_tracker import BetweenSteps, StepTracker
 
 PATIENCE = 32  # backwards without an optimizer before anything is looked at
@@ -62,6 +50,19 @@ class Callbacks(NamedTuple):
 
 class InferredSteps:
     """The inferred steps of one process.
+
+    A step is the backwards up to a change of the weights; it is over at the first forward, loss,
+    batch or backward behind that change, and its time runs from one such sign to the next. Loss,
+    gradient norm, update norm, tokens and batch are those of any other job. Rates, skipping and
+    going back are out of reach, as `status` reports; gradients are measured as the last backward
+    left them, before the job averages them over ranks or clips them by hand.
+
+    Nothing is inferred before PATIENCE backwards went by without an optimizer in this process, and
+    PROOF updates were then seen: until there nothing is published. The first optimizer that steps
+    ends it for good. Weights that the job replaces by new tensors at each step are not followed.
+
+    No value is read to find a step: version counters and addresses show a change, and where these
+    are blind (`p.data.add_`), gradients that were thrown away do.
 
     Attributes:
         on: no optimizer has stepped yet.
@@ -321,3 +322,113 @@ def _storage(p: Any) -> Tuple[int, int]:
 def _mark(p: Any) -> Optional[Tuple[int, int]]:
     grad = p.grad
     return None if grad is None else (id(grad), grad._version)
+
+
+ID = "val_loss"
+
+
+class EvaluationPass:
+    """What was evaluated since the newest step, in one process.
+
+    An evaluation is recognised by all of: the model that the optimizer trains is called, in eval
+    mode and without gradients, after one step and before the first forward of the next;
+    `cross_entropy` or `nll_loss` is taken behind that call; and the next forward of the training
+    is in train mode. So neither generation counts, which takes no loss, nor a teacher or a
+    reference model, which no optimizer trains. A job that trains in eval mode has none.
+
+    One loss is taken of each call, the first: behind it, other models may be evaluated. What is
+    not the plain loss of class indices (weighted, smoothed, not reduced) makes the whole pass
+    unknown.
+
+    Attributes:
+        waiting: the model was called for an evaluation, and no loss was taken of that yet.
+        pending: losses were taken that the next forward of the training makes an evaluation.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        times: Times,
+        tracker: StepTracker,
+        sets: SampleSets,
+        framework: FrameworkCollector,
+        tokens: TokensCollector,
+        extra: Dict[str, Number],
+    ) -> None:
+        """`extra`: what joins the next frame."""
+        self._torch, self._gate, self._guard = context.torch, context.gate, context.guard
+        self._position, self._scalars = context.position, context.scalars
+        self._times, self._tracker, self._sets = times, tracker, sets
+        self._framework, self._tokens, self._extra = framework, tokens, extra
+        self._part = context.guard.part("evaluation")
+        self.waiting = self.pending = False
+        self._root: Callable[[], Any] = lambda: None
+        self._known = True  # every loss of it says what a target's is
+        self._step = -1
+        self._sum: Number = 0.0
+        self._targets: Number = 0.0
+
+    def on_call(self, root: Any) -> None:
+        """The model is called without gradients."""
+        self.waiting = bool(self._guard.run(self._part, self._evaluates, root))
+
+    def evaluates(self, root: Any) -> bool:
+        """Whether a call of the model without gradients is made for an evaluation, or looks so."""
+        self._root = weakref.ref(root)
+        return self._evaluates_now()
+
+    def _evaluates(self, root: Any) -> bool:
+        return self.evaluates(root) and not self._framework.trainer
+
+    def _evaluates_now(self) -> bool:
+        """Whether it is between two steps, and the model in eval mode."""
+        gate, tracker = self._gate, self._tracker
+        started = gate.in_forward or gate.in_backward or self._times.forward_since()
+        return not (started or tracker.accumulates or tracker.current or _trains(self._root()))
+
+    def took(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
+        """A loss was taken behind that; `how` and the others as in `ForwardListener.loss_taken`."""
+        self.waiting = False
+        self._guard.run(self._part, self._took, target, ignored, reduction, result)
+
+    def _took(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
+        if not self._evaluates_now():
+            return
+        self._tracker.close(on_time=False)  # one that waits for another optimizer is over
+        if self._step != self._position.step or not self.pending:
+            self._step, self._known = self._position.step, True
+            self._sum = self._targets = 0.0
+        if (
+            reduction not in ("mean", "sum")
+            or target.dtype is not self._torch.int64
+            or target.is_meta
+        ):
+            self._known = False
+        else:
+            value, count = self._scalars.value(result), self._tokens.count(target, ignored)
+            self._sum = self._sum + (value if reduction == "sum" else value * count)
+            self._targets = self._targets + count
+        self.pending = self._sets.waiting = True
+
+    def trains(self, root: Any) -> None:
+        """The first forward of the next step is about to run."""
+        self.pending = False
+        self._guard.run(self._part, self._end, root)
+
+    def _end(self, root: Any) -> None:
+        """What was taken is an evaluation: it joins the next frame, unless the job reports one."""
+        targets = self._targets
+        nothing = self._scalars.on_host(targets) and targets == 0.0
+        is_evaluation = self._known and not nothing and self._step == self._position.step
+        if is_evaluation and _trains(root):
+            self._extra.setdefault(ID, self._sum / targets)
+
+
+def _trains(root: Any) -> bool:
+    """Whether a module, and what it is wrapped around, is in train mode."""
+    while root is not None:
+        if not root.training:
+            return False
+        inner = list(root.children())
+        root = inner[0] if len(inner) == 1 and not root._parameters else None
+    return True

@@ -1,4 +1,7 @@
-"""Matrix products that are known beforehand to the last bit, on all devices at once.
+"""`python -I devices.py SECONDS`: matrix products known to the last bit, on all devices at once.
+
+Prints one JSON line, `{"torch": version, "devices": [...]}`; the rows are those of `multiply`. Exit
+status 3, with `{"error": ...}`: torch cannot be imported.
 
 The factors hold whole numbers from -127 to 127. They fit into each format that a matrix unit may
 round its inputs to (TF32, bfloat16), and every sum of their products is far below 2**24, so that
@@ -10,8 +13,20 @@ Source: K.-H. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 Transactions on Computers C-33 (1984); the sizes are project defaults.
 """
 
+import json
+import os
+import signal
+import sys
 import time
 from typing import Any, Dict, List
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
+try:
+    from supervise_offline.torch_import import find_torch
+finally:
+    sys.path.remove(ROOT)
 
 LARGEST = 127  # 7 bits
 OTHERS = 0.2  # of a device's memory; less may be a desktop's, or our own context's; project default
@@ -115,3 +130,19 @@ def _failed(torch: Any, row: Dict[str, Any], error: Exception) -> None:
     row["no_memory"] = isinstance(error, torch.cuda.OutOfMemoryError)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     row["error"] = lines[0][:200]
+
+
+def main() -> None:
+    """Multiply for as long as the command line says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job
+    try:
+        torch = find_torch()
+    except ImportError as error:
+        print(json.dumps({"error": f"torch cannot be imported: {error}"}), flush=True)
+        raise SystemExit(3) from None
+    rows = multiply(torch, devices(torch), float(sys.argv[1]))
+    print(json.dumps({"torch": str(torch.__version__), "devices": rows}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
