@@ -18,8 +18,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
+    from supervise_offline import find_torch
     from supervise_offline.checkpoint import contents, verify
-    from supervise_offline.torch_import import find_torch
 finally:
     sys.path.remove(ROOT)
 

@@ -1,5 +1,5 @@
-"""The Python state of a model: kept in front of a forward that the job did not ask for, put back
-behind it.
+"""The Python state of a model, and random states: kept before a forward that the job did not ask
+for, put back behind it.
 
 A bounded walk finds what the modules hold: their own attributes, and containers and plain objects
 in these. Everything comes back by identity: the very objects that were there. Plain tensors are not
@@ -7,7 +7,8 @@ written at all: clones stand in for them meanwhile, so that a graph of the job t
 sees a new version, and nothing is copied back.
 
 Not entered are functions, types, and objects of torch's own classes. What cannot be kept is
-refused: iterators, modules that are not registered, too much, or too deep.
+refused: iterators, modules that are not registered, too much, or too deep. Of the generators, only
+those that the job has imported or initialised are read.
 """
 
 from __future__ import annotations
@@ -15,11 +16,96 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from ..runtime import rng
 from ..runtime.call_stack import is_library
 from ..torch_state.structure import own_attributes, set_attribute, slots
+
+
+class RandomState(NamedTuple):
+    """One global generator: its name, how to set it back, and to what."""
+
+    name: str
+    set_back: Callable[[Any], Any]
+    content: Any
+
+
+def global_random_states(torch: ModuleType) -> List[RandomState]:
+    """The state of torch's CPU generator, of CUDA's if initialised, of numpy and `random`."""
+    generators = {"torch": torch.default_generator}
+    if torch.cuda.is_initialized():
+        for number, generator in enumerate(torch.cuda.default_generators):
+            generators[f"cuda:{number}"] = generator
+    states = [RandomState(name, g.set_state, g.get_state()) for name, g in generators.items()]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        states.append(RandomState("numpy", numpy.set_state, numpy.get_state()))
+    chance = sys.modules.get("random")
+    if chance is not None:
+        states.append(RandomState("random", chance.setstate, chance.getstate()))
+    return states
+
+
+def restore_random_state(states: List[RandomState]) -> None:
+    """Set every global generator back."""
+    for state in states:
+        state.set_back(state.content)
+
+
+def seed_all(torch: ModuleType, number: int) -> None:
+    """Let every generator of `global_random_states` begin at `number`."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(number)
+    for name in ("numpy.random", "random"):
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed(number)
+
+
+def seed_generator(generator: Any, number: int) -> None:
+    """Let a generator of one of `generator_types` begin at `number`."""
+    if hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        bits.state = type(bits)(number).state
+    elif hasattr(generator, "manual_seed"):
+        generator.manual_seed(number)
+    else:
+        generator.seed(number)
+
+
+def generator_types(torch: ModuleType) -> Tuple[type, ...]:
+    """The classes of generators that a job makes for itself, as far as they are loaded."""
+    types: List[type] = [torch.Generator]
+    for module, names in _CLASSES.items():
+        loaded = sys.modules.get(module)
+        types += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
+    return tuple(types)
+
+
+def generator_state(generator: Any) -> Any:
+    """The state of a generator of one of `generator_types`, independent of the generator."""
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    read: Optional[Callable[[], Any]] = getattr(generator, "getstate", None)
+    return read() if read is not None else generator.get_state()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Give a generator the state that `generator_state` returned."""
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+_CLASSES: Dict[str, Tuple[str, ...]] = {
+    "numpy.random": ("Generator", "RandomState"),
+    "random": ("Random",),
+}
 
 Exchange = Callable[[Any], Any]
 Alike = Callable[[Any, Any], bool]
@@ -244,7 +330,7 @@ class TypeClasses:
             return "tensor"
         if issubclass(kind, _loaded((("numpy", "ndarray"),))):
             return "array"
-        if issubclass(kind, rng.generator_types(torch)):
+        if issubclass(kind, generator_types(torch)):
             return "rng"
         schedulers, scalers = torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
         if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, schedulers, scalers)):
@@ -377,7 +463,7 @@ class Saved:
     def seed(self, number: int) -> None:
         """Let the model's own generators begin at `number`."""
         for generator, _ in self._chance:
-            rng.seed_one(generator, number)
+            seed_generator(generator, number)
 
     def put_back(self) -> str:
         """Put everything back that is not as it was; never raises.
@@ -392,7 +478,7 @@ class Saved:
         changed += [try_put_back(empty[0], _empty, *empty) for empty in self._empty]
         changed += [try_put_back(array[0], _put_back_array, *array) for array in self._arrays]
         changed += [
-            try_put_back("chance", rng.set_state_of, *generator) for generator in self._chance
+            try_put_back("chance", set_generator_state, *generator) for generator in self._chance
         ]
         return next((str(name) for name in changed if name), "")
 
@@ -437,7 +523,7 @@ class Saved:
             self._count(value.nbytes)
             self._arrays.append((name, value, value.copy()))
         elif kind == "rng":
-            self._chance.append((value, rng.state_of(value)))
+            self._chance.append((value, generator_state(value)))
         elif kind == "iterator":
             raise NeverError(f"{name} is an iterator")
         elif kind == "training":

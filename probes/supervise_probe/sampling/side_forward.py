@@ -38,10 +38,10 @@ from typing import (
     Tuple,
 )
 
-from ..runtime import rng
 from ..runtime.guard import describe, from_signal_handler
 from ..torch_state.structure import leaves
 from ..torch_state.tensor_copies import same_bits
+from . import forward_inputs
 from .forward_inputs import NeverError, RefusedError, Saved, TypeClasses, try_put_back
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def run(
         )
         for _ in range(2 if trial else 1):
             if fixed:
-                rng.seed(torch, SEED)
+                forward_inputs.seed_all(torch, SEED)
                 state.seed(SEED)
             args, kwargs = map_tensors(torch, (inputs.args, inputs.kwargs), torch.clone)
             with autocast, watch or nullcontext(), without_other_ranks(context):
@@ -280,7 +280,7 @@ def _undone(
         raise RefusedError("modules of the model have come or gone since")
     tensors = (*state.weights.values(), *state.tensors.values())
     weights = Weights(torch, tensors, copies=trial)
-    chance = rng.global_states(torch)
+    chance = forward_inputs.global_random_states(torch)
     gate = context.gate
     gate.in_forward, inside = True, gate.in_forward
     enabled = torch.is_grad_enabled()
@@ -294,7 +294,10 @@ def _undone(
         torch._C._set_grad_enabled(False)
         changed = state.put_back()
         moved = weights.put_back()
-        lost = [try_put_back(generator.name, rng.restore, [generator]) for generator in chance]
+        lost = [
+            try_put_back(generator.name, forward_inputs.restore_random_state, [generator])
+            for generator in chance
+        ]
         torch._C._set_grad_enabled(enabled)
     changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
     if changed:

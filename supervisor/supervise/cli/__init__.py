@@ -57,6 +57,7 @@ MODULES = {
     "policy": "policy_commands",
     "reload": "operate",
     "demo": "drill",
+    "watch": "runs",
 }
 
 
