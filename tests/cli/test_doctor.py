@@ -34,6 +34,8 @@ def test_a_sound_machine_is_called_sound(doctor, tmp_path):
     assert checks["shared memory"][0] == "ok"
     assert checks["run directory"] == ("ok", f"{tmp_path / 'deep' / 'runs'} is writable")
     assert "nano" in checks["policies"][1]
+    assert checks["supervise"][1].startswith("0.")
+    assert checks["formats"] == ("ok", "policy supervise/v1, probe 1, run directory 1")
 
 
 def test_it_says_where_it_cannot_write(doctor, monkeypatch):

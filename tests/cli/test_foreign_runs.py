@@ -1,4 +1,4 @@
-"""A run directory that somebody else has written, or could: nothing that it says is acted on."""
+"""A run directory that another user or another version has written: nothing it says is acted on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from supervise.runtime import start_ticks
 from supervise.store import find_foreign_writer
+from supervise_probe import wire
 
 from .conftest import story
 
@@ -124,3 +125,75 @@ def test_a_file_of_another_user_in_our_directory_counts(run_directory):
     give_to(NOBODY, run_directory / "command.json")
 
     assert "belongs to user nobody" in find_foreign_writer(run_directory)[0]
+
+
+READERS = (
+    *("status {}", "why {} inc-1", "why-not --rule nonfinite --step 5 {}", "triage {}"),
+    *("replay {}", "record {}", "export -o out.csv {}", "events {}", "watch {}"),
+    *("audit verify {}", "audit show {}", "checkpoints {}", "checkpoints --verify {}"),
+    *("adopt {}", "run -p nano --resume-run --run-dir {} -- train"),
+    *("rollback {}", "release {}", "reload {}", "outbox flush {}"),
+    *("backtest --policy nano {}", "canary target --target 3.28 {} {}"),
+)
+
+
+def content(run) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_run_of_another_format_is_refused_whole(supervise, recorded, number):
+    """Older or newer, by each command: both versions are named, and how to get the right one."""
+    run = recorded()
+    described = run.read_json("run.json")
+    run.write_json("run.json", described | {"format": number, "supervise": "7.0.1"})
+    before = content(run)
+
+    for command in READERS:
+        code, out, said = supervise(*command.format(run.path, run.path).split())
+
+        assert code in (64, 65) and not out, command
+        assert f"has the format {number} of supervise 7.0.1; this is supervise" in said, command
+        assert "pip install supervise-train==7.0.1" in said, command
+        assert content(run) == before, command
+
+
+def test_a_list_of_runs_names_one_of_another_format_and_leaves_it(supervise, recorded):
+    """Neither the list nor the removal of old runs fails for it."""
+    run = recorded()
+    described = run.read_json("run.json")
+    run.write_json("run.json", described | {"format": 2, "supervise": "rm -rf /"})
+    before = content(run)
+
+    listed = json.loads(supervise("runs", "--json", "--runs", run.path.parent)[1])
+    code, kept, _ = supervise("gc", "--older-than", "0s", "--keep", "0", run.path.parent)
+
+    assert "has the format 2 of supervise another version" in str(listed)
+    assert code == 0 and "cannot be read: " in kept
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("command", ["status {}", "why {} inc-1", "replay {}", "audit verify {}"])
+def test_a_run_from_before_formats_had_numbers_is_read(supervise, recorded, command):
+    """It has the first format."""
+    run = recorded()
+    described = run.read_json("run.json")
+    del described["format"]
+    run.write_json("run.json", described)
+
+    assert supervise(*command.format(run.path).split())[0] == 0
+
+
+def test_a_job_whose_probe_speaks_another_version_is_not_taken_over(supervise, armed, tmp_path):
+    """It trains on; what would be read of it is neither its steps nor its loss."""
+    shm = tmp_path / f"supervise-{os.getuid()}-{armed.id}"
+    shm.mkdir(mode=0o700)
+    header = wire.MAGIC + (wire.VERSION + 1).to_bytes(4, "little") + bytes(wire.FIXED_SIZE)
+    (shm / f"rank-0.{os.getpid()}.seg").write_bytes(header)
+    armed.write_json("probe.json", {"shm": str(shm)})
+
+    code, _, said = supervise("adopt", armed.path)
+
+    assert code == 64
+    assert "has wire version 2, this supervisor reads version 1" in said
+    assert "the job trains on, and is not touched" in said and "started it, supervise 0." in said

@@ -11,7 +11,7 @@ import pytest
 
 from supervise.core.model import Tick
 from supervise.errors import StoreError, TamperError
-from supervise.store import Journal, Recorder, is_locked, read_audit, verify_audit
+from supervise.store import Chain, Journal, Recorder, is_locked, read_audit, verify_audit
 
 from .conftest import file_limit
 
@@ -45,6 +45,18 @@ def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
     }
     with pytest.raises(ValueError, match="seq"):
         log.append("rule", actor="x", at_ns=0, wall="", step=0, body={"seq": 1}, sync=False)
+
+
+def test_a_log_of_another_version_is_neither_read_nor_called_changed(tmp_path):
+    """Its digests are good; what its fields mean is not known here."""
+    (tmp_path / "audit.log").write_bytes(
+        Chain("run-1").line({"v": 2, "seq": 0, "prev": "", "run": "run-1", "epoch": 1})
+    )
+
+    for act in (read_audit, verify_audit):
+        with pytest.raises(StoreError, match=r"is of version 2; this is supervise \d") as caught:
+            list(act(tmp_path / "audit.log"))
+        assert not isinstance(caught.value, TamperError)
 
 
 def test_each_writer_is_an_epoch_and_the_chain_goes_on(tmp_path, opened, put):

@@ -161,6 +161,14 @@ def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
         list(read_journal(tmp_path / "k"))
 
 
+def test_a_journal_of_another_version_is_not_called_damaged(tmp_path):
+    (tmp_path / "00000.jrn").write_bytes(b"SUPVJRN2" + bytes(64))
+    for act in (lambda: list(read_journal(tmp_path)), lambda: Journal.open(tmp_path)):
+        with pytest.raises(StoreError, match="SUPVJRN2', this version reads b'SUPVJRN1'") as caught:
+            act()
+        assert caught.value.hint == "use the version of supervise that wrote it"
+
+
 def test_what_is_no_journal_is_said_to_be_none(tmp_path):
     with pytest.raises(StoreError, match="has no journal"):
         list(read_journal(tmp_path))

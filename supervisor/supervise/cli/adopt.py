@@ -132,6 +132,12 @@ def _job(
     directory = environment.segment_directory(
         Path(run.read_json("probe.json")["shm"]).parent, run.id
     )
+    if other := environment.find_other_wire(directory):
+        raise StoreError(
+            f"nobody can take {run.path} over with this version of supervise: {other}",
+            hint="the job trains on, and is not touched; adopt it with the installation that "
+            f"started it, supervise {described.supervise}",
+        )
     environment.take_ownership(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(launch["pid"], launch["start_ticks"])

@@ -24,6 +24,7 @@ import click
 from .. import __version__
 from ..catalog import shipped
 from ..catalog.loader import failure_classes
+from ..catalog.sections import VERSION as POLICY_FORMAT
 from ..catalog.yaml_document import inline_yaml
 from ..core import host_health
 from ..core.job_recipes import Recipe
@@ -32,6 +33,7 @@ from ..errors import InputError, UsageError
 from ..runtime import environment
 from ..runtime.host import MATMUL_S, HealthGate, Start
 from ..runtime.launcher import SLOTS
+from ..store.run_directory import FORMAT as RUN_FORMAT
 from ._job_check import (
     REPORTED,
     STEPS,
@@ -49,6 +51,7 @@ from ._params import PROGRAM, JobCommand
 
 HEALTH_S = 150.0  # longer than all parts of a look together may take
 OLDEST_PROBE = (3, 9)
+FORMATS = {"policy": POLICY_FORMAT, "probe": environment.PROBE_FORMAT, "run directory": RUN_FORMAT}
 
 # Headings for the answers about metrics, and which answers each one lists.
 SECTIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
@@ -119,8 +122,8 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
     broken = any(check.status == "fail" for check in checks)
     if as_json:
         listed = [asdict(check) for check in checks]
-        whole = {"ok": not broken, "checks": listed, "tier": tier, "metrics": measured}
-        echo_json(whole | _probe_facts(probed))
+        whole = {"ok": not broken, "formats": FORMATS, "checks": listed, "tier": tier}
+        echo_json(whole | {"metrics": measured} | _probe_facts(probed))
     else:
         print_checks(checks)
         _print_metrics(measured, bool(argv))
@@ -159,6 +162,7 @@ def _check_machine(runs: Path) -> Iterator[Check]:
     """Check this machine."""
     policies = shipped.shipped_names("policies")
     yield Check("supervise", "ok", f"{__version__} on Python {python_version()}")
+    yield Check("formats", "ok", ", ".join(f"{name} {text}" for name, text in FORMATS.items()))
     yield Check(
         "policies",
         "ok" if "nano" in policies else "fail",

@@ -301,6 +301,7 @@ JOB = "job."  # before the pid of the job's first process
 TRIES, WAIT_S = 4, 0.05  # to get the lock
 LEAST_AGE_S = 3600.0  # younger directories are left alone, whatever they look like
 SEGMENT = ".seg"
+PROBE_FORMAT = wire.VERSION
 _USER = re.compile(r"(?:rank-\d+|job)\.(\d+)(?:\.\d+)?(?:\.seg)?")
 
 
@@ -418,11 +419,7 @@ def _may_be_of(segment: Path, pid: int) -> bool:
     try:
         if not stat.S_ISREG(segment.lstat().st_mode):
             return False
-        fd = files.open_file(segment)
-        try:
-            header = wire.unpack_header(os.read(fd, wire.FIXED_SIZE))
-        finally:
-            os.close(fd)
+        header = _read_header(segment)
     except wire.VersionError:  # of the probe of another release
         return True
     except wire.WireError:
@@ -430,6 +427,28 @@ def _may_be_of(segment: Path, pid: int) -> bool:
     except OSError:
         return True
     return header.pid == pid and header.start_ticks in (0, start_ticks(pid))
+
+
+def _read_header(segment: Path) -> wire.Header:
+    """Raises OSError, wire.WireError."""
+    fd = files.open_file(segment)
+    try:
+        return wire.unpack_header(os.read(fd, wire.FIXED_SIZE))
+    finally:
+        os.close(fd)
+
+
+def find_other_wire(path: Path) -> str:
+    """Return what a living probe in a run's directory has that this version cannot read, or ""."""
+    for segment in sorted(path.glob(f"*{SEGMENT}")):
+        try:
+            _read_header(segment)
+        except wire.VersionError as error:
+            if _in_use(segment):
+                return f"segment {segment.name} {error}"
+        except (wire.WireError, OSError):  # the poll tells of a broken segment
+            continue
+    return ""
 
 
 def _owned(path: Path) -> bool:

@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .. import __version__
 from ..core.model.decisions import document
 from ..errors import FULL, StoreError, TamperError, UsageError
 from ..system import Thread
@@ -131,7 +132,7 @@ class Chain:
         """Check one complete line as the next record, and return it.
 
         Raises:
-            TamperError: it does not continue the chain.
+            TamperError: it does not continue the chain. StoreError: it is of another version.
         """
         digest, space, body = line[:64], line[64:65], line[65:-1]
         hashed = hash_record(body)
@@ -142,6 +143,12 @@ class Chain:
             seq, prev, run, epoch = (record[key] for key in ("seq", "prev", "run", "epoch"))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise self._tampered("it is not a record of this log") from None
+        if record.get("v", VERSION) != VERSION:
+            raise StoreError(
+                f"audit record {self.size} is of version {record['v']!r:.40}; this is supervise "
+                f"{__version__}, which reads version {VERSION}",
+                hint="use the version of supervise that wrote it",
+            )
         if type(epoch) is not int or type(seq) is not int:
             raise self._tampered(f"{seq!r} and {epoch!r} are not a number and an epoch")
         if self.run is None:

@@ -200,9 +200,13 @@ class Segment:
             start = os.pread(self._fd, START.size, 0)
             self.is_thinned = start.startswith(THINNED)
             if len(start) < START.size or not (self.is_thinned or start.startswith(MAGIC)):
+                other = start.startswith(MAGIC[:-1])
                 raise StoreError(
-                    f"{path} is not a journal segment: it starts with {start[:8]!r}",
-                    hint="restore the file from a copy",
+                    f"{path} is not a journal segment: it starts with {start[:8]!r}"
+                    f"{f', this version reads {MAGIC!r}' if other else ''}",
+                    hint="use the version of supervise that wrote it"
+                    if other
+                    else "restore the file from a copy",
                 )
             self.first = int(START.unpack(start)[1])
             if self.first > _MAX_NUMBER:

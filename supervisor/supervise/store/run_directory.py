@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import secrets
 import socket
 import sys
@@ -41,6 +42,10 @@ from . import files
 RUNS = Path("runs")
 COMMAND = "command.json"
 IDENTITY = "identity.json"  # what the newest launch consists of; the audit log has it too
+# Of a run directory with all its files. A release raises it that writes what the one before cannot
+# read, and with OLDEST_FORMAT gives up what it cannot read itself: see docs/release.md.
+FORMAT = OLDEST_FORMAT = 1
+_VERSION = re.compile(r"[0-9][\w.+!-]{0,40}")
 
 
 def is_run(path: Path) -> bool:
@@ -63,12 +68,14 @@ class RunDescription(Struct, frozen=True, kw_only=True):
     """What run.json says of a run and its start.
 
     Attributes:
+        format: of the run directory, see FORMAT; of a run without one it is 1.
         argv: without secrets. supervise, python: versions.
         tier_reason: why the probe was not active.
         reload: file and mode of a reload that names none. notify: channels that were added.
         metrics: where they are served; None: nowhere.
     """
 
+    format: int = 1
     run: str = ""
     created: str = ""
     argv: Sequence[str] = ()
@@ -136,6 +143,7 @@ class RunDir:
             start = Payload(clean.tree(plain_json(start or RunDescription()))).parse(RunDescription)
             described = replace(
                 start,
+                format=FORMAT,
                 run=run_id,
                 created=wall,
                 argv=clean.command(argv),
@@ -167,12 +175,14 @@ class RunDir:
         """Open the directory of a run.
 
         Raises:
-            StoreError: it is not one; the hint names a run nearby.
+            StoreError: it is not one, and the hint names a run nearby; or it is of a format that
+                this version does not read, and the hint says which version does.
         """
         try:
             described = files.read_json(path / "run.json")
             if not isinstance(described["run"], str):
                 raise TypeError("run")
+            _refuse_format(path, described.get("format", 1), str(described.get("supervise")))
             return cls(path.absolute(), described["run"])
         except (FileNotFoundError, NotADirectoryError):
             problem = "is not a run (no run.json)" if path.is_dir() else "is not a directory"
@@ -356,6 +366,22 @@ def _refuse_unfit(path: Path) -> None:
             f"{path} belongs to another user, who could change the run's record",
             hint=f"use a directory of your own: --run-dir {path / 'run'}",
         )
+
+
+def _refuse_format(path: Path, number: object, writer: str) -> None:
+    """Raise StoreError for a run directory that this version reads only in parts, or wrongly."""
+    if type(number) is not int:
+        raise TypeError("format")
+    if OLDEST_FORMAT <= number <= FORMAT:
+        return
+    known = f"{OLDEST_FORMAT} to {FORMAT}" if OLDEST_FORMAT < FORMAT else f"{FORMAT}"
+    release = writer if _VERSION.fullmatch(writer) else ""
+    raise StoreError(
+        f"{path} has the format {number} of supervise {release or 'another version'}; this is "
+        f"supervise {__version__}, which reads format {known}",
+        hint="nothing was read or changed; in an environment of its own: "
+        + (f"pip install supervise-train=={release}" if release else "the version that wrote it"),
+    )
 
 
 def _near(path: Path) -> str:
