@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core.model import Announced, Frame, Gap
+from supervise.core.model import Announced, Frame, Gap, LateFrame
 from tests.support.recorded_run import SECOND, SMALL
 
 NAN = float("nan")
@@ -64,6 +64,21 @@ def test_a_rule_whose_metric_never_came_is_not_judged(ask, keep_run, make_frames
 
     assert found["inactive"] == "the job never announced my_score"
     assert "not evaluated in this run" in found["verdict"]
+
+
+def test_a_metric_that_came_late_is_asked_about_at_the_step_it_was_measured_at(
+    ask, keep_run, make_frames
+):
+    """It was not there yet when the run made that step."""
+    events = make_frames(0, *[2.0] * 50)
+    late = [LateFrame(51 * SECOND, "checkpoint", 0, step, {"my_score": 0.5}) for step in (20, 30)]
+    late.append(LateFrame(52 * SECOND, "checkpoint", 0, 40, {"my_score": 3.0}))
+    run = keep_run([*events, *late])
+
+    calm, high = ask(run, "blind", 30), ask(run, "blind", 40)
+
+    assert [c["measured"] for c in calm["missing"]] == [0.5]
+    assert (calm["code"], high["code"], high["fired"]) == ("OK", "BREACH", True)
 
 
 def test_for_says_how_many_of_how_many(ask, keep_run, make_frames):

@@ -29,6 +29,7 @@ from supervise.core.model import (
     Frame,
     Gap,
     IncidentOpened,
+    LateFrame,
     Launched,
     Notice,
 )
@@ -53,6 +54,7 @@ def run_a_little(served):
             for rank in (0, 1)
         ),
         Gap(10**10, 0, 3, 7),
+        LateFrame(10**10, "savepoint", 1, 3, {"spectral_radius": 1.5}),
         Notice(10**10, "safeguard", "", 0, 3, {"order": "skip_nonfinite"}),
     ]
     for event in events:
@@ -133,6 +135,7 @@ def test_every_number_is_served_under_a_stable_name_in_base_units(serve):
         ("supervise_ranks",): 2.0,
         ("supervise_step_time_seconds",): 0.25,
         ("supervise_gpu_util_ratio",): 0.5,
+        ("supervise_spectral_radius",): 1.5,
         ("supervise_gpu_temperature_celsius",): 40.0,
         ("supervise_actions_total", ("action", "pause"), ("result", "failed")): 1.0,
         ("supervise_safeguards_total", ("safeguard", "skip_nonfinite")): 1.0,

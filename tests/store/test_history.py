@@ -7,7 +7,7 @@ import math
 import pytest
 
 from supervise.cli import invoke
-from supervise.core.model import Announced, Frame, Tick
+from supervise.core.model import Announced, Frame, LateFrame, Tick
 from supervise.store import Audit, Journal, read_rows
 
 NAN, INF = float("nan"), float("inf")
@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture
 def recorded(run):
-    """Two ranks, a name that came late, and a rollback from step 2 to step 1."""
+    """Two ranks, names and numbers that came late, and a rollback from step 2 to step 1."""
     journal = Journal.open(run.journal_path)
     for event in (
         Announced(1, 0, 2, 77, ("train_loss_raw", "learning_rate")),
@@ -26,6 +26,7 @@ def recorded(run):
         Frame(4, 0, 0, 1, (NAN, None)),
         Announced(5, 0, 2, 77, ("train_loss_raw", "learning_rate", "loss_scale")),
         Frame(6, 0, 0, 2, (INF, -INF, 65536.0)),
+        LateFrame(7, "savepoint", 0, 1, {"dw_spectral_entropy": 0.5}),
         Frame(8, 0, 1, 1, (0.1 + 0.2, 5e-324, None)),
     ):
         journal.append(event)
@@ -37,15 +38,16 @@ def test_all_rows_of_all_attempts_are_exported_exactly(recorded, tmp_path, capsy
     """Absent is empty, NaN is nan; every number reads back as the same float."""
     assert invoke(["export", "-o", str(tmp_path / "run.csv"), str(recorded.path)]) == 0
 
-    assert "wrote 5 rows" in capsys.readouterr().err
+    assert "wrote 6 rows" in capsys.readouterr().err
     text = (tmp_path / "run.csv").read_text()
     assert text == (
-        "step,rank,attempt,wall,train_loss_raw,learning_rate,loss_scale\n"
-        "0,0,0,,2.5,0.001,\n"
-        "0,1,0,,2.25,,\n"
-        "1,0,0,,nan,,\n"
-        "2,0,0,,inf,-inf,65536.0\n"
-        "1,0,1,,0.30000000000000004,5e-324,\n"
+        "step,rank,attempt,wall,train_loss_raw,learning_rate,loss_scale,dw_spectral_entropy\n"
+        "0,0,0,,2.5,0.001,,\n"
+        "0,1,0,,2.25,,,\n"
+        "1,0,0,,nan,,,\n"
+        "2,0,0,,inf,-inf,65536.0,\n"
+        "1,0,0,,,,,0.5\n"
+        "1,0,1,,0.30000000000000004,5e-324,,\n"
     )
     assert float(list(csv.DictReader(io.StringIO(text)))[-1]["train_loss_raw"]) == 0.1 + 0.2
 
@@ -57,13 +59,13 @@ def test_parquet_holds_the_same_and_its_types(recorded, tmp_path):
     assert invoke(["export", *chosen, str(recorded.path)]) == 0
 
     table = parquet.read_table(tmp_path / "run.parquet")
-    assert table.num_rows == 5
+    assert table.num_rows == 6
     assert [str(field.type) for field in table.schema] == [
         *("int64", "int32", "int32", "timestamp[ms, tz=UTC]", "double", "double"),
     ]
     assert table.schema.metadata[b"supervise.run"].decode() == recorded.id
-    assert table["loss_scale"].to_pylist() == [None, None, None, 65536.0, None]
-    assert table["attempt"].to_pylist() == [0, 0, 0, 0, 1]
+    assert table["loss_scale"].to_pylist() == [None, None, None, 65536.0, None, None]
+    assert table["attempt"].to_pylist() == [0, 0, 0, 0, 0, 1]
     assert math.isnan(table["train_loss_raw"].to_pylist()[2])
 
 

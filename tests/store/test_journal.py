@@ -17,6 +17,7 @@ from supervise.core.model import (
     Finished,
     Frame,
     Gap,
+    LateFrame,
     Launched,
     Notice,
     OperatorCommand,
@@ -49,6 +50,14 @@ PART = st.builds(PartChanges, st.lists(TEXT, min_size=1, max_size=2))
 CHANGES = st.builds(PolicyChanges, rules=PART) | st.just(PolicyChanges())
 EVENTS = st.one_of(
     st.builds(Frame, NUMBER, SMALL, SMALL, NUMBER, VALUES),
+    st.builds(
+        LateFrame,
+        NUMBER,
+        st.sampled_from(["checkpoint", "savepoint", "build"]),
+        SMALL,
+        NUMBER,
+        st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=4),
+    ),
     st.builds(Launched, NUMBER, NUMBER, NUMBER),
     st.builds(Announced, NUMBER, NUMBER, NUMBER, NUMBER, st.lists(TEXT).map(tuple)),
     st.builds(Gap, NUMBER, NUMBER, NUMBER, NUMBER),

@@ -402,7 +402,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     wanted = {*SCORES, ARTEFACT, *DATA, *INTERNALS}
     points: dict[str, list[tuple[int, float]]] = {}
     with understood(f"the journal of {directory.path}", INSPECT):
-        for row in read_rows(directory):
+        for row in read_rows(directory, late=True):
             for name in wanted & row.values.keys():
                 points.setdefault(name, []).append((row.step, row.values[name]))
         opened = [

@@ -64,6 +64,7 @@ from .model.events import (
     Finished,
     Frame,
     Gap,
+    LateFrame,
     Launched,
     Notice,
     OperatorCommand,
@@ -95,7 +96,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     _release(ctx, policy, event)
     if isinstance(event, Announced | Reloaded):
         ctx.policy = policy  # what binds monitors to it takes it as it is written
-    if isinstance(event, Frame):
+    if isinstance(event, Frame | LateFrame):
         _take_frame(ctx, policy, event)
     elif isinstance(event, Tick):
         _on_tick(ctx, event)
@@ -165,9 +166,12 @@ def _is_successor(state: State, event: Announced) -> bool:
     return monitor is not None and monitor.program not in (None, event.program)
 
 
-def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
+def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame | LateFrame) -> None:
     """Judge a frame; of several ranks, one of the job when all have sent the step."""
     state, attribution = ctx.state, ctx.state.context.attribution
+    if isinstance(frame, LateFrame):
+        _take_late_frame(ctx, base_policy, frame)
+        return
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
     if frame.rank in attribution.columns:
@@ -176,6 +180,18 @@ def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
         _on_frame(ctx, base_policy, frame)
     else:
         _judge(ctx, base_policy, state.ranks.add(frame, state.at_ns, state.job.world_size))
+
+
+def _take_late_frame(ctx: StepContext, base_policy: Policy, frame: LateFrame) -> None:
+    """Judge what was measured of an earlier step, with what is known of the rank that leads."""
+    state = ctx.state
+    leader = state.leader() if state.ranks.leader is None else state.ranks.leader
+    rank = 0 if leader is None else leader
+    monitor = _monitor(base_policy, state, rank)
+    changes = monitor.feed_late(frame, state.frame_count)
+    _record_notes(ctx, monitor)
+    if changes:
+        rule_fired.on_rules_changed(ctx, monitor, rank, changes)
 
 
 def _release(ctx: StepContext, base_policy: Policy, event: Event) -> None:

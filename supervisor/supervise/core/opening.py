@@ -204,7 +204,7 @@ def open_or_join(
     """
     state, incident = ctx.state, ctx.state.incident
     numbers: Mapping[str, Reading] = alarm.numbers if isinstance(alarm, RuleFired) else {}
-    breach, news, explains = first_breach(numbers, monitor.step), True, False
+    breach, news, explains = first_breach(numbers, monitor.step_of(rule)), True, False
     slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
     text = _text(rule, alarm, grown=grown) if slow is None else slow.text
     text = "; ".join(filter(None, (text, diagnosis.grown_rate(ctx.policy, monitor, rule))))
@@ -254,7 +254,7 @@ def _report(
         rule=rule.id,
         expression=rule.text,
         numbers=text,
-        step=ctx.state.step,
+        step=_step(ctx.state, alarm),
         subject=subject,
         advice=Advice(now, then),
     )
@@ -266,6 +266,12 @@ def _text(rule: Rule, alarm: RuleFired | RuleBlind, *, grown: bool = False) -> s
     if isinstance(alarm, RuleBlind):
         return alarm.reason
     return f"{headline(alarm.numbers, rule.text)}{f'; {rule_news.GROWN}' if grown else ''}"
+
+
+def _step(state: State, alarm: RuleFired | RuleBlind) -> int:
+    """Return the step that an alarm is about: the newest one, but for what is measured late."""
+    late = alarm.measured_step if isinstance(alarm, RuleFired) else None
+    return state.step if late is None else late
 
 
 def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
@@ -286,7 +292,7 @@ def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: boo
             rule=rule.id,
             expression=rule.text,
             numbers=_text(rule, alarm),
-            step=ctx.state.step,
+            step=_step(ctx.state, alarm),
             subject=symptom(alarm.numbers) or rule.id,
             advice=Advice(None, "it is answered when the action under way is over"),
         )
@@ -309,7 +315,7 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
         rule=rule.id,
         expression=rule.text,
         numbers=_text(rule, alarm),
-        step=state.step,
+        step=_step(state, alarm),
         subject=rule.title or rule.id,
         advice=Advice(None, then),
     )

@@ -7,6 +7,7 @@ outside, the same frames give the same answers. Numbers are collected only when 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from .frames import JOB, LOSS, History
 from .model import formats
 from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
-from .model.events import Beat, Frame
+from .model.events import Beat, Frame, LateFrame
 from .model.interfaces import HAS_NOTE, Clockwork, Detector, Note, Reading, Watch
 from .model.policy import Policy, Rule
 
@@ -56,8 +57,33 @@ class RuleWatch:
         return twin
 
 
+@dataclass(slots=True)
+class LateStream:
+    """What was taken of one stream of late frames.
+
+    Attributes:
+        latest: newest value of each metric that it ever had. fed: detector -> its newest step.
+        judged: rule -> the newest two steps at which a detector of it was fed.
+    """
+
+    latest: dict[str, float] = field(default_factory=dict)
+    fed: dict[str, int] = field(default_factory=dict)
+    judged: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def copy(self) -> LateStream:
+        return LateStream(dict(self.latest), dict(self.fed), dict(self.judged))
+
+    def rewind(self, step: int) -> None:
+        self.fed = {name: min(last, step) for name, last in self.fed.items()}
+        self.judged = {rule: (min(a, step), min(b, step)) for rule, (a, b) in self.judged.items()}
+
+
 class RankMonitor:
-    """All watches of one rank, in the order of `detectors`."""
+    """All watches of one rank, in the order of `detectors`.
+
+    A detector whose metrics come late is fed at their steps, and a rule that reads only such ones
+    counts those. A detector of metrics of several streams has no order of steps, and is not fed.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -79,6 +105,9 @@ class RankMonitor:
         self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
+        self.late: dict[str, LateStream] = {}
+        self.undone: list[tuple[int, int]] = []  # attempt that went back, the last step it left
+        self._home = [""] * len(self.watches)  # stream of each detector, "" for the run's frames
         self.notes: list[tuple[str, Note]] = []
         self._plan()
 
@@ -95,6 +124,8 @@ class RankMonitor:
         twin.history = self.history.copy()
         twin.dense = set(self.dense)
         twin.notes = list(self.notes)
+        twin.late = {stream: late.copy() for stream, late in self.late.items()}
+        twin.undone = list(self.undone)
         twin._plan()
         return twin
 
@@ -108,9 +139,10 @@ class RankMonitor:
         """Bind metric names to columns; another program of the same rank starts from nothing."""
         fresh, self.exited = self.program not in (None, program), False
         if fresh:
-            for watch in self.watches:
-                watch.reset()
-            self.codes = [UNKNOWN] * len(self.watches)
+            for i, watch in enumerate(self.watches):
+                if not self._home[i]:  # late frames are of weights, whoever trains them
+                    watch.reset()
+                    self.codes[i] = UNKNOWN
             self.probe_off, self.step, self.latest, self.dense = False, -1, (), set()
             for rule in self.rules:
                 rule.keep_step = -1  # its steps are other ones
@@ -141,11 +173,19 @@ class RankMonitor:
         self._single: list[tuple[Feed, int]] = []  # with the column of its metric
         self._joint: list[tuple[Feed, Sampler]] = []  # read several inputs
         single, joint = list[int](), list[int]()
+        homes = [self._find_home(detector) for _, detector in self.detectors]
+        for i, stream in enumerate(self._home):
+            if stream not in ("", homes[i]):  # another order of steps begins
+                self.watches[i].reset()
+                self.codes[i] = UNKNOWN
+        self._home = homes
         for i, ((_, detector), watch) in enumerate(zip(self.detectors, self.watches, strict=True)):
             columns = [column.get(metric, -1) for metric in detector.metrics]
             has_column = max(columns, default=-1) >= 0
             if isinstance(watch, Clockwork):
                 self._clocks.append((i, watch))
+            elif self._home[i]:
+                continue
             elif detector.reads == "metric":
                 if has_column:
                     self._single.append((watch.feed, columns[0]))
@@ -157,20 +197,34 @@ class RankMonitor:
                 joint.append(i)
         self._order = single + joint  # which detectors those are
         self._read = [self.codes[i] for i in self._order]
-        names = set(self.names)
+        names = set(self.names).union(*(late.latest for late in self.late.values()))
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
         self.of_job = frozenset(r for r in of_job(self.policy) if self._able[r])
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
         self._readers: list[list[int]] = [[] for _ in self.detectors]  # rules, by detector
+        self._late_rules: dict[int, str] = {}  # those that read one stream only
         for r, rule in enumerate(self.policy.rules):
             for name in rule.uses:
                 self._readers[self.index[name]].append(r)
+            streams = {self._home[self.index[name]] for name in rule.uses}
+            if len(streams) == 1 and (stream := streams.pop()):
+                self._late_rules[r] = stream
+
+    def _find_home(self, detector: Detector) -> str:
+        """Return the stream of a detector's metrics, "" for the run's own frames."""
+        homes = {self._find_home(self.policy.detectors[name]) for name in detector.detectors}
+        for metric in detector.metrics:
+            if metric in self.names:
+                homes.add("")
+            else:
+                homes |= {stream for stream, late in self.late.items() if metric in late.latest}
+        return "+".join(sorted(homes)) if homes != {""} else ""
 
     def active(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
         silent = self.probe_off or self.exited or rule in self.elsewhere
-        return not silent and self._able[rule]
+        return self._able[rule] and (not silent or rule in self._late_rules)
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
@@ -207,6 +261,69 @@ class RankMonitor:
         if changed or self._hot:
             return self._judge(changed, frame_count, frame.at_ns)
         return []
+
+    def feed_late(self, frame: LateFrame, frame_count: int) -> list[tuple[int, bool]]:
+        """Take metrics of an earlier step; return rules that fired or cleared.
+
+        What was measured of weights that were taken back since then says nothing any more.
+        """
+        if frame.stream != "build" and any(
+            frame.attempt < attempt and frame.step > step for attempt, step in self.undone
+        ):
+            return []
+        late = self.late.setdefault(frame.stream, LateStream())
+        is_new = not frame.values.keys() <= late.latest.keys()
+        late.latest |= frame.values
+        if is_new:
+            self._plan()
+        fed = self._feed_stream(late, frame)
+        moved: list[tuple[int, bool]] = []
+        for r, rule in enumerate(self.policy.rules):
+            if fed.isdisjoint(rule.uses):
+                continue
+            if r not in self._late_rules:  # its steps are those of the run
+                self._hot = sorted({*self._hot, r})
+                continue
+            watch, (_, newest) = self.rules[r], late.judged.get(rule.id, (-1, -1))
+            if is_next := frame.step > newest:
+                late.judged[rule.id] = (newest if newest >= 0 else frame.step - 1, frame.step)
+            watch.code = rule.when(self.codes)
+            span = late.judged[rule.id]
+            change = self._weigh(rule, watch, frame_count, frame.at_ns, is_next, span)
+            if change is not None:
+                moved.append((r, change))
+        return moved
+
+    def _feed_stream(self, late: LateStream, frame: LateFrame) -> set[str]:
+        """Feed the detectors whose metrics a late frame has; return their names."""
+        names, fed = [*late.latest], set[str]()
+        row = (*map(frame.values.get, names), None)
+        for i, (name, detector) in enumerate(self.detectors):
+            is_read = not frame.values.keys().isdisjoint(detector.metrics)
+            is_read = is_read or not fed.isdisjoint(detector.detectors)
+            if not is_read or self._home[i] != frame.stream or frame.step <= late.fed.get(name, -1):
+                continue
+            late.fed[name] = frame.step
+            fed.add(name)
+            columns = [names.index(m) if m in late.latest else -1 for m in detector.metrics]
+            inputs = [self.watches[self.index[other]] for other in detector.detectors]
+            sample = row[columns[0]] if detector.reads == "metric" else None
+            if sample is None:
+                sample = _sampler(detector.reads, columns, inputs)(row)
+            self.codes[i] = self._take_note(i, self.watches[i].feed(sample, frame.step))
+        return fed
+
+    def late_step(self, rule: Rule) -> int | None:
+        """Return the step that was measured, of a rule that reads one late stream; else None."""
+        for r, stream in self._late_rules.items():
+            if self.policy.rules[r].id == rule.id and rule.id in self.late[stream].judged:
+                return self.late[stream].judged[rule.id][1]
+        return None
+
+    def step_of(self, rule: Rule) -> int:
+        """Return the step that a rule was judged at last."""
+        late_step = self.late_step(rule)
+        return self.step if late_step is None else late_step
 
     def tick(self, at_ns: int, beat: Beat | None, frame_count: int) -> list[tuple[int, bool]]:
         """Let the clockworks see the time; return rules that fired or cleared.
@@ -251,8 +368,13 @@ class RankMonitor:
         self.attempt = frame.attempt
         attempt, step = self.weights_of
         last_step = min(step, frame.step - 1) if attempt == frame.attempt else frame.step - 1
-        for watch in self.watches:
-            watch.rewind(last_step)
+        for i, watch in enumerate(self.watches):
+            if self._home[i] != "build":  # of the data: they are what they were
+                watch.rewind(last_step)
+        self.undone.append((frame.attempt, last_step))
+        for stream, late in self.late.items():
+            if stream != "build":
+                late.rewind(last_step)
         for rule in self.rules:
             rule.keep_step -= max(0, self.step + 1 - frame.step)
         self.step = min(self.step, frame.step - 1)
@@ -273,15 +395,16 @@ class RankMonitor:
         due = self._hot
         if changed:
             due = sorted({*due, *(r for i in changed for r in self._readers[i])})
-        if self.elsewhere:
-            due = [r for r in due if r not in self.elsewhere]
+        if self.elsewhere or self._late_rules:
+            due = [r for r in due if r not in self.elsewhere and r not in self._late_rules]
         for r in due:
             rule, watch = rules[r], self.rules[r]
             watch.code = rule.when(self.codes)
             if watch.code == OK and not watch.firing:
                 watch.held, watch.unknown_since, watch.blind = 0, None, False
                 continue
-            change = self._weigh(rule, watch, frame_count, at_ns, new_step)
+            span = self.step_before, self.step
+            change = self._weigh(rule, watch, frame_count, at_ns, new_step, span)
             if watch.code != UNKNOWN or rule.unknown == "breach":
                 hot.append(r)
             elif watch.firing and rule.unknown != "hold":
@@ -292,12 +415,22 @@ class RankMonitor:
         return moved
 
     def _weigh(
-        self, rule: Rule, watch: RuleWatch, frame_count: int, at_ns: int, new_step: bool
+        self,
+        rule: Rule,
+        watch: RuleWatch,
+        frame_count: int,
+        at_ns: int,
+        new_step: bool,
+        span: tuple[int, int],
     ) -> bool | None:
-        code, since = watch.code, watch.unknown_since
+        """Count a reading of a rule; return whether it fires or clears by it.
+
+        span: the step before, and the one that was judged.
+        """
+        code, since, (step_before, step) = watch.code, watch.unknown_since, span
         if code == UNKNOWN:
             if since is None:
-                watch.unknown_since = (frame_count, at_ns, self.step_before)
+                watch.unknown_since = (frame_count, at_ns, step_before)
             if rule.unknown == "hold":
                 return None
             code = BREACH if rule.unknown == "breach" else OK
@@ -305,25 +438,22 @@ class RankMonitor:
             watch.unknown_since, watch.blind = None, False
         if code == BREACH:
             if new_step or watch.held == 0:
-                watch.held += 1 if rule.unit == "rows" else self._stands_for(rule, since)
+                known = step_before if since is None else since[2]  # the known frame before this
+                stands_for = max(1, min(step - known, rule.for_steps))
+                watch.held += 1 if rule.unit == "rows" else stands_for
             if not watch.firing and watch.held >= rule.for_steps:
                 watch.firing, watch.answered, watch.fired_ns = True, False, at_ns
                 by_rows = rule.unit == "rows"
                 watch.keep_until = frame_count + rule.keep_steps * by_rows
-                watch.keep_step = -1 if by_rows else self.step + rule.keep_steps
+                watch.keep_step = -1 if by_rows else step + rule.keep_steps
                 return True
             return None
         watch.held = 0
-        is_kept = frame_count < watch.keep_until or self.step < watch.keep_step
+        is_kept = frame_count < watch.keep_until or step < watch.keep_step
         if watch.firing and not is_kept:
             watch.firing = False
             return False
         return None
-
-    def _stands_for(self, rule: Rule, since: tuple[int, int, int] | None) -> int:
-        """Return how many steps a known frame counts for: those since the known one before it."""
-        step_before = self.step_before if since is None else since[2]
-        return max(1, min(self.step - step_before, rule.for_steps))
 
     def newly_blind(self, frame_count: int, at_ns: int) -> list[int]:
         """Return rules that lack a metric which was there before, for too long, once each.
@@ -401,8 +531,11 @@ class RankMonitor:
 
     def value(self, metric: str) -> float | None:
         """Return the newest value of a metric, None when absent."""
-        column = self._column.get(metric, len(self.latest))
-        return self.latest[column] if column < len(self.latest) else None
+        if metric in self._column:
+            column = self._column[metric]
+            return self.latest[column] if column < len(self.latest) else None
+        values = (late.latest.get(metric) for late in self.late.values())
+        return next((value for value in values if value is not None), None)
 
 
 def _start(detectors: Sequence[Detector]) -> list[Watch]:

@@ -93,6 +93,7 @@ def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> Rul
         rank=rank,
         numbers=numbers,
         phase=rule.phase or "",
+        measured_step=monitor.late_step(rule),
         alongside=rule_scope.alongside(ctx.policy, ctx.state.incident, rule),
     )
 
@@ -226,7 +227,7 @@ def _muted(
             return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
-    planned = diagnosis.planned_event(policy, state.step, monitor, rule)
+    planned = diagnosis.planned_event(policy, monitor.step_of(rule), monitor, rule)
     if planned is not None:
         return f"planned:{planned}"
     if (passing := diagnosis.passing_slowness(policy, state, monitor, rule)) is not None:
@@ -300,7 +301,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
 def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule) -> None:
     """A new trouble on probation: what is gone back before is its own begin."""
     state = ctx.state
-    incident.breach_step = first_breach(monitor.numbers(rule), monitor.step)
+    incident.breach_step = first_breach(monitor.numbers(rule), monitor.step_of(rule))
     opening.mark_suspect(state, incident)
     opening.record_onset(ctx, monitor, incident, rule, incident.breach_step)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ..catalog.diagnostics import did_you_mean
 from ..catalog.rules import Tree, parse_expression
-from ..core import engine, rule_fired
+from ..core import engine, rule_fired, rule_scope
 from ..core.model import formats
 from ..core.model.decisions import (
     ACTING_MODES,
@@ -34,7 +34,7 @@ from ..core.model.decisions import (
     RunbookRefused,
     Suppressed,
 )
-from ..core.model.events import Event, Frame, Gap, Tick
+from ..core.model.events import Event, Frame, Gap, LateFrame, Tick
 from ..core.model.interfaces import Detector, Reading, ReadingValue, yaml_name
 from ..core.model.policy import Policy, Rule
 from ..core.rank_monitor import RankMonitor
@@ -368,7 +368,8 @@ def _unknown(spec: Detector, monitor: RankMonitor, condition: Condition) -> str:
 
 
 def _metric_problem(metric: str, monitor: RankMonitor) -> str | None:
-    if metric not in monitor.names:
+    is_late = any(metric in late.latest for late in monitor.late.values())
+    if metric not in monitor.names and not is_late:
         return f"{metric} was never announced by the job"
     value = monitor.value(metric)
     if value is None:
@@ -478,7 +479,9 @@ def answer_question(
     Raises:
         UsageError: the run has no such step or rule; the hint lists what it has.
     """
-    target, attempt, attempts = find_event(question, events())
+    named = next((rule for rule in policy.rules if rule.id == question.rule), None)
+    metrics = frozenset(() if named is None else rule_scope.metrics(policy, named))
+    target, attempt, attempts = find_event(question, events(), metrics)
     moment = _fold(question, target, policy, events(), policies)
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
     index = _rule_index(question.rule, policy, records)
@@ -529,9 +532,12 @@ def _answered(
 
 
 def find_event(
-    question: Question, events: Iterable[tuple[int, Event]]
+    question: Question, events: Iterable[tuple[int, Event]], metrics: Set[str] = frozenset()
 ) -> tuple[int, int, list[int]]:
     """Return the number of the event that holds the step, its attempt, and all attempts with it.
+
+    Args:
+        metrics: where one of these was measured later, that is the event.
 
     Raises:
         UsageError: there is none; the hint lists the steps of the run.
@@ -541,7 +547,10 @@ def find_event(
     ranks: set[int] = set()
     gaps = 0
     for number, event in events:
-        if isinstance(event, Gap):
+        if isinstance(event, LateFrame):
+            if event.step == question.step and not metrics.isdisjoint(event.values):
+                events_by_attempt[event.attempt] = number
+        elif isinstance(event, Gap):
             gaps += event.count if event.rank == question.rank else 0
         elif isinstance(event, Frame):
             ranks.add(event.rank)

@@ -32,7 +32,7 @@ from ..core.model.decisions import (
     RuleJoined,
     RunbookWithdrawn,
 )
-from ..core.model.events import Event, Frame, Gap, Notice
+from ..core.model.events import Event, Frame, Gap, LateFrame, Notice
 from ..core.model.payload import NOTHING, Outcome, Safeguard
 from ..core.model.policy import Policy
 from ..core.model.state_machine import STATES
@@ -120,6 +120,9 @@ class RunMetrics:
         """Count an event and what was decided about it; `names` are those of a frame's values."""
         if isinstance(event, Frame):
             self._frame(event, names)
+        elif isinstance(event, LateFrame):
+            values = self._values.setdefault(min(self._newest, default=0), {})
+            values |= {name: x for name, x in event.values.items() if name in self._names}
         elif isinstance(event, Gap):
             self._counts["supervise_frames_lost", ()] += event.count
         elif isinstance(event, Notice) and event.kind == "safeguard":

@@ -33,7 +33,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,6 +53,7 @@ from ..core.model.events import (
     Finished,
     Frame,
     Gap,
+    LateFrame,
     Launched,
     Notice,
     OperatorCommand,
@@ -60,7 +61,6 @@ from ..core.model.events import (
     Reloaded,
     Tick,
 )
-from ..core.model.payload import Payload
 from ..errors import FULL, StoreError
 from . import files
 from .files import is_shallow
@@ -78,6 +78,7 @@ KINDS: dict[type[Any], int] = {  # on disk: never renumber
     Exited: 9,
     Reloaded: 10,
     Adopted: 11,
+    LateFrame: 12,
 }
 TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
 
@@ -96,8 +97,8 @@ def pack_event(event: Event) -> tuple[int, bytes]:
     return KINDS[type(event)], text.encode()
 
 
-def _builtins(value: Payload | PolicyChanges) -> object:
-    return dict(value) if isinstance(value, Payload) else msgspec.to_builtins(value)
+def _builtins(value: Mapping[str, object] | PolicyChanges) -> object:
+    return dict(value) if isinstance(value, Mapping) else msgspec.to_builtins(value)
 
 
 def unpack_event(kind: int, payload: bytes) -> Event:
@@ -121,8 +122,8 @@ def unpack_event(kind: int, payload: bytes) -> Event:
     for number in (value for row in (fields, *rows) for value in row.values()):
         if type(number) is int and not -_MAX <= number < _MAX:
             raise ValueError(f"{number} has more than 64 bits")
-    if isinstance(event, Announced):
-        for name in event.names:
+    if isinstance(event, Announced | LateFrame):
+        for name in event.names if isinstance(event, Announced) else event.values:
             name.encode()  # JSON may contain half of a surrogate pair, a table may not
     return event
 

@@ -37,7 +37,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 from msgspec import Struct
 
 from ..core.model.decisions import SEVERITIES
-from ..core.model.events import Announced, Frame
+from ..core.model.events import Announced, Frame, LateFrame
 from ..core.model.redaction import spreadsheet_cell
 from ..errors import MISSHAPEN, InputError, StoreError
 from . import audit, files, journal, policies
@@ -210,17 +210,24 @@ def _since_boot(at_ns: int) -> timedelta:
     return timedelta(microseconds=at_ns // 1000)
 
 
-def read_rows(run: RunDir) -> Iterator[Row]:
+def read_rows(run: RunDir, *, late: bool = False) -> Iterator[Row]:
     """Yield all frames in the order of reception.
+
+    Args:
+        late: also what was measured of a step later, as rows of rank 0.
 
     Raises:
         StoreError: the journal is missing or damaged.
     """
     names: dict[int, tuple[str, ...]] = {}
     clock = WallClock(run.audit_path)
-    for number, event in journal.read_journal(run.journal_path, only=(Announced, Frame)):
+    kinds = (Announced, Frame, LateFrame) if late else (Announced, Frame)
+    for number, event in journal.read_journal(run.journal_path, only=kinds):
         if isinstance(event, Announced):
             names[event.rank] = event.names
+        elif isinstance(event, LateFrame):
+            wall = clock.time_of(number, event.at_ns)
+            yield Row(event.step, 0, event.attempt, wall, dict(event.values))
         elif isinstance(event, Frame):
             pairs = zip(names.get(event.rank, ()), event.values, strict=False)
             values = {name: value for name, value in pairs if value is not None}
@@ -250,11 +257,13 @@ def numbered_frames(
 
 
 def metric_ids(run: RunDir) -> list[str]:
-    """Return the ids of all metrics that any rank announced, in order of first sight."""
+    """Return the ids of all metrics that were announced or came late, in order of first sight."""
     names: dict[str, None] = {}
-    for _, event in journal.read_journal(run.journal_path, only=(Announced,)):
+    for _, event in journal.read_journal(run.journal_path, only=(Announced, LateFrame)):
         if isinstance(event, Announced):
             names.update(dict.fromkeys(event.names))
+        elif isinstance(event, LateFrame):
+            names.update(dict.fromkeys(event.values))
     return list(names)
 
 
@@ -270,7 +279,7 @@ def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str]) -> int:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*HEAD, *map(spreadsheet_cell, metrics)])
     count = 0
-    for step, rank, attempt, wall, values in read_rows(run):
+    for step, rank, attempt, wall, values in read_rows(run, late=True):
         time = "" if wall is None else wall.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
         cells = [repr(values[name]) if name in values else "" for name in metrics]
         writer.writerow([step, rank, attempt, time, *cells])
@@ -298,7 +307,7 @@ def export_parquet(run: RunDir, out: BinaryIO, metrics: Sequence[str]) -> int:
     )
     fields = [*head, *((name, arrow.float64()) for name in metrics)]
     schema = arrow.schema(fields, metadata={"supervise.run": run.id})
-    count, source = 0, read_rows(run)
+    count, source = 0, read_rows(run, late=True)
     with parquet.ParquetWriter(out, schema, compression="zstd") as writer:
         while group := list(islice(source, GROUP_ROWS)):
             columns: list[Any] = list(zip(*(row[:4] for row in group), strict=True))

@@ -16,8 +16,8 @@ __getattr__ = lazy_exports(
             "decision_record"
         ),
         "events": (
-            "Adopted, Announced, Beat, Event, Exited, Finished, Frame, Gap, Launched, Notice, "
-            "OperatorCommand, PartChanges, PolicyChanges, Reloaded, Tick"
+            "Adopted, Announced, Beat, Event, Exited, Finished, Frame, Gap, LateFrame, Launched, "
+            "Notice, OperatorCommand, PartChanges, PolicyChanges, Reloaded, Tick"
         ),
         "failure": "Failure, FailureClass, LOG_FAILURE, THREAD_FAILURE, classify_failure",
         "formats": "format_reading",

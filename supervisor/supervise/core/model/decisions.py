@@ -79,6 +79,7 @@ class RuleFired(Decision, frozen=True, kw_only=True):
         when: its expression. numbers: detector -> its reading.
         phase: of the run, where the rule depends on it.
         alongside: the incident that it stands beside, "" for none.
+        measured_step: that of a late frame; None: of the newest step.
     """
 
     KIND, WHAT = "rule", "fired"
@@ -87,6 +88,7 @@ class RuleFired(Decision, frozen=True, kw_only=True):
     numbers: Mapping[str, Reading]
     phase: str = ""
     alongside: str = ""
+    measured_step: int | None = None
 
 
 class RuleCleared(Decision, frozen=True, kw_only=True):

@@ -7,8 +7,9 @@ a number; they are never the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec import Struct
 
@@ -93,6 +94,26 @@ class Frame:
     attempt: int
     step: int
     values: tuple[float | None, ...]
+
+
+# Who measures beside the steps of the job: each of these streams has its own order of steps.
+Stream = Literal["checkpoint", "savepoint", "build"]
+
+
+@dataclass(frozen=True, slots=True)
+class LateFrame:
+    """Metrics of an earlier step, measured beside the job and known minutes later.
+
+    They are judged at their own step, and count for no step of the run. A step may come in parts,
+    each with other metrics; what one detector reads belongs into one part. `attempt` is that of the
+    weights that were measured.
+    """
+
+    at_ns: int
+    stream: Stream
+    attempt: int
+    step: int
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +268,7 @@ Event = (
     Launched
     | Announced
     | Frame
+    | LateFrame
     | Gap
     | Tick
     | Notice
