@@ -123,6 +123,17 @@ ATTENTION_METRICS = (
         "",
         ATTENTION_EVERY,
     ),
+    MetricSpec(
+        "key_gradient_sum",
+        "1",
+        "Sum over the sequence of the gradients of attention's keys over the sum of their sizes, "
+        "median over heads, in units of what rounding may leave: 1e-4 in float32 on the CPU, else "
+        "1e-2. Zero in exact arithmetic; absent where nothing calls scaled_dot_product_attention "
+        "with gradients, and under torch.compile. Unproven on accelerators.",
+        "sum_j dK_j = sum_i q_i sum_j dS_ij = 0, arXiv:2510.04212",
+        "a pass over the key gradients of 4 sequences, each layer",
+        ATTENTION_EVERY,
+    ),
 )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTup
 
 from ..torch_state.structure import Structure, Structures, leaves
 from . import side_forward
-from .activations import Activations, Attention, Routing, StandIns
+from .activations import Activations, Attention, KeyGradients, Routing, StandIns
 from .side_forward import Trials
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Sampler:
 
     Attributes:
         kept: inputs that wait for the side path, else None.
+        keys: the gradients of keys that come in the backward of a watched forward, else None.
         wants_logits: the next logits that go into a loss are to be looked at.
         refused: why the side path cannot be taken, "" while it can or need not.
         trials: which models may be run once more.
@@ -53,6 +54,7 @@ class Sampler:
         self._part = context.guard.part("sampler", share=1.0)
         self._watch: Optional[Watch] = None
         self.kept: Optional[Kept] = None
+        self.keys: Optional[KeyGradients] = None
         self.wants_logits = False
         self.refused = ""
         self.trials = Trials(context)
@@ -71,6 +73,7 @@ class Sampler:
             return
         self._watch = Watch(self._context, self._sets, structure, due, (*args, *kwargs.values()))
         self._watch.start()
+        self.keys = self._watch.keys
 
     def leave(self, result: Any) -> None:
         """That forward is over; `result` is None if it raised. Never raises."""
@@ -88,6 +91,13 @@ class Sampler:
         self.wants_logits = False
         without_grad = self._context.gate.without_grad
         self._sets.run("activations", without_grad, self._logits, logits)
+
+    def backward_done(self) -> None:
+        """The optimizer is about to step: what a watched forward's backward showed is there."""
+        keys, self.keys = self.keys, None
+        if keys is not None:
+            report = self._context.gate.without_grad
+            self._sets.run("attention", report, lambda: self._report(keys.values()))
 
     def side_pass(self) -> None:
         """The optimizer is about to step: run what was kept through the original module."""
@@ -198,6 +208,7 @@ class Watch:
         self._compiling = torch.compiler.is_compiling
         self._modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
         self._attention = Attention(torch, _batch(torch, inputs)) if "attention" in due else None
+        self.keys = KeyGradients(torch, self._of_keys) if "attention" in due else None
         self._activations = Activations(torch) if "activations" in due else None
         self._routing = Routing(torch) if "routing" in due else None
         self._stand_ins: Optional[StandIns] = None
@@ -212,11 +223,16 @@ class Watch:
             if self._routing is not None:
                 for router in self.structure.routers:
                     self._hook(router.module(), "routing", self._routing.router, router)
-            if self._attention is not None:
-                attention = self._attention
+            if self._attention is not None and self.keys is not None:
+                attention, keys = self._attention, self.keys
+
+                def look_at_call(args: Tuple[Any, ...], kwargs: Any, output: Any) -> None:
+                    self._look("attention", attention.sdpa, args, kwargs)
+                    self._sets.run("attention", keys.watch, args, kwargs, output)
+
                 self._stand_ins = StandIns(
                     self._torch,
-                    lambda args, kwargs: self._look("attention", attention.sdpa, args, kwargs),
+                    look_at_call,
                     lambda logits, dim: self._look("attention", attention.softmax, logits, dim),
                     self._quiet,
                 )
@@ -258,6 +274,9 @@ class Watch:
                 self._look(name, look, which, output)
 
         self._hooks.append(module.register_forward_hook(hook))
+
+    def _of_keys(self, look: Callable[..., Any], *args: Any) -> None:
+        self._sets.run("attention", self._gate.without_grad, look, *args)
 
     def _quiet(self) -> bool:
         """Whether a look would be taken for the job's own: another thread, a tracer, a mode."""

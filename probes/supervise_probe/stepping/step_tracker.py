@@ -287,6 +287,8 @@ class StepTracker:
         self._batches.before_update(self.accumulates)
         if self._sampler.kept is not None:
             self._sampler.side_pass()
+        if self._sampler.keys is not None:
+            self._sampler.backward_done()
         if drills.active:
             drills.before_update(update.params, update.optimizer)
         found_inf = getattr(update.optimizer, "found_inf", None)

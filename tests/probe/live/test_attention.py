@@ -208,3 +208,69 @@ def test_a_layer_in_which_no_query_sees_nine_keys_has_no_entropy(probed, late, b
     assert not any(ENTROPIES & frame.keys() for frame in job.frames)
 
     compare(probed.run(windows((8, 20, 8), by_hand), sampling=SAMPLING, late=late))
+
+
+BIASED = """
+class Biased(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        p = (q @ k.transpose(-2, -1)).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, p = ctx.saved_tensors
+        dp = g @ v.transpose(-2, -1)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True) - BIAS * dp.abs().mean(-1, keepdim=True))
+        dk = ds.transpose(-2, -1) @ q
+        rows = dk[:4].double()
+        told.append((rows.sum(-2).abs().sum(-1) / rows.abs().sum((-2, -1)) / 1e-4).flatten())
+        return ds @ k, dk, p.transpose(-2, -1) @ g
+
+
+home = torch.nn.functional
+exact, told = home.scaled_dot_product_attention, []
+if BIAS is not None:
+    home.scaled_dot_product_attention = lambda q, k, v: Biased.apply(q, k, v)
+layers = nn.ModuleList([nn.Linear(16, 32) for _ in range(3)])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = layers
+
+    def forward(self, x):
+        for layer in self.inner:
+            q, k = layer(x).unflatten(-1, (4, 8)).transpose(1, 2).chunk(2, 1)
+            x = x + home.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2) * k.mean()
+        return x
+
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(7):
+    optimizer.zero_grad()
+    model(torch.randn(5, 12, 16)).square().mean().backward()
+    emit(step=step, sum=torch.cat(told).median().item() if told else None)
+    told.clear()
+    optimizer.step()
+finish(model)
+"""
+
+
+@pytest.mark.parametrize("bias", [None, 0.0, 0.1])
+def test_key_gradients_add_up_to_zero_unless_the_backward_is_biased(probed, bare, bias):
+    """Only what attention makes of a key counts, and the weights are the same to the bit."""
+    text = f"BIAS = {bias}\n" + BIASED
+    job = probed.run(text, sampling=SAMPLING)
+    sampled = {f["step"]: f["key_gradient_sum"] for f in job.frames if "key_gradient_sum" in f}
+    assert list(sampled) == [3, 6]
+    if bias:
+        told = {row["step"]: row["sum"] for row in job.output if "sum" in row}
+        assert sampled == {step: pytest.approx(told[step], rel=1e-3) for step in sampled}
+        assert min(sampled.values()) > 10.0
+    else:
+        assert max(sampled.values()) < 0.1
+    assert job.output[-1]["sha"] == bare.run(text).output[-1]["sha"]
