@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.supervised_run import interpreters
+
 ROOT = Path(__file__).parents[1]
 SHIPPED = {
     "supervisor/supervise": "supervise",
@@ -160,3 +162,53 @@ def test_a_job_runs_under_it(installed, tmp_path):
     assert done.returncode == 3, done.stderr
     assert done.stdout == "hello from the job\n"
     assert (tmp_path / "run" / "audit.log").is_file()
+
+
+NO_INDEX = re.compile(r"Failed to establish|Name or service|No route|ProxyError|Retrying")
+KEPT = (".cache/supervise/", ".local/state/supervise/", "runs/")  # docs/commands.md
+
+
+@pytest.mark.chaos  # installs all that it needs
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_a_fresh_environment_gets_it_and_loses_it_again(dist, tmp_path, version):
+    """Wheel and sdist work with what they name, and leave only what docs/commands.md lists."""
+    if version not in interpreters():
+        pytest.skip(f"no Python {version} here: CONTRIBUTING.md says how to get one")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SUPERVISE", "XDG"))}
+    cache = env.get("PIP_CACHE_DIR") or Path.home() / ".cache" / "pip"
+    home, shm, program = tmp_path / "home", tmp_path / "shm", tmp_path / "env" / "bin"
+    env |= {"HOME": str(home), "SUPERVISE_SHM": str(shm), "PIP_CACHE_DIR": str(cache)}
+    for folder in (home, shm):
+        folder.mkdir()
+
+    def call(name: str, *argv: object, code: int = 0) -> str:
+        command = [name if "/" in name else str(program / name), *map(str, argv)]
+        strict = {"PYTHONWARNINGS": "error"} if name.startswith("supervise") else {}
+        done = subprocess.run(
+            command, cwd=home, env=env | strict, capture_output=True, text=True, timeout=300
+        )
+        if name == "pip" and done.returncode and NO_INDEX.search(done.stderr):
+            pytest.skip("no package index can be reached from here")
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    call(interpreters()[version], "-m", "venv", tmp_path / "env")
+    (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    call("pip", "install", "--quiet", wheel)
+    call("pip", "install", "--quiet", "--no-deps", "--force-reinstall", sdist)
+    before = {*home.rglob("*")}  # pip builds in its own way
+
+    assert call("supervise-train", "--version").startswith("supervise, version ")
+    assert f"on Python {version}." in call("supervise", "doctor")
+    call("supervise", "--policy", "nano", "--", "sh", "-c", "exit 3", code=3)
+    for command in ("status", "replay", "audit verify", "record write", "runs --json"):
+        call("supervise", *command.split())
+
+    call("pip", "uninstall", "--yes", "supervise-train")
+    left = [path for folder in (site, program) for path in folder.rglob("*supervise*")]
+    kept = [path for path in home.rglob("*") if not path.is_dir() and path not in before]
+    assert not left
+    assert kept
+    assert not [p for p in kept if not p.relative_to(home).as_posix().startswith(KEPT)]
+    assert not list(shm.iterdir())

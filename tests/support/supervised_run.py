@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +204,21 @@ def sha(stdout: str) -> str:
     found = re.search(r"sha ([0-9a-f]+)", stdout)
     assert found, stdout
     return found[1]
+
+
+OLDEST = (3, 9)  # of the job's Python; pyproject.toml, per-file-target-version
+
+
+@functools.cache
+def interpreters() -> dict[str, str]:
+    """Return the newest interpreter of each version that starts, by `3.x`."""
+    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    names = [f"python3.{minor}" for minor in range(OLDEST[1], 20)]
+    paths = [*filter(None, map(shutil.which, names)), *map(str, home.glob("versions/*/bin/python"))]
+    found = {".".join(map(str, sys.version_info[:2])): sys.executable}
+    for path in sorted(paths):
+        ask = [path, "-c", "import sys; print(*sys.version_info[:2])"]
+        version = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.split()
+        if version and tuple(map(int, version)) >= OLDEST:
+            found.setdefault(".".join(version), path)
+    return found

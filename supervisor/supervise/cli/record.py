@@ -73,7 +73,7 @@ def record_command() -> None:
 
 
 @record_command.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory. Default: RUN/record."
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,10 +13,9 @@ import pytest
 
 from supervise.core.model import Frame
 from supervise.runtime import Segment
+from tests.support.supervised_run import interpreters
 
 PROBES = Path(__file__).parents[3] / "probes"
-OLDEST = (3, 9)  # of the job's Python; pyproject.toml, per-file-target-version
-NAMES = [f"python3.{minor}" for minor in range(OLDEST[1], 20)]
 
 IMPORT_ALL = """
 import importlib, pkgutil, supervise_probe
@@ -52,20 +49,6 @@ import torch
 print("hello from the job", *sys.version_info[:2])
 sys.exit(3)
 """
-
-
-@functools.cache
-def interpreters() -> dict[str, str]:
-    """Return the newest interpreter of each version that starts, by `3.x`."""
-    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    paths = [*filter(None, map(shutil.which, NAMES)), *map(str, home.glob("versions/*/bin/python"))]
-    found = {".".join(map(str, sys.version_info[:2])): sys.executable}
-    for path in sorted(paths):
-        ask = [path, "-c", "import sys; print(*sys.version_info[:2])"]
-        version = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.split()
-        if version and tuple(map(int, version)) >= OLDEST:
-            found.setdefault(".".join(version), path)
-    return found
 
 
 @pytest.fixture(params=interpreters())
