@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -54,11 +55,12 @@ def test_what_is_written_loads_with_and_without_its_comments(
 def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(supervise, commands, base):
     """The others start nothing again, and keep their mode."""
     (commands / "t.py").write_text(TRAINER)
-    supervise("init", "--policy", base, "--", "python", "t.py")
+    _, out, _ = supervise("init", "--json", "--policy", base, "--", "python", "t.py")
     policy, shipped = load_policy(commands / "supervise.yaml"), load_policy(base)
 
     assert bool(policy.job.on_crash) == ("restart" in shipped.budgets)
     assert policy.mode == shipped.mode and policy.job.relaunch
+    assert json.loads(out)["next"] == "supervise --policy supervise.yaml -- python t.py"
     assert [rule.id for rule in policy.rules] == [rule.id for rule in shipped.rules]
 
 

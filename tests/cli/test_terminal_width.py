@@ -6,14 +6,17 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
 COLUMNS = 80
+HELP = Path(__file__).parents[1] / "golden" / "help.txt"
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 COMMANDS = [
     ("drill", "list"),
@@ -26,13 +29,20 @@ COMMANDS = [
 ]
 
 
-def on_terminal(args: list[str]) -> list[str]:
-    """Run a command on a terminal; return the lines that it prints."""
+def on_terminal(args: list[str], interrupt_after: str = "", **more: str) -> tuple[str, int]:
+    """Run a command on a terminal; return what it prints, and its exit code.
+
+    Args:
+        interrupt_after: what it prints before it is interrupted, as by Ctrl-C; "": it is not.
+        more: variables of its environment.
+    """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0))
-    environ = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    environ = {**os.environ, "TERM": "xterm", **more}
     environ.pop("COLUMNS", None)
-    with subprocess.Popen(args, stdout=slave, env=environ):
+    with subprocess.Popen(
+        args, stdout=slave, stderr=slave, env=environ, start_new_session=True
+    ) as process:
         os.close(slave)
         printed = bytearray()
         while True:
@@ -40,8 +50,11 @@ def on_terminal(args: list[str]) -> list[str]:
                 printed += os.read(master, 1 << 16)
             except OSError:  # the last writer is gone
                 break
+            if interrupt_after and interrupt_after.encode() in printed:
+                os.killpg(process.pid, signal.SIGINT)
+                interrupt_after = ""
     os.close(master)
-    return STYLE.sub("", printed.decode()).replace("\r\n", "\n").splitlines()
+    return printed.decode().replace("\r\n", "\n"), process.returncode
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -49,9 +62,45 @@ def test_lines_break_between_words_and_lose_none(recorded, command):
     run = str(recorded().path) if "RUN" in command else ""
     args = [sys.executable, "-m", "supervise", *(run if a == "RUN" else a for a in command)]
     piped = subprocess.run(args, capture_output=True, text=True, check=False).stdout
-    lines = on_terminal(args)
+    lines = STYLE.sub("", on_terminal(args)[0]).splitlines()
     assert piped
 
     assert sorted(" ".join(lines).split()) == sorted(piped.split())
     for line in lines:
         assert len(line) <= COLUMNS or re.match(r"\s*(\S+|.*supervise .*)$", line), line
+
+
+def test_help_fits():
+    """Of every command, examples too."""
+    assert not [line for line in HELP.read_text("utf-8").splitlines() if len(line) > COLUMNS]
+
+
+@pytest.mark.parametrize("plain", ["", "1"])
+def test_colours_are_left_out_where_that_is_asked_for(plain):
+    text, code = on_terminal([sys.executable, "-m", "supervise", "doctor"], NO_COLOR=plain)
+
+    assert code == 0
+    assert ("\x1b[32m" in text) is not bool(plain)
+
+
+def test_events_of_a_long_run_are_counted_on_a_terminal_only(recorded):
+    """The line goes before the answer comes."""
+    args = [sys.executable, "-m", "supervise", "replay", str(recorded().path)]
+    text, code = on_terminal(args)
+    piped = subprocess.run(args, capture_output=True, text=True, check=True)
+
+    assert code == 0
+    assert re.search(r"events of the journal .* 0/\d+", STYLE.sub("", text))
+    assert text.endswith(f"\x1b[2K{piped.stdout}") and not piped.stderr
+
+
+def test_the_next_command_is_printed_after_an_interrupt(commands):
+    """It stands on a line of its own, behind the line of progress."""
+    (commands.parent / "bin" / "python").write_text("#!/bin/sh\nexec sleep 600\n")
+    (commands / "train.py").write_text("")
+    args = [sys.executable, "-m", "supervise", "doctor", "--", "python", "train.py"]
+
+    text, code = on_terminal(args, "the job's Python")
+
+    assert code == 130
+    assert text.splitlines()[-1] == f"supervise: interrupted; next: supervise {' '.join(args[3:])}"

@@ -7,6 +7,7 @@ printed here and nowhere else: one line with the cause, one with the next thing 
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 import traceback
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from .. import __version__
 from ..core.model.formats import printable
 from ..errors import SuperviseError, UsageError
 from . import _streams
-from ._params import ARGV, PROGRAM, missing_dashes
+from ._params import ARGV, PROGRAM, RESUMING, missing_dashes
 
 OPERATOR_COMMANDS = (
     *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "rollback"),
@@ -44,6 +45,7 @@ SECTIONS = {
     ),
     "Your shell": ("completion",),
 }
+ENDED_BY_HAND = ("events", "watch")  # by Ctrl-C
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 # The module of a command that shares one with others; any other has a module of its own name.
 MODULES = {
@@ -116,13 +118,21 @@ class Commands(click.Group):
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the command line; help and version are printed here."""
+        extra.setdefault("color", False if os.environ.get("NO_COLOR") else None)
         with _mark_output_errors():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _mark_output_errors():
-            return super().invoke(ctx)
+        try:
+            with _mark_output_errors():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if ctx.invoked_subcommand not in ENDED_BY_HAND:
+                argv = ctx.meta.get(RESUMING, ctx.meta[ARGV])
+                text = f"supervise: interrupted; next: {shlex.join([PROGRAM, *argv])}"
+                click.echo(f"\n{printable(text)}", err=True)
+            raise click.Abort from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Pass leading options to `run`; never start what is not a command of ours."""

@@ -8,18 +8,20 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 import click
 
 from .. import system
 from ..core.model.decisions import document
+from ..core.model.events import Event
 from ..core.model.formats import printable
 from ..core.model.policy import ChannelKey
-from ..store import files
+from ..store import files, journal
 from ..store.audit import Audit
 from ..store.journal import Journal
 from ..store.recorder import Recorder
@@ -194,8 +196,8 @@ def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) ->
 def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
     """Open the records of a run as their only writer. Raises StoreError."""
     audit = Audit.open(run.audit_path, run.id, at_ns=system.monotonic_ns(), wall=system.wall_time())
-    journal = Journal.open(run.journal_path)
-    return Recorder(journal, audit, lambda: (system.monotonic_ns(), system.wall_time()), print_line)
+    opened = Journal.open(run.journal_path)
+    return Recorder(opened, audit, lambda: (system.monotonic_ns(), system.wall_time()), print_line)
 
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -290,6 +292,7 @@ class Report(Protocol):
 
 
 Part = TypeVar("Part")
+EVENTS_SHOWN = 256  # between two reports of progress
 
 
 def show_parts_done(parts: Sequence[Part], label: str) -> Iterator[Part]:
@@ -300,6 +303,25 @@ def show_parts_done(parts: Sequence[Part], label: str) -> Iterator[Part]:
             yield part
 
 
+def show_events_read(
+    events: Iterable[tuple[int, Event]], directory: Path
+) -> Iterator[tuple[int, Event]]:
+    """Yield the events of the journal in a directory, and show how many were read."""
+    if not _draws_progress():
+        yield from events
+        return
+    with progress_line("events of the journal") as report:
+        total = journal.count_events(directory)
+        for number, event in events:
+            if number % EVENTS_SHOWN == 0:
+                report(number, total)
+            yield number, event
+
+
+def _draws_progress() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 @contextmanager
 def progress_line(label: str, *, is_counted: bool = True) -> Iterator[Report]:
     """Yield a function that takes how many parts are done, of how many; it draws one line.
@@ -308,7 +330,7 @@ def progress_line(label: str, *, is_counted: bool = True) -> Iterator[Report]:
 
     The line disappears at the end. It may be called from any thread.
     """
-    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if not _draws_progress():
         yield lambda done, total, note="": None
         return
     # Here, not above: it is not needed in a pipe.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "supervise"
 ARGV = "supervise.argv"  # key of `click.Context.meta`: the command line, to show it again
+RESUMING = "supervise.resuming"  # another key: the one that goes on after an interrupt
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

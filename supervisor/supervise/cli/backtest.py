@@ -70,9 +70,9 @@ def backtest_command(
     \b
     Examples:
       supervise backtest --policy nano runs/*
-      supervise backtest --policy mine.yaml --against nano old.csv --alias nll=train_loss_raw
+      supervise backtest --policy mine.yaml --alias nll=train_loss_raw old.csv
       supervise backtest --policy nano --labels logs/incidents.csv logs --json
-      supervise backtest --policy mine.yaml --fail-on action --fail-on SEV1 runs/good
+      supervise backtest --policy mine.yaml --fail-on SEV1 runs/good
 
     Exit codes: 0; 1 what --fail-on names has happened; 64 wrong usage; 65 a policy or a recording
     cannot be read.

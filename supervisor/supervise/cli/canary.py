@@ -236,7 +236,7 @@ def canary_command() -> None:
 
     \b
     Examples:
-      supervise canary run --baseline runs/main --steps 400 -- python train.py --out {out}
+      supervise canary run --baseline main --steps 400 -- python train.py {out}
       supervise canary compare runs/main runs/branch
       supervise canary target --target 3.28 --needed 0.004 runs/a runs/b runs/c
     """
@@ -296,9 +296,9 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     \b
     Examples:
       supervise canary compare runs/main runs/branch
-      supervise canary compare main-1 branch-1 main-2 branch-2 main-3 branch-3 --html gate.html
-      supervise canary compare runs/main runs/branch --calibrate runs/main runs/main-again
-      supervise canary compare runs/main runs/branch --junit gate.xml --fail-on fail,void
+      supervise canary compare main-1 branch-1 main-2 branch-2 --html gate.html
+      supervise canary compare main-1 branch --calibrate main-1 main-2
+      supervise canary compare main branch --junit gate.xml --fail-on fail,void
 
     Exit codes: 0 PASS; 1 FAIL; 2 INCONCLUSIVE; 3 VOID; 64 no such run; 70 an error of our own.
     """
@@ -455,11 +455,13 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
 
     \b
     Examples:
-      supervise canary run --baseline 'python train.py --out {out} --seed {seed}' --steps 400 -- \\
-        python train.py --lr 1e-3 --out {out} --seed {seed}
-      supervise canary run --baseline runs/main --steps 400 -- python train.py --out {out}
-      supervise canary run --baseline-dir ../main --baseline 'python train.py --out {out} --seed \\
-        {seed}' --seeds 5 --steps 400 --junit gate.xml -- python train.py --out {out} --seed {seed}
+      supervise canary run --steps 400 \\
+        --baseline 'python train.py --out {out} --seed {seed}' \\
+        -- python train.py --lr 1e-3 --out {out} --seed {seed}
+      supervise canary run --baseline main --steps 400 -- python train.py {out}
+      supervise canary run --baseline-dir ../main --seeds 5 --junit gate.xml \\
+        --baseline 'python train.py --out {out} --seed {seed}' \\
+        --steps 400 -- python train.py --out {out} --seed {seed}
 
     Exit codes: 0 PASS; 1 FAIL; 2 INCONCLUSIVE; 3 VOID; 64 wrong usage, or a run that cannot be
     started; 65 invalid policy; 70 an error of our own.

@@ -342,8 +342,9 @@ WAYS = "observe | shadow | approve | enforce"
     metavar="FILE",
     help="File to write, never over another one. Default: supervise.yaml.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
+def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ...]) -> int:
     """Write a policy for COMMAND in a few lines, and check both.
 
     It extends a shipped policy. How the job resumes is recognised in script and command. Then
@@ -372,17 +373,26 @@ def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
         raise _exists(out)
     checks, _ = check_job(argv)
     if checks[0].status == "fail":  # a slip in the command: another one will be written for
+        if as_json:
+            echo_json({"ok": False, "policy": None, "checks": [asdict(check) for check in checks]})
+            return 1
         print_checks(checks)
         echo("", f"{out} is not written: correct the command first")
         return 1
     facts = look_at(script_of(argv), argv)
     _write(out, "".join(f"{line}\n" for line in policy_lines(name, facts.recipe)))
     load_policy(out)
+    broken = any(check.status == "fail" for check in checks)
+    following = f"{PROGRAM} --policy {shlex.quote(str(out))} -- {shlex.join(argv)}"
+    if as_json:
+        listed = [asdict(check) for check in checks]
+        echo_json({"ok": not broken, "policy": str(out), "checks": listed, "next": following})
+        return int(broken)
     echo(f"{out}:")
     echo(*(f"  {line}" for line in out.read_text("utf-8").splitlines()), "")
     print_checks(checks)
-    echo("", f"next: {PROGRAM} --policy {shlex.quote(str(out))} -- {shlex.join(argv)}")
-    return int(any(check.status == "fail" for check in checks))
+    echo("", f"next: {following}")
+    return int(broken)
 
 
 def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:

@@ -28,7 +28,7 @@ from ..report.incident_report import Status
 from ..store import audit, files
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, echo_source, print_table, progress_line
-from ._params import JobCommand
+from ._params import ARGV, RESUMING, JobCommand
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
 
     \b
     Examples:
-      supervise drill suite --steps 400 -- python train.py --out {out} --seed {seed}
-      supervise drill suite --policy my.yaml --fault lr_spike:factor=10 --fault bad_batch \\
-        --seeds 5 --steps 400 --jobs 2 -- python train.py --out {out} --seed {seed}
+      supervise drill suite --steps 400 -- \\
+        python train.py --out {out} --seed {seed}
+      supervise drill suite --fault lr_spike:factor=10 --fault bad_batch \\
+        --steps 400 --jobs 2 -- python train.py --out {out} --seed {seed}
 
     Exit codes: 0; 1 as --fail-on says; 64 wrong usage, a run that cannot be started, a healthy run
     that fails, or no fault that can be injected; 65 invalid policy; 70 an error of our own.
@@ -126,6 +127,9 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
         policy = load_isolated_policy(options["policy"])
         suite = _suite(list(argv), options, policy)
         directory = suite.settings.directory
+        if options["directory"] is None:
+            head, given = ctx.meta[ARGV][:2], ctx.meta[ARGV][2:]
+            ctx.meta[RESUMING] = [*head, "--dir", str(directory), *given]
         with trial_runs.open_log(directory / trial_runs.LOG, trial_runs.SUITE_LOG) as log:
             log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
             report = _run(suite, policy, log)
@@ -467,7 +471,7 @@ def list_(as_json: bool) -> None:
     \b
     Examples:
       supervise drill list
-      supervise --policy nano --drill lr_spike:factor=10,steps=5@150 -- python train.py
+      supervise -p nano --drill lr_spike:factor=10,steps=5@150 -- python train.py
 
     Exit codes: 0.
     """

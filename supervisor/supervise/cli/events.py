@@ -19,7 +19,7 @@ from ..errors import StoreError, TamperError, UsageError, understood
 from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import is_locked
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json
+from ._output import echo, echo_json, show_events_read
 from ._params import parse_duration
 from ._runs import HIDDEN, LogTail, event_line, run_argument
 from .why import INSPECT
@@ -116,7 +116,7 @@ def audit_command() -> None:
     \b
     Examples:
       supervise audit verify runs/20260105-101112-7f3a9c
-      supervise audit show --json runs/20260105-101112-7f3a9c | jq 'select(.kind == "intent")'
+      supervise audit show --json 7f3a9c | jq 'select(.kind == "intent")'
     """
 
 
@@ -194,7 +194,7 @@ def show(run: Path, as_json: bool) -> None:
     \b
     Examples:
       supervise audit show runs/20260105-101112-7f3a9c
-      supervise audit show --json runs/20260105-101112-7f3a9c | grep '"kind":"suppressed"'
+      supervise audit show --json 7f3a9c | grep '"kind":"suppressed"'
     """
     path, _ = _log(run)
     for record in audit.read_audit(path):
@@ -285,9 +285,12 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> ReplayResult:
     thinned = journal.first_events_of_thinned(directory.journal_path)
     count, differences = engine.compare_decisions(
         load_policy(directory.policy_path),
-        journal.read_until(directory.journal_path, thinned[0][0])
-        if thinned
-        else journal.read_journal(directory.journal_path),
+        show_events_read(
+            journal.read_until(directory.journal_path, thinned[0][0])
+            if thinned
+            else journal.read_journal(directory.journal_path),
+            directory.journal_path,
+        ),
         log,
         policies.make_policy_finder(directory, load_policy),
     )

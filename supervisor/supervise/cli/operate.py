@@ -542,7 +542,7 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
     \b
     Examples:
       supervise reload runs/20260105-101112-7f3a9c
-      supervise reload --policy stricter.yaml --by anna runs/20260105-101112-7f3a9c
+      supervise reload --policy stricter.yaml --by anna 7f3a9c
 
     Exit codes: 0 reloaded; 64 no supervisor, or no answer within 15 s; 65 refused.
     """

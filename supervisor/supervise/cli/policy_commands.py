@@ -205,7 +205,7 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
       supervise policy show nano > whole.yaml
       supervise policy show nano --rule loss_spike.coupled
       supervise policy show nano --runbook nan
-      supervise policy show my.yaml --json | jq '.rules[] | select(.to_report != [])'
+      supervise policy show my.yaml --json | jq '.rules[].id'
 
     Exit codes: 0; 64 no such rule or runbook; 65 the policy is invalid.
     """

@@ -21,7 +21,7 @@ from ..report.stability_monitors import BenchmarkResults, Fault, Knowledge, Sign
 from ..report.stability_record import MAX_FIELDS, StabilityRecord
 from ..store import audit, files, journal, run_records
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json, echo_source
+from ._output import echo, echo_json, echo_source, show_events_read
 from ._runs import run_argument
 from .why import INSPECT, readable_policies
 
@@ -136,7 +136,7 @@ def verify(
     \b
     Examples:
       supervise record verify runs/20260105-101112-7f3a9c
-      supervise record verify record.json --run runs/20260105-101112-7f3a9c --key public.pem
+      supervise record verify record.json --run runs/main --key public.pem
 
     Exit codes: 0 good; 1 changed or missing; 64 no record or no run.
     """
@@ -177,7 +177,12 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
 def build_record(run: RunDir) -> StabilityRecord:
     """Return the record of a run. Raises StoreError."""
     with understood(f"the records in {run.audit_path}", INSPECT):
-        return build(run, readable_policies(run), installed_knowledge())
+        return build(
+            run,
+            readable_policies(run),
+            installed_knowledge(),
+            lambda events: show_events_read(events, run.journal_path),
+        )
 
 
 def _read(target: Path) -> StabilityRecord:

@@ -191,7 +191,7 @@ def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
     Examples:
       supervise runbook
       supervise runbook rollback-and-rewarm
-      supervise runbook loss-spike --policy runs/20260105-101112-7f3a9c/policy.yaml
+      supervise runbook loss-spike --policy runs/main/policy.yaml
 
     Exit codes: 0; 64 no such runbook; 65 the policy is invalid.
     """
@@ -328,7 +328,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 
     \b
     Examples:
-      supervise completion bash > ~/.local/share/bash-completion/completions/supervise
+      supervise completion bash >> ~/.bash_completion
       supervise completion zsh > "${fpath[1]}/_supervise"
       supervise completion fish > ~/.config/fish/completions/supervise.fish
 

@@ -283,8 +283,8 @@ def run_command(
 
     \b
     Examples:
-      supervise --policy nano --notify slack:SLACK_URL -- python train.py --lr 1e-3
-      supervise --policy nano --mode shadow --drill lr_spike@150 -- python train.py
+      supervise --policy nano --notify slack:SLACK_URL -- python train.py
+      supervise -p nano --mode shadow --drill lr_spike@150 -- python train.py
       supervise --policy nano --run-dir runs/main --resume-run -- python train.py
 
     Exit codes: the job's own (128+n after signal n); 64 wrong usage; 65 invalid policy; 75 stopped,

@@ -250,7 +250,7 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     Examples:
       supervise checkpoints runs/20260105-101112-7f3a9c
       supervise checkpoints --verify runs/20260105-101112-7f3a9c
-      supervise checkpoints --json runs/20260105-101112-7f3a9c | jq '.[] | select(.pinned) | .id'
+      supervise checkpoints --json 7f3a9c | jq '.[] | select(.pinned) | .id'
 
     Exit codes: 0; 1 with --verify: it is damaged, or could not be verified; 64 no such run.
     """

@@ -249,8 +249,8 @@ def why_not_command(
 
     \b
     Examples:
-      supervise why-not runs/20260105-101112-7f3a9c --rule loss_spike.coupled --step 150
-      supervise why-not --json runs/20260105-101112-7f3a9c --rule hang.stuck --step 80 | jq .verdict
+      supervise why-not 7f3a9c --rule loss_spike.coupled --step 150
+      supervise why-not --json 7f3a9c --rule hang.stuck --step 80 | jq .verdict
 
     Exit codes: 0; 64 no such run, rule, step, rank or attempt.
     """
@@ -394,7 +394,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     Examples:
       supervise triage
       supervise triage --good 3000 7f3a9c
-      supervise triage --json 7f3a9c | jq '.stages[] | select(.verdict == "found")'
+      supervise triage --json 7f3a9c | jq '.stages[].verdict'
 
     Exit codes: 0; 64 no such run.
     """

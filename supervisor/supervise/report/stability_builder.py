@@ -30,7 +30,7 @@ from .records import (
     list_troubles,
     notices,
 )
-from .stability_monitors import Frames, Interval, Knowledge, monitors, read_frames, rules
+from .stability_monitors import Follow, Frames, Interval, Knowledge, monitors, read_frames, rules
 from .stability_record import (
     SCHEMA_ID,
     AuditedPart,
@@ -66,12 +66,15 @@ class Effect(Struct, frozen=True):
     held_s: float | None = None
 
 
-def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> StabilityRecord:
+def build(
+    run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge, follow: Follow = iter
+) -> StabilityRecord:
     """Return the record of a run.
 
     Args:
         policies: those of the run that can be read, by digest.
         knowledge: what this installation knows about signals, faults and rules.
+        follow: passes the events of the journal on, and shows how many were read.
 
     Raises:
         StoreError: the audit log or run.json cannot be read; TamperError: the log was changed.
@@ -81,7 +84,7 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
     described = run.describe()
     recorded_start = next((r.data for r in records if r.kind == "run_start"), NOTHING)
     start = recorded_start.parse(RunStart)
-    frames = read_frames(run, _open_intervals(records))
+    frames = read_frames(run, _open_intervals(records), follow)
     reloads = [
         Reload(record.step, record.seq, record.decision.after, record.reason)
         for record in records

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from ..core.frames import tokens_of
 from ..core.model.decisions import RuleFired
-from ..core.model.events import Adopted, Announced, Exited, Frame, Gap
+from ..core.model.events import Adopted, Announced, Event, Exited, Frame, Gap
 from ..core.model.interfaces import Detector, yaml_name
 from ..core.model.payload import Payload
 from ..core.model.policy import HOLD, Policy, Rule
@@ -146,11 +146,15 @@ class Frames:
         return None if baseline is None else baseline.median
 
 
-def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
+Follow = Callable[[Iterable[tuple[int, Event]]], Iterable[tuple[int, Event]]]
+
+
+def read_frames(run: RunDir, incidents: Sequence[Interval], follow: Follow = iter) -> Frames:
     """Read the journal of a run.
 
     Args:
         incidents: when incidents were open; what lies in them is not healthy.
+        follow: passes the events of the journal on.
     """
     frames = Frames()
     names: dict[int, tuple[str, ...]] = {}
@@ -160,7 +164,7 @@ def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
             frames.unreadable = (
                 f"frames of events {begin} to {end - 1} were removed (journal.max_gb)"
             )
-        for _, event in journal.read_journal(run.journal_path, only=kinds):
+        for _, event in follow(journal.read_journal(run.journal_path, only=kinds)):
             if isinstance(event, Announced):
                 names[event.rank] = event.names
                 frames.announced.update(dict.fromkeys(event.names))
