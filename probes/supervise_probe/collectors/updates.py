@@ -66,9 +66,9 @@ UPDATES_METRICS = (
 )
 
 EXACT_LIMIT = 8_000_000  # parameters; above, the two kept copies would take too much memory
-# What it may cost per step in any case: a sample in each. Where rows that were dense become sparse,
-# a window has those of long ago for its baseline: a rate that is too high shows 200 steps later.
-UPDATE_NS = 60_000
+# What it may cost per step in any case: a sample in one of four, whose neighbours fill a window of
+# rows soon enough to show a rate that is too high.
+UPDATE_NS = 30_000
 SAMPLE = 8192  # parameters in a sample, beside the small tensors
 SMALL = 1024  # parameters of a tensor that is always taken whole
 BLOCK = 16  # neighbours that are taken together, a cache line: single values would cost as much

@@ -167,7 +167,7 @@ class Pace:
         if cost > allowed * self.every:
             self.stretch()
         elif self.every == self._least:
-            if cost < allowed:
+            if 2 * cost < allowed:  # in each step it costs more than this, around it
                 self._set(1)
         elif 3 * cost < allowed * self.every:
             self._set(max(1, self.every // 2))

@@ -58,6 +58,7 @@ class BatchObserver:
         self._batch_part, self._tokens_part = guard.part("batch"), guard.part("tokens")
         self._sanity, self._sanity_part = sanity, guard.part("batch_sanity")
         self._discards, self._discards_part = discards, guard.part("discards")
+        self._value = tokens.scalars.value
         self._inputs: List[Tuple[Any, ...]] = []
         self._targets: List[Tuple[Any, int, bool, Optional[Number]]] = []
         self._losses: List[Loss] = []  # one of each of the targets
@@ -75,15 +76,19 @@ class BatchObserver:
             loss: None where it says nothing that its graph is gone.
             how: `mean` or `sum` where `result` is that of the targets' own losses.
         """
-        mark = None if loss is None else self._guard.run(self._tokens_part, _marked, loss)
-        # Read at once: the job may divide it in place.
-        value = None
-        if reduction in ("mean", "sum"):
-            value = self._guard.run(self._tokens_part, self._tokens.scalars.value, result)
+        read = self._guard.run(self._tokens_part, self._read, loss, reduction, result)
+        mark, value = read or (None, None)
         self._targets.append((target, ignored, reduction == "sum", value))
         self._losses.append((mark, len(self._inputs)))
         if len(self._targets) > FORWARDS:
             self._no_backward()
+
+    def _read(
+        self, loss: Any, reduction: str, result: Any
+    ) -> Tuple[Optional[weakref.ref[_Mark]], Optional[Number]]:
+        """Return the mark of a loss, and its value at once: the job may divide it in place."""
+        mark = None if loss is None else _marked(loss)
+        return mark, self._value(result) if reduction in ("mean", "sum") else None
 
     @property
     def went_in(self) -> bool:

@@ -132,22 +132,24 @@ class Baseline:
 
     def covers(self) -> float:
         """Return how many steps the window covers, if each sample stands for its spacing."""
-        window = self._steps[self._first_index() :]
-        count = len(window)
-        return (window[-1] - window[0]) * count / (count - 1) if count > 1 else 0.0
+        steps, first_index = self._steps, self._first_index()
+        count = len(steps) - first_index
+        return (steps[-1] - steps[first_index]) * count / (count - 1) if count > 1 else 0.0
 
     def accept(self, step: int, value: float) -> None:
         """Add a sample; the oldest one leaves."""
         ordered, values = self._ordered, self._values
         count = len(values)
-        if self._by_steps:
-            self._ordered = None
-        elif ordered is not None:
-            if count >= (size := self._size):
+        first_index = self._first_index() if self._by_steps else 0
+        if ordered is not None:
+            if not self._by_steps and count >= (size := self._size):
                 del ordered[bisect_left(ordered, values[-size])]
             insort(ordered, value)
         values.append(value)
         self._steps.append(step)
+        if ordered is not None and self._by_steps:
+            for outdated in values[first_index : self._first_index()]:
+                del ordered[bisect_left(ordered, outdated)]
         if count + 1 >= self._full:
             self._drop()
         if self._freeze.flags:

@@ -275,17 +275,19 @@ class Excess:
         """Accept a row, and learn from its residual, which was out of sample."""
         self._accept(x)
         u = (x - self.level) / self.spread
-        age, is_first = divmod(self.seen, AGE)
-        age %= AGES
-        if is_first == 0:
-            self.rises[age] = self.sums[age] = 0.0
-        if u > self.rises[age]:
-            self.rises[age] = u
-        n = self.seen = self.seen + 1
+        n = self.seen
+        age = n // AGE % AGES
+        rises = self.rises
+        if n % AGE == 0:
+            rises[age] = self.sums[age] = 0.0
+        if u > rises[age]:
+            rises[age] = u
+        n = self.seen = n + 1
         self.quiet += 1
-        limit = min(max(4.0, self.most), CLIPPED)
-        u = -limit if u < -limit else limit if u > limit else u
-        rate = 1.0 / min(n, n / 3 + NEWEST, MEMORY)
+        if not -4.0 <= u <= 4.0:
+            limit = min(max(4.0, self.most), CLIPPED)
+            u = -limit if u < -limit else limit if u > limit else u
+        rate = 1.0 / (MEMORY if n >= 3 * MEMORY else min(n, n / 3 + NEWEST, MEMORY))
         self.mean += rate * (u - self.mean)
         self.upper += rate * ((2.0 * u * u if u > 0.0 else 0.0) - self.upper)
         for blocks in self.blocks:

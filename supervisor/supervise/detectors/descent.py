@@ -159,6 +159,7 @@ class ComparableWatch(Memory):
         self.levels: list[float] = []
         self.turns: list[float] = []
         self.odd: list[int] = []
+        self.alike = 0  # newest rows in a row with one level
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -179,11 +180,15 @@ class ComparableWatch(Memory):
         return self.raw
 
     def _count(self, level: int, step: int) -> None:
-        self.turns.append(bool(self.levels) and level != self.levels[-1])
+        turned = bool(self.levels) and level != self.levels[-1]
+        self.turns.append(turned)
         self.levels.append(level)
         self.steps.append(step)
         window = self.spec.window
         trim_window(window, self.steps, self.levels, self.turns)
+        self.alike = 0 if turned else self.alike + 1
+        if self.alike >= window:
+            return
         if self.spec.least:
             newest = self.levels[-window:]
             least = math.log(self.spec.least) / ALIKE
@@ -205,6 +210,7 @@ class ComparableWatch(Memory):
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps, self.levels, self.turns)
         cut_lists_after(step, self.odd)
+        self.alike = 0
 
     def numbers(self) -> Reading:
         return {

@@ -124,7 +124,10 @@ class EqualWatch(Debounced):
         if reference is None or reference - reference != 0.0:
             return UNKNOWN
         spec = self.spec
-        slack = self.slack = max(spec.tolerance * abs(reference), spec.abs_tolerance)
+        slack = spec.abs_tolerance
+        if spec.tolerance:
+            slack = max(spec.tolerance * abs(reference), slack)
+        self.slack = slack
         above = value - reference
         if self.law in (0, 3):
             breach = (abs(above) > slack) == (self.law == 0)

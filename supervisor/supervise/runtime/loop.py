@@ -454,7 +454,7 @@ class App:
             self._policy_watch.close()
         self._hardware.close()
         self._checkpoints.close()
-        self._status.write(control, system.monotonic_ns())
+        self._status.write(control, system.monotonic_ns(), over=True)
 
     def _watch_files(self, run: RunDir) -> None:
         """Let commands, checkpoints and edits of the policy wake who waits for them."""

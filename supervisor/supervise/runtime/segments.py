@@ -79,7 +79,7 @@ _MARK_BYTES = 2048
 _TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
 _RETAIN_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
 _AGAIN_NS = 1_000_000_000  # between two wishes that are the same
-_SHORTEST_S, _LONGEST_S = 0.050, 0.250  # between two polls; project defaults
+_SHORTEST_S, _LONGEST_S = 0.100, 0.500  # between two polls; project defaults
 _QUIET = 4  # median steps without a frame before the polls become fewer; project default
 
 
@@ -107,7 +107,7 @@ class Segments:
         self._known = {f"off.{pid}" for pid in self._taken.silent}
         self._waiting: list[Segment] = []  # of ranks whose process still lives
         self._empty_since: dict[str, int] = {}
-        self._interval_s = _LONGEST_S
+        self._interval_s = _LONGEST_S / 2
         self._frames_ns = 0  # when the newest events came
         self._step_s = 0.0
         self._tight = False
@@ -137,11 +137,12 @@ class Segments:
         return count
 
     def interval_s(self) -> float:
-        """Return how long to wait before the next poll, in seconds, between 50 and 250 ms.
+        """Return how long to wait before the next poll, in seconds, between 100 and 500 ms.
 
-        A quarter of the fastest rank's median step time while frames come, and more and more when
-        none do: polling costs the job nothing, where waking us at each step would cost it more than
-        the whole probe. Several frames at once cost half of what each costs alone.
+        Half of the fastest rank's median step time while frames come, so that what follows from one
+        reaches the next step, and more and more when none do: polling costs the job nothing, where
+        waking us at each step would cost it more than the whole probe. Several frames at once cost
+        half of what each costs alone.
         """
         return self._interval_s
 
@@ -364,7 +365,7 @@ class Segments:
             self._frames_ns = now_ns
             steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
             self._step_s = min(steps) / 1e9 if steps else 0.0
-            return min(max(self._step_s / 4, _SHORTEST_S), _LONGEST_S)
+            return min(max(self._step_s / 2, _SHORTEST_S), _LONGEST_S)
         quiet_s = (now_ns - self._frames_ns) / 1e9
         if quiet_s < max(_LONGEST_S, _QUIET * self._step_s):
             return self._interval_s

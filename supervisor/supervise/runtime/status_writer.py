@@ -13,6 +13,7 @@ import msgspec
 
 from .. import system
 from ..core.incident import PROBATION
+from ..core.model.decisions import Decision
 from ..core.model.events import Notice
 from ..core.model.failure import FAILURE_NOTICE, FailureClass
 from ..core.model.payload import Json, Payload
@@ -42,6 +43,8 @@ from .status import format_capabilities, is_known, list_capabilities
 TICK_NS = 1_000_000_000
 IDENTITY_S = 1.0  # for what is still being read of a job that has ended; project default
 SETTLED_S = 60.0  # what can be done is said in the first minute; project default
+# Behind it the status is written so often while nothing is decided: it costs a millisecond.
+STATUS_NS = 3_000_000_000
 # A job that makes no step is told when it has not worked for so long, and in any case so long after
 # its launch: if it does not import torch, which it may never do, and if it does. Project defaults.
 IDLE_START_S, PREPARING_S, STARTING_S = 120.0, 900.0, 3600.0
@@ -74,7 +77,8 @@ class StatusWriter:
         self._tier = settings.tier
         self._launched_ns, self._worked_s = 0, 0.0
         self._is_reported = False
-        self._first_frame_ns = 0
+        self._first_frame_ns = self._next_ns = 0
+        self._shown: Decision | None = None  # the newest decision that the status has
         past = settings.past
         self._can: Mapping[str, str] = {}
         self._failures = FailureRecords(
@@ -155,8 +159,8 @@ class StatusWriter:
         if message is not None:
             self._processor.process(Notice(now_ns, "no-probe", message))
 
-    def write(self, control: Control, now_ns: int) -> None:
-        """Write the newest status, and say once what can be done in this job."""
+    def write(self, control: Control, now_ns: int, *, over: bool = False) -> None:
+        """Write the newest status if it is due, and say once what can be done in this job."""
         try:
             ranks = control.ranks()
         except SegmentError:
@@ -170,7 +174,11 @@ class StatusWriter:
         ):
             if notice is not None:
                 self._processor.process(notice)
-        make("status", self._write, ranks, probe, now_ns)
+        last = self._processor.last
+        if over or last is not self._shown or now_ns >= self._next_ns:
+            settled = now_ns - self._launched_ns > SETTLED_S * 1e9
+            self._shown, self._next_ns = last, now_ns + STATUS_NS * settled
+            make("status", self._write, ranks, probe, now_ns)
         if self._settings.metrics is not None:
             policy, state = self._processor.policy, self._processor.state
             trouble = self._recorder.trouble
