@@ -32,10 +32,10 @@ from supervise.report import (
     Record,
     RunOrigin,
     Tapes,
+    add_report_to_message,
     build_incident_report,
     is_closing,
     render_card,
-    with_report,
 )
 from supervise.store import RunDir, make_policy_finder, read_audit, read_journal
 
@@ -142,7 +142,7 @@ class _Replay:
         """Return what people read of it, as of now."""
         message = message_of(decision, self.run.id, "", str(self.run.path))
         if message.incident and message.incident in self.incidents[-1:]:
-            message = with_report(message, self.report(message.incident))
+            message = add_report_to_message(message, self.report(message.incident))
         text = render_console(message, colour=False).replace("supervise: ", "").rstrip()
         incident = message.incident or ""
         return Sent(number, decision.step, decision.attempt, incident, message, text)

@@ -172,10 +172,10 @@ def measure(name: str) -> dict[str, float]:
 
 def stream(rate: int, seconds: int) -> None:
     """Publish into the segment of the run that this process belongs to."""
-    from supervise_probe.config import load
+    from supervise_probe.config import read_config
     from supervise_probe.ipc.segment import Writer
 
-    config = load(os.environ["SUPERVISE_PROBE"])
+    config = read_config(os.environ["SUPERVISE_PROBE"])
     writer = Writer.create(config.shm, config.run, 0, 1, config.slots, config.capacity)
     writer.announce(METRICS)
     values = [0.0] * len(METRICS)

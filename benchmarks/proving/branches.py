@@ -84,7 +84,7 @@ class Run:
                 self._states[row] = self._state()
             for name, fault in self._plan.items():
                 if row == fault["row"] and self._split(name):
-                    self._fault = faults.catalog()[fault["drill"]](torch, fault["params"])
+                    self._fault = faults.fault_classes()[fault["drill"]](torch, fault["params"])
                     self._first, self._over = row, row + self._fault.steps
                     break
         elif not self._remedy:

@@ -49,7 +49,7 @@ Rows = Mapping[str, list[dict[str, Any]]]  # run -> its rows of rank 0
 
 def is_default(drill: Mapping[str, Any]) -> bool:
     """Whether the sizes of a drill are its default ones; words are no sizes."""
-    known = faults.catalog()[drill["fault"]].PARAMS
+    known = faults.fault_classes()[drill["fault"]].PARAMS
     sizes = {k: v for k, (v, _) in known.items() if k not in NO_SIZES and not isinstance(v, str)}
     return all(drill["params"][name] == value for name, value in sizes.items())
 
@@ -94,7 +94,7 @@ def main() -> int:
             drill = run["drill"]
             if not drill or run["seed"] or not is_default(drill):
                 continue
-            metric = faults.catalog()[drill["fault"]].moves(drill["params"])
+            metric = faults.fault_classes()[drill["fault"]].moves(drill["params"])
             words = [f":{v}" for v in drill["params"].values() if isinstance(v, str)]
             which = f"{drill['fault']}{''.join(words)}", metric
             left = has_moved(rows, name, f"{HEALTHY}-{run['seed']}", metric, drill)

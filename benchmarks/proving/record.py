@@ -66,7 +66,7 @@ def drill(cell: Cell) -> dict[str, Any]:
 def moved(cell: Cell) -> str:
     """Return the metric that the drill of a cell says it moves."""
     order = drill(cell)
-    return faults.catalog()[order["fault"]].moves(order["params"]) if order else ""
+    return faults.fault_classes()[order["fault"]].moves(order["params"]) if order else ""
 
 
 def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """`python -I devices.py SECONDS`: matrix products known to the last bit, on all devices at once.
 
-Prints one JSON line, `{"torch": version, "devices": [...]}`; the rows are those of `multiply`. Exit
-status 3, with `{"error": ...}`: torch cannot be imported.
+Prints one JSON line, `{"torch": version, "devices": [...]}`; the rows are those of
+`multiply_matrices`. Exit status 3, with `{"error": ...}`: torch cannot be imported.
 
 The factors hold whole numbers from -127 to 127. They fit into each format that a matrix unit may
 round its inputs to (TF32, bfloat16), and every sum of their products is far below 2**24, so that
@@ -33,14 +33,14 @@ OTHERS = 0.2  # of a device's memory; less may be a desktop's, or our own contex
 ON_DEVICE, ON_CPU = 4096, 512  # rows and columns: 137 and 0.3 GFLOP a product
 
 
-def devices(torch: Any) -> List[str]:
+def visible_devices(torch: Any) -> List[str]:
     """Return the devices that the job sees, the CPU where it sees none."""
     if not torch.cuda.is_available():
         return ["cpu"]
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any]]:
+def multiply_matrices(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any]]:
     """Multiply on all devices for as long as that, each product compared, one at least.
 
     Returns:
@@ -140,7 +140,7 @@ def main() -> None:
     except ImportError as error:
         print(json.dumps({"error": f"torch cannot be imported: {error}"}), flush=True)
         raise SystemExit(3) from None
-    rows = multiply(torch, devices(torch), float(sys.argv[1]))
+    rows = multiply_matrices(torch, visible_devices(torch), float(sys.argv[1]))
     print(json.dumps({"torch": str(torch.__version__), "devices": rows}), flush=True)
 
 

@@ -74,10 +74,10 @@ def install_probe(torch: Any, path: str) -> None:
     """
     global _probe
     if _probe is None:
-        from .config import load
+        from .config import read_config
         from .probe import Probe
 
-        probe = Probe(torch, load(path))
+        probe = Probe(torch, read_config(path))
         probe.install()
         _probe = probe
 

@@ -72,14 +72,14 @@ class Config(NamedTuple):
         return self.counters.get(str(rank)) or self.counters.get("all") or {}
 
 
-def load(path: str) -> Config:
+def read_config(path: str) -> Config:
     """Read probe.json.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not JSON, or lacks `run` or `shm`.
     """
-    raw = json.loads(files.read(path))
+    raw = json.loads(files.read_file(path))
     if not isinstance(raw, dict) or not raw.get("run") or not raw.get("shm"):
         raise ValueError(f"{path} names no run and no shm directory")
     raw.setdefault("marks", os.path.splitext(path)[0])

@@ -41,7 +41,7 @@ class Probe:
         self.parts = self._fresh(config)
         self._listeners = Listeners()
         self._put_listeners()
-        self._around = forward.around(torch, self.gate, self._times, self._listeners)
+        self._around = forward.make_around(torch, self.gate, self._times, self._listeners)
 
     def _fresh(self, config: settings.Config) -> Parts:
         """Return the parts of a process that has not trained yet."""
@@ -77,7 +77,7 @@ class Probe:
     def install(self) -> None:
         """Patch torch, and register for forks and the exit. Call it once."""
         self._registry.install(self._torch)
-        install.install(self._torch, self.gate, self.guard, self._times, self._listeners)
+        install.install_patches(self._torch, self.gate, self.guard, self._times, self._listeners)
         failure.watch_exit()
         failure.watch_threads(self._location)
         os.register_at_fork(after_in_child=self._forked)
@@ -85,9 +85,9 @@ class Probe:
 
     def listen(self, library: Any) -> None:
         """Hear what a training library, which was just imported, will do."""
-        from .hooks.libraries import Hold, listen
+        from .hooks.libraries import Hold, listen_to_library
 
-        listen(Hold(self.gate, self.guard, self._times, self._listeners), library)
+        listen_to_library(Hold(self.gate, self.guard, self._times, self._listeners), library)
 
     def _attach(self) -> None:
         for root in self._registry.roots():
@@ -168,7 +168,7 @@ class Probe:
         try:
             path = os.path.join(self.parts.context.config.marks, f"off.{os.getpid()}")
             text = reason.replace("\n", " ") + "\n"
-            files.replace(path, text.encode("utf-8", "replace"))
+            files.replace_file(path, text.encode("utf-8", "replace"))
             self.parts.context.reporter.write_status()
         except Exception:  # nothing is left to report to
             pass
@@ -273,7 +273,7 @@ class Probe:
             parts.reports.end()
             parts.wired.framework.ended()
             reporter.beat("exiting")
-            reporter.writer.last_words(*failure.last_words())
+            reporter.writer.last_words(*failure.end_summary())
             parts.rank.close()
             reporter.writer.close()
         except Exception:  # at exit nothing is left to report to

@@ -48,7 +48,7 @@ class Origin(NamedTuple):
     offset: Offset = None
 
 
-def name_of(value: Any) -> Optional[str]:
+def shard_name(value: Any) -> Optional[str]:
     """Return the name of a shard; None for any other value.
 
     A URL loses its query and its user, which may be secrets. The end of a long name is kept: it
@@ -77,7 +77,7 @@ def shorten_name(name: str) -> str:
     return f"…{crc32(name.encode('utf-8', 'replace')):08x}…{name[10 - SHORT :]}"
 
 
-def offset_of(value: Any) -> Offset:
+def shard_offset(value: Any) -> Offset:
     """Return a place in a shard: a whole number, or the key of a sample."""
     if isinstance(value, bool):
         return None
@@ -91,7 +91,7 @@ def offset_of(value: Any) -> Offset:
     return None
 
 
-def of_batch(torch: Any, batch: Any) -> List[Origin]:
+def batch_origins(torch: Any, batch: Any) -> List[Origin]:
     """Return the origins that a batch names by its keys, without repeats."""
     if not isinstance(batch, dict):
         batch = getattr(batch, "__dict__", {}).get("data")  # transformers.BatchEncoding
@@ -103,10 +103,10 @@ def of_batch(torch: Any, batch: Any) -> List[Origin]:
     offsets = _leading(torch, batch, OFFSET_KEYS)
     origins: Dict[str, Origin] = {}
     for index, value in enumerate(shards):
-        name = name_of(value)
+        name = shard_name(value)
         if name is not None and name not in origins and len(origins) < SEVERAL:
             origins[name] = Origin(
-                name, offset_of(offsets[index]) if index < len(offsets) else None
+                name, shard_offset(offsets[index]) if index < len(offsets) else None
             )
     return list(origins.values())
 
@@ -126,16 +126,16 @@ def _leading(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[A
     return []
 
 
-def of_dataset(iterator: Any) -> List[Origin]:
+def dataset_origins(iterator: Any) -> List[Origin]:
     """Return where the dataset of a loader without workers stands."""
     fields = getattr(iterator, "__dict__", {})
     if fields.get("_num_workers") != 0:
         return []
     for attributes in _attributes(fields.get("_dataset")):
         for key in DATASET_SHARDS:
-            name = name_of(attributes.get(key))
+            name = shard_name(attributes.get(key))
             if name is not None:
-                places = (offset_of(attributes.get(key)) for key in DATASET_OFFSETS)
+                places = (shard_offset(attributes.get(key)) for key in DATASET_OFFSETS)
                 return [Origin(name, next((p for p in places if p is not None), None))]
     return []
 
@@ -206,9 +206,9 @@ class ShardTracker:
 
     def report(self, name: Any, offset: Any) -> None:
         """Add the origin that the job reports for its next batch."""
-        shard = name_of(name)
+        shard = shard_name(name)
         if shard is not None and len(self.reported) < SEVERAL:
-            origin = Origin(shard, offset_of(offset))
+            origin = Origin(shard, shard_offset(offset))
             if origin not in self.reported:
                 self.reported.append(origin)
                 self.on_origin()
@@ -219,7 +219,7 @@ class ShardTracker:
         if origins:
             del self.reported[reported_before:]
             return origins
-        return of_batch(self._torch, batch) or of_dataset(iterator)
+        return batch_origins(self._torch, batch) or dataset_origins(iterator)
 
     def loaded(self, iterator: Any, origins: List[Origin]) -> None:
         """Add a batch of a loader, for a later step."""

@@ -88,7 +88,7 @@ class StoreError(SuperviseError):
     exit_code = 64
 
 
-def no_space(error: BaseException) -> str | None:
+def disk_full_reason(error: BaseException) -> str | None:
     """Return how the disk said that it is full, None where something else is wrong."""
     cause = error if isinstance(error, OSError) else error.__cause__
     full = isinstance(cause, OSError) and cause.errno in FULL
@@ -172,7 +172,7 @@ def named_error(error: Exception) -> str:
 
 
 @contextmanager
-def understood(what: str, hint: str) -> Iterator[None]:
+def reading_recorded_data(what: str, hint: str) -> Iterator[None]:
     """Read recorded data whose shape nobody promises: what does not fit is a StoreError.
 
     Args:

@@ -32,7 +32,7 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], An
     return attribute_of
 
 
-def offers(package: str) -> tuple[str, ...]:
+def offered_names(package: str) -> tuple[str, ...]:
     """Return the names that the face of a package offers."""
     return _offers[package]
 

@@ -27,7 +27,7 @@ from supervise.runtime import (
     Performer,
     RecoveredRun,
     Settings,
-    ends_with,
+    exit_code_by_policy,
 )
 from supervise.store import Audit, Journal, Recorder, Reloader, read_audit, read_journal
 from tests.support.waiting import wait_until
@@ -340,7 +340,7 @@ def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, c
     taken = take_over(run, job)
 
     assert taken.processor.state.job.over
-    assert ends_with(job, taken.processor.state, taken.processor.policy) == passed_on
+    assert exit_code_by_policy(job, taken.processor.state, taken.processor.policy) == passed_on
     reason = kinds(run, "incident")[-1]["reason"]
     assert ("job.relaunch.args --resume" in reason) is (code != 0)
     assert_replayed(run)

@@ -10,7 +10,7 @@ from supervise.checkpoints import RestoredCheckpoint
 from supervise.core import Finding
 from supervise.core.model import Payload, Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
-from supervise.runtime import Relauncher, stopped_for
+from supervise.runtime import Relauncher, was_stopped_for
 from supervise.store import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
@@ -331,17 +331,17 @@ def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control
         relaunch(control)
     path, _ = written(run)
     path.write_text(json.dumps({"key": "r:1", "stopping": True}))
-    assert not stopped_for(run, "r:1")  # nobody knows yet
+    assert not was_stopped_for(run, "r:1")  # nobody knows yet
     control.exit_code = None
 
     with pytest.raises(ActionError):
         relaunch(control)
 
     assert written(run)[1]["how"] == "stopped" and control.exit_code == 78
-    assert stopped_for(run, "r:1") and not stopped_for(run, "r:2")
+    assert was_stopped_for(run, "r:1") and not was_stopped_for(run, "r:2")
     edges.error = None
     assert relaunch(control)["how"] == "stopped"
-    assert not stopped_for(run, "r:1") and control.exit_code is None
+    assert not was_stopped_for(run, "r:1") and control.exit_code is None
 
 
 def test_a_job_that_crashed_and_cannot_be_started_keeps_its_code(control, edges):

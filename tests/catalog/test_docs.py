@@ -11,7 +11,7 @@ import click
 import cogapp
 import pytest
 
-from supervise.catalog import documents, shipped_names
+from supervise.catalog import schema_files, shipped_names
 from supervise.cli import group as supervise_group
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,9 @@ def test_the_tables_of_a_readme_are_current(name: str) -> None:
     assert cog.process_string(text, name) == text
 
 
-@pytest.mark.parametrize(("path", "text"), [*documents()], ids=lambda value: Path(value).name[:30])
+@pytest.mark.parametrize(
+    ("path", "text"), [*schema_files()], ids=lambda value: Path(value).name[:30]
+)
 def test_the_committed_schema_is_current(path: Path, text: str) -> None:
     assert path.read_text("utf-8") == text
 
@@ -41,7 +43,7 @@ def test_the_committed_schema_is_current(path: Path, text: str) -> None:
 def test_every_part_of_the_language_is_in_a_table() -> None:
     """Nothing that can be written is missing from the reference."""
     text = "".join((ROOT / name).read_text("utf-8") for name in READMES)
-    forms = {path.name.partition(".")[0]: json.loads(text) for path, text in documents()}
+    forms = {path.name.partition(".")[0]: json.loads(text) for path, text in schema_files()}
     keys = {
         key for name in ("policy", "pack", "runbook", "test") for key in forms[name]["properties"]
     }

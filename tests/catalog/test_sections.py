@@ -120,12 +120,12 @@ def test_what_is_no_drill_is_refused(text):
 def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
     """How long it lasts, what it draws, which token and which signal are no size; a hang ends all
     frames."""
-    for name, fault in faults.catalog().items():
+    for name, fault in faults.fault_classes().items():
         params = faults.complete_parameters(name, {})
         sizes = [key for key, value in params.items() if isinstance(value, (int, float))]
         if {*sizes} - {"steps", "seed", "token", "signal"} and name != "hang":
             assert fault.MOVES in all_metrics(), name
-    assert faults.catalog()["bit_flip"].moves({"target": "weight"}) == "train_loss_raw"
+    assert faults.fault_classes()["bit_flip"].moves({"target": "weight"}) == "train_loss_raw"
 
 
 def test_without_an_objective_the_height_of_a_loss_is_told_only(load: Loader, good: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supervise.actions import Snapshot
-from supervise.catalog import action_classes, name_of
+from supervise.catalog import action_classes, yaml_name_of
 from supervise.core import initial_state, replay_decisions
 from supervise.core import step as step_engine
 from supervise.core.model import (
@@ -94,7 +94,7 @@ def rule_on(
 
 def runbook_of(name: str, *steps: Action, **more: Any) -> Runbook:
     """Return a runbook of these steps."""
-    verbs = tuple(name_of(step) for step in steps)
+    verbs = tuple(yaml_name_of(step) for step in steps)
     return Runbook(name, steps, verbs, **more)
 
 

@@ -18,7 +18,7 @@ from supervise.core import (
     judge_memory,
 )
 from supervise.core.model import FailureClass
-from supervise.runtime import main_frames, own_place
+from supervise.runtime import deepest_own_frame, main_frames
 
 from .conftest import crashing, messages, relaunched
 
@@ -261,7 +261,7 @@ Current thread 0x00007f0000000002 (most recent call first):
 
 
 def test_the_place_is_the_deepest_frame_of_the_job_in_its_main_thread():
-    assert own_place(main_frames(STACKS.splitlines())) == "train.py:28 in step"
+    assert deepest_own_frame(main_frames(STACKS.splitlines())) == "train.py:28 in step"
     assert main_frames(STACKS.replace("Current thread", "Thread").splitlines()) == []
     py_spy = 'Thread 71 (idle): "MainThread"\n    recv (socket.py:5)\n    load (jobs/a.py:9)\n'
-    assert own_place(main_frames(py_spy.splitlines())).endswith(" in recv")
+    assert deepest_own_frame(main_frames(py_spy.splitlines())).endswith(" in recv")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import start_failed
+from supervise.core import has_start_failed
 from supervise.core.model import Beat, Budget, JobSettings, Ladder, RelaunchSettings, Reloaded, Tick
 from supervise.detectors import Absence, RobustZ
 
@@ -372,7 +372,7 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
 
     why = f"restarted with {given}, the job ended with code 2 before its first step"
     assert [d.reason for d in story.kinds("verify", "failed")] == [why]
-    assert story.state.job.over and start_failed(story.state)
+    assert story.state.job.over and has_start_failed(story.state)
     message = messages(story)[-1]
     assert message["title"] == ("the restarted job ended with code 2 before its first step")
     assert "it already ended at step 49 before" in message["verdict"]
@@ -387,7 +387,7 @@ def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
     relaunched(story, 40)
     story.exit(code)
 
-    assert story.state.job.over and not start_failed(story.state)
+    assert story.state.job.over and not has_start_failed(story.state)
     assert not story.kinds("verify", "failed")
 
 
@@ -402,7 +402,7 @@ def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
     assert not story.state.job.over
     story.finish(action, {"pid": 2, "attempt": 1, "step": 40})
 
-    assert story.state.job.over and start_failed(story.state)
+    assert story.state.job.over and has_start_failed(story.state)
     assert not story.kinds("note", "relaunching")
     assert "code 2 before its first step" in story.kinds("incident", "closed")[0].reason
 

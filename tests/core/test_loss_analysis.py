@@ -17,11 +17,11 @@ import pytest
 from supervise.core import (
     Band,
     Evidence,
-    band_of,
     classify_spike,
+    describe_recurring_onsets,
     find_change,
     find_jump,
-    recurring_causes,
+    fit_loss_band,
 )
 from supervise.core.model import ContextEvent, SpikeClass
 
@@ -53,14 +53,14 @@ def test_the_slope_is_theil_and_sens(seed):
     ]
     expected = max(theil_sen(blocks), theil_sen(blocks[-32:]))
 
-    assert band_of(points, 766).slope == pytest.approx(expected, rel=1e-9)
+    assert fit_loss_band(points, 766).slope == pytest.approx(expected, rel=1e-9)
 
 
 def test_level_and_spread_are_of_what_the_trend_leaves():
     """Median of 128 and 1.4826 MAD of 256 residuals, the 10 steps before the onset left out."""
     points = [*curve(range(1000), 1), *((t, 99.0) for t in range(990, 1000))]
     points = [p for p in points if p[1] == 99.0 or p[0] < 990]
-    band = band_of(points, 1000)
+    band = fit_loss_band(points, 1000)
     pre = np.array(points[990 - 256 : 990])
     left = pre[:, 1] - band.slope * (np.log(pre[:, 0] + 1) - math.log(1001))
 
@@ -80,7 +80,7 @@ def test_a_loss_that_came_to_its_floor_is_expected_there(decay):
     random = np.random.default_rng(decay)
     losses = 2.4 + 2 * np.exp(-np.arange(600) / decay) + random.normal(0, 0.02, 600)
     for onset in (300, 400):
-        band = band_of(list(enumerate(losses.tolist())), onset)
+        band = fit_loss_band(list(enumerate(losses.tolist())), onset)
         newest = [losses[step] - band.forecast(step) for step in range(onset, onset + 30)]
 
         assert np.median(newest) <= band.width(30)
@@ -88,7 +88,7 @@ def test_a_loss_that_came_to_its_floor_is_expected_there(decay):
 
 def test_half_of_the_slope_is_trusted_after_the_onset_and_all_of_it_before():
     """A loss falls ever slower: the forecast lies between the trend and the level."""
-    band = band_of(curve(range(2000), 2), 1000)
+    band = fit_loss_band(curve(range(2000), 2), 1000)
     away = math.log(1301) - math.log(1001)
 
     assert band.slope < 0
@@ -99,7 +99,7 @@ def test_half_of_the_slope_is_trusted_after_the_onset_and_all_of_it_before():
 
 
 def test_a_loss_above_zero_is_not_expected_below_it():
-    learned = band_of([(step, 0.01 * math.exp(-step / 200)) for step in range(900)], 900)
+    learned = fit_loss_band([(step, 0.01 * math.exp(-step / 200)) for step in range(900)], 900)
     away = 0.5 * learned.slope * (math.log(1801) - math.log(901))
     assert learned.level + away < 0.0
     assert (
@@ -107,7 +107,7 @@ def test_a_loss_above_zero_is_not_expected_below_it():
         < learned.forecast(1800)
         == pytest.approx(learned.level * math.exp(away / learned.level))
     )
-    density = band_of([(step, -1.0 - step / 900) for step in range(900)], 900)
+    density = fit_loss_band([(step, -1.0 - step / 900) for step in range(900)], 900)
     away = 0.5 * density.slope * (math.log(1801) - math.log(901))
     assert density.forecast(1800) == pytest.approx(density.level + away)
 
@@ -116,11 +116,13 @@ def test_a_loss_above_zero_is_not_expected_below_it():
 def test_a_short_past_gives_a_level_and_no_slope(count):
     """Under 256 losses (10 before the onset left out) a warm-up would be taken for a trend."""
     losses = [(step, 2.0 + 0.01 * (step % 3)) for step in range(count)]
-    band = band_of(losses, count)
+    band = fit_loss_band(losses, count)
 
     assert (band.slope, band.samples) == (0.0, min(count, 256))
     assert band.level == pytest.approx(2.01, abs=0.01)
-    assert band_of(losses[:7], 7) is None and band_of(losses, 7) is None, "fewer than eight"
+    assert fit_loss_band(losses[:7], 7) is None and fit_loss_band(losses, 7) is None, (
+        "fewer than eight"
+    )
 
 
 def noisy(level, count=300, noise=0.02, seed=3):
@@ -327,7 +329,7 @@ def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, 
     ],
 )
 def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
-    assert bool(recurring_causes(onsets)) is series
+    assert bool(describe_recurring_onsets(onsets)) is series
 
 
 ODD = ContextEvent(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
@@ -455,7 +457,7 @@ def classify(run, onset):
     after = [point for point in losses if point[0] >= onset]
     return classify_spike(
         Evidence(
-            band_of(losses, onset),
+            fit_loss_band(losses, onset),
             after,
             norms,
             {"val_loss": series(rows, "val_loss")},
@@ -471,7 +473,7 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
     assert len(labels) >= 6
     for label in labels:
         after = [point for point in rows if point[0] >= label][:100]
-        case = Evidence(band_of(rows, label), after, peak=max(loss for _, loss in after))
+        case = Evidence(fit_loss_band(rows, label), after, peak=max(loss for _, loss in after))
         verdict = classify_spike(case)
 
         assert verdict.kind == SpikeClass.RECOVERABLE, f"{label}: {verdict.text}"
@@ -484,7 +486,7 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
 def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     """After 20, 60, 110 and 350 rows; a plateau is never seen where nothing happened."""
     losses = series(fault(run), "train_loss_raw")
-    band = band_of(losses, onset)
+    band = fit_loss_band(losses, onset)
     for frames in (20, 60, 110, 350):
         after = losses[onset : onset + frames]
 

@@ -24,7 +24,7 @@ from supervise.runtime import (
     Segment,
     Segments,
     build_status,
-    recorded_end,
+    recorded_returncode,
 )
 from supervise.store import Chain, pack_event, unpack_event
 from supervise_probe import wire
@@ -231,7 +231,7 @@ def use_segment(home: Path, raw: bytes) -> None:
                     judge.results += [{**ack.result} for ack in rank.acks() if ack.ok]
                     rank.send("k", "pause", {})
                     rank.resume(2, 2)
-        end = recorded_end(folder, 4242, 0)
+        end = recorded_returncode(folder, 4242, 0)
         assert end is None or isinstance(end, int)
     finally:
         segments.close()

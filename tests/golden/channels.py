@@ -20,7 +20,7 @@ from supervise.notifiers import (
     message_of,
     render_console,
 )
-from supervise.report import with_report
+from supervise.report import add_report_to_message
 from tests.support.receivers import http_server, mail_server
 
 from . import stories
@@ -45,7 +45,7 @@ def sent(name: str) -> Iterator[tuple[Message, str]]:
         )
         if message.incident is not None:
             report = stories.report(name, message.incident, until=r.seq + 1)
-            message = with_report(message, report)
+            message = add_report_to_message(message, report)
         yield message, f"{stories.RUN}:{r.seq}"
 
 
@@ -65,7 +65,7 @@ def channels() -> str:
         keys = {"host": "127.0.0.1", "port": mail.port, "tls": "none"}
         keys |= {"sender": "a@example.org", "to": ("b@example.org",)}
         for name in PLAYED:
-            (email,), _ = notifiers.build({"email": keys}, {})
+            (email,), _ = notifiers.build_senders({"email": keys}, {})
             senders = (
                 SlackSender(hook.url),
                 WebhookSender(hook.url, []),

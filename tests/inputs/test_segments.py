@@ -11,7 +11,7 @@ import pytest
 
 from supervise.core.model import Announced, Frame, Gap, Notice
 from supervise.errors import SegmentError
-from supervise.runtime import ReadCursor, Segments, recorded_end, start_ticks
+from supervise.runtime import ReadCursor, Segments, recorded_returncode, start_ticks
 from supervise_probe import wire
 from supervise_probe.ipc.segment import Mailbox
 from tests.support.waiting import wait_until
@@ -363,5 +363,5 @@ def test_the_end_is_as_the_first_process_or_all_ranks_recorded_it(rank, shm, cod
             writer.last_words(code, "")
     pid = os.getpid() if leader else 1
 
-    assert recorded_end(shm, pid, 0) == told
-    assert recorded_end(shm, pid, (start_ticks(os.getpid()) or 0) + 1) is None
+    assert recorded_returncode(shm, pid, 0) == told
+    assert recorded_returncode(shm, pid, (start_ticks(os.getpid()) or 0) + 1) is None

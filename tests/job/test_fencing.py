@@ -18,7 +18,7 @@ from .conftest import FakeRank
 
 def verdicts(ranks):
     paths = sorted(ranks.shm.glob(f"{fences.PREFIX}*"))
-    return [fences.read(str(path)) for path in paths]
+    return [fences.read_verdict(str(path)) for path in paths]
 
 
 def test_all_ranks_do_it_at_one_step_and_once(gang):
@@ -164,11 +164,11 @@ def test_ranks_go_back_to_a_step_that_all_have_and_none_doubts():
 def test_a_verdict_is_written_once(tmp_path):
     path = str(tmp_path / "fence-1")
 
-    assert fences.read(path) is None
-    first = fences.decide(path, fences.ABORT, "rank 1 is late", 7)
-    second = fences.decide(path, fences.COMMIT, "", 7, {"to_step": 3})
+    assert fences.read_verdict(path) is None
+    first = fences.decide_fence(path, fences.ABORT, "rank 1 is late", 7)
+    second = fences.decide_fence(path, fences.COMMIT, "", 7, {"to_step": 3})
 
-    assert first == second == fences.read(path)
+    assert first == second == fences.read_verdict(path)
     assert [each.name for each in tmp_path.iterdir()] == ["fence-1"]
 
 
@@ -187,7 +187,7 @@ def test_what_was_decided_is_done_however_late(gang):
     ranks = gang()
     until_ns = time.monotonic_ns() + 100_000_000
     step = promise(ranks, 200, 5.0, until_ns=until_ns)
-    fences.decide(fences.path_of(str(ranks.shm), "fence"), fences.COMMIT, "", step)
+    fences.decide_fence(fences.verdict_path(str(ranks.shm), "fence"), fences.COMMIT, "", step)
 
     wait_until(lambda: min(ranks.steps().values()) > step + 5)
     assert time.monotonic_ns() > until_ns

@@ -40,7 +40,7 @@ def test_every_file_is_a_kind():
 )
 def test_what_cannot_work_is_one_warning_without_the_value(notify, env, warning):
     """A missing variable costs a channel, never the run; and nothing is sent unsigned."""
-    senders, warnings = notifiers.build(notify, env)
+    senders, warnings = notifiers.build_senders(notify, env)
 
     assert senders == []
     assert len(warnings) == 1
@@ -52,7 +52,7 @@ def test_http_works_where_it_was_asked_for():
     """On this machine always, elsewhere when the policy says so."""
     for url, more in (("http://localhost:1/x", {}), ("http://alerts/x", {"allow_http": True})):
         keys = {"url_env": "U", "min_sev": "SEV1", **more}
-        (slack,), warnings = notifiers.build({"slack": keys}, {"U": url})
+        (slack,), warnings = notifiers.build_senders({"slack": keys}, {"U": url})
         assert (slack.name, slack.min_sev, warnings) == ("slack", "SEV1", [])
 
 
@@ -62,7 +62,7 @@ def test_a_wrong_key_is_refused_with_what_there_is():
         ({"slack": {"url": "x"}}, "no key 'url'"),
     ):
         with pytest.raises(InputError, match=text) as caught:
-            notifiers.build(notify, {})
+            notifiers.build_senders(notify, {})
         assert caught.value.exit_code == 65
         assert caught.value.hint is not None
 
@@ -80,11 +80,11 @@ def test_a_wrong_key_is_refused_with_what_there_is():
 def test_a_channel_of_the_command_line_is_refused_before_the_job_starts(options, said):
     """What the person types next is in the hint; a URL in the wrong place is not shown."""
     with pytest.raises(UsageError) as raised:
-        notifiers.of_options(options, {"URL": "https://a.example/x", "NOISE": "secret"})
+        notifiers.channels_from_options(options, {"URL": "https://a.example/x", "NOISE": "secret"})
     text = f"{raised.value} ({raised.value.hint})"
 
     assert said in text and "secret" not in text
-    found = notifiers.of_options(["webhook:URL"], {"URL": "https://a.example/x"})
+    found = notifiers.channels_from_options(["webhook:URL"], {"URL": "https://a.example/x"})
     assert found == {"webhook": {"url_env": "URL"}}
 
 
@@ -99,7 +99,7 @@ def test_a_heartbeat_is_no_channel_and_pings_beside_its_url(hook, url, paths):
     for kind in ("start", "ping", "fail")[: len(paths)]:
         sender.send(kind, "run-1: step 7")
 
-    assert (warnings, notifiers.build(keys, env)) == ([], ([], []))
+    assert (warnings, notifiers.build_senders(keys, env)) == ([], ([], []))
     assert [path for path, _, _ in hook.requests] == paths
     assert hook.requests[0][2] == b"run-1: step 7"
     assert notifiers.heartbeat_sender(keys, {})[1] == [

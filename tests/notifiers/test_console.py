@@ -11,14 +11,14 @@ CODE = """
 import os, sys
 from supervise import notifiers
 from supervise.core.model import Message
-(console,), _ = notifiers.build({"console": {}}, os.environ)
+(console,), _ = notifiers.build_senders({"console": {}}, os.environ)
 console.send(Message("r", None, "SEV0", "t", "", "", "", -1), key="k")
 """
 
 
 def console():
     """The channel, on the standard error of the moment."""
-    (sender,), _ = notifiers.build({"console": {}}, {})
+    (sender,), _ = notifiers.build_senders({"console": {}}, {})
     return sender
 
 

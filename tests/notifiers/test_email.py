@@ -8,7 +8,7 @@ TO = {"sender": "supervise@example.org", "to": ("a@example.org", "b@example.org"
 
 def sender(server, **more):
     keys = {"host": "127.0.0.1", "port": server.port, "tls": "none", **TO, **more}
-    (found,), _ = notifiers.build({"email": keys}, {})
+    (found,), _ = notifiers.build_senders({"email": keys}, {})
     return found
 
 

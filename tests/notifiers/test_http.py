@@ -114,7 +114,7 @@ import sys
 from supervise import notifiers
 env = {"S": "https://a.b/c", "W": "https://a.b/c"}
 notify = {"console": {}, "slack": {"url_env": "S"}, "webhook": {"url_env": "W"}}
-built, warnings = notifiers.build(notify, env)
+built, warnings = notifiers.build_senders(notify, env)
 assert [sender.name for sender in built] == ["console", "slack", "webhook"], warnings
 assert not {"httpx", "ssl", "httpcore", "anyio"} & set(sys.modules)
 """

@@ -14,7 +14,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli import invoke
-from supervise.notifiers import Undelivered, build
+from supervise.notifiers import Undelivered, build_senders
 from supervise.runtime import UNDELIVERED_FILE, Courier, read_undelivered, write_undelivered
 from supervise.store import RunDir, add_run
 
@@ -84,7 +84,7 @@ def deliver(environ) -> tuple[list[str], list[str]]:
 
 def test_a_late_message_arrives_under_its_first_id(hook, environ, ended, outbox, message):
     """The id is that of its first posting, the signature good, and nobody can take it for news."""
-    [sender], _ = build({"webhook": SETTINGS}, environ)
+    [sender], _ = build_senders({"webhook": SETTINGS}, environ)
     sender.send(message(title="spike"), key="run-1:0")
 
     run = ended("spike")

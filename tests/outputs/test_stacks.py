@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.runtime import ask_for_stacks, py_spy
+from supervise.runtime import ask_for_stacks, py_spy_dump
 from tests.support.waiting import wait_until
 
 
@@ -155,4 +155,4 @@ def test_a_tool_that_hangs_is_cut_off(hung, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     with pytest.raises(OSError, match=r"took longer than 0\.2 s"):
-        py_spy(hung().pid, timeout_s=0.2)
+        py_spy_dump(hung().pid, timeout_s=0.2)

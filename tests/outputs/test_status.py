@@ -17,7 +17,7 @@ from supervise.runtime import (
     TrainingProgress,
     first_step_deadline_s,
     format_capabilities,
-    is_known,
+    is_rollback_known,
     judge_status,
     list_capabilities,
 )
@@ -211,7 +211,9 @@ def capabilities_of(policy, probe, ranks=1, channels=("console",), **missing):
         notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
         state, _ = step_engine(policy, state, notice)
     status = ProbeStatus(**probe)
-    return list_capabilities(policy, state, status, channels), is_known(policy, state, status)
+    return list_capabilities(policy, state, status, channels), is_rollback_known(
+        policy, state, status
+    )
 
 
 def test_a_job_of_a_library_with_nothing_configured():

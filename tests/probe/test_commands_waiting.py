@@ -69,9 +69,9 @@ def make_step(rank, *, fence=""):
         order_fence(rank, fence)
     rank.position.step += 1
     rank.commands.fetch()
-    path = fences.path_of(rank.folder, fence)
+    path = fences.verdict_path(rank.folder, fence)
     decide = (path, fences.ABORT, "rank 1 is late", rank.position.step)
-    other = threading.Timer(WAIT_S, fences.decide, decide)
+    other = threading.Timer(WAIT_S, fences.decide_fence, decide)
     if fence:
         other.start()
     rank.commands.run()

@@ -42,18 +42,18 @@ from supervise.report import (
     Record,
     RunOrigin,
     Tapes,
+    add_report_to_message,
     build_incident_report,
     closing_receipt,
     count_outcomes,
     describe_run,
-    files_of_incident,
     is_closing,
     read_records,
     read_tapes,
     records_of,
+    render_files,
     render_full,
     sparkline,
-    with_report,
 )
 from supervise.store import Audit, RunDescription
 from tests.golden import frozen, stories
@@ -340,7 +340,7 @@ def test_the_page_stands_alone(name):
         severity="<svg onload=z>",
         failures=[failure],
     )
-    page = files_of_incident(report)["incident.html"]
+    page = render_files(report)["incident.html"]
     parsed = _Page(page)
 
     assert parsed.open == [] and parsed.foreign == []
@@ -387,7 +387,7 @@ def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
 def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
     """The title in words; what was done, its cost and its proof once something was done."""
     report = stories.report(story)
-    found = with_report(message, report)
+    found = add_report_to_message(message, report)
 
     assert found.title.startswith(title)
     assert [name for name, _ in found.card] == heads
@@ -508,7 +508,7 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
     assert report.title == "Loss out of its limit"
     assert (report.series, report.loss.spark, report.conditions[0].past) == (None, "", None)
     assert report.cause.text.startswith("unknown: ")
-    assert json.loads(files_of_incident(report)["incident.json"]) == json.loads(report.encode())
+    assert json.loads(render_files(report)["incident.json"]) == json.loads(report.encode())
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def watched(small, tmp_path, monkeypatch):
             made.files = IncidentFiles(run, lambda: policy, lambda: list(window))
             return run
 
-        write = incident_files.write
+        write = incident_files.write_incident
 
         def writing(incidents, report):
             writes.append(report)
@@ -64,7 +64,7 @@ def watched(small, tmp_path, monkeypatch):
 
         monkeypatch.setattr(recorded_run, "Recorder", Recorder)
         monkeypatch.setattr(recorded_run.RunDir, "create", creating)
-        monkeypatch.setattr(incident_files, "write", writing)
+        monkeypatch.setattr(incident_files, "write_incident", writing)
         events = recorded_run.make_frames(0, *losses)
         run = recorded_run.record_run(tmp_path / "run", events, policy=small, **options)
         return run, made.files, writes
@@ -139,7 +139,7 @@ def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):
         raise OSError(28, "No space left on device")
 
     run, files, _ = watched(*SPIKE[:42], ended=False)
-    monkeypatch.setattr(incident_files, "write", full)
+    monkeypatch.setattr(incident_files, "write_incident", full)
     files.close()
     assert "No space left" in caplog.text
 

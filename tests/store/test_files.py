@@ -22,9 +22,9 @@ NOBODY = 65534
 SIDES = {
     "supervisor": (read_file, open_file, lambda p, d: replace_file(p, d, durable=True)),
     "probe": (
-        lambda p: probe_files.read(str(p)),
+        lambda p: probe_files.read_file(str(p)),
         lambda p, flags: probe_files.open_file(str(p), flags),
-        lambda p, d: probe_files.replace(str(p), d),
+        lambda p, d: probe_files.replace_file(str(p), d),
     ),
 }
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")

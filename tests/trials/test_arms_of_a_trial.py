@@ -14,7 +14,7 @@ from supervise.trials import (
     arm_environment,
     changed_files,
     cite_trial,
-    fingerprint,
+    fingerprint_files,
     open_for_writing,
     open_log,
 )
@@ -47,11 +47,11 @@ def test_files_that_changed_are_named(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
     own = [str(tmp_path / "own")]
-    before = fingerprint(tmp_path, own)
+    before = fingerprint_files(tmp_path, own)
     for name in ("other", "own/x", ".git/x", "__pycache__/x", "new"):
         (tmp_path / name).write_text("22")
 
-    found = changed_files(before, fingerprint(tmp_path, own))
+    found = changed_files(before, fingerprint_files(tmp_path, own))
 
     assert found == [str(tmp_path / "new"), str(tmp_path / "other")]
 
@@ -60,7 +60,7 @@ def test_too_many_files_are_not_compared(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).touch()
 
-    assert fingerprint(tmp_path, [], most=1) == {}
+    assert fingerprint_files(tmp_path, [], most=1) == {}
     assert changed_files({}, {"a": (1, 1)}) == []
 
 

@@ -19,9 +19,10 @@ from supervise.trials import (
     Runs,
     SuiteReport,
     TrialPolicy,
-    by_default,
+    default_faults,
     describe_limits,
     describe_undetected,
+    drop_refused,
     explain_unhealthy,
     fault_plot,
     fault_result,
@@ -39,7 +40,6 @@ from supervise.trials import (
     summarize_healthy_run,
     summarize_monitors,
     summarize_suite,
-    without_refused,
 )
 
 LOSS, ONSET, STEPS = "train_loss_raw", 100, 200
@@ -345,13 +345,13 @@ def test_runs_come_in_waves_with_names_of_their_own():
         "bad_batch-1-unattended",
     ]
     assert len(third) == 6
-    left = without_refused({BATCH.text: "no"}, third)
+    left = drop_refused({BATCH.text: "no"}, third)
     assert {one.drill for one in left} == {SPIKE}
     assert len(plan_waves([SPIKE], 2, 2, acts=False)[2]) == 1
     alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
     assert find_clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
     known = ["bad_batch", "crash", "lr_spike"]
-    assert by_default(known) == ["bad_batch", "lr_spike"]
+    assert default_faults(known) == ["bad_batch", "lr_spike"]
 
 
 # ── when a loss leaves the band of its healthy control, and what is lost against it ───────────────

@@ -1,7 +1,7 @@
 """`python -I checkpoint < request.json`: verifies checkpoints one after another.
 
 Request: `{"paths": [...], "load": true, "finite": true, "optimizer": false}`. The first line of the
-answer is `{"environment": {...}}`, followed by one line of `verify.verify` per path, so that a
+answer is `{"environment": {...}}`, followed by one line of `verify_checkpoint` per path, so that a
 crash loses no earlier result. Exit status 3: torch cannot be imported.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     print(json.dumps({"environment": describe_environment(torch)}), flush=True)
     for path in request["paths"]:
         contents.start_stall_alarm()
-        print(json.dumps(verify.verify(torch, path, request)), flush=True)
+        print(json.dumps(verify.verify_checkpoint(torch, path, request)), flush=True)
 
 
 if __name__ == "__main__":

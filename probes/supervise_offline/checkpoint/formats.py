@@ -71,10 +71,10 @@ def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
     if zipped:
         check_sums(path)
     report_progress(size)
-    contents.take(load(torch, path, zipped, start[:1] == b"\x80"), name)
+    contents.take(load_object(torch, path, zipped, start[:1] == b"\x80"), name)
 
 
-def load(torch: Any, file: Any, zipped: bool, pickled: bool = False) -> Any:
+def load_object(torch: Any, file: Any, zipped: bool, pickled: bool = False) -> Any:
     """Return the object in a file or stream, memory-mapped if possible.
 
     Raises:
@@ -226,7 +226,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
         ends[shard] = offset + length
         data = _read_part(folder, shard, offset, length)
         try:
-            thing = load(torch, io.BytesIO(data), zipped=True)
+            thing = load_object(torch, io.BytesIO(data), zipped=True)
         except Damaged as error:
             raise Damaged(f"{shard}, {name}: {error}") from None
         contents.take(thing, name)

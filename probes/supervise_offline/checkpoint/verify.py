@@ -23,7 +23,7 @@ SENTENCES, LENGTH = 20, 500  # of an answer: a file may have any number of names
 AUXILIARY = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
 
 
-def verify(torch: Any, path: str, request: Mapping[str, Any]) -> Dict[str, Any]:
+def verify_checkpoint(torch: Any, path: str, request: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the verdict and the contents.
 
     Args:

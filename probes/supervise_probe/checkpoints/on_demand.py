@@ -37,7 +37,7 @@ from typing import (
 from ..context import Refused
 from ..runtime import files
 from ..runtime.call_stack import CannotRestore, job_frames
-from ..runtime.guard import describe
+from ..runtime.guard import describe_error
 from ..torch_state.registry import Registry
 from . import save_site
 from .save_site import MISSING, PLAIN, JobVariables, Name
@@ -222,12 +222,12 @@ def _same_memory(a: Any, b: Any) -> bool:
     )
 
 
-def containers(value: Any, depth: int = 0) -> Iterator[Any]:
+def nested_containers(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the dicts, lists and tuples of a checkpoint."""
     if isinstance(value, (dict, list, tuple)) and depth < DEPTH:
         yield value
         for item in value.values() if isinstance(value, dict) else value:
-            yield from containers(item, depth + 1)
+            yield from nested_containers(item, depth + 1)
 
 
 def _generators(torch: Any) -> Iterator[Callable[[], Any]]:
@@ -260,8 +260,8 @@ def _contains(module: Any, value: Dict[Any, Any]) -> bool:
 def _shared(owner: Any, value: Dict[Any, Any]) -> int:
     """Count the objects inside the state dict that `owner` returns again."""
     now = owner.state_dict()
-    ids = {id(container) for container in containers(now)}
-    return sum(id(container) in ids for container in containers(value))
+    ids = {id(container) for container in nested_containers(now)}
+    return sum(id(container) in ids for container in nested_containers(value))
 
 
 # ── what builds one entry ─────────────────────────────────────────────────────────────────────
@@ -394,7 +394,7 @@ class OnDemand:
             self._why = SHARDED
             return
         frames = job_frames(self._torch)
-        variables = JobVariables(frames, set(map(id, containers(content))))
+        variables = JobVariables(frames, set(map(id, nested_containers(content))))
         steps = self._position.step
         layout = Learner(self._torch, self._registry, variables, steps).learn(content)
         if layout.kinds >= {"module", "optimizer"}:
@@ -497,10 +497,10 @@ class OnDemand:
         began = monotonic_ns()
         self._reports.begins()
         try:
-            with files.replacing(path, shared=True, sync=True) as file:
+            with files.replacing_file(path, shared=True, sync=True) as file:
                 self._torch.save(self._build(save, site, frame), file)
         except Exception as problem:
-            self._end(str(problem) if isinstance(problem, Refused) else describe(problem))
+            self._end(str(problem) if isinstance(problem, Refused) else describe_error(problem))
         else:
             self._end("")
             seconds = (monotonic_ns() - began) / 1e9

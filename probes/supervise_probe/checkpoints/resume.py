@@ -188,7 +188,7 @@ class SaveReports:
         data = {
             "path": path,
             "step": position.step,
-            "file": stamp_of(target, path),
+            "file": file_stamp(target, path),
             **self.facts(seconds, method),
             **self._batch_facts(),
         }
@@ -211,7 +211,7 @@ def save_facts(position: Position, seconds: float, method: str) -> Dict[str, Any
     }
 
 
-def name_of(target: Any) -> str:
+def path_of_target(target: Any) -> str:
     """Return the absolute path of a path or of an open file with a name, else ""."""
     if not isinstance(target, (str, os.PathLike)):
         target = getattr(target, "name", None)
@@ -222,7 +222,7 @@ def name_of(target: Any) -> str:
     return os.path.abspath(target)
 
 
-def stamp_of(target: Any, path: str) -> Optional[Dict[str, int]]:
+def file_stamp(target: Any, path: str) -> Optional[Dict[str, int]]:
     """Return what identifies the file after a rename, None where that is unknown.
 
     Device and inode, size in bytes, and time of writing by the clock of its file system.

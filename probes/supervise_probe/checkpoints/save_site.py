@@ -264,7 +264,7 @@ def call_at(
 def _body(code: CodeType) -> List[ast.stmt]:
     """Return the statements of a function, or of a module, from its source."""
     try:
-        text = files.read(code.co_filename, foreign=True).decode("utf-8")
+        text = files.read_file(code.co_filename, foreign=True).decode("utf-8")
         tree, compiled = ast.parse(text), compile(text, code.co_filename, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
         raise Refused(f"the source of {code.co_name} cannot be read: {error}") from error

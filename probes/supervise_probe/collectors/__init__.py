@@ -209,7 +209,7 @@ class Collectors:
         """Make those that are not `made` already."""
         self.plan = plan
         self.by_name: Dict[str, Collector] = {}
-        for name, kind in catalog().items():
+        for name, kind in collector_classes().items():
             collector = ready.get(name) or kind(context)
             self.by_name[name] = collector
             plan.add(name, collector)
@@ -244,7 +244,7 @@ class Collectors:
 
 
 @functools.lru_cache(maxsize=None)  # a forked child must not read the disk again
-def catalog() -> Dict[str, Type[Collector]]:
+def collector_classes() -> Dict[str, Type[Collector]]:
     """Return every collector by its name, sorted by it."""
     kinds: Dict[str, Type[Collector]] = {}
     for info in pkgutil.iter_modules(__path__):
@@ -256,9 +256,9 @@ def catalog() -> Dict[str, Type[Collector]]:
     return dict(sorted(kinds.items()))
 
 
-def metrics() -> Tuple[MetricSpec, ...]:
+def metric_specs() -> Tuple[MetricSpec, ...]:
     """Return every metric that the probe can measure."""
-    return tuple(spec for kind in catalog().values() for spec in kind.METRICS)
+    return tuple(spec for kind in collector_classes().values() for spec in kind.METRICS)
 
 
 class MetricSpec(NamedTuple):

@@ -44,7 +44,7 @@ from typing import (
 from ..config import rank_and_world
 from ..context import Refused
 from ..runtime import files
-from ..shards import Origin, name_of, shorten_name
+from ..shards import Origin, shard_name, shorten_name
 from . import Collector
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ class Manifest:
         """Return whether a shard of this name, in any spelling, is in quarantine."""
         if not self.shards:
             return False
-        shard = name_of(name)
+        shard = shard_name(name)
         return shard is not None and shorten_name(shard) in self.shards
 
     def _load(self, path: str) -> None:
         try:
-            document = json.loads(files.read(path))
+            document = json.loads(files.read_file(path))
             generation = int(document.get("generation", 0))
             attempt = None if 0 < generation == self._hastened else self._attempt
             entries = [e for e in map(_entry, document["entries"]) if e.in_force(attempt)]
@@ -144,7 +144,7 @@ def _entry(entry: Any) -> Entry:
     if kind == "batch":
         name = int(name)
     elif kind == "shard":
-        name = shorten_name(name_of(name) or "")
+        name = shorten_name(shard_name(name) or "")
     else:
         raise ValueError(f"kind {kind!r} is neither shard nor batch")
     since, until = int(entry.get("from_attempt", 0)), entry.get("until_attempt")
@@ -341,7 +341,7 @@ class QuarantineCollector(Collector):
         if self.manifest.refresh():
             self._announce()
         if len(self._asked) < ASKED:
-            shard = name_of(name)
+            shard = shard_name(name)
             if shard is not None and shard not in self._asked:
                 self._asked[shard] = None
                 self.wake()

@@ -98,7 +98,7 @@ class Fault:
         """Undo what the fault installed; a refusal says what it waited for in vain."""
 
 
-def catalog() -> Dict[str, Type[Fault]]:
+def fault_classes() -> Dict[str, Type[Fault]]:
     """Return every fault by its name: that of its class, in snake_case."""
     faults: Dict[str, Type[Fault]] = {}
     for info in pkgutil.iter_modules(__path__):
@@ -115,7 +115,7 @@ def complete_parameters(name: str, settings: Mapping[str, Any]) -> Dict[str, Val
     Raises:
         ValueError: no such fault or parameter, or a value of another type.
     """
-    faults = catalog()
+    faults = fault_classes()
     if name not in faults:
         raise ValueError(f"no fault {name!r}; there are: {', '.join(faults)}")
     fault = faults[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
 
-from ..torch_state.structure import leaves
+from ..torch_state.structure import nested_leaves
 from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 
 
@@ -122,7 +122,8 @@ class DataOrder(Fault):
                 return self._copied(previous[call][1]), self._copied(previous[call][2])
             return args, kwargs
         if any(
-            isinstance(v, self.torch.Tensor) and v.requires_grad for v in leaves((args, kwargs))
+            isinstance(v, self.torch.Tensor) and v.requires_grad
+            for v in nested_leaves((args, kwargs))
         ):
             raise CannotActError("an input of the model is itself computed by what is trained")
         if not call:
@@ -133,7 +134,7 @@ class DataOrder(Fault):
     def output(self, result: Any) -> None:
         if self._has_loss:
             return
-        tensors = (v for v in leaves(result) if isinstance(v, self.torch.Tensor))
+        tensors = (v for v in nested_leaves(result) if isinstance(v, self.torch.Tensor))
         self._has_loss = any(v.requires_grad and v.numel() == 1 for v in tensors)
         if not self._has_loss:
             raise CannotActError("the model returns no loss, so its targets come from elsewhere")

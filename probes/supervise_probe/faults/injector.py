@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..runtime import files
-from . import CannotActError, Fault, catalog, complete_parameters
+from . import CannotActError, Fault, complete_parameters, fault_classes
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -30,7 +30,7 @@ class ScheduledFault:
         self.index = index
         self.rank = order.get("rank")  # None: every rank
         self.params = complete_parameters(self.name, order.get("params") or {})
-        self.kind = catalog()[self.name]
+        self.kind = fault_classes()[self.name]
         self.fault: Optional[Fault] = None
 
     def make(self, torch: Any) -> Fault:
@@ -242,7 +242,7 @@ class FaultInjector:
     def _first_time(self, drill: ScheduledFault) -> bool:
         mark = f"drilled.{drill.index}.{self._context.position.rank}"
         try:
-            os.close(files.create(os.path.join(self._context.config.marks, mark)))
+            os.close(files.create_file(os.path.join(self._context.config.marks, mark)))
         except FileExistsError:
             return False
         except OSError:  # no mark can be left: this process still fires it only once

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple
 
-from ..torch_state.structure import leaves
+from ..torch_state.structure import nested_leaves
 from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 
 
@@ -147,7 +147,7 @@ class NanGrad(Fault):
         return args, kwargs
 
     def _in_output(self, module: Any, args: Any, output: Any) -> None:
-        for tensor in leaves(output):
+        for tensor in nested_leaves(output):
             if isinstance(tensor, self.torch.Tensor) and tensor.requires_grad and tensor.numel():
                 tensor.register_hook(self._strike)
 

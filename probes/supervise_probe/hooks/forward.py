@@ -47,7 +47,7 @@ class Around(NamedTuple):
     evaluation: Callable[..., Any]
 
 
-def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around:
+def make_around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around:
     """Return what `attach` takes; torch.compile does not look into it."""
 
     def enter_root(*args: Any) -> Any:

@@ -30,7 +30,9 @@ OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "lab
 RETAIN_GRAPH = 2  # its place in torch.autograd.backward
 
 
-def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Listeners) -> None:
+def install_patches(
+    torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Listeners
+) -> None:
     """Patch torch. What this torch lacks is left out, but for the step itself.
 
     Raises:
@@ -44,9 +46,9 @@ def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Liste
     _patch_clips(torch, gate, listeners)
     waits.patch_loader(torch, gate, times, listeners, hidden)
     _patch_losses(torch, gate, listeners)
-    saves.install(torch, gate, guard, listeners)
+    saves.patch_torch_save(torch, gate, guard, listeners)
     forward.patch_replicas(torch)
-    waits.install(torch, gate, times, hidden)
+    waits.patch_collectives(torch, gate, times, hidden)
 
 
 def _patch_backward(

@@ -8,7 +8,7 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
-from ..runtime.guard import describe, hidden_from_stacklevel
+from ..runtime.guard import describe_error, hidden_from_stacklevel
 from . import saves
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def wrap_save(
         )
 
     part = hold.guard.part("framework")
-    return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, on_save)
+    return saves.in_checkpoint_phase(hold.gate, hold.guard, hold.listeners, original, part, on_save)
 
 
 def watch_resume(
@@ -337,14 +337,14 @@ ADAPTERS = {
 SAVES = ("safetensors", "torch.distributed.checkpoint.state_dict_saver")
 
 
-def listen(hold: Hold, library: Any) -> None:
+def listen_to_library(hold: Hold, library: Any) -> None:
     """Hear what this module, which has just been imported, will do. Says so if it cannot."""
     name = library.__name__
     key = name if name in (*ADAPTERS, *SAVES) else name.partition(".")[0]
     try:
         if key in SAVES:
-            saves.listen(hold.gate, hold.guard, hold.listeners, library)
+            saves.patch_library_saves(hold.gate, hold.guard, hold.listeners, library)
         else:
             ADAPTERS[key](hold, library)
     except Exception as error:  # a version that is made differently: nothing was replaced
-        hold.guard.switch_off(hold.guard.part("framework"), f"{name}: {describe(error)}")
+        hold.guard.switch_off(hold.guard.part("framework"), f"{name}: {describe_error(error)}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from ..checkpoints.resume import Reported, name_of
+from ..checkpoints.resume import Reported, path_of_target
 from ..runtime import evidence
-from ..runtime.guard import from_signal_handler
+from ..runtime.guard import is_from_signal_handler
 
 if TYPE_CHECKING:
     from ..checkpoints.resume import Resume, SaveReports
@@ -222,7 +222,7 @@ class StepListener:
         try:  # not `guard.run`: the clocks are of the thread that is watched
             self._threads.stepped(optimizer)
         except Exception as error:
-            if from_signal_handler(error):
+            if is_from_signal_handler(error):
                 raise
             self._guard.failed(self._core, error)
 
@@ -491,7 +491,7 @@ class SaveListener:
 
     def on_save(self, seconds: float, thing: Any, target: Any, method: str) -> None:
         """The job has saved `thing` at `place`."""
-        path = name_of(target)
+        path = path_of_target(target)
         if path and method == "torch.save":
             self._learn(thing, path)
         if path and self._holds_the_model(thing):

@@ -20,13 +20,13 @@ PART = "saves"
 What = Callable[..., Tuple[Any, Any]]
 
 
-def install(torch: Any, gate: Gate, guard: Guard, listeners: Listeners) -> None:
+def patch_torch_save(torch: Any, gate: Gate, guard: Guard, listeners: Listeners) -> None:
     """Stand around `torch.save`. To be called once."""
     around = _around(gate, guard, listeners)
     torch.save = around(torch.save, "torch.save", lambda obj, f, *_, **__: (obj, f))
 
 
-def listen(gate: Gate, guard: Guard, listeners: Listeners, module: Any) -> None:
+def patch_library_saves(gate: Gate, guard: Guard, listeners: Listeners, module: Any) -> None:
     """Stand around the functions of a module that saves, right after its import, if it has them."""
     guard.run(guard.part(PART), _listen, _around(gate, guard, listeners), module)
 
@@ -64,12 +64,12 @@ def _around(gate: Gate, guard: Guard, listeners: Listeners) -> Callable[..., Any
             thing, target = save_target(*args, **kwargs)
             listeners.saves.on_save(seconds, thing, target, method)
 
-        return in_phase(gate, guard, listeners, original, guard.part(PART), on_save)
+        return in_checkpoint_phase(gate, guard, listeners, original, guard.part(PART), on_save)
 
     return around
 
 
-def in_phase(
+def in_checkpoint_phase(
     gate: Gate,
     guard: Guard,
     listeners: Listeners,

@@ -93,7 +93,7 @@ def patch_loader(
     loader.__iter__ = functools.wraps(begin)(hidden(start, recursive=False))
 
 
-def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
+def patch_collectives(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
     """Wrap what this torch has of it. A process that never calls it pays nothing.
 
     Call it before anything imports `torch.distributed._functional_collectives`, which tells
@@ -103,7 +103,7 @@ def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
     if home is None:  # torch was built without it
         return
     timed = _timer(gate, times, hidden)
-    for name in collectives(home):
+    for name in collective_names(home):
         original = getattr(home, name)
         wrapped = timed(original, _kind(name))
         for module in (home, torch.distributed):
@@ -114,7 +114,7 @@ def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
         work.wait = timed(work.wait, COLLECTIVES.index("wait"))
 
 
-def collectives(home: Any) -> List[str]:
+def collective_names(home: Any) -> List[str]:
     """Return the names of the functions of `home` that wait for other ranks.
 
     `isend`, `irecv` and the like only begin something; `wait` ends it.

@@ -32,7 +32,7 @@ from typing import (
 
 from ..context import Refused
 from ..runtime import evidence
-from ..runtime.guard import describe
+from ..runtime.guard import describe_error
 from . import fences
 from .segment import Command
 
@@ -226,7 +226,7 @@ class Commands:
             except Refused as problem:  # nothing was touched
                 error, result = str(problem), {**problem.facts, "refused": True}
             except Exception as problem:
-                error = describe(problem)
+                error = describe_error(problem)
             step = self._position.step - 1
             self._mailbox.ack(command, step, error is None, result, error)
             if not self._paused_ns:
@@ -320,8 +320,10 @@ class Commands:
         except Exception as problem:
             reason = f"rank {self._position.rank} refuses {order.verb}: {problem}"
             facts = getattr(problem, "facts", {})
-            path = fences.path_of(self._shm, order.id)
-            fences.decide(path, fences.ABORT, reason, order.step, facts)  # also why to try again
+            path = fences.verdict_path(self._shm, order.id)
+            fences.decide_fence(
+                path, fences.ABORT, reason, order.step, facts
+            )  # also why to try again
             raise
         self._fence = order
         promised = {"step": order.step, "at": step, "boundaries": self._boundaries.newest()}
@@ -337,26 +339,26 @@ class Commands:
         if order is None or step < order.step:
             return
         began, self._fence = time.monotonic_ns(), None
-        path = fences.path_of(self._shm, order.id)
+        path = fences.verdict_path(self._shm, order.id)
         verdict: Optional[fences.Verdict] = None
         reason = f"rank {rank} had no verdict at step {step} for {order.wait_s:g} s"
         if step > order.step:
             reason = f"rank {rank} passed step {order.step}"
         try:
             while self._part.on and step == order.step and elapsed_s(began) < order.wait_s:
-                verdict = self._guard.wait(self._part, fences.read, path)
+                verdict = self._guard.wait(self._part, fences.read_verdict, path)
                 if verdict is not None:
                     break
                 time.sleep(VERDICT_POLL_S)
         except BaseException as error:  # of a signal handler
-            reason = f"rank {rank} was interrupted at step {step} by {describe(error)}"
+            reason = f"rank {rank} was interrupted at step {step} by {describe_error(error)}"
             raise
         finally:
             wait_ms = elapsed_s(began) * 1e3
             if not self._paused_ns:
                 self._position.held_ns += int(wait_ms * 1e6)
             try:  # whatever the guard thinks of us: a promise was given
-                verdict = verdict or fences.decide(path, fences.ABORT, reason, order.step)
+                verdict = verdict or fences.decide_fence(path, fences.ABORT, reason, order.step)
                 if verdict.decision == fences.COMMIT:
                     self._obey(order, verdict, reason, wait_ms)
             except (OSError, ValueError, KeyError) as error:

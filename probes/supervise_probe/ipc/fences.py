@@ -51,21 +51,21 @@ class Verdict(NamedTuple):
     args: Dict[str, Any]
 
 
-def path_of(directory: str, fence: str) -> str:
+def verdict_path(directory: str, fence: str) -> str:
     """Return where the verdict of a fence is."""
     return os.path.join(directory, PREFIX + fence)
 
 
-def read(path: str) -> Optional[Verdict]:
+def read_verdict(path: str) -> Optional[Verdict]:
     """Return the verdict, None before there is one. Raises OSError, ValueError, KeyError."""
     try:
-        document = json.loads(files.read(path))
+        document = json.loads(files.read_file(path))
     except FileNotFoundError:
         return None
     return Verdict(document["decision"], document["why"], document["step"], document["args"])
 
 
-def decide(
+def decide_fence(
     path: str, decision: str, why: str, step: int, args: Optional[Dict[str, Any]] = None
 ) -> Verdict:
     """Decide, unless somebody has; return what stands.
@@ -78,7 +78,7 @@ def decide(
     fresh = os.path.join(folder, f".{name}.{files.random_token()}")
     document = {"decision": decision, "why": why, "step": step, "args": args or {}}
     try:
-        with os.fdopen(files.create(fresh), "wb") as file:
+        with os.fdopen(files.create_file(fresh), "wb") as file:
             file.write(json.dumps(document).encode())
         os.link(fresh, path)
     except FileExistsError:
@@ -88,6 +88,6 @@ def decide(
             os.unlink(fresh)
         except OSError:
             pass
-    stands = read(path)
+    stands = read_verdict(path)
     assert stands is not None  # it is never removed while the run lives
     return stands

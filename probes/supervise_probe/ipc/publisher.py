@@ -26,7 +26,7 @@ from typing import (
     Set,
 )
 
-from ..runtime.guard import from_signal_handler
+from ..runtime.guard import is_from_signal_handler
 from ..runtime.scalars import Number, Pending, Scalars
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class JobReports:
             except NoNumberError as error:
                 self._leave_out(name, error)
             except Exception as error:
-                if from_signal_handler(error):
+                if is_from_signal_handler(error):
                     raise
                 self._leave_out(name, error)
         if self._waiting and self._reporter.writer is not None:

@@ -153,7 +153,7 @@ class Writer:
         packed = wire.pack_header(header)
         files.own_directory(directory)
         fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.random_token()}")
-        descriptor = files.create(fresh)
+        descriptor = files.create_file(fresh)
         try:
             os.posix_fallocate(descriptor, 0, header.file_size)
             # Mapped with its pages where Python knows how (3.10): no page fault in a later step.

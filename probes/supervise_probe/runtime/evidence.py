@@ -32,12 +32,12 @@ def write_evidence(
     files.make_directory(directory)
     paths = []
     stacks = os.path.join(directory, f"rank-{rank}-stacks.txt")
-    with files.replacing(stacks) as file:
+    with files.replacing_file(stacks) as file:
         faulthandler.dump_traceback(file, all_threads=True)
     paths.append(stacks)
     for name, content in (("rng", random_states(torch)), ("batches", batches)):
         path = os.path.join(directory, f"rank-{rank}-{name}.json")
-        files.replace(path, json.dumps(content, default=_plain).encode("utf-8", "replace"))
+        files.replace_file(path, json.dumps(content, default=_plain).encode("utf-8", "replace"))
         paths.append(path)
     return paths
 

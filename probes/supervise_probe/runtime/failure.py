@@ -76,7 +76,7 @@ def record_end(status: Any, frames: Sequence[Place], *, marks: str, **facts: Any
     if error is not None and not isinstance(error, KeyboardInterrupt):
         record = record_error(error)
     elif error is None and status not in (None, 0) and not _is_spawned(status, frames):
-        record = of_exit(status, frames)
+        record = exit_record(status, frames)
     else:
         return
     _ended.append(os.getpid())
@@ -197,7 +197,7 @@ def _full_disk(error: BaseException) -> str:
     return ""
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Return "file:line" of the innermost place of the job's own code, "" without one."""
     trace = traceback.extract_tb(error.__traceback__, limit=-200)
     location = _location(
@@ -206,7 +206,7 @@ def place_of(error: BaseException) -> str:
     return f"{location['file']}:{location['line']}" if location else ""
 
 
-def of_exit(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
+def exit_record(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
     """Return the record of a process that called `sys.exit` with something else than 0."""
     code = status & 0xFF if isinstance(status, int) else 1
     text = f"sys.exit({status})" if isinstance(status, int) else _text(status)
@@ -240,7 +240,7 @@ def _write(marks: str, record: Dict[str, Any]) -> None:
     for rank in about.get("ranks", ()):
         rank["message"] = clean(_cut(rank["message"], MESSAGE_CHARS))
     path = os.path.join(marks, f"failure.{about['pid']}.{about['at_ns']}.json")
-    files.replace(path, json.dumps(about).encode("utf-8", "replace"))
+    files.replace_file(path, json.dumps(about).encode("utf-8", "replace"))
 
 
 def _location(places: Iterable[Place]) -> Dict[str, Any]:
@@ -380,7 +380,7 @@ def requested_exit() -> Tuple[Any, Sequence[Any]]:
     return _asked.get(get_ident(), (None, ()))
 
 
-def last_words() -> Tuple[int, str]:
+def end_summary() -> Tuple[int, str]:
     """Return the exit code and, where an error ends the process, what it is.
 
     The code is the one that was asked for last, 0 where none was.
@@ -395,7 +395,7 @@ def last_words() -> Tuple[int, str]:
 def _line(error: BaseException) -> str:
     """Return an error in one line, with the innermost place of the job's own code."""
     headline = (str(error).strip().splitlines() or [""])[0][:HEADLINE_CHARS]
-    location = place_of(error)
+    location = error_location(error)
     text = f"{type(error).__name__}: {headline}" if headline else type(error).__name__
     return f"{text} ({location})" if location else text
 

@@ -51,13 +51,13 @@ def open_file(path: str, flags: int = os.O_RDONLY, foreign: bool = False) -> int
     return fd
 
 
-def read(path: str, foreign: bool = False) -> bytes:
+def read_file(path: str, foreign: bool = False) -> bytes:
     """Return the bytes of a file. Raises OSError as `open_file`."""
     with os.fdopen(open_file(path, foreign=foreign), "rb") as file:
         return file.read()
 
 
-def create(path: str, shared: bool = False) -> int:
+def create_file(path: str, shared: bool = False) -> int:
     """Make a file that is not there yet and return its descriptor, for reading and writing.
 
     Args:
@@ -93,16 +93,16 @@ def random_token() -> str:
 
 
 @contextmanager
-def replacing(path: str, shared: bool = False, sync: bool = False) -> Iterator[Any]:
+def replacing_file(path: str, shared: bool = False, sync: bool = False) -> Iterator[Any]:
     """Yield a binary file that takes the place of `path` when all of it was written.
 
     Args:
-        shared: see `create`. sync: wait until the bytes are on the disk.
+        shared: see `create_file`. sync: wait until the bytes are on the disk.
     """
     folder, name = os.path.split(path)
     fresh = os.path.join(folder, f".{name}.{random_token()}")
     try:
-        with os.fdopen(create(fresh, shared), "wb") as file:
+        with os.fdopen(create_file(fresh, shared), "wb") as file:
             yield file
             if sync:
                 file.flush()
@@ -116,9 +116,9 @@ def replacing(path: str, shared: bool = False, sync: bool = False) -> Iterator[A
         raise
 
 
-def replace(path: str, data: bytes) -> None:
+def replace_file(path: str, data: bytes) -> None:
     """Write a file: a reader sees the old bytes or the new ones. Raises OSError."""
-    with replacing(path) as file:
+    with replacing_file(path) as file:
         file.write(data)
 
 

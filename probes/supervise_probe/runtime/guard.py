@@ -130,7 +130,7 @@ class Guard:
         try:
             return function(*args)
         except Exception as error:
-            if from_signal_handler(error):
+            if is_from_signal_handler(error):
                 raise
             self.failed(part, error)
             return None
@@ -170,7 +170,7 @@ class Guard:
         try:
             return function(*args)
         except Exception as error:
-            if from_signal_handler(error):
+            if is_from_signal_handler(error):
                 raise
             self.failed(part, error)
             return None
@@ -192,7 +192,7 @@ class Guard:
                             function(*args)
                     return
                 except Exception as error:
-                    if part is None or from_signal_handler(error):
+                    if part is None or is_from_signal_handler(error):
                         raise
                     self.failed(part, error)
         outer, self._inner_ns = self._inner_ns, 0
@@ -203,7 +203,7 @@ class Guard:
             try:
                 function(*args)
             except Exception as error:
-                if from_signal_handler(error):
+                if is_from_signal_handler(error):
                     raise
                 self.failed(part, error)
             now = thread_time_ns()
@@ -217,7 +217,7 @@ class Guard:
         """Count an error of `part`; the second one switches it off."""
         part.errors += 1
         if part.errors >= STRIKES:
-            self.switch_off(part, describe(error))
+            self.switch_off(part, describe_error(error))
 
     def switch_off(self, part: Part, reason: str) -> None:
         """Switch `part` off for the rest of the run, and say why."""
@@ -284,7 +284,7 @@ class Guard:
             part.costs.clear()
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the error in one line, with the place where it arose."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -301,7 +301,7 @@ def _median(values: List[int]) -> int:
     return sorted(values)[len(values) // 2] if values else 0
 
 
-def from_signal_handler(error: BaseException) -> bool:
+def is_from_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler of the job raised `error`: it is not the probe's to catch."""
     handlers: Set[CodeType] = set()
     for number in signal.valid_signals():

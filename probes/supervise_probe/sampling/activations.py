@@ -28,7 +28,7 @@ import re
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..runtime.guard import hidden_from_stacklevel
-from ..torch_state.structure import Router, leaves
+from ..torch_state.structure import Router, nested_leaves
 
 NODES = 32  # of the graph, between scores and the product that they come from
 VIEWS = 12  # in a row, in front of a parameter
@@ -40,7 +40,7 @@ _VIEW = re.compile(
 _LEAF = "AccumulateGrad"
 
 
-def of_activations(scores: Any) -> Optional[bool]:
+def is_activation_product(scores: Any) -> Optional[bool]:
     """Return whether no factor of the nearest matrix products behind `scores` is a parameter.
 
     None where the graph does not show it: without gradients, or behind a custom function.
@@ -197,7 +197,7 @@ class Attention:
 
     def _is_attention(self, logits: Any) -> bool:
         """Whether logits of three dimensions are of queries and keys, not of a router."""
-        verdict = of_activations(logits)
+        verdict = is_activation_product(logits)
         return int(logits.shape[0]) not in (1, *self._batch) if verdict is None else verdict
 
     def _four(self, tensor: Any) -> Any:
@@ -435,7 +435,7 @@ class Activations:
         tensor = _floating(self._torch, output)
         if tensor is None or index in self._blocks:
             return
-        rows = some_rows(tensor.detach(), ROWS).float()
+        rows = sample_rows(tensor.detach(), ROWS).float()
         squares = rows.square().mean(-1)
         rms = squares.mean().sqrt()
         self._blocks[index] = rms, (rows.abs() > OUTLIER * rms).float().mean(), squares
@@ -449,7 +449,7 @@ class Activations:
     def logits(self, logits: Any) -> None:
         """These are logits; classes are in the last dimension, in dimension 1 for a loss."""
         width = int(logits.shape[-1])
-        rows = some_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
+        rows = sample_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
         self.logz = rows.float().logsumexp(-1).mean()
 
     def values(self) -> Dict[str, Any]:
@@ -479,13 +479,13 @@ class Activations:
 
 def _floating(torch: Any, output: Any) -> Optional[Any]:
     """Return the first plain floating tensor in `output` that has rows."""
-    for item in leaves(output):
+    for item in nested_leaves(output):
         if type(item) is torch.Tensor and item.is_floating_point() and item.dim() > 1:
             return item
     return None
 
 
-def some_rows(tensor: Any, limit: int) -> Any:
+def sample_rows(tensor: Any, limit: int) -> Any:
     """Return at most so many rows, evenly spread; a row is the last dimension."""
     flat = tensor.reshape(-1, tensor.shape[-1])
     return flat[:: -(-flat.shape[0] // limit)] if flat.shape[0] > limit else flat
@@ -548,7 +548,7 @@ class Routing:
 
     def _read(self, router: Router, output: Any) -> Tuple[Any, Any]:
         scores = experts = None
-        for item in leaves(output):
+        for item in nested_leaves(output):
             if type(item) is not self._torch.Tensor or item.dim() < 2:
                 continue
             is_integer = not item.is_floating_point() and item.dtype != self._torch.bool

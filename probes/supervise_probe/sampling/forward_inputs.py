@@ -19,7 +19,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..runtime.call_stack import is_library
-from ..torch_state.structure import own_attributes, set_attribute, slots
+from ..torch_state.structure import own_attributes, set_attribute, slot_names
 
 
 class RandomState(NamedTuple):
@@ -235,7 +235,7 @@ class Slots(Holder):
     __slots__ = ()
 
     def read(self) -> List[Tuple[Any, Any]]:
-        names = set(slots(type(self.target)))
+        names = set(slot_names(type(self.target)))
         return [pair for pair in own_attributes(self.target).items() if pair[0] in names]
 
     def write(self, key: Any, value: Any) -> None:
@@ -265,7 +265,7 @@ def make_holders(value: Any, kind: str, name: str) -> List[Holder]:
         attributes = None
     if type(attributes) is dict:
         holders.append(Table(attributes, name))
-    if kind in ("object", "other") and slots(type(value)):
+    if kind in ("object", "other") and slot_names(type(value)):
         holders.append(Slots(value, name))
     return holders
 

@@ -8,10 +8,9 @@ nothing is compiled and no guard is looked at. A `fixed` run is the same each ti
 weights: chance begins at SEED.
 
 Refused, with the reason, where that cannot be kept: several ranks, whose collectives would wait for
-each other, except for a replica that calls none (`replica`); hooks of the job's own; inputs that
-are no tensors; buffers too large to keep a copy of; a forward that changes weights or counts
-something, which a trial finds out.
-What a forward changes outside of its modules is not put back.
+each other, except for a replica that calls none (`runnable_module`); hooks of the job's own; inputs
+that are no tensors; buffers too large to keep a copy of; a forward that changes weights or counts
+something, which a trial finds out. What a forward changes outside of its modules is not put back.
 
 Tensors that a forward must leave alone, the weights above all, are compared. The first time copies
 are kept on the host, and bits compared; behind a forward that has proved to change nothing it is
@@ -38,8 +37,8 @@ from typing import (
     Tuple,
 )
 
-from ..runtime.guard import describe, from_signal_handler
-from ..torch_state.structure import leaves
+from ..runtime.guard import describe_error, is_from_signal_handler
+from ..torch_state.structure import nested_leaves
 from ..torch_state.tensor_copies import same_bits
 from . import forward_inputs
 from .forward_inputs import NeverError, RefusedError, Saved, TypeClasses, try_put_back
@@ -133,10 +132,10 @@ __all__ = [
     "Inputs",
     "NeverError",
     "RefusedError",
-    "check",
+    "check_runnable",
     "keep_first_rows",
     "map_tensors",
-    "run",
+    "run_forward",
 ]
 
 SEQUENCES = 2
@@ -181,7 +180,7 @@ def keep_first_rows(
         RefusedError: they cannot be kept.
     """
     torch = context.torch
-    leading = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
+    leading = next((v for v in nested_leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
     if leading is None or not leading.dim():
         raise RefusedError("the model takes no batch")
     if not hasattr(torch, "get_autocast_dtype"):
@@ -200,11 +199,11 @@ def keep_first_rows(
     )
 
 
-def replica(context: ProbeContext, root: Any) -> Any:
-    """Return the module that one rank of a job can run alone, for `check` and `run`.
+def runnable_module(context: ProbeContext, root: Any) -> Any:
+    """Return the module that one rank of a job can run alone, for a forward of our own.
 
     With one rank that is `root`. Of several it is the module in a DistributedDataParallel of all of
-    them, which only the wrapper lets talk to the others; `run` ends a forward that does.
+    them, which only the wrapper lets talk to the others; `run_forward` ends one that does.
 
     Raises:
         RefusedError: there is none.
@@ -221,7 +220,7 @@ def replica(context: ProbeContext, root: Any) -> Any:
     return root.module
 
 
-def run(
+def run_forward(
     context: ProbeContext,
     root: Any,
     inputs: Inputs,
@@ -273,7 +272,7 @@ def run(
 def _undone(
     context: ProbeContext, root: Any, inputs: Inputs, kinds: TypeClasses, trial: bool
 ) -> Iterator[Saved]:
-    """Where a forward leaves no trace; raises as `run` does."""
+    """Where a forward leaves no trace; raises as `run_forward` does."""
     torch = context.torch
     state = Saved(torch, root, kinds)
     if len(state.modules) != len(inputs.modes):
@@ -304,12 +303,14 @@ def _undone(
         raise NeverError(f"a forward of the model changes {changed}")
 
 
-def check(context: ProbeContext, root: Any, compiled: bool, *, alone: bool = False) -> None:
+def check_runnable(
+    context: ProbeContext, root: Any, compiled: bool, *, alone: bool = False
+) -> None:
     """Look whether `root` can be run once more.
 
     Args:
         compiled: it is, or something in it.
-        alone: it is a `replica`.
+        alone: it is a `runnable_module`.
 
     Raises:
         RefusedError: it cannot.
@@ -476,9 +477,9 @@ class Trials:
         except RefusedError:
             raise
         except Exception as error:
-            if from_signal_handler(error):
+            if is_from_signal_handler(error):
                 raise
-            reason = f"one more forward of it failed: {describe(error)}"
+            reason = f"one more forward of it failed: {describe_error(error)}"
             self.never(root, reason)
             raise NeverError(reason) from error
         value, second = (None if v is None else float(v) for v in values)
@@ -489,22 +490,22 @@ class Trials:
     def run(self, root: Any, inputs: Inputs, **options: Any) -> List[Any]:
         """As `side.run`; what is refused for good there is remembered."""
         try:
-            return run(self._context, root, inputs, self.kinds, **options)
+            return run_forward(self._context, root, inputs, self.kinds, **options)
         except NeverError as refusal:
             self.never(root, str(refusal))
             raise
 
     def _value(self, output: Any) -> Optional[Any]:
-        return value_of(self._torch, output) if floating_tensors(self._torch, output) else None
+        return output_value(self._torch, output) if floating_tensors(self._torch, output) else None
 
 
 def floating_tensors(torch: Any, output: Any) -> List[Any]:
     """Return the floating tensors that a model's output holds."""
-    several = [v for v in leaves(output) if isinstance(v, torch.Tensor)]
+    several = [v for v in nested_leaves(output) if isinstance(v, torch.Tensor)]
     return [v.detach() for v in several if v.is_floating_point() and v.numel()]
 
 
-def value_of(torch: Any, output: Any) -> Any:
+def output_value(torch: Any, output: Any) -> Any:
     """Return what a model's output comes to, as a tensor of one float64: the loss where it holds a
     floating tensor of one element, else the mean of the squares of the first floating tensor.
 

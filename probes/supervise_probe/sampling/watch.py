@@ -15,7 +15,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from ..torch_state.structure import Structure, Structures, leaves
+from ..torch_state.structure import Structure, Structures, nested_leaves
 from . import side_forward
 from .activations import Activations, Attention, KeyGradients, Routing, StandIns
 from .side_forward import Trials
@@ -119,7 +119,7 @@ class Sampler:
     def _may(self, function: Callable[..., Any], forward: Kept) -> bool:
         """Call `function` for what was kept; whether it was not refused."""
         try:
-            side_forward.check(self._context, forward.root, compiled=True)
+            side_forward.check_runnable(self._context, forward.root, compiled=True)
             function(forward.root, forward.inputs)
         except side_forward.RefusedError as refusal:
             self._side_path(str(refusal))
@@ -142,7 +142,7 @@ class Sampler:
         reason, self.kept = "", None
         try:
             self.trials.check(root)
-            side_forward.check(self._context, root, compiled=True)
+            side_forward.check_runnable(self._context, root, compiled=True)
             inputs = side_forward.keep_first_rows(self._context, root, args, kwargs)
             self.kept = Kept(root, structure, due, inputs)
         except side_forward.RefusedError as refusal:
@@ -288,14 +288,16 @@ class Watch:
     def _plainly(self, look: Callable[..., Any], *args: Any) -> None:
         """Look without gradients and without autocast, whose casts would cost accuracy."""
         torch = self._torch
-        device = next((v.device.type for v in leaves(args) if isinstance(v, torch.Tensor)), "cpu")
+        device = next(
+            (v.device.type for v in nested_leaves(args) if isinstance(v, torch.Tensor)), "cpu"
+        )
         with torch.autocast(device_type=device, enabled=False):
             self._gate.without_grad(look, *args)
 
 
 def _batch(torch: Any, inputs: Tuple[Any, ...]) -> List[int]:
     """Return the sizes that the batch dimension may have: those of the first input's first two."""
-    for value in leaves(inputs):
+    for value in nested_leaves(inputs):
         if isinstance(value, torch.Tensor) and value.dim() > 1:
             return [int(size) for size in value.shape[:2]]
     return []

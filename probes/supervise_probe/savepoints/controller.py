@@ -73,14 +73,14 @@ class SavepointSchedule:
 
     def _decide(self, step: int) -> int:
         try:
-            files.replace(self._path, b"%d" % step)
+            files.replace_file(self._path, b"%d" % step)
         except OSError as error:
             self._failed(f"the ranks take no savepoints together: {error}")
         return step
 
     def _read(self, step: int) -> int:
         try:
-            return max(UNKNOWN, int(files.read(self._path)))
+            return max(UNKNOWN, int(files.read_file(self._path)))
         except (OSError, ValueError):  # rank 0 has not decided yet
             return UNKNOWN
 

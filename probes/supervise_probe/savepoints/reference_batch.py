@@ -11,7 +11,7 @@ at the last savepoints (`check_weights`): where it is what it was, a batch was b
 does `skip_outliers` before it goes on skipping.
 
 With several ranks each asks for its own rows, where it can run the model without the others
-(`side_forward.replica`); nothing is compared with what a checkpoint has.
+(`side_forward.runnable_module`); nothing is compared with what a checkpoint has.
 
 The batch stays the same until the supervisor sees that the data changed; a later process reads that
 of its checkpoint from its file. It costs one forward of two rows per savepoint, save and question,
@@ -45,8 +45,8 @@ from typing import (
 
 from ..context import Refused
 from ..sampling import side_forward
-from ..sampling.side_forward import SAME, is_close, value_of
-from ..torch_state.structure import leaves
+from ..sampling.side_forward import SAME, is_close, output_value
+from ..torch_state.structure import nested_leaves
 from . import weights_check
 from .step_history import CLOSE
 from .weights_check import ReferenceOutput, Targets
@@ -148,11 +148,13 @@ class ReferenceBatch:
         context, config = self._context, self._context.config
         try:
             self._compiled = self._sampler.compiles(root, compiled)
-            root = side_forward.replica(context, root)
-            side_forward.check(context, root, self._compiled, alone=self._several)
+            root = side_forward.runnable_module(context, root)
+            side_forward.check_runnable(context, root, self._compiled, alone=self._several)
             self._sampler.trials.check(root)
             self._inputs = inputs = side_forward.keep_first_rows(context, root, args, kwargs)
-            tensors = (v for v in leaves((args, kwargs)) if isinstance(v, self._torch.Tensor))
+            tensors = (
+                v for v in nested_leaves((args, kwargs)) if isinstance(v, self._torch.Tensor)
+            )
             self._rows = int(next(tensors).shape[0])
             with suppress(side_forward.RefusedError):
                 self._many = side_forward.keep_first_rows(
@@ -224,7 +226,7 @@ class ReferenceBatch:
                 raise side_forward.RefusedError("the model that it was kept of is gone")
             if gate.in_backward or gate.in_forward:
                 raise side_forward.RefusedError("weights change inside of the backward")
-            side_forward.check(self._context, root, self._compiled, alone=self._several)
+            side_forward.check_runnable(self._context, root, self._compiled, alone=self._several)
             trials = self._sampler.trials
             self._drifts = trials.passed(root, inputs)
             self._output.begin()
@@ -245,7 +247,7 @@ class ReferenceBatch:
         return value.item(), None if loss is None else loss.item()
 
     def _take(self, output: Any) -> Tuple[Any, Optional[Any]]:
-        return value_of(self._torch, output), self._output.loss(output)
+        return output_value(self._torch, output), self._output.loss(output)
 
     # ── whose fault a loss is ─────────────────────────────────────────────────────────────────
 

@@ -194,13 +194,13 @@ def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:
 
 
 def _write(path: str, rows: List[Row]) -> None:
-    files.replace(path, json.dumps(rows).encode())
+    files.replace_file(path, json.dumps(rows).encode())
 
 
 def _read(path: str, attempt: int) -> List[Row]:
     """Return the rows of earlier attempts; none where there is no such file."""
     try:
-        rows = [Row(*row) for row in json.loads(files.read(path))]
+        rows = [Row(*row) for row in json.loads(files.read_file(path))]
     except (OSError, ValueError, TypeError):
         return []
     return [row for row in rows if row.attempt < attempt]
@@ -217,7 +217,7 @@ class Range(NamedTuple):
     batches: Dict[int, float]
 
 
-def parse(text: Any) -> Sequence[int]:
+def parse_step_range(text: Any) -> Sequence[int]:
     """Return `[first, last]`.
 
     Raises:
@@ -247,7 +247,7 @@ class SkipRanges:
         self._optimizers, self._history = optimizers, history
         self.ranges: List[Range] = []
         for skip in context.config.skip:
-            self.add(*parse(skip))
+            self.add(*parse_step_range(skip))
 
     def add(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last` from now on."""

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ..runtime import files
-from ..sampling.activations import LOGITS, ROWS, some_rows
+from ..sampling.activations import LOGITS, ROWS, sample_rows
 from ..sampling.side_forward import SEQUENCES, floating_tensors
 
 LIKELIEST = 10  # tokens; of fewer than 100 classes a tenth
@@ -82,7 +82,7 @@ class ReferenceOutput:
         """The model takes a loss of these, in the run under way."""
         if self._logits is None and logits.dim() > 1:
             wide = logits.transpose(1, -1) if logits.dim() > 2 else logits
-            self._logits = some_rows(wide, max(16, min(ROWS, LOGITS // wide.shape[-1]))).float()
+            self._logits = sample_rows(wide, max(16, min(ROWS, LOGITS // wide.shape[-1]))).float()
 
     def begin(self) -> None:
         """A run begins."""
@@ -257,10 +257,10 @@ def write_rows(save: Callable[..., Any], document: Dict[str, Any], path: str) ->
         OSError, RuntimeError: it cannot be written; the previous file is still there.
     """
     files.make_directory(os.path.dirname(path))
-    with files.replacing(path, sync=True) as file:
+    with files.replacing_file(path, sync=True) as file:
         out = _HashedFile(file)
         save(document, out)
-        with files.replacing(path + HASH, sync=True) as beside:
+        with files.replacing_file(path + HASH, sync=True) as beside:
             beside.write(f"{out.hash.hexdigest()}  {os.path.basename(path)}\n".encode())
 
 
@@ -271,7 +271,7 @@ def read_rows(load: Callable[..., Any], path: str) -> Dict[str, Any]:
         OSError, ValueError: it cannot be read, or differs from what was written.
     """
     if os.path.exists(path + HASH):
-        expected = files.read(path + HASH).decode("ascii").split()
+        expected = files.read_file(path + HASH).decode("ascii").split()
         if not expected or expected[0] != _hash(path):
             raise ValueError("its hash differs from the one beside it")
     os.close(files.open_file(path))  # refuses a FIFO, at which torch would wait

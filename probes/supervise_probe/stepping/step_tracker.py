@@ -26,7 +26,14 @@ from typing import (
     Set,
 )
 
-from ..torch_state.records import OptimizerInfo, Step, Update, in_order, is_phantom, rate_of
+from ..torch_state.records import (
+    OptimizerInfo,
+    Step,
+    Update,
+    is_phantom,
+    learning_rate_of,
+    order_optimizers,
+)
 
 if TYPE_CHECKING:
     from ..collectors import Plan
@@ -216,7 +223,7 @@ class StepTracker:
         late = earlier and not started and not self.accumulates and key not in earlier
         if self._drills.follows:
             self._reschedule(optimizer)
-        update.scheduled = rate_of(self._torch, optimizer)
+        update.scheduled = learning_rate_of(self._torch, optimizer)
         if not started:
             self._commands.before_update()
         self._scale_rate(optimizer, info)
@@ -407,7 +414,7 @@ class StepTracker:
         elif infos and step - self._began > 1 and self._rate.hold is not None:
             self._rate.let_go()  # groups may be counted otherwise now
             self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
-        self._optimizers.known = in_order(infos, key, info, self._round.members)
+        self._optimizers.known = order_optimizers(infos, key, info, self._round.members)
         self._process.appeared(optimizer)
 
     def infer(self, key: int, number: Optional[int] = None) -> None:

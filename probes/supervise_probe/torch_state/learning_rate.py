@@ -201,7 +201,7 @@ class LearningRate:
             _forget(self._path)
             return
         document = {"value": value, "steps": steps, "first": start}
-        files.replace(self._path, json.dumps(document).encode())
+        files.replace_file(self._path, json.dumps(document).encode())
 
     def note(self, info: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
         """Remember what the job asks for in this step, where the host knows it."""
@@ -262,7 +262,7 @@ class LearningRate:
         if self.hold is not None:
             hold = self.hold
             document = {"levels": hold.levels, "since": hold.since, "release": hold.release}
-            files.replace(self._hold_path, json.dumps(document).encode())
+            files.replace_file(self._hold_path, json.dumps(document).encode())
 
     def let_go(self) -> None:
         """Hold no rate any more."""
@@ -377,7 +377,7 @@ def _forget(path: str) -> None:
 def _stored(path: str, step: int) -> Warmup:
     """Return what an earlier launch held, as it was at `step`; before that, as it began."""
     try:
-        document = json.loads(files.read(path))
+        document = json.loads(files.read_file(path))
         steps = int(document["steps"])
         return Warmup(
             float(document["value"]), steps, min(max(0, step - int(document["first"])), steps)
@@ -389,7 +389,7 @@ def _stored(path: str, step: int) -> Warmup:
 def _kept_hold(path: str) -> Optional[RateHold]:
     """Return the limits that an earlier launch held its rates at, None without."""
     try:
-        document = json.loads(files.read(path))
+        document = json.loads(files.read_file(path))
         levels = {int(number): float(level) for number, level in document["levels"].items()}
         return RateHold(levels, int(document["since"]), int(document["release"]), {})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

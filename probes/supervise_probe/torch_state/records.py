@@ -81,7 +81,7 @@ class OptimizerInfo:
         return True
 
 
-def in_order(
+def order_optimizers(
     infos: Dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: List[int]
 ) -> Dict[int, OptimizerInfo]:
     """Return those whose optimizers live and a `new` one, their groups counted through.
@@ -199,7 +199,7 @@ class Step:
         self.elapsed_ns = elapsed_ns
 
 
-def rate_of(torch: Any, optimizer: Any) -> Any:
+def learning_rate_of(torch: Any, optimizer: Any) -> Any:
     """Return the rate of its first group as it is now, None where it has none."""
     rate = optimizer.param_groups[0].get("lr")
     if type(rate) is not float and isinstance(rate, torch.Tensor):

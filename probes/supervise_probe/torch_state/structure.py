@@ -195,14 +195,14 @@ def _forward(module: Any) -> Dict[str, Any]:
     return getattr(forward, "__dict__", None) or {}
 
 
-def leaves(value: Any, depth: int = 2) -> Iterator[Any]:
+def nested_leaves(value: Any, depth: int = 2) -> Iterator[Any]:
     """Yield what is in nested tuples, lists and dicts."""
     if isinstance(value, dict) and depth:
         for item in value.values():
-            yield from leaves(item, depth - 1)
+            yield from nested_leaves(item, depth - 1)
     elif isinstance(value, (tuple, list)) and depth:
         for item in value:
-            yield from leaves(item, depth - 1)
+            yield from nested_leaves(item, depth - 1)
     else:
         yield value
 
@@ -215,7 +215,7 @@ def own_attributes(thing: Any) -> Dict[str, Any]:
     if isinstance(thing, type):
         return dict(vars(thing))
     attributes = dict(_held_value(thing, "__dict__"))
-    for name in slots(type(thing)):
+    for name in slot_names(type(thing)):
         value = _held_value(thing, name)
         if value is not _EMPTY:
             attributes[name] = value
@@ -229,7 +229,7 @@ def _held_value(thing: Any, name: str) -> Any:
         return _EMPTY
 
 
-def slots(kind: type) -> List[str]:
+def slot_names(kind: type) -> List[str]:
     """The names of the slots that a class and its bases define."""
     names: List[str] = []
     for base in kind.__mro__:
@@ -246,7 +246,7 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
         type.__setattr__(thing, name, value)
         return
     attributes = _held_value(thing, "__dict__")
-    if attributes is not _EMPTY and name not in slots(type(thing)):
+    if attributes is not _EMPTY and name not in slot_names(type(thing)):
         attributes[name] = value
     else:
         object.__setattr__(thing, name, value)

@@ -18,14 +18,14 @@ from ..core.model.action import Action
 from ..core.model.interfaces import Detector, snake_case, yaml_name
 from ..core.model.payload import DrillOrder
 from ..errors import UsageError
-from ..exports import LazyClasses, offers
+from ..exports import LazyClasses, offered_names
 from ..notifiers import KINDS, Settings
 from .diagnostics import did_you_mean
 
 
 def _classes_of(package: str) -> Mapping[str, type[Any]]:
     """Return the classes that the face of a package offers, by their YAML names."""
-    names = {snake_case(name): name for name in offers(package) if not name.isupper()}
+    names = {snake_case(name): name for name in offered_names(package) if not name.isupper()}
     return LazyClasses(package, dict(sorted(names.items())))
 
 
@@ -41,12 +41,12 @@ def action_classes() -> Mapping[str, type[Action]]:
     return _classes_of(actions.__name__)
 
 
-def notifiers() -> Mapping[str, type[Settings]]:
+def notifier_classes() -> Mapping[str, type[Settings]]:
     """Return the settings classes of the notifiers by name."""
     return KINDS
 
 
-def name_of(part: Detector | Action) -> str:
+def yaml_name_of(part: Detector | Action) -> str:
     """Return the YAML name of a detector or an action."""
     return yaml_name(type(part))
 
@@ -65,7 +65,7 @@ def parse_drill(text: str) -> DrillOrder:
     if not separator or not step.isdecimal():
         raise UsageError(f"--drill {text!r}: no step", hint=f"write {FORM}, e.g. lr_spike@150")
     name, _, settings = head.partition(":")
-    catalog = faults.catalog()
+    catalog = faults.fault_classes()
     if name not in catalog:
         raise UsageError(f"--drill {text!r}: no fault {name!r}", hint=did_you_mean(name, catalog))
     params: dict[str, str] = {}
@@ -110,5 +110,5 @@ def drill_facts() -> dict[str, DrillFacts]:
             fault.MOVES or None,
             {key: DrillParameter(*parameter) for key, parameter in fault.PARAMS.items()},
         )
-        for name, fault in faults.catalog().items()
+        for name, fault in faults.fault_classes().items()
     }

@@ -46,16 +46,16 @@ from .validation import describe_schema
 from .yaml_document import MapNode, inline_yaml, plain_yaml
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |\n" for row in lines)
 
 
-def keys(form: type) -> str:
+def render_keys(form: type) -> str:
     """Return the keys of a file or a section."""
     rows = [(f"`{key.name}`", _default(key), _about(form, key)) for key in keys_of(form).values()]
-    return table(("key", "default", "meaning"), rows)
+    return markdown_table(("key", "default", "meaning"), rows)
 
 
 def _about(form: type, key: Key) -> str:
@@ -82,10 +82,10 @@ def _default(key: Key) -> str:
     return f"`{inline_yaml(written_value(key.default, key.hint))}`"
 
 
-def detectors() -> str:
+def render_detectors() -> str:
     """Return the kinds of detectors with their keys."""
     kinds = discover.detector_classes().items()
-    return table(
+    return markdown_table(
         ("kind", "BREACH when", "keys and defaults"),
         [
             (f"`{name}`", first_sentence(form).removeprefix("BREACH "), _keys(form))
@@ -97,11 +97,11 @@ def detectors() -> str:
 def render_drills() -> str:
     """Return the faults that `--drill` injects."""
     rows = []
-    for name, fault in faults.catalog().items():
+    for name, fault in faults.fault_classes().items():
         params = (f"`{key}: {value}` {text}" for key, (value, text) in fault.PARAMS.items())
         moves = f"`{fault.MOVES}`" if fault.MOVES else "–"
         rows.append((f"`{name}`", fault.MEANING, moves, "; ".join(params) or "–"))
-    return table(("drill", "what it does", "moves", "parameters and defaults"), rows)
+    return markdown_table(("drill", "what it does", "moves", "parameters and defaults"), rows)
 
 
 def render_actions() -> str:
@@ -113,13 +113,13 @@ def render_actions() -> str:
         marks += [f"budget `{form.budget}`"] if form.budget else []
         marks += [] if form.touches_job else ["does not touch the job"]
         rows.append((f"`{verb}`", first_sentence(form), _keys(form), ", ".join(marks)))
-    return table(("verb", "what it does", "keys and defaults", ""), rows)
+    return markdown_table(("verb", "what it does", "keys and defaults", ""), rows)
 
 
 def render_notifiers() -> str:
     """Return the notifiers with their keys."""
-    kinds = discover.notifiers().items()
-    return table(
+    kinds = discover.notifier_classes().items()
+    return markdown_table(
         ("name", "what it is", "keys and defaults"),
         [(f"`{name}`", first_sentence(form), _keys(form)) for name, form in kinds],
     )
@@ -152,7 +152,7 @@ def render_policies() -> str:
         (f"`{name}`", draft.mode, ", ".join(draft.form.use), draft.form.summary)
         for name, draft in drafts
     ]
-    return table(("policy", "mode", "packs", "what it is for"), rows)
+    return markdown_table(("policy", "mode", "packs", "what it is for"), rows)
 
 
 def render_packs() -> str:
@@ -164,7 +164,7 @@ def render_packs() -> str:
             for rule in pack["rules"]
         ]
         rows.append((f"`{pack['pack']}`", pack["status"], pack["summary"], ", ".join(rules)))
-    return table(("pack", "status", "what it sees", "rules"), rows)
+    return markdown_table(("pack", "status", "what it sees", "rules"), rows)
 
 
 def render_runbooks() -> str:
@@ -175,31 +175,31 @@ def render_runbooks() -> str:
         steps += ["verify"] if "verify" in runbook else []
         fails = runbook.get("if_it_fails", "hold")
         rows.append((f"`{runbook['runbook']}`", runbook["meaning"], " → ".join(steps), fails))
-    return table(("runbook", "meaning", "steps", "if it fails"), rows)
+    return markdown_table(("runbook", "meaning", "steps", "if it fails"), rows)
 
 
-def measured() -> str:
+def render_measured_metrics() -> str:
     """Return the metrics of the probe."""
     rows = [
         (f"`{spec.id}`", spec.unit, spec.meaning, spec.source, spec.cost or "–")
         for spec in metrics.measured_metrics().values()
     ]
-    return table(("id", "unit", "meaning", "source", "cost"), rows)
+    return markdown_table(("id", "unit", "meaning", "source", "cost"), rows)
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "policy-keys": lambda: keys(PolicyFile),
-    "rule-keys": lambda: keys(WrittenRule),
-    "inhibit-keys": lambda: keys(Inhibit),
-    "budget-keys": lambda: keys(Budget),
-    "pack-keys": lambda: keys(PackFile),
-    "test-keys": lambda: keys(ScenarioFile),
-    "scenario-keys": lambda: keys(Scenario),
-    "expect-keys": lambda: keys(Expectation),
-    "inject-keys": lambda: keys(Injection),
-    "runbook-keys": lambda: keys(RunbookFile),
-    "detectors": detectors,
-    "metrics": measured,
+    "policy-keys": lambda: render_keys(PolicyFile),
+    "rule-keys": lambda: render_keys(WrittenRule),
+    "inhibit-keys": lambda: render_keys(Inhibit),
+    "budget-keys": lambda: render_keys(Budget),
+    "pack-keys": lambda: render_keys(PackFile),
+    "test-keys": lambda: render_keys(ScenarioFile),
+    "scenario-keys": lambda: render_keys(Scenario),
+    "expect-keys": lambda: render_keys(Expectation),
+    "inject-keys": lambda: render_keys(Injection),
+    "runbook-keys": lambda: render_keys(RunbookFile),
+    "detectors": render_detectors,
+    "metrics": render_measured_metrics,
     "drills": render_drills,
     "actions": render_actions,
     "notifiers": render_notifiers,
@@ -209,7 +209,7 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def part(name: str) -> str:
+def render_part(name: str) -> str:
     """Return one of `PARTS` with an empty line on both sides, as Markdown wants it."""
     return f"\n{PARTS[name]()}\n"
 
@@ -227,11 +227,11 @@ MESSAGE = "docs/message.schema.json"
 DOCUMENTS = {
     INCIDENT: incident_report.incident_schema,
     RECORD: stability_record.stability_schema,
-    MESSAGE: webhook.schema,
+    MESSAGE: webhook.message_schema,
 }
 
 
-def schema(form: type, title: str) -> dict[str, Any]:
+def file_schema(form: type, title: str) -> dict[str, Any]:
     """Return the schema of one sort of file."""
     body = json_schema(form)
     parts = _definitions()
@@ -305,21 +305,21 @@ def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any
     return [_replace(item, part, reference) for item in value] if isinstance(value, list) else value
 
 
-def text(file: str) -> str:
+def schema_file_text(file: str) -> str:
     """Return what a schema file should hold."""
-    document = DOCUMENTS[file]() if file in DOCUMENTS else schema(*FILES[file])
+    document = DOCUMENTS[file]() if file in DOCUMENTS else file_schema(*FILES[file])
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def documents() -> Iterator[tuple[Path, str]]:
+def schema_files() -> Iterator[tuple[Path, str]]:
     """Yield each schema file, and what it should hold."""
     for file in (*FILES, *DOCUMENTS):
         folder, _, name = file.partition("/")
-        yield shipped.shipped_folder(folder) / name, text(file)
+        yield shipped.shipped_folder(folder) / name, schema_file_text(file)
 
 
 if __name__ == "__main__":
-    for path, content in documents():
+    for path, content in schema_files():
         path.write_text(content, "utf-8")
 
 PROBE, SUPERVISOR, JOB = "probe", "supervisor", "job"
@@ -330,7 +330,7 @@ BY = {
 }
 
 
-def position(node: Place) -> str:
+def format_position(node: Place) -> str:
     """Return `file:line:col`."""
     return f"{node.source.label}:{node.line}:{node.col}"
 
@@ -377,27 +377,27 @@ class PolicyFacts(Struct, frozen=True):
 
 
 def _overrides(entry: Entry) -> dict[str, str]:
-    return {key: position(node) for key, node in entry.overridden.items()}
+    return {key: format_position(node) for key, node in entry.overridden.items()}
 
 
-def detector(draft: Draft, name: str) -> DetectorFacts:
+def detector_facts(draft: Draft, name: str) -> DetectorFacts:
     """Return where a detector was defined, what was overridden, what it has from the baseline."""
     entry, built = draft.parts.detectors[name], draft.detectors[name]
     pairs = entry.node.pairs if isinstance(entry.node, MapNode) else {}
     keeps = all(key in keys_of(type(built)) for key in BASELINE_KEYS)
     filled = [key for key in BASELINE_KEYS if keeps and key not in pairs]
     return DetectorFacts(
-        position(entry.node), _overrides(entry), built.metrics, built.detectors, filled
+        format_position(entry.node), _overrides(entry), built.metrics, built.detectors, filled
     )
 
 
-def rule(draft: Draft, built: BuiltRule, beside: Collection[str]) -> RuleFacts:
+def rule_facts(draft: Draft, built: BuiltRule, beside: Collection[str]) -> RuleFacts:
     """Return what a rule reads, directly and through detectors, and what can mute it."""
     behind = list(detectors_behind(draft.detectors, built.rule.uses))
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
     mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if built.rule.id in i.mute]
     return RuleFacts(
-        position(built.entry.node),
+        format_position(built.entry.node),
         _overrides(built.entry),
         detectors=behind,
         metrics=list(needed),
@@ -418,14 +418,14 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
     return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
 
 
-def metric(name: str, beside: Collection[str]) -> MetricFacts:
+def metric_facts(name: str, beside: Collection[str]) -> MetricFacts:
     """Return a metric's source, unit and meaning."""
     spec = metrics.spec_of(name)
     source = measured_by(name, beside)
     return MetricFacts(source) if spec is None else MetricFacts(source, spec.unit, spec.meaning)
 
 
-def sections(draft: Draft) -> dict[str, str]:
+def section_positions(draft: Draft) -> dict[str, str]:
     """Return where the sections of a policy that extends another one were written, by key."""
     root, positions = draft.root, dict[str, str]()
     if not isinstance(root, MapNode) or "extends" not in root.pairs:
@@ -437,27 +437,27 @@ def sections(draft: Draft) -> dict[str, str]:
         ]
         places = dict.fromkeys(keys[name][0].source.label for name in from_base)
         tail = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
-        positions[key] = f"{position(key_node)}{tail}"
+        positions[key] = f"{format_position(key_node)}{tail}"
     return positions
 
 
-def facts(draft: Draft, beside: Collection[str]) -> PolicyFacts:
+def policy_facts(draft: Draft, beside: Collection[str]) -> PolicyFacts:
     """Return everything that `show` prints besides the policy itself.
 
     Args:
         beside: the ids of what the supervisor measures beside the job.
     """
-    rules = {built.rule.id: rule(draft, built, beside) for built in draft.rules}
+    rules = {built.rule.id: rule_facts(draft, built, beside) for built in draft.rules}
     used = dict.fromkeys(m for detector in draft.detectors.values() for m in detector.metrics)
     return PolicyFacts(
-        sections(draft),
-        {name: detector(draft, name) for name in draft.detectors},
+        section_positions(draft),
+        {name: detector_facts(draft, name) for name in draft.detectors},
         rules,
-        {name: metric(name, beside) for name in used},
+        {name: metric_facts(name, beside) for name in used},
     )
 
 
-def readers(metric: str) -> dict[str, str]:
+def detectors_reading(metric: str) -> dict[str, str]:
     """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
     return {
         f"{pack.name}.{name}": inline_yaml(pack.written_keys[name]).strip("{}")
@@ -467,7 +467,7 @@ def readers(metric: str) -> dict[str, str]:
     }
 
 
-def judges(metric: str) -> list[str]:
+def rules_judging(metric: str) -> list[str]:
     """Return the shipped rules, as `pack.rule`, that read a metric directly or through others."""
     return [
         f"{pack.name}.{rule}"
@@ -516,7 +516,7 @@ def _packs() -> list[_Pack]:
     return lines
 
 
-def github(problem: Problem, level: str) -> str:
+def github_annotation(problem: Problem, level: str) -> str:
     """Return a workflow command that marks the place in a pull request."""
     text = problem.message + (f" ({problem.hint})" if problem.hint else "")
     fields = {"file": problem.path, "line": str(problem.line), "col": str(problem.col)}

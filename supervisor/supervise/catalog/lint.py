@@ -54,11 +54,11 @@ def check_budgets(
     missing: dict[str, tuple[str, str]] = {}
     for runbook in opened:
         for step in runbook.form.steps:
-            if discover.name_of(step) == "relaunch" and form.job.relaunch is None:
+            if discover.yaml_name_of(step) == "relaunch" and form.job.relaunch is None:
                 continue
             for name in (step.budget_class, ALL) if step.budget_class is not None else ():
                 if name not in configured:
-                    missing.setdefault(name, (discover.name_of(step), runbook.name))
+                    missing.setdefault(name, (discover.yaml_name_of(step), runbook.name))
     for name, (verb, user) in missing.items():
         hint = f"add {name}: {{max: 2, per: 5000}} to budgets"
         location, way = _way(user, "budgets", root, ways)
@@ -148,7 +148,7 @@ def check_savepoints(
     if section is not None and not (isinstance(section, Scalar) and section.value is None):
         return
     for runbook in opened:
-        if any(discover.name_of(step) == "rollback" for step in runbook.form.steps):
+        if any(discover.yaml_name_of(step) == "rollback" for step in runbook.form.steps):
             hint = "add savepoints: {every: 25, keep: 4}"
             location, way = _way(runbook.name, "savepoints", root, ways)
             problems.add(

@@ -216,13 +216,13 @@ def compose_policy(
     problems = Problems()
     root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
     try:
-        return from_root(root, path, mode, problems, notify)
+        return compose_from_root(root, path, mode, problems, notify)
     finally:
         if warnings is not None:
             warnings += problems.warnings
 
 
-def from_root(
+def compose_from_root(
     root: MapNode | None,
     path: Path,
     mode: str | None,

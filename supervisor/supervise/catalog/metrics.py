@@ -209,7 +209,7 @@ METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 @cache
 def measured_metrics() -> Mapping[str, MetricSpec]:
     """Return what the collectors measure, by id, in the order of their names."""
-    return {spec.id: spec for spec in collectors.metrics()}
+    return {spec.id: spec for spec in collectors.metric_specs()}
 
 
 @cache

@@ -86,7 +86,7 @@ class Parts:
             else:
                 self.detectors[name] = Entry(name, node, scope)
         for node in list_items(root, "rules") if form.rules else ():
-            short = id_of(node)
+            short = node_id(node)
             self.rules.append(Entry(scope.get(short, short), node, scope))
             if not short:  # its name is not known
                 self.unreadable.add((root.source.label, "rules"))
@@ -95,7 +95,7 @@ class Parts:
         ]
 
 
-def id_of(node: Node) -> str:
+def node_id(node: Node) -> str:
     ident = node.get("id") if isinstance(node, MapNode) else None
     return ident.text if isinstance(ident, Scalar) else ""
 
@@ -150,10 +150,12 @@ def add_pack(root: MapNode, name: str, parts: Parts, problems: Problems) -> Pack
         problems.add(root.locate("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
     detectors = form.detectors or {}
     rules = list_items(root, "rules") if form.rules else []
-    ids = [id_of(node) for node in rules]
+    ids = [node_id(node) for node in rules]
     for node in rules:
-        if id_of(node) in detectors:
-            problems.add(node, f"a detector is named {id_of(node)!r} too; overrides need one name")
+        if node_id(node) in detectors:
+            problems.add(
+                node, f"a detector is named {node_id(node)!r} too; overrides need one name"
+            )
     scope = {short: f"{name}.{short}" for short in (*detectors, *ids) if short}
     parts.add(root, form, scope, problems)
     sections = ("detectors", "rules")
@@ -305,7 +307,7 @@ def _removed(root: MapNode) -> set[str]:
 def _without(base: MapNode, names: Collection[str], removed: set[str]) -> MapNode:
     """Return a base less its packs, rules and detectors of these names, and their overrides."""
     pairs = dict(base.pairs)
-    for key, name_of in (("use", _text), ("rules", id_of)):
+    for key, name_of in (("use", _text), ("rules", node_id)):
         section = base.get(key)
         if isinstance(section, ListNode):
             removed.update(name for node in section.items if (name := name_of(node)) in names)

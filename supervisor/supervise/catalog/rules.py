@@ -179,7 +179,7 @@ NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
 def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
     """Return a notice in place of a rule that judges the height of a loss by its past."""
     behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
-    judges = (d for d in behind if discover.name_of(d) not in NOT_OF_HEIGHT)
+    judges = (d for d in behind if discover.yaml_name_of(d) not in NOT_OF_HEIGHT)
     if not any(LOSSES.intersection(detector.metrics) for detector in judges):
         return rule
     phases = {phase: severity for phase, severity in rule.phases.items() if severity == OFF}

@@ -199,7 +199,7 @@ class RunbookCatalog:
 
 def verbs_of(form: WrittenRunbook) -> tuple[str, ...]:
     """Return the YAML name of each step."""
-    return tuple(discover.name_of(step) for step in form.steps)
+    return tuple(discover.yaml_name_of(step) for step in form.steps)
 
 
 def find_runbook_flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:

@@ -72,7 +72,7 @@ def locate_file(name: str) -> Path:
         return pack_path
 
 
-def sort_of(root: MapNode) -> str:
+def file_kind(root: MapNode) -> str:
     """Return `pack`, `runbook`, `tests` or `policy`, by the keys of the file."""
     named = next((sort for sort in SORTS if sort in root.pairs), None)
     if named is not None:
@@ -90,7 +90,7 @@ def read_subject(path: Path, problems: Problems) -> MapNode | None:
     return yaml_document.read_mapping(path, shipped.display_path(path), problems)
 
 
-def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
+def subject_of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
     """Compose the policy that observes with one pack and nothing else.
 
     Raises:
@@ -117,7 +117,7 @@ def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
     )
 
 
-def of_tests(
+def subject_of_tests(
     root: MapNode, path: Path, problems: Problems, warnings: list[Problem] | None = None
 ) -> Subject:
     """Compose the policy that a file of tests names.
@@ -198,7 +198,7 @@ def _used(
             included = read_subject(file, problems)
             if included is None:
                 continue
-            if sort_of(included) != TESTS:
+            if file_kind(included) != TESTS:
                 problems.add(location, f"{name} is no file of tests")
                 continue
             form: ScenarioFile = read_section(ScenarioFile, included, problems, "", lenient=True)
@@ -273,7 +273,7 @@ def check_file(name: str, text: str = "") -> Checked:
         if root is None:
             problems.stop()
         assert root is not None
-        sort = sort_of(root)
+        sort = file_kind(root)
         if name == STDIN and sort in ("pack", "runbook"):
             path = Path(f"{getattr(root.get(sort), 'text', 'stdin')}.yaml")
         _judge(root, sort, path, problems, warnings)
@@ -290,9 +290,9 @@ def _judge(
     root: MapNode, sort: str, path: Path, problems: Problems, warnings: list[Problem]
 ) -> None:
     if sort == "pack":
-        of_pack(root, path, problems)
+        subject_of_pack(root, path, problems)
     elif sort == TESTS:
-        of_tests(root, path, problems, warnings)
+        subject_of_tests(root, path, problems, warnings)
     elif sort == "runbook":
         beside = path.parent.parent if path.parent.name == "runbooks" else path.parent
         library = RunbookCatalog({}, (beside,), problems)
@@ -301,7 +301,7 @@ def _judge(
             node = opened.node.locate("if_it_fails")
             library.open(opened.form.if_it_fails, node, f"runbook {path.stem}.if_it_fails")
     else:
-        loader.from_root(root, path, None, problems)
+        loader.compose_from_root(root, path, None, problems)
     problems.stop()
 
 

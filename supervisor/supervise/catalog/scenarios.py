@@ -17,7 +17,7 @@ from msgspec import Meta
 from ..core.model.decisions import SEVERITIES
 from ..core.model.policy import StateName
 from ..core.model.state_machine import STATES
-from ..core.model.values import Count, Seconds, Section, Steps, doc, pattern_mark
+from ..core.model.values import Count, Seconds, Section, Steps, describe_key, pattern_mark
 from .diagnostics import Problems, did_you_mean
 from .yaml_document import ListNode, MapNode, Node, first_text
 
@@ -71,37 +71,46 @@ SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppre
 class Expectation(Section, frozen=True, kw_only=True):
     """A decision that a scenario must, or must never, lead to."""
 
-    at: Annotated[Position | None, doc("at this frame")] = None
-    by: Annotated[Position | None, doc("at this frame or before it")] = None
-    between: Annotated[tuple[Position, Position] | None, doc("from one frame to another")] = None
-    end: Annotated[bool | None, doc("true: after the last frame")] = None
-    rule: Annotated[Identifier | None, doc("a rule; inside its pack by its short name")] = None
+    at: Annotated[Position | None, describe_key("at this frame")] = None
+    by: Annotated[Position | None, describe_key("at this frame or before it")] = None
+    between: Annotated[
+        tuple[Position, Position] | None, describe_key("from one frame to another")
+    ] = None
+    end: Annotated[bool | None, describe_key("true: after the last frame")] = None
+    rule: Annotated[
+        Identifier | None, describe_key("a rule; inside its pack by its short name")
+    ] = None
     is_: Annotated[
         Literal["firing", "cleared", "on", "quiet", "muted"] | None,
-        doc(
+        describe_key(
             "firing: begins to; cleared; on, quiet: all along; muted: inhibited, or off in a phase"
         ),
     ] = msgspec.field(name="is", default=None)
-    state: Annotated[StateName | None, doc("state of the run")] = None
+    state: Annotated[StateName | None, describe_key("state of the run")] = None
     actions: Annotated[
-        tuple[Identifier, ...] | None, doc("verbs that start, in this order; [] is none at all")
+        tuple[Identifier, ...] | None,
+        describe_key("verbs that start, in this order; [] is none at all"),
     ] = None
     severity: Annotated[
         Literal["SEV0", "SEV1", "SEV2"] | None,
-        doc("an incident is opened with it or raised to it"),
+        describe_key("an incident is opened with it or raised to it"),
     ] = None
     budget: Annotated[
-        Mapping[str, Annotated[int, Meta(ge=0)]] | None, doc("class: actions that were counted")
+        Mapping[str, Annotated[int, Meta(ge=0)]] | None,
+        describe_key("class: actions that were counted"),
     ] = None
-    message: Annotated[str | None, doc("text in a message to people")] = None
+    message: Annotated[str | None, describe_key("text in a message to people")] = None
     suppressed: Annotated[
         str | None,
-        doc("what suppressed an action: budget:NAME, inhibit:RULE, phase:NAME, cooldown"),
+        describe_key("what suppressed an action: budget:NAME, inhibit:RULE, phase:NAME, cooldown"),
     ] = None
     never: Annotated[
-        tuple[Identifier, ...] | None, doc("rules, verbs, severities or states that must not occur")
+        tuple[Identifier, ...] | None,
+        describe_key("rules, verbs, severities or states that must not occur"),
     ] = None
-    count: Annotated[Annotated[int, Meta(ge=0)] | None, doc("exactly this many times")] = None
+    count: Annotated[Annotated[int, Meta(ge=0)] | None, describe_key("exactly this many times")] = (
+        None
+    )
 
     def subject(self) -> str:
         """Return the key of what is expected."""
@@ -167,30 +176,43 @@ INJECTIONS = (
 class Injection(Section, frozen=True, kw_only=True):
     """A fault of the run or of its supervisor, or a command, before a frame."""
 
-    at: Annotated[Position, doc("before this frame")]
-    gap: Annotated[Some | None, doc("this many frames are lost")] = None
-    nan: Annotated[tuple[Identifier, ...] | None, doc("these metrics are NaN")] = None
-    clock_jump: Annotated[Seconds | None, doc("the machine was suspended for this time")] = None
-    phase: Annotated[Identifier | None, doc("the job enters this phase")] = None
-    fail_action: Annotated[Identifier | None, doc("the next action with this verb fails")] = None
+    at: Annotated[Position, describe_key("before this frame")]
+    gap: Annotated[Some | None, describe_key("this many frames are lost")] = None
+    nan: Annotated[tuple[Identifier, ...] | None, describe_key("these metrics are NaN")] = None
+    clock_jump: Annotated[
+        Seconds | None, describe_key("the machine was suspended for this time")
+    ] = None
+    phase: Annotated[Identifier | None, describe_key("the job enters this phase")] = None
+    fail_action: Annotated[
+        Identifier | None, describe_key("the next action with this verb fails")
+    ] = None
     lose_action: Annotated[
-        Identifier | None, doc("the outcome of the next action with this verb never arrives")
+        Identifier | None,
+        describe_key("the outcome of the next action with this verb never arrives"),
     ] = None
     crash_after: Annotated[
-        DECIDED | None, doc("the supervisor dies after the next such decision and starts again")
+        DECIDED | None,
+        describe_key("the supervisor dies after the next such decision and starts again"),
     ] = None
-    probe_restart: Annotated[bool | None, doc("true: the job's process is replaced")] = None
-    silent_rank: Annotated[int | None, doc("this rank sends nothing")] = None
-    command: Annotated[COMMANDS | None, doc("a command of an operator")] = None
-    args: Annotated[Mapping[str, Any] | None, doc("arguments of the command: {value: 0.5}")] = None
-    notice: Annotated[Identifier | None, doc("a notice of this kind")] = None
-    step: Annotated[Steps | None, doc("the job's step number jumps to this")] = None
-    checkpoint: Annotated[Steps | None, doc("a good checkpoint of this step is found")] = None
-    exit: Annotated[int | None, doc("the job ends with this code")] = None
+    probe_restart: Annotated[bool | None, describe_key("true: the job's process is replaced")] = (
+        None
+    )
+    silent_rank: Annotated[int | None, describe_key("this rank sends nothing")] = None
+    command: Annotated[COMMANDS | None, describe_key("a command of an operator")] = None
+    args: Annotated[
+        Mapping[str, Any] | None, describe_key("arguments of the command: {value: 0.5}")
+    ] = None
+    notice: Annotated[Identifier | None, describe_key("a notice of this kind")] = None
+    step: Annotated[Steps | None, describe_key("the job's step number jumps to this")] = None
+    checkpoint: Annotated[Steps | None, describe_key("a good checkpoint of this step is found")] = (
+        None
+    )
+    exit: Annotated[int | None, describe_key("the job ends with this code")] = None
     for_: Annotated[
-        Some | None, doc("frames that it lasts; default: 1, and for a rank or a phase the rest")
+        Some | None,
+        describe_key("frames that it lasts; default: 1, and for a rank or a phase the rest"),
     ] = msgspec.field(name="for", default=None)
-    count: Annotated[Some, doc("how many actions fail")] = 1
+    count: Annotated[Some, describe_key("how many actions fail")] = 1
 
     def check(self) -> list[tuple[str, str]]:
         options = [name for name in INJECTIONS if getattr(self, name) is not None]
@@ -212,26 +234,31 @@ class Injection(Section, frozen=True, kw_only=True):
 class Scenario(Section, frozen=True):
     """A series and the expected decisions; run by `supervise policy test`."""
 
-    name: Annotated[str, doc("what it shows")]
-    series: Annotated[Mapping[str, Series], doc("metric: 'value+slope x count ...'")]
-    expect: Annotated[tuple[Expectation, ...], doc("decisions that must, and must not, happen")]
-    seed: Annotated[int, doc("of the noise")] = 0
-    noise: Annotated[Mapping[str, float], doc("standard deviation per metric")] = msgspec.field(
-        default_factory=dict
+    name: Annotated[str, describe_key("what it shows")]
+    series: Annotated[Mapping[str, Series], describe_key("metric: 'value+slope x count ...'")]
+    expect: Annotated[
+        tuple[Expectation, ...], describe_key("decisions that must, and must not, happen")
+    ]
+    seed: Annotated[int, describe_key("of the noise")] = 0
+    noise: Annotated[Mapping[str, float], describe_key("standard deviation per metric")] = (
+        msgspec.field(default_factory=dict)
     )
     sampled: Annotated[
-        Mapping[str, Some], doc("metric: frames between two samples, as the probe takes them")
+        Mapping[str, Some],
+        describe_key("metric: frames between two samples, as the probe takes them"),
     ] = msgspec.field(default_factory=dict)
-    inject: Annotated[tuple[Injection, ...], doc("gaps, faults")] = ()
+    inject: Annotated[tuple[Injection, ...], describe_key("gaps, faults")] = ()
     after_rollback: Annotated[
         Mapping[str, Series] | tuple[Mapping[str, Series], ...],
-        doc("series from the first frame after a rollback; a list: after the first, the second"),
+        describe_key(
+            "series from the first frame after a rollback; a list: after the first, the second"
+        ),
     ] = ()
     ranks: Annotated[
-        Some, doc("ranks of the job; all have the series, each with its own noise")
+        Some, describe_key("ranks of the job; all have the series, each with its own noise")
     ] = 1
-    every: Annotated[Seconds, doc("time between two frames")] = 0.1
-    delay: Annotated[Seconds, doc("time that an action takes")] = 0.0
+    every: Annotated[Seconds, describe_key("time between two frames")] = 0.1
+    delay: Annotated[Seconds, describe_key("time that an action takes")] = 0.0
 
     def check(self) -> list[tuple[str, str]]:
         if not self.series:

@@ -42,7 +42,7 @@ from ..core.model.values import (
     Steps,
     Unit,
     closed_object_schema,
-    doc,
+    describe_key,
 )
 from ..notifiers import Settings
 from . import discover, validation
@@ -107,7 +107,7 @@ def read_valid_keys(node: Node) -> Any:
 
 def write_detector(detector: Detector) -> dict[str, Any]:
     """Return a detector as plain data."""
-    return {"kind": discover.name_of(detector), **plain_section(detector)}
+    return {"kind": discover.yaml_name_of(detector), **plain_section(detector)}
 
 
 def _form(node: Node) -> type[Detector] | None:
@@ -176,7 +176,7 @@ else:
         @staticmethod
         def encode(value):
             keys = plain_section(value)
-            return {discover.name_of(value): keys} if keys else discover.name_of(value)
+            return {discover.yaml_name_of(value): keys} if keys else discover.yaml_name_of(value)
 
         @staticmethod
         def schema():
@@ -206,10 +206,13 @@ else:
 
         @staticmethod
         def decode(value):
-            if not isinstance(value, dict) or not value.keys() <= discover.notifiers().keys():
+            if (
+                not isinstance(value, dict)
+                or not value.keys() <= discover.notifier_classes().keys()
+            ):
                 raise ValueError("no notifier")
             return {
-                name: convert_section(keys, discover.notifiers()[name])
+                name: convert_section(keys, discover.notifier_classes()[name])
                 for name, keys in value.items()
             }
 
@@ -219,7 +222,7 @@ else:
 
         @staticmethod
         def schema():
-            keyed = {name: json_schema(form) for name, form in discover.notifiers().items()}
+            keyed = {name: json_schema(form) for name, form in discover.notifier_classes().items()}
             return {"title": "notifier", **closed_object_schema(keyed)}
 
 
@@ -228,36 +231,42 @@ def _nullable(schema: Schema) -> Schema:
     return schema if "required" in schema else {**schema, "type": ["object", "null"]}
 
 
-Version = Annotated[Literal["supervise/v1"], doc("of the language")]
+Version = Annotated[Literal["supervise/v1"], describe_key("of the language")]
 Lines = tuple[str, ...]
 
 
 class Localize(Section, frozen=True):
     """Four areas where a cause can be; each list begins with the cheapest check."""
 
-    optimization: Annotated[Lines, doc("learning rate, batch size, moments, precision")] = ()
-    model: Annotated[Lines, doc("attention, activations, routing")] = ()
-    data: Annotated[Lines, doc("batches, mixture, order, tokenizer")] = ()
-    hardware: Annotated[Lines, doc("devices, network, storage, the machine")] = ()
+    optimization: Annotated[
+        Lines, describe_key("learning rate, batch size, moments, precision")
+    ] = ()
+    model: Annotated[Lines, describe_key("attention, activations, routing")] = ()
+    data: Annotated[Lines, describe_key("batches, mixture, order, tokenizer")] = ()
+    hardware: Annotated[Lines, describe_key("devices, network, storage, the machine")] = ()
 
     def lists(self) -> Mapping[str, Lines]:
         """Return the lists that are not empty, by area."""
         return {area: lines for area, lines in msgspec.structs.asdict(self).items() if lines}
 
 
-Meaning = Annotated[str, doc("what has happened when this runs")]
-Impact = Annotated[str, doc("what it costs the run")]
-Handles = Annotated[Lines, doc("ids of the metrics that it is for")]
-Evidence = Annotated[Lines, doc("what to look at in the evidence bundle")]
-Containment = Annotated[Lines, doc("what keeps it from getting worse until the cause is known")]
-StepList = Annotated[tuple[Step, ...], doc("actions, in order")]
-Verify = Annotated[VerifyKeys | None, doc("the last step: how the effect is verified")]
-Replay = Annotated[Lines, doc("how to reproduce it, away from the run")]
-OverWhen = Annotated[Lines, doc("what must be true before a person closes it")]
-IfItFails = Annotated[RunbookName, doc("runbook to run when a step fails, or hold")]
-IfRefused = Annotated[RunbookName | None, doc("runbook that runs instead when a step is refused")]
-Diagnose = Annotated[Lines, doc("questions for the person on call, in this order")]
-Localization = Annotated[Localize, doc("where to look, in each of four areas")]
+Meaning = Annotated[str, describe_key("what has happened when this runs")]
+Impact = Annotated[str, describe_key("what it costs the run")]
+Handles = Annotated[Lines, describe_key("ids of the metrics that it is for")]
+Evidence = Annotated[Lines, describe_key("what to look at in the evidence bundle")]
+Containment = Annotated[
+    Lines, describe_key("what keeps it from getting worse until the cause is known")
+]
+StepList = Annotated[tuple[Step, ...], describe_key("actions, in order")]
+Verify = Annotated[VerifyKeys | None, describe_key("the last step: how the effect is verified")]
+Replay = Annotated[Lines, describe_key("how to reproduce it, away from the run")]
+OverWhen = Annotated[Lines, describe_key("what must be true before a person closes it")]
+IfItFails = Annotated[RunbookName, describe_key("runbook to run when a step fails, or hold")]
+IfRefused = Annotated[
+    RunbookName | None, describe_key("runbook that runs instead when a step is refused")
+]
+Diagnose = Annotated[Lines, describe_key("questions for the person on call, in this order")]
+Localization = Annotated[Localize, describe_key("where to look, in each of four areas")]
 NO_AREAS = Localize()
 
 
@@ -283,7 +292,7 @@ class RunbookFile(Section, frozen=True, kw_only=True):
     """runbooks/<name>.yaml: the same, explained."""
 
     version: Version
-    runbook: Annotated[RunbookName, doc("the file's own name")]
+    runbook: Annotated[RunbookName, describe_key("the file's own name")]
     meaning: Meaning
     impact: Impact
     handles: Handles = ()
@@ -307,53 +316,62 @@ class Phases(Section, frozen=True):
     """What a rule counts for in a phase of the run, where that is not `sev`."""
 
     early: Annotated[
-        SeverityOrOff | None, doc("while the learning rate warms up, and for `warmup` frames")
+        SeverityOrOff | None,
+        describe_key("while the learning rate warms up, and for `warmup` frames"),
     ] = None
-    steady: Annotated[SeverityOrOff | None, doc("after that, and where nothing is known")] = None
+    steady: Annotated[
+        SeverityOrOff | None, describe_key("after that, and where nothing is known")
+    ] = None
     late: Annotated[
-        SeverityOrOff | None, doc("from where a decay has halved the learning rate")
+        SeverityOrOff | None, describe_key("from where a decay has halved the learning rate")
     ] = None
 
 
 class WrittenRule(Section, frozen=True):
     """Detectors joined by and/or/not, with a severity and a runbook."""
 
-    id: Annotated[Name, doc("name of the rule; from outside a pack it is pack.id")]
-    when: Annotated[str, doc("detector names joined by and, or, not, ( )")]
-    sev: Annotated[Severity, doc("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
-    title: Annotated[str, doc("what it finds, a few words for people")] = ""
-    run: Annotated[RunbookName | None, doc("runbook, or hold; without it people are notified")] = (
-        None
-    )
-    see: Annotated[
-        RunbookName | None, doc("runbook for people; default `run`, else that of its severity")
+    id: Annotated[Name, describe_key("name of the rule; from outside a pack it is pack.id")]
+    when: Annotated[str, describe_key("detector names joined by and, or, not, ( )")]
+    sev: Annotated[
+        Severity, describe_key("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")
+    ]
+    title: Annotated[str, describe_key("what it finds, a few words for people")] = ""
+    run: Annotated[
+        RunbookName | None, describe_key("runbook, or hold; without it people are notified")
     ] = None
-    for_: Annotated[SomeSteps, doc("consecutive breaching rows, or steps, before it fires")] = (
-        msgspec.field(name="for", default=1)
-    )
-    keep: Annotated[Steps, doc("minimum rows, or steps, that it keeps firing")] = 0
+    see: Annotated[
+        RunbookName | None,
+        describe_key("runbook for people; default `run`, else that of its severity"),
+    ] = None
+    for_: Annotated[
+        SomeSteps, describe_key("consecutive breaching rows, or steps, before it fires")
+    ] = msgspec.field(name="for", default=1)
+    keep: Annotated[Steps, describe_key("minimum rows, or steps, that it keeps firing")] = 0
     unit: Annotated[
-        Unit, doc("of `for` and `keep`: frames or logged rows, or the job's steps between them")
+        Unit,
+        describe_key("of `for` and `keep`: frames or logged rows, or the job's steps between them"),
     ] = "rows"
     cooldown: Annotated[
-        Steps, doc("rows after its runbook in which a new breach escalates instead")
+        Steps, describe_key("rows after its runbook in which a new breach escalates instead")
     ] = 0
-    unknown: Annotated[Literal["hold", "breach", "ok", "ignore"], doc("how UNKNOWN is treated")] = (
-        "hold"
+    unknown: Annotated[
+        Literal["hold", "breach", "ok", "ignore"], describe_key("how UNKNOWN is treated")
+    ] = "hold"
+    mode: Annotated[Mode | None, describe_key("weaker than the policy's, to try the rule out")] = (
+        None
     )
-    mode: Annotated[Mode | None, doc("weaker than the policy's, to try the rule out")] = None
     phases: Annotated[
-        Phases | None, doc("another severity, or off, in phases of the run; same runbook")
+        Phases | None, describe_key("another severity, or off, in phases of the run; same runbook")
     ] = None
 
 
 class Baseline(Section, frozen=True):
     """Baseline of detectors that compare with recent values; each may set its own."""
 
-    window: Annotated[SomeSteps, doc("steps in the baseline")] = 128
+    window: Annotated[SomeSteps, describe_key("steps in the baseline")] = 128
     min: Annotated[
         SomeSteps | None,
-        doc("samples before a detector answers; default: 64, or the window if smaller"),
+        describe_key("samples before a detector answers; default: 64, or the window if smaller"),
     ] = None
 
     @property
@@ -370,8 +388,8 @@ class Baseline(Section, frozen=True):
 class BlindAfter(Section, frozen=True):
     """When a rule that stays UNKNOWN becomes an incident of its own."""
 
-    steps: Annotated[SomeSteps, doc("steps it may stay UNKNOWN")] = 256
-    time: Annotated[Seconds, doc("time it may stay UNKNOWN")] = 300.0
+    steps: Annotated[SomeSteps, describe_key("steps it may stay UNKNOWN")] = 256
+    time: Annotated[Seconds, describe_key("time it may stay UNKNOWN")] = 300.0
 
 
 class JournalLimit(Section, frozen=True):
@@ -380,7 +398,7 @@ class JournalLimit(Section, frozen=True):
     max_gb: Annotated[
         float,
         Meta(ge=0.001),
-        doc(
+        describe_key(
             "above it the frames of the oldest part are removed, of parts that an incident refers "
             "to last; such a run can be neither replayed in full nor adopted"
         ),
@@ -391,112 +409,129 @@ class PackFile(Section, frozen=True):
     """policies/packs/<name>.yaml: detectors and rules that policies use."""
 
     version: Version
-    pack: Annotated[Local, doc("the file's name; the prefix of its detectors and rules")]
-    summary: Annotated[str, doc("one line")]
+    pack: Annotated[Local, describe_key("the file's name; the prefix of its detectors and rules")]
+    summary: Annotated[str, describe_key("one line")]
     status: Annotated[
-        Literal["experimental", "canary", "stable"], doc("how far it has been validated")
+        Literal["experimental", "canary", "stable"], describe_key("how far it has been validated")
     ]
-    source: Annotated[tuple[str, ...], doc("where the thresholds come from")]
-    false_alarms: Annotated[tuple[str, ...], doc("healthy situations in which it fires")]
-    detectors: Annotated[Mapping[Local, AnyDetector], doc("name: {kind: ..., its keys}")]
-    rules: Annotated[tuple[AnyRule, ...], doc("see the keys of a rule")]
+    source: Annotated[tuple[str, ...], describe_key("where the thresholds come from")]
+    false_alarms: Annotated[tuple[str, ...], describe_key("healthy situations in which it fires")]
+    detectors: Annotated[Mapping[Local, AnyDetector], describe_key("name: {kind: ..., its keys}")]
+    rules: Annotated[tuple[AnyRule, ...], describe_key("see the keys of a rule")]
     inhibit: Annotated[
-        tuple[AnyInhibition, ...], doc("rules that are muted while another fires")
+        tuple[AnyInhibition, ...], describe_key("rules that are muted while another fires")
     ] = ()
-    scenarios: Annotated[tuple[Scenario, ...], doc("series, and the expected decisions")] = ()
+    scenarios: Annotated[
+        tuple[Scenario, ...], describe_key("series, and the expected decisions")
+    ] = ()
 
 
 class PolicyFile(Section, frozen=True):
     """policies/<name>.yaml"""
 
     version: Version
-    policy: Annotated[str | None, doc("name; default: the file's name")] = None
-    summary: Annotated[str, doc("one line")] = ""
+    policy: Annotated[str | None, describe_key("name; default: the file's name")] = None
+    summary: Annotated[str, describe_key("one line")] = ""
     extends: Annotated[
-        str | None, doc("the policy it changes: name of a shipped one, or path from this file on")
+        str | None,
+        describe_key("the policy it changes: name of a shipped one, or path from this file on"),
     ] = None
     remove: Annotated[
-        tuple[Name, ...], doc("rules, and of a base also packs and detectors, that are taken out")
+        tuple[Name, ...],
+        describe_key("rules, and of a base also packs and detectors, that are taken out"),
     ] = ()
-    mode: Annotated[Mode, doc("what it may do; new policies start in shadow")] = "shadow"
+    mode: Annotated[Mode, describe_key("what it may do; new policies start in shadow")] = "shadow"
     cites: Annotated[
         tuple[str, ...],
-        doc("audit logs of drill suites and canary trials of it; paths from this file on"),
+        describe_key("audit logs of drill suites and canary trials of it; paths from this file on"),
     ] = ()
-    use: Annotated[tuple[Local, ...], doc("packs to use")] = ()
+    use: Annotated[tuple[Local, ...], describe_key("packs to use")] = ()
     override: Annotated[
         Mapping[Name, AnyChange],
-        doc("pack.detector or pack.rule: keys to change"),
+        describe_key("pack.detector or pack.rule: keys to change"),
     ] = msgspec.field(default_factory=dict)
     baseline: Annotated[
-        Baseline, doc("default baseline of detectors that compare with recent values")
+        Baseline, describe_key("default baseline of detectors that compare with recent values")
     ] = Baseline()
-    detectors: Annotated[Mapping[Name, AnyDetector], doc("name: {kind: ..., its keys}")] = (
-        msgspec.field(default_factory=dict)
-    )
-    rules: Annotated[tuple[AnyRule, ...], doc("see the keys of a rule")] = ()
+    detectors: Annotated[
+        Mapping[Name, AnyDetector], describe_key("name: {kind: ..., its keys}")
+    ] = msgspec.field(default_factory=dict)
+    rules: Annotated[tuple[AnyRule, ...], describe_key("see the keys of a rule")] = ()
     inhibit: Annotated[
-        tuple[AnyInhibition, ...], doc("rules that are muted while another fires")
+        tuple[AnyInhibition, ...], describe_key("rules that are muted while another fires")
     ] = ()
     objective: Annotated[
         Literal["descends", "none"],
-        doc("`none`: a higher loss is not worse (GAN, RL): rules on its height are SEV2 notices"),
+        describe_key(
+            "`none`: a higher loss is not worse (GAN, RL): rules on its height are SEV2 notices"
+        ),
     ] = "descends"
     planned: Annotated[
         tuple[Planned, ...],
-        doc("announced changes: {from, to, what, expect: up|down|either}; rules on them are muted"),
+        describe_key(
+            "announced changes: {from, to, what, expect: up|down|either}; rules on them are muted"
+        ),
     ] = ()
-    budgets: Annotated[Mapping[str, Budget], doc("class of action: maximum number of starts")] = (
-        msgspec.field(default_factory=dict)
-    )
-    approvals: Annotated[
-        Mapping[str, Approval], doc("verb, runbook or `all`: a person approves before it runs")
+    budgets: Annotated[
+        Mapping[str, Budget], describe_key("class of action: maximum number of starts")
     ] = msgspec.field(default_factory=dict)
-    escalate: Annotated[Ladder, doc("escalation levels")] = msgspec.field(default_factory=Ladder)
+    approvals: Annotated[
+        Mapping[str, Approval],
+        describe_key("verb, runbook or `all`: a person approves before it runs"),
+    ] = msgspec.field(default_factory=dict)
+    escalate: Annotated[Ladder, describe_key("escalation levels")] = msgspec.field(
+        default_factory=Ladder
+    )
     runbooks: Annotated[
         Mapping[RunbookName, AnyRunbook],
-        doc("name: a list of steps, or a runbook as in its own file"),
+        describe_key("name: a list of steps, or a runbook as in its own file"),
     ] = msgspec.field(default_factory=dict)
     machine: Annotated[
-        Mapping[str, Mapping[str, str]] | None, doc("state: {event: state}; replaces the default")
+        Mapping[str, Mapping[str, str]] | None,
+        describe_key("state: {event: state}; replaces the default"),
     ] = None
     savepoints: Annotated[
-        Savepoints | None, doc("model state kept in the job's process, for rollbacks")
+        Savepoints | None, describe_key("model state kept in the job's process, for rollbacks")
     ] = None
-    probe: Annotated[ProbeSettings | None, doc("what the probe may cost")] = None
+    probe: Annotated[ProbeSettings | None, describe_key("what the probe may cost")] = None
     sampling: Annotated[
         Sampling | None,
-        doc("how often the probe takes metrics that it does not take at each step"),
+        describe_key("how often the probe takes metrics that it does not take at each step"),
     ] = None
     safeguards: Annotated[
-        Safeguards, doc("reactions inside the probe, where the supervisor would be too late")
+        Safeguards,
+        describe_key("reactions inside the probe, where the supervisor would be too late"),
     ] = msgspec.field(default_factory=Safeguards)
-    job: Annotated[JobSettings, doc("properties of the job that the policy relies on")] = (
+    job: Annotated[JobSettings, describe_key("properties of the job that the policy relies on")] = (
         msgspec.field(default_factory=JobSettings)
     )
-    notify: Annotated[Channels, doc("who is notified, from which severity")] = msgspec.field(
-        default_factory=dict
+    notify: Annotated[Channels, describe_key("who is notified, from which severity")] = (
+        msgspec.field(default_factory=dict)
     )
-    warmup: Annotated[Steps, doc("frames before the run is nominal")] = 64
-    probation: Annotated[Steps, doc("steps that a contained incident stays open")] = 100
+    warmup: Annotated[Steps, describe_key("frames before the run is nominal")] = 64
+    probation: Annotated[Steps, describe_key("steps that a contained incident stays open")] = 100
     blind_after: Annotated[
-        BlindAfter, doc("how long a rule may be UNKNOWN before it is an incident")
+        BlindAfter, describe_key("how long a rule may be UNKNOWN before it is an incident")
     ] = msgspec.field(default_factory=BlindAfter)
     give_up: Annotated[
         Literal["page", "stop", "stop_sev0"],
-        doc(
+        describe_key(
             "when no remedy is left for what should have one: a SEV0, repeated; stop: the job ends "
             "too, with evidence and exit code 78, unless it recovers within 20 steps; stop_sev0: "
             "only where a rule of SEV0 fires then, so that the weights are lost and not just ill"
         ),
     ] = "page"
-    journal: Annotated[JournalLimit | None, doc("limit of the journal of a run; default: none")] = (
-        None
+    journal: Annotated[
+        JournalLimit | None, describe_key("limit of the journal of a run; default: none")
+    ] = None
+    hold_reminder: Annotated[Seconds, describe_key("time between two reminders of a hold")] = (
+        14400.0
     )
-    hold_reminder: Annotated[Seconds, doc("time between two reminders of a hold")] = 14400.0
     repeat: Annotated[
         Seconds,
-        doc("time after which an open SEV0 or SEV1 without an acknowledgement is repeated"),
+        describe_key(
+            "time after which an open SEV0 or SEV1 without an acknowledgement is repeated"
+        ),
     ] = 14400.0
 
 
@@ -505,18 +540,21 @@ class ScenarioFile(Section, frozen=True):
 
     version: Version
     policy: Annotated[
-        str, doc("the policy: a path relative to this file, else the name of a shipped one")
+        str,
+        describe_key("the policy: a path relative to this file, else the name of a shipped one"),
     ]
-    tests: Annotated[tuple[Scenario, ...], doc("series, and the expected decisions")]
+    tests: Annotated[tuple[Scenario, ...], describe_key("series, and the expected decisions")]
     use: Annotated[
-        tuple[str, ...], doc("other test files, by path: their scenarios run here too")
+        tuple[str, ...], describe_key("other test files, by path: their scenarios run here too")
     ] = ()
-    summary: Annotated[str, doc("one line")] = ""
-    mode: Annotated[Mode | None, doc("replaces the policy's mode")] = None
+    summary: Annotated[str, describe_key("one line")] = ""
+    mode: Annotated[Mode | None, describe_key("replaces the policy's mode")] = None
 
 
 class FailuresFile(Section, frozen=True):
     """policies/failures/classes.yaml: classes in the order in which they are tried."""
 
     version: Version
-    failures: Annotated[tuple[FailureClass, ...], doc("the first class that matches counts")]
+    failures: Annotated[
+        tuple[FailureClass, ...], describe_key("the first class that matches counts")
+    ]

@@ -408,7 +408,7 @@ def _condition(metric: str) -> tuple[str, bool]:
 
 
 def _why_absent(metric: str, check: ProbeCheck) -> str:
-    for name, collector in collectors.catalog().items():
+    for name, collector in collectors.collector_classes().items():
         if any(spec.id == metric for spec in collector.METRICS):
             state = check.status.get("collectors", {}).get(name, "on")
             if state != "on":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 import click
 
 from .. import system
-from ..core.model.decisions import document
+from ..core.model.decisions import json_document
 from ..core.model.events import Event
 from ..core.model.formats import printable
 from ..core.model.policy import ChannelKey
@@ -92,7 +92,7 @@ def wrap(line: str, width: int) -> list[str]:
 
 def echo_json(value: Any, **form: Any) -> None:
     """Print data as one JSON document; `form` is for `json.dumps`."""
-    click.echo(document(value, **form))
+    click.echo(json_document(value, **form))
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.model.events import Exited, Launched
-from ..errors import MISSHAPEN, StoreError, UsageError, understood
+from ..errors import MISSHAPEN, StoreError, UsageError, reading_recorded_data
 from ..store import files, journal, run_directory
 from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir, is_run
@@ -118,7 +118,7 @@ def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     from ..runtime.launcher import LAUNCHED, last_launch
     from ..runtime.process_tree import start_ticks
 
-    with suppress(StoreError), understood(LAUNCHED, ""):
+    with suppress(StoreError), reading_recorded_data(LAUNCHED, ""):
         launch = last_launch(run)
         if launch is not None and (launched is None or launch["attempt"] >= launched.attempt):
             return int(launch["pid"]), start_ticks(launch["pid"]) == launch["start_ticks"]
@@ -157,7 +157,7 @@ def newest_run() -> Path:
     return runs[0]
 
 
-def only_live() -> Path:
+def only_live_run() -> Path:
     """Return the only run under ./runs with a supervisor. Raises UsageError with the choice."""
     runs = live_runs()
     if len(runs) == 1:
@@ -170,7 +170,7 @@ def only_live() -> Path:
     )
 
 
-def only_adoptable() -> Path:
+def only_adoptable_run() -> Path:
     """Return the only run under ./runs whose supervisor died. Raises UsageError with the choice."""
     runs = []
     for path in runs_in():
@@ -208,7 +208,7 @@ def find_run(name: str) -> Path:
     named = {i: p for i, p in elsewhere.items() if _is_short_for(name, i, p.name)}
     here = {run.resolve() for run in near}
     near += [
-        p for i, p in named.items() if p.resolve() not in here and run_directory.still_there(i, p)
+        p for i, p in named.items() if p.resolve() not in here and run_directory.is_same_run(i, p)
     ]
     if len(near) == 1:
         return near[0]
@@ -235,7 +235,7 @@ def find_exact_run(name: str) -> Path | None:
     if is_run(RUNS / name):
         return RUNS / name
     linked = run_directory.list_run_directories(os.environ).get(name)
-    return linked if linked is not None and run_directory.still_there(name, linked) else None
+    return linked if linked is not None and run_directory.is_same_run(name, linked) else None
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,12 +257,12 @@ def incident_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def live_run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `[RUN]` to a command that acts on a run with a supervisor, by default the only one."""
-    return _argument(function, only_live)
+    return _argument(function, only_live_run)
 
 
 def adoptable_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `[RUN]` to a command that takes a run over, by default the only one without one."""
-    return _argument(function, only_adoptable)
+    return _argument(function, only_adoptable_run)
 
 
 def _argument(

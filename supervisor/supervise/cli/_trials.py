@@ -25,7 +25,7 @@ SHOWN = 3  # files outside that are named
 
 
 @contextmanager
-def own_errors(verdicts: Collection[int]) -> Iterator[None]:
+def errors_without_verdict(verdicts: Collection[int]) -> Iterator[None]:
     """Give errors an exit code that is no verdict; a broken gate must not look like one.
 
     Args:
@@ -47,7 +47,7 @@ def own_errors(verdicts: Collection[int]) -> Iterator[None]:
         raise SuperviseError(text) from error
 
 
-def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
+def describe_outside_writes(outside: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a sentence for each run while which files elsewhere were written."""
     notes = []
     for name, paths in outside.items():
@@ -57,7 +57,7 @@ def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
     return notes
 
 
-def place_of(directory: Path | None, sort: str) -> Path:
+def trial_directory(directory: Path | None, sort: str) -> Path:
     """Return the directory of a trial: the one given, else `runs/SORT-<time>-<id>`."""
     stamp = system.wall_time()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return (directory or RUNS / f"{sort}-{stamp}-{secrets.token_hex(3)}").absolute()

@@ -21,7 +21,7 @@ from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, SuperviseError
-from ..notifiers import build, heartbeat_sender, routes
+from ..notifiers import build_routes, build_senders, heartbeat_sender
 from ..notifiers.heartbeat import DeadManPing
 from ..notifiers.outbox import Outbox
 from ..report import receipt
@@ -86,7 +86,9 @@ def watch_started(
     run, print_line = started.run, log_lines(print_line)
     source, mode, notify = started.reload_from
     policy = launched if launched.detectors else _load_whole(launched, started)
-    senders, unset = build(channels_of(policy.notify, quiet=started.options.quiet), os.environ)
+    senders, unset = build_senders(
+        channels_of(policy.notify, quiet=started.options.quiet), os.environ
+    )
     for warning in (*unset, *_nested_restarts(started.argv, policy)):
         print_line(f"supervise: warning: {warning}")
     cites = [*started.options.cites, *_citations(policy, print_line)]
@@ -115,8 +117,8 @@ def watch_started(
         metrics=run_metrics(run, started.options.metrics),
     )
     app = App(settings, launcher, forwarder, recorder)
-    outbox = Outbox(senders, app.processor.on_result, routes=routes(policy.notify))
-    print_line(receipt.opening(run, policy, started.tier, started.tier_reason))
+    outbox = Outbox(senders, app.processor.on_result, routes=build_routes(policy.notify))
+    print_line(receipt.opening_line(run, policy, started.tier, started.tier_reason))
     return watch_job(app, process, outbox, forwarder, print_line)
 
 
@@ -163,7 +165,7 @@ def watch_job(
         lines[:] = [
             *receipt.closing_receipt(run),
             *_unverified(run, newest),
-            *receipt.next_command(run, has_checkpoint=newest is not None, resumes=resumes),
+            *receipt.next_command_lines(run, has_checkpoint=newest is not None, resumes=resumes),
         ]
 
     def run_and_close() -> int:

@@ -25,7 +25,7 @@ from ..core.model.payload import DrillOrder
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import LaunchError, StoreError, UsageError
-from ..notifiers import build, routes
+from ..notifiers import build_routes, build_senders
 from ..notifiers.outbox import Outbox
 from ..report import receipt
 from ..runtime import environment
@@ -39,12 +39,12 @@ from ..runtime.launcher import (
 )
 from ..runtime.loop import App
 from ..runtime.process import AdoptedProcess
-from ..runtime.segment_reader import recorded_end
+from ..runtime.segment_reader import recorded_returncode
 from ..runtime.settings import RecoveredRun, Settings
 from ..runtime.signals import Forwarder
 from ..store import audit
 from ..store.files import is_locked, read_json
-from ..store.policies import Reloader, path_of, reload_target
+from ..store.policies import Reloader, reload_target, reloaded_policy_path
 from ..store.recorder import Recorder
 from ..store.run_directory import RUNS, RunDescription, RunDir, is_run
 from ._output import OpenRecords, PrintLine, channels_of, keep_output, line_printer, open_records
@@ -107,7 +107,7 @@ def adopt_run(
     forwarder.install()
     forwarder.attach(process)
     share_terminal()
-    print_line(receipt.opening(run, past.policy, described.tier, described.tier_reason))
+    print_line(receipt.opening_line(run, past.policy, described.tier, described.tier_reason))
     return watch_job(app, process, outbox, forwarder, print_line)
 
 
@@ -139,7 +139,7 @@ def _job(
             f"started it, supervise {described.supervise}",
         )
     environment.take_ownership(directory)
-    adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
+    adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_returncode, directory))
     process = adopt(launch["pid"], launch["start_ticks"])
     environ = first_environment(run)
     os.chdir(described.cwd)
@@ -161,7 +161,7 @@ def _supervisor(
     *,
     quiet: bool,
 ) -> tuple[App, Outbox, Forwarder]:
-    senders, unset = build(channels_of(past.started.notify, quiet=quiet), os.environ)
+    senders, unset = build_senders(channels_of(past.started.notify, quiet=quiet), os.environ)
     for warning in unset:
         print_line(f"supervise: warning: {warning}")
     named, mode = past.reload
@@ -188,7 +188,7 @@ def _supervisor(
     app = App(settings, launcher, forwarder, recorder)
     return (
         app,
-        Outbox(senders, app.processor.on_result, routes=routes(past.started.notify)),
+        Outbox(senders, app.processor.on_result, routes=build_routes(past.started.notify)),
         forwarder,
     )
 
@@ -215,12 +215,12 @@ def take_over_run(
     """
     path, run = resume_target(directory, policy, print_line)
     if run is None:
-        previous = None if fresh else run_before(directory, path)
+        previous = None if fresh else preceding_run(directory, path)
         while previous is not None:
             launch = _from_checkpoint(RunDir.open_own(previous), argv, policy, print_line)
             if launch is not None:
                 return path, None, launch
-            previous = run_before(directory, previous)
+            previous = preceding_run(directory, previous)
         return path, None, None
     refuse_different(run, argv, policy, drills, Path.cwd())
     print_line(f"supervise: resuming {run.path}, whose supervisor died")
@@ -251,7 +251,7 @@ def resume_target(
     return following, None
 
 
-def run_before(directory: Path, path: Path) -> Path | None:
+def preceding_run(directory: Path, path: Path) -> Path | None:
     """Return the run that the one in `path` follows; None for the first one, in `directory`."""
     if path == directory:
         return None
@@ -356,7 +356,9 @@ def refuse_different(
 ) -> None:
     """Raise UsageError, with what differs, unless the run was started with all of these."""
     was = run.describe()
-    is_known = policy.digest == was.policy_digest or path_of(run, policy.digest).is_file()
+    is_known = (
+        policy.digest == was.policy_digest or reloaded_policy_path(run, policy.digest).is_file()
+    )
     pairs = {
         "command": (was.argv, list(argv)),
         "working directory": (was.cwd, str(directory)),

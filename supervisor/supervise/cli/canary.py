@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import asdict
 
-from ..core.model.decisions import document, plain_json
+from ..core.model.decisions import json_document, plain_json
 from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import files
@@ -22,7 +22,14 @@ from ..store.run_directory import RunDir
 from ._output import echo, echo_json, print_table, progress_line
 from ._params import JobCommand
 from ._runs import complete_run, find_exact_run, find_run
-from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
+from ._trials import (
+    SCRATCH,
+    describe_outside_writes,
+    errors_without_verdict,
+    make_empty,
+    trial_directory,
+    write_policy,
+)
 
 if TYPE_CHECKING:
     from ..trials.arms import Arm
@@ -150,7 +157,7 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
 
 def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
-    from ..trials.arms import citation
+    from ..trials.arms import cite_run
     from ..trials.trial_runs import VERDICT_LOG
 
     fields = plain_json(report)
@@ -158,7 +165,7 @@ def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log
     for pair in fields["pairs"]:
         del pair["series"]
     fields["runs"] = plain_json(
-        [{"baseline": citation(a), "candidate": citation(b)} for a, b in runs]
+        [{"baseline": cite_run(a), "candidate": cite_run(b)} for a, b in runs]
     )
     log.note(VERDICT_LOG, f"{report.verdict}: {'; '.join(report.reasons)}", Payload(fields))
 
@@ -305,7 +312,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     if len(runs) % 2:
         text = f"runs are compared in pairs, and {len(runs)} are given"
         raise UsageError(text, hint="supervise canary compare BASELINE CANDIDATE")
-    with own_errors(EXIT.values()):
+    with errors_without_verdict(EXIT.values()):
         from ..trials import trial_runs
         from ..trials.gate_report import gate_report
         from ..trials.judgement import judge_gate
@@ -360,16 +367,16 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     Exit codes: 0 PASS; 1 FAIL, also where a run crashed; 2 INCONCLUSIVE: a run has not ended, or
     too few have a finite value; 64 no such run; 70 an error of our own.
     """
-    with own_errors(EXIT.values()):
+    with errors_without_verdict(EXIT.values()):
         from ..trials.arms import read_arm
-        from ..trials.gate_statistics import RUNS, against_target
+        from ..trials.gate_statistics import RUNS, judge_against_target
 
         metric = options["metric"]
         arms = [read_arm(RunDir.open(find_run(name)), (metric,)) for name in runs]
         tails = [list(arm.series(metric, 0, arm.end).values())[-options["last"] :] for arm in arms]
         values = [fmean(tail) if tail else math.nan for tail in tails]
         needed = options["needed"]
-        found = against_target(values, options["target"], options["alpha"], needed)
+        found = judge_against_target(values, options["target"], options["alpha"], needed)
         few = needed is None and found.runs < RUNS
         open_ = few or not all(math.isfinite(value) for value in values)
         if any(arm.crashed for arm in arms):
@@ -468,7 +475,7 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
     """
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
-    with own_errors(EXIT.values()):
+    with errors_without_verdict(EXIT.values()):
         from ..trials import trial_runs
         from ..trials.gate_report import gate_report
 
@@ -477,7 +484,7 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
             judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
             report = gate_report(judgement, pairs, trial.notes(len(pairs)))
             write_verdict(report, runs, log)
-        files.replace_file(trial.directory / DOCUMENT, document(report).encode(), durable=True)
+        files.replace_file(trial.directory / DOCUMENT, json_document(report).encode(), durable=True)
         echo(f"kept in {trial.directory}", err=True)
         ctx.exit(print_report(report, options))
 
@@ -510,7 +517,7 @@ class _Trial:
         notes = (
             [f"decided after {pair_count} of {self.seeds} pairs"] if pair_count < self.seeds else []
         )
-        return [*notes, *outside_notes(self.outside)]
+        return [*notes, *describe_outside_writes(self.outside)]
 
 
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
@@ -537,7 +544,7 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
                 text = f"{texts[0]} is not a run, and as a command it has no {{out}}"
             raise UsageError(text, hint=EXAMPLE)
     policy = load_isolated_policy(options["policy"])
-    directory = make_empty(place_of(options["directory"], "canary"))
+    directory = make_empty(trial_directory(options["directory"], "canary"))
     here = Path.cwd()
     return _Trial(
         plan=replace(plan_of(options), looks=(1.0,)),
@@ -598,7 +605,7 @@ def _run_pairs(
 
 def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
     """Make one arm, and report how it ended."""
-    from ..trials.arms import citation, read_arm
+    from ..trials.arms import cite_run, read_arm
     from ..trials.judgement import fill_placeholders
     from ..trials.trial_runs import ArmSpec, CanaryArm, last_lines, run_arm
 
@@ -629,7 +636,7 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     step_count = len(arm.steps)
     text = f"{arm_name}: {step_count} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
     recorded_arm = CanaryArm(
-        **asdict(citation(outcome.run)),
+        **asdict(cite_run(outcome.run)),
         exit_code=outcome.code,
         seconds=round(outcome.seconds, 1),
         steps=step_count,

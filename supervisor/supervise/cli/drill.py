@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 
 from .. import __version__, system
 from ..catalog import shipped
-from ..core.model.decisions import document, plain_json
+from ..core.model.decisions import json_document, plain_json
 from ..errors import StoreError, UsageError
 from ..report import incident_views
 from ..report.incident_report import Status
@@ -29,7 +29,14 @@ from ..store import audit, files
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, echo_source, print_table, progress_line
 from ._params import ARGV, RESUMING, JobCommand
-from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
+from ._trials import (
+    SCRATCH,
+    describe_outside_writes,
+    errors_without_verdict,
+    make_empty,
+    trial_directory,
+    write_policy,
+)
 
 if TYPE_CHECKING:
     from ..catalog.discover import DrillFacts
@@ -120,7 +127,7 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
     """
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
-    with own_errors(VERDICTS):
+    with errors_without_verdict(VERDICTS):
         from ..catalog.loader import load_isolated_policy
         from ..trials import trial_runs
 
@@ -161,7 +168,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     from ..core.model.decisions import ACTING_MODES
     from ..trials.drill_findings import Drill
     from ..trials.judgement import find_missing_placeholders
-    from ..trials.trial_runs import SuitePlan, SuiteSettings, by_default, find_clashes
+    from ..trials.trial_runs import SuitePlan, SuiteSettings, default_faults, find_clashes
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
@@ -172,7 +179,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         text = f"the command has no {' and no '.join(lacking)}"
         raise UsageError(text, hint=EXAMPLE)
     names = list(inventory.drill_facts())
-    texts = list(dict.fromkeys(options["faults"] or by_default(names)))
+    texts = list(dict.fromkeys(options["faults"] or default_faults(names)))
     drills = [Drill(text, inventory.parse_drill(f"{text}@{fault_step}").fault) for text in texts]
     if alike := find_clashes(drills):
         raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
@@ -190,7 +197,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         metric=options["metric"],
         acts=policy.policy.mode in ACTING_MODES if acts is None else acts,
     )
-    directory = _opened(place_of(options["directory"], "suite"), plan)
+    directory = _opened(trial_directory(options["directory"], "suite"), plan)
     settings = SuiteSettings(
         directory=directory,
         scratch=directory / SCRATCH,
@@ -218,7 +225,7 @@ def _opened(path: Path, plan: SuitePlan) -> Path:
                 raise UsageError(text, hint="choose another directory with --dir DIR")
             return path
         make_empty(path)
-        files.replace_file(plan_path, document(plan).encode(), durable=True)
+        files.replace_file(plan_path, json_document(plan).encode(), durable=True)
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read or write {plan_path}: {error}") from error
     return path
@@ -227,8 +234,8 @@ def _opened(path: Path, plan: SuitePlan) -> Path:
 def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     """Make the runs, and return the report."""
     from ..trials import trial_runs
-    from ..trials.arms import citation
-    from ..trials.trial_runs import SuiteRun, plan_waves, without_refused
+    from ..trials.arms import cite_run
+    from ..trials.trial_runs import SuiteRun, drop_refused, plan_waves
 
     settings = suite.settings
     planned = plan_waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
@@ -240,7 +247,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     with progress_line("runs of the suite") as report:
         for wave in planned:
             seconds = []
-            made = trial_runs.make_runs(settings, without_refused(refused, wave), limit)
+            made = trial_runs.make_runs(settings, drop_refused(refused, wave), limit)
             for planned_run, outcome, new in made:
                 arm = arms[planned_run] = _read(suite, planned_run, outcome.run)
                 seconds.append(outcome.seconds)
@@ -255,7 +262,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
                 echo(f"[{count}/{planned_count}] {text}", err=True)
                 if new:
                     recorded_run = SuiteRun(
-                        **asdict(citation(outcome.run)),
+                        **asdict(cite_run(outcome.run)),
                         exit_code=outcome.code,
                         seconds=round(outcome.seconds, 1),
                         outside=outcome.outside,
@@ -345,7 +352,7 @@ def _report(
         fault_step=settings.fault_step,
         seeds=list(range(1, suite.seeds + 1)),
         acts=suite.acts,
-        notes=[*notes, *outside_notes(outside)],
+        notes=[*notes, *describe_outside_writes(outside)],
         rules={rule.id: document.digest_of(rule) for rule in document.rules},
         healthy=controls,
         faults=[fault_result(drill, findings) for drill in suite.drills],

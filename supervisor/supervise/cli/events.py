@@ -13,9 +13,9 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.model.decisions import document
+from ..core.model.decisions import json_document
 from ..core.model.payload import Payload
-from ..errors import StoreError, TamperError, UsageError, understood
+from ..errors import StoreError, TamperError, UsageError, reading_recorded_data
 from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import is_locked
 from ..store.run_directory import RunDir
@@ -60,7 +60,9 @@ def events_command(
             directory.audit_path
         )  # before the records: the last one may come meanwhile
         records = tail.read()
-        with understood(f"the records in {directory.audit_path}", "supervise audit verify RUN"):
+        with reading_recorded_data(
+            f"the records in {directory.audit_path}", "supervise audit verify RUN"
+        ):
             _print(records, moment, everything=everything, as_json=as_json)
         if records:
             is_over = records[-1].get("kind") == "run_end"
@@ -237,7 +239,7 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
     """
     directory = RunDir.open(run)
     log = list(audit.read_audit(directory.audit_path))
-    with understood(f"the records in {directory.audit_path}", INSPECT):
+    with reading_recorded_data(f"the records in {directory.audit_path}", INSPECT):
         result = _compare(directory, log)
     if as_json:
         echo_json(result)
@@ -340,4 +342,4 @@ def _decision_text(decision: Payload | None) -> str:
     if decision is None:
         return "nothing"
     fields = {key: value for key, value in decision.items() if value is not None}
-    return document(fields)
+    return json_document(fields)

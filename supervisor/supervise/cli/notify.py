@@ -65,9 +65,9 @@ def test(
     Exit codes: 0 all delivered; 1 one was not; 64 no such channel; 65 the policy is invalid.
     """
     from ..catalog import load_policy
-    from ..notifiers import HEARTBEAT, build, of_options
+    from ..notifiers import HEARTBEAT, build_senders, channels_from_options
 
-    policy = load_policy(name, notify=of_options(notify, os.environ))
+    policy = load_policy(name, notify=channels_from_options(notify, os.environ))
     channels = {kind: keys for kind, keys in policy.notify.items() if kind != HEARTBEAT}
     if channel is not None and channel not in channels:
         hint = f"it has: {', '.join(channels)}"
@@ -77,7 +77,7 @@ def test(
     for kind, keys in channels.items():
         if channel not in (None, kind):
             continue
-        ok, (senders, unset) = False, build({kind: keys}, os.environ)
+        ok, (senders, unset) = False, build_senders({kind: keys}, os.environ)
         if not senders:
             detail = unset[0]
         else:

@@ -27,7 +27,7 @@ from ..store.quarantine_list import Quarantine
 from ..store.run_directory import RUNS, RunDir
 from ._output import echo, echo_json
 from ._params import Number
-from ._runs import find_exact_run, find_run, live_run_argument, only_live, runs_in
+from ._runs import find_exact_run, find_run, live_run_argument, only_live_run, runs_in
 
 TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
 POLL_S = 0.3
@@ -60,7 +60,7 @@ def split_run(words: Sequence[str], least: int, limit: int | None) -> tuple[Path
             f"too {'few' if len(operands) < least else 'many'} arguments",
             hint="add --help for examples",
         )
-    return run or only_live(), operands
+    return run or only_live_run(), operands
 
 
 def _named_like_runs(name: str) -> Path | None:

@@ -118,7 +118,7 @@ def policy_check_command(
     elif form == "github":
         for level, problems in (("error", errors), ("warning", warnings)):
             for problem in problems:
-                echo(docs.github(problem, level))
+                echo(docs.github_annotation(problem, level))
     else:
         _text(errors, warnings, len(checks))
         for check in checks if not errors else ():
@@ -215,7 +215,7 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     from ._job_check import SUPERVISOR_METRICS
 
     draft = compose_policy(policy)
-    facts = docs.facts(draft, SUPERVISOR_METRICS)
+    facts = docs.policy_facts(draft, SUPERVISOR_METRICS)
     if rule_id is not None and rule_id not in facts.rules:
         hint = did_you_mean(rule_id, facts.rules)
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
@@ -354,7 +354,7 @@ def policy_schema_command(sort: str) -> None:
     """
     from ..catalog import docs
 
-    echo_source(*docs.text(FILES[sort]).splitlines())
+    echo_source(*docs.schema_file_text(FILES[sort]).splitlines())
 
 
 FAILED = 1
@@ -439,7 +439,7 @@ def _paths(files: tuple[str, ...], coverage: Coverage) -> list[Path]:
         root = scenario_subject.read_subject(path, problems)
         problems.stop()
         assert root is not None
-        sort = scenario_subject.sort_of(root)
+        sort = scenario_subject.file_kind(root)
         if sort == "runbook":
             raise InputError(
                 f"{path}: a runbook has no scenarios", hint="test a policy that uses it"

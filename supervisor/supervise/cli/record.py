@@ -14,9 +14,16 @@ import click
 from msgspec import Struct, convert
 
 from .. import __version__
-from ..errors import InputError, StoreError, SuperviseError, TamperError, UsageError, understood
+from ..errors import (
+    InputError,
+    StoreError,
+    SuperviseError,
+    TamperError,
+    UsageError,
+    reading_recorded_data,
+)
 from ..report import stability_record
-from ..report.stability_builder import build
+from ..report.stability_builder import build_stability_record
 from ..report.stability_monitors import BenchmarkResults, Fault, Knowledge, Signal
 from ..report.stability_record import MAX_FIELDS, StabilityRecord
 from ..store import audit, files, journal, run_records
@@ -31,8 +38,11 @@ if TYPE_CHECKING:
 FOLDER, NAME = "record", "record.json"
 FORMS: dict[str, tuple[str, Callable[[StabilityRecord], bytes]]] = {
     "json": (NAME, StabilityRecord.encode),
-    "markdown": ("record.md", lambda record: stability_record.markdown(record).encode()),
-    "html": ("record.html", lambda record: stability_record.page(record).encode()),
+    "markdown": (
+        "record.md",
+        lambda record: stability_record.render_record_markdown(record).encode(),
+    ),
+    "html": ("record.html", lambda record: stability_record.render_record_page(record).encode()),
 }
 SIGNATURE = ".sig"
 SHIPPED = ("nano", "medium", "large", "moe", "canary", "observe")
@@ -166,7 +176,7 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
 
     Exit codes: 0 the same; 1 different; 64 no record or no run.
     """
-    differences = stability_record.differences(_read(before), _read(after))
+    differences = stability_record.record_differences(_read(before), _read(after))
     if as_json:
         echo_json([{"field": p, "before": a, "after": b} for p, a, b in differences])
     for path, old, new in [] if as_json else differences:
@@ -176,8 +186,8 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
 
 def build_record(run: RunDir) -> StabilityRecord:
     """Return the record of a run. Raises StoreError."""
-    with understood(f"the records in {run.audit_path}", INSPECT):
-        return build(
+    with reading_recorded_data(f"the records in {run.audit_path}", INSPECT):
+        return build_stability_record(
             run,
             readable_policies(run),
             installed_knowledge(),
@@ -190,7 +200,9 @@ def _read(target: Path) -> StabilityRecord:
     if target.is_dir():
         return build_record(RunDir.open(target))
     try:
-        return stability_record.decode(files.read_file(target, foreign=True, limit=files.MAX_JSON))
+        return stability_record.decode_record(
+            files.read_file(target, foreign=True, limit=files.MAX_JSON)
+        )
     except OSError as error:
         raise InputError(f"cannot read {target}: {error.strerror}") from error
     except ValueError as error:
@@ -246,7 +258,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
 def _parsed(raw: bytes) -> tuple[StabilityRecord | None, str]:
     """Return a record in the published form, else None and why it is not."""
     try:
-        return stability_record.decode(raw), ""
+        return stability_record.decode_record(raw), ""
     except ValueError as error:
         return None, f"it has not the published form: {str(error)[:200]}"
 
@@ -284,7 +296,7 @@ def installed_knowledge() -> Knowledge:
             name: Fault(
                 fault.MEANING, fault.MOVES, {key: value for key, (value, _) in fault.PARAMS.items()}
             )
-            for name, fault in faults.catalog().items()
+            for name, fault in faults.fault_classes().items()
         },
         benchmark_results=BenchmarkResults.decode(
             (shipped.shipped_folder("policies") / "shown.json").read_text()
@@ -314,7 +326,7 @@ def _signal(metric: str, digest: str) -> Signal | None:
     if spec is None:
         return None
     module = "measured by the supervisor, or reported by the job"
-    for name, collector in collectors.catalog().items():
+    for name, collector in collectors.collector_classes().items():
         if any(metric.id == spec.id for metric in collector.METRICS):
             about = " ".join((collector.__doc__ or "").partition("\n")[0].split())
             module = f"{name}: {about}"

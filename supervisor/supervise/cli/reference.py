@@ -136,8 +136,8 @@ def describe_metric(metric: str) -> MetricEntry:
         measured=readers in (docs.PROBE, docs.SUPERVISOR),
         measured_by=readers,
         not_covered=ABSENCE_REASONS.get(spec.id, ""),
-        rules=docs.judges(metric),
-        detectors=docs.readers(metric),
+        rules=docs.rules_judging(metric),
+        detectors=docs.detectors_reading(metric),
     )
 
 
@@ -153,7 +153,7 @@ def _cost(metric: str) -> str:
 
     family = next(
         family
-        for collector in collectors.catalog().values()
+        for collector in collectors.collector_classes().values()
         if metric in (family := {spec.id: str(spec.cost) for spec in collector.METRICS})
     )
     if family[metric]:

@@ -343,13 +343,13 @@ def _resume(
 ) -> tuple[Path, int | None, Options]:
     """Return where the next run starts, the exit code of an adopted one, and the options with the
     run before and the launch from its checkpoint."""
-    from .adopt import run_before, take_over_run
+    from .adopt import preceding_run, take_over_run
 
     first, quiet = directory.absolute(), options.quiet
     path, code, launch = take_over_run(
         first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh
     )
-    return path, code, replace(options, previous=run_before(first, path), launch=launch)
+    return path, code, replace(options, previous=preceding_run(first, path), launch=launch)
 
 
 def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine) -> Policy:
@@ -373,9 +373,9 @@ def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine
 def _channels(notify: Sequence[str]) -> Channels:
     if not notify:
         return {}
-    from ..notifiers import of_options
+    from ..notifiers import channels_from_options
 
-    return of_options(notify, os.environ)
+    return channels_from_options(notify, os.environ)
 
 
 def _faults(drill: Sequence[str]) -> list[Any]:
@@ -522,15 +522,16 @@ def _end_protection(
 
         end_protection(run, lost_to)
     with contextlib.suppress(Exception):
-        from ..core.job_lifecycle import unwatched
+        from ..core.job_lifecycle import supervision_ended_message
         from ..core.model.decisions import ACTING_MODES
-        from ..notifiers import build
+        from ..notifiers import build_senders
         from ..notifiers.outbox import Outbox, message_of
 
         outbox = Outbox(
-            build(channels_of(policy.notify, quiet=quiet), os.environ)[0], lambda result: None
+            build_senders(channels_of(policy.notify, quiet=quiet), os.environ)[0],
+            lambda result: None,
         )
-        draft = unwatched(lost_to, acts=policy.mode in ACTING_MODES)
+        draft = supervision_ended_message(lost_to, acts=policy.mode in ACTING_MODES)
         decision, where = draft.decision(draft.kind, -1, 0), str(run.path.absolute())
         message = clean.message(message_of(decision, run.id, recorder.head, where))
         outbox.post(message, key=f"{run.id}:unprotected", to_all=True)

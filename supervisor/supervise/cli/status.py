@@ -15,7 +15,7 @@ from ..core.model.decisions import plain_json
 from ..core.model.formats import RECORDS
 from ..core.model.payload import Payload
 from ..core.model.state_machine import HALTED
-from ..errors import StoreError, understood
+from ..errors import StoreError, reading_recorded_data
 from ..notifiers.heartbeat import Health
 from ..report.receipt import run_path
 from ..runtime import late_messages
@@ -97,7 +97,9 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
         StoreError: a file cannot be read, or understood.
     """
     newest = Status.read(run)
-    with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
+    with reading_recorded_data(
+        f"the records in {run.audit_path}", "supervise audit show RUN prints them"
+    ):
         outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
         alive = run_life(run, outcome)
     is_live = alive.supervisor == "running" and newest is not None
@@ -149,7 +151,7 @@ def status_command(run: Path, as_json: bool) -> None:
     if as_json:
         echo_json(state.document())
         return
-    with understood(f"the status in {directory.path / 'state.json'}", DERIVED):
+    with reading_recorded_data(f"the status in {directory.path / 'state.json'}", DERIVED):
         lines = _lines(state)
     print_table(lines)
 

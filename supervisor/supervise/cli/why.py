@@ -15,17 +15,17 @@ import click
 import msgspec
 
 from ..core.model.decisions import IncidentOpened
-from ..core.trends import median, spread
-from ..errors import StoreError, SuperviseError, UsageError, understood
+from ..core.trends import median, robust_spread
+from ..errors import StoreError, SuperviseError, UsageError, reading_recorded_data
 from ..report import incident_views
-from ..report.incident_builder import build_incident_report, summarize
+from ..report.incident_builder import build_incident_report, summarize_incident
 from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.receipt import run_path
 from ..report.records import (
     Record,
+    decision_detail,
     decode_log,
-    detail_of,
     failure_lines,
     incident_ids,
     launch_failures,
@@ -82,7 +82,7 @@ def why_command(
     directory = RunDir.open(run)
     log = list(audit.read_audit(directory.audit_path))
     records = decode_log(directory, log)
-    with understood(f"the records in {directory.audit_path}", INSPECT):
+    with reading_recorded_data(f"the records in {directory.audit_path}", INSPECT):
         ids = incident_ids(records)
         if incident is not None and incident not in ids:
             raise _unknown(incident, ids)
@@ -104,8 +104,8 @@ def why_command(
         return
     lines: list[str] = []
     if incident is None and len(ids) > 1:
-        summaries = [summarize(records, name, policies) for name in ids]
-        lines += [f"run {directory.id}: {ending}", *incident_views.rows(summaries), ""]
+        summaries = [summarize_incident(records, name, policies) for name in ids]
+        lines += [f"run {directory.id}: {ending}", *incident_views.incident_rows(summaries), ""]
     lines += incident_views.render_full(report) if full else incident_views.render_card(report)
     if lacking:
         lines.append(f"{'Note':7}{lacking['reason']}")
@@ -134,7 +134,7 @@ def _write(directory: Path, report: IncidentReport) -> None:
     """Write the report and its views. Raises StoreError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, content in incident_views.files_of_incident(report).items():
+        for name, content in incident_views.render_files(report).items():
             files.replace_file(directory / name, content.encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write {directory}: {error.strerror}") from error
@@ -193,7 +193,7 @@ def rules_by_state(
         record.reason
         for record in records
         if record.kind == "blind"
-        or detail_of(record.decision) in ("no-probe", "probe-off", "segment-fault")
+        or decision_detail(record.decision) in ("no-probe", "probe-off", "segment-fault")
     ]
     return RuleStates(rules, notes, max((record.step for record in records), default=-1))
 
@@ -264,7 +264,7 @@ def why_not_command(
         for record in read_records(directory)
         if record.decision is not None
     ]
-    with understood(f"the journal and the audit log of {directory.path}", INSPECT):
+    with reading_recorded_data(f"the journal and the audit log of {directory.path}", INSPECT):
         answer = why_not.answer_question(
             why_not.Question(rule, step, rank, attempt),
             load_policy(directory.policy_path),
@@ -401,7 +401,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     directory = RunDir.open(run)
     wanted = {*SCORES, ARTEFACT, *DATA, *INTERNALS}
     points: dict[str, list[tuple[int, float]]] = {}
-    with understood(f"the journal of {directory.path}", INSPECT):
+    with reading_recorded_data(f"the journal of {directory.path}", INSPECT):
         for row in read_rows(directory, late=True):
             for name in wanted & row.values.keys():
                 points.setdefault(name, []).append((row.step, row.values[name]))
@@ -492,7 +492,7 @@ def _moved_stages(points: Points, span: tuple[int, int] | None, run: str) -> Ite
             a, b = map(median, sides)
             text = f"{name} {format_number(a)} → {format_number(b)}"
             if stage == "data":
-                scale = max(spread(sides[0], a), SHARE * abs(a) / SCALES)
+                scale = max(robust_spread(sides[0], a), SHARE * abs(a) / SCALES)
                 is_other = abs(b - a) > SCALES * scale
             else:
                 low, high = sorted((abs(a), abs(b)))

@@ -11,17 +11,17 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "action_planning": "plan_context, retain_before",
+        "action_planning": "plan_context, retained_savepoint_step",
         "advice": "Fact, choose_advice",
-        "checkpoint_wait": "needed_before",
-        "diagnosis": "recurring_causes",
+        "checkpoint_wait": "needed_before_step",
+        "diagnosis": "describe_recurring_onsets",
         "engine": "compare_decisions, replay_decisions, initial_state, step",
-        "frames": "JobFrames, fold_ranks",
+        "frames": "JobFrames, fold_rank_values",
         "host_health": (
             "Device, Finding, judge_devices, judge_disk, judge_matmul, judge_memory, health_summary"
         ),
         "incident": "HELD, Incident, Intent, RunbookExecution",
-        "job_lifecycle": "start_failed",
+        "job_lifecycle": "has_start_failed",
         "job_recipes": "ScriptCode, fill_recipe, recognise_recipe",
         "notices": "NOTICES",
         "policy_reload": "policy_differences",
@@ -32,7 +32,7 @@ __getattr__ = lazy_exports(
         "shard_attribution": "ShardAttribution",
         "spike_classifier": "Evidence, classify_spike",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",
-        "trends": "Band, band_of, find_change, find_jump, find_slow_step",
+        "trends": "Band, fit_loss_band, find_change, find_jump, find_slow_step",
         "withdrawal": "explain_withdrawal",
     },
 )

@@ -37,8 +37,10 @@ def plan_context(
     sound = _began_with_good_weights(state, incident)
     withdrawn_runbook = incident.deferred.weights_check
     event = ""
-    if withdrawn_runbook is not None and not new_evidence(state, incident, withdrawn_runbook):
-        event = data_event(state, incident)
+    if withdrawn_runbook is not None and not new_evidence_against_weights(
+        state, incident, withdrawn_runbook
+    ):
+        event = explain_learned_data(state, incident)
     suspects, shards = attribution.suspects(), attribution.shards
     return replace(context, sound=sound, data_event=event, suspects=suspects, shards=shards)
 
@@ -83,7 +85,7 @@ def basic_context(
     )
 
 
-def refusal(
+def explain_infeasible(
     state: State,
     incident: Incident,
     book: Runbook,
@@ -125,7 +127,7 @@ def planned_steps(state: State, incident: Incident, book: Runbook) -> list[Plann
     ]
 
 
-def retain_before(policy: Policy, state: State) -> int:
+def retained_savepoint_step(policy: Policy, state: State) -> int:
     """Return the step before which the newest savepoint must stay, 0 when none has to.
 
     Of several rollbacks the one that goes back furthest counts: its savepoint serves all of them. A
@@ -196,34 +198,34 @@ def _goes_before(
 UNLIKE = 1.25  # times, in logs: more than noise makes of two alike. Project default
 
 
-def input_change(state: State, incident: Incident) -> InputChange | None:
+def input_change_since_onset(state: State, incident: Incident) -> InputChange | None:
     """Return how the inputs have changed since the incident's onset."""
     monitor = state.monitors.get(incident.case.rank)
     if monitor is None:
         return None
     series = {name: monitor.history.series(name) for name in trends.TOKENS}
-    return trends.input_change(series, incident.breach_step)
+    return trends.detect_input_change(series, incident.breach_step)
 
 
-def loss_course(state: State, incident: Incident, since: int) -> LossCourse | None:
+def loss_course_since(state: State, incident: Incident, since: int) -> LossCourse | None:
     """Return where the losses have gone since a step."""
     monitor, band = state.monitors.get(incident.case.rank), incident.case.band
     if monitor is None or band is None:
         return None
-    return trends.loss_course(monitor.history.series(LOSS), band, incident.breach_step, since)
+    return trends.fit_loss_course(monitor.history.series(LOSS), band, incident.breach_step, since)
 
 
-def data_event(state: State, incident: Incident) -> str:
+def explain_learned_data(state: State, incident: Incident) -> str:
     """Return what shows that the data changed and is being learned, "" where nothing does."""
-    change = input_change(state, incident)
-    course = loss_course(state, incident, incident.breach_step)
+    change = input_change_since_onset(state, incident)
+    course = loss_course_since(state, incident, incident.breach_step)
     if change is None or change.degenerate or course is None or not course.fallen:
         return ""
     fell = f"the loss fell by itself, from {course.first:.4g} to {course.newer:.4g}"
     return f"the data changed at step {incident.breach_step}: {change.text}; {fell}"
 
 
-def better_on_new_data(
+def explain_forgotten_data(
     state: State, incident: Incident, old: WithdrawnRunbook, probe_loss: float
 ) -> str:
     """Return that what comes in is learned while the probe batch is forgotten, "" where not.
@@ -232,7 +234,7 @@ def better_on_new_data(
     are, nothing is asked.
     """
     monitor, band = state.monitors.get(incident.case.rank), incident.case.band
-    course = loss_course(state, incident, incident.breach_step)
+    course = loss_course_since(state, incident, incident.breach_step)
     if monitor is None or band is None or course is None or not course.fallen:
         return ""
     if any(name in monitor.history.names for name in trends.TOKENS):
@@ -249,21 +251,21 @@ def better_on_new_data(
     )
 
 
-def new_evidence(state: State, incident: Incident, old: WithdrawnRunbook) -> str:
+def new_evidence_against_weights(state: State, incident: Incident, old: WithdrawnRunbook) -> str:
     """Return what speaks against the weights since they were found good, "" for nothing."""
-    change = input_change(state, incident)
+    change = input_change_since_onset(state, incident)
     if change is not None and change.degenerate:
         # The same batches would go on damaging what was taken back.
         ill = withdrawal.is_loss_out_of_band(state, incident)
         return change.text if ill and not change.lasting else ""
-    course = loss_course(state, incident, old.step)
+    course = loss_course_since(state, incident, old.step)
     if course is not None and course.jump > 0.0:
         return f"the loss jumped again, by {course.jump:.4g}, since step {old.step}"
     if course is None or course.change < 0.0 or not withdrawal.is_loss_out_of_band(state, incident):
         return ""
     if course.change > 0.0:
         return f"the loss rises again, from {course.older:.4g} to {course.newer:.4g}"
-    if old.data_event or data_event(state, incident):
+    if old.data_event or explain_learned_data(state, incident):
         return ""
     return f"the loss stays at {course.newer:.4g} since step {old.step} and falls no further"
 
@@ -273,12 +275,12 @@ SOONER = 4  # times, where nobody can say
 BATCH = "data"  # kind of an event, see `spike_classifier`
 
 
-def begins_with_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
+def begins_with_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     """Return whether nothing is decided before it is asked."""
-    return run.runbook.verbs[:1] == (VERB,) and applies(policy, incident, run)
+    return run.runbook.verbs[:1] == (VERB,) and needs_weights_check(policy, incident, run)
 
 
-def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
+def needs_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     """Return whether the size of a loss is why the runbook runs, nobody has ordered it, and the
     probe keeps a batch to ask."""
     if not policy.job.probe_batch:
@@ -287,11 +289,13 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
         return False
     rule_id = incident.trigger.asked_by
     return any(
-        rule.id == rule_id and diagnosis.is_about_loss(policy, rule) for rule in policy.rules
+        rule.id == rule_id and diagnosis.rule_judges_loss(policy, rule) for rule in policy.rules
     )
 
 
-def objection(state: State, incident: Incident, run: RunbookExecution, result: Payload) -> str:
+def explain_good_weights(
+    state: State, incident: Incident, run: RunbookExecution, result: Payload
+) -> str:
     """Return why the weights are not taken back now, "" where they are."""
     old, action, args = incident.deferred.weights_check, run.intent.action, run.intent.args
     assert action is not None
@@ -299,16 +303,16 @@ def objection(state: State, incident: Incident, run: RunbookExecution, result: P
     event = order.data_event
     if reason := action.objection(args, result):
         return f"{reason}; {event}" if event else reason
-    change = input_change(state, incident)
+    change = input_change_since_onset(state, incident)
     if event:
         return event
     if old is None and change is not None and not change.degenerate:
         return f"the data changed at step {incident.breach_step}: {change.text}"
-    if old is not None and not new_evidence(state, incident, old):
+    if old is not None and not new_evidence_against_weights(state, incident, old):
         return f"nothing new speaks against the weights since step {old.step}"
     loss = outcome.loss
     if old is not None and loss is not None:
-        return better_on_new_data(state, incident, old, loss)
+        return explain_forgotten_data(state, incident, old, loss)
     # Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
     # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
     if loss is not None or not order.waits or old is not None:
@@ -316,7 +320,7 @@ def objection(state: State, incident: Incident, run: RunbookExecution, result: P
     return f"whether the weights are good is not known ({outcome.why})"
 
 
-def reduce(
+def reduce_to_evidence(
     ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str, loss: float
 ) -> None:
     """Leave of the runbook its evidence, and note from when on it may be asked again.
@@ -348,26 +352,26 @@ def reduce(
         state.context.happened.append(Happened(incident.breach_step, state.attempt, BATCH, reason))
 
 
-def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None:
+def withdrawn_runbook_due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None:
     """Return what is to be started anew, and the reason."""
     old = incident.deferred.weights_check
     if old is None or state.frame_count < old.retry_frame or state.approvals.pending is not None:
         return None
-    evidence = new_evidence(state, incident, old)
+    evidence = new_evidence_against_weights(state, incident, old)
     if not evidence and not old.data_event:
-        evidence = data_event(state, incident)
+        evidence = explain_learned_data(state, incident)
     if evidence:
         return old, evidence
     old.retry_frame = state.frame_count + max(1, old.waits // SOONER)
     return None
 
 
-def evidence(state: State, incident: Incident, result: Payload) -> str:
+def evidence_for_rollback(state: State, incident: Incident, result: Payload) -> str:
     """Return why weights are taken back after one withdrawal, "" where there was none."""
     old = incident.deferred.weights_check
     if old is None:
         return ""
-    new = new_evidence(state, incident, old)
+    new = new_evidence_against_weights(state, incident, old)
     loss = result.read(Outcome).loss
     was_judged = old.loss < math.inf
     probe = "" if loss is None else f"; the probe batch has a loss of {loss:.4g}"

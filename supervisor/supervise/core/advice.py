@@ -18,7 +18,7 @@ from .model.policy import Policy
 from .model.verdicts import SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, State
-from .spike_classifier import NORM_RATIO, OWN_RATE, is_back
+from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined
 from .trends import median
 
 SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
@@ -194,13 +194,15 @@ def choose_advice(kind: SpikeClass, facts: Collection[Fact], words: Mapping[str,
     return Advice(line.lead, line.text.format_map(words))
 
 
-def advise(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> Advice:
+def advise_after_verdict(
+    policy: Policy, state: State, incident: Incident, verdict: Verdict
+) -> Advice:
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
     skipped = verdict.skipped
     words = {
-        "back": go_back(policy, state, incident),
+        "back": rollback_or_restart_command(policy, state, incident),
         "onset": str(min((incident.breach_step, *skipped[:1]))),
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "recurring": verdict.recurring or "the norms stayed up",
@@ -222,12 +224,12 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
-        (Fact.INPUT, "data" in kinds or bool(rule_scope.causes(policy, incident))),
+        (Fact.INPUT, "data" in kinds or bool(rule_scope.input_rules(policy, incident))),
         (Fact.ATTENTION, _has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
         (Fact.ROUTING, _has_moved(policy, incident, monitor, ("moe_", "router_"))),
         (Fact.NO_OBJECTIVE, monitor is not None and not monitor.is_objective),
         (Fact.RECURRING, bool(verdict.recurring)),
-        (Fact.BACK, is_back(verdict)),
+        (Fact.BACK, is_loss_rejoined(verdict)),
         (Fact.UNDONE, case.rolled_back),
         (Fact.HELD, bool(incident.recovery.rate_limits)),
         (Fact.EXHAUSTED, case.exhausted),
@@ -243,7 +245,7 @@ def _has_moved(
     """Return whether a rule of the incident reads such a metric, or one moved since the onset."""
     for rule in policy.rules:
         if rule.id in incident.rules and any(
-            metric.startswith(prefixes) for metric in rule_scope.metrics(policy, rule)
+            metric.startswith(prefixes) for metric in rule_scope.rule_metrics(policy, rule)
         ):
             return True
     if monitor is None:
@@ -264,7 +266,7 @@ def _has_moved(
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def rollback(policy: Policy, state: State, incident: Incident) -> str:
+def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back to before an incident, "" where it would be refused."""
     form = policy.verbs.get("rollback")
     stuck = state.job.returncode is not None or withdrawal.is_stalled(policy, state)
@@ -279,29 +281,29 @@ def rollback(policy: Policy, state: State, incident: Incident) -> str:
     return f"supervise rollback RUN --before {before_step}"
 
 
-def go_back(policy: Policy, state: State, incident: Incident) -> str:
+def rollback_or_restart_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back, or which checkpoint to start from where none does."""
     start = f"start from a checkpoint from before step {incident.breach_step}: supervise "
-    return rollback(policy, state, incident) or f"{start}checkpoints RUN"
+    return rollback_command(policy, state, incident) or f"{start}checkpoints RUN"
 
 
-def manual_steps(policy: Policy, state: State, incident: Incident) -> str:
+def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
     """Return the choices of a person while no action runs by itself."""
     if state.job.returncode is not None:
         return "start it again by hand; good checkpoints: supervise checkpoints RUN"
-    ways = [rollback(policy, state, incident), "supervise stop RUN"]
+    ways = [rollback_command(policy, state, incident), "supervise stop RUN"]
     if state.job.paused:
         ways.insert(0, "supervise resume RUN")
     return "choose: " + " or ".join(filter(None, ways))
 
 
-def in_hold(policy: Policy, state: State, incident: Incident) -> str:
+def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
     """Return the choices of a person in a hold; a rollback does not end it."""
-    ways = manual_steps(policy, state, incident)
+    ways = manual_choices(policy, state, incident)
     return f"{ways}; then: supervise release RUN (automatic actions on again)"
 
 
-def after_stop(incident: Incident) -> str:
+def advice_after_stop(incident: Incident) -> str:
     """Return what follows when a rule has stopped the job; what stood still may do so again."""
     then = "start it again from a good checkpoint: supervise checkpoints RUN"
     if incident.trigger.still:
@@ -319,25 +321,25 @@ def lasting_checks(policy: Policy, state: State, incident: Incident) -> str:
     """Return what to check of what still fires, by the runbook of its gravest rule."""
     firing = {*state.firing(policy)} & {*incident.rules}
     rules = [rule for rule in policy.rules if rule.id in firing and rule.see]
-    return runbook(min(rules, key=lambda rule: rule.severity).see) if rules else ""
+    return show_runbook_command(min(rules, key=lambda rule: rule.severity).see) if rules else ""
 
 
-def runbook(name: str) -> str:
+def show_runbook_command(name: str) -> str:
     """Return the command that prints a runbook, as a clause; "" for none."""
     if not name:
         return ""
     return f"what to check: supervise policy show RUN/policy.yaml --runbook {name}"
 
 
-def is_unneeded(incident: Incident, verdict: Verdict) -> bool:
+def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:
     """Return whether the loss that a request is about went astray, and came back by itself."""
     astray = verdict.questions.rejoined.excursion or incident.case.excursion.nonfinite is not None
-    return astray and is_back(verdict)
+    return astray and is_loss_rejoined(verdict)
 
 
-def of_request(incident: Incident, pending: ApprovalRequest, verdict: Verdict | None) -> str:
+def advice_on_request(incident: Incident, pending: ApprovalRequest, verdict: Verdict | None) -> str:
     """Return how to answer a request: one that the loss no longer needs is not urged."""
-    if verdict is None or not is_unneeded(incident, verdict):
+    if verdict is None or not is_request_unneeded(incident, verdict):
         return f"{pending.id} still waits: supervise approve RUN {pending.id}"
     return (
         f"the loss is back without {pending.runbook}, so denying {pending.id} loses nothing: "
@@ -345,7 +347,7 @@ def of_request(incident: Incident, pending: ApprovalRequest, verdict: Verdict | 
     )
 
 
-def still_wrong(state: State, incident: Incident) -> str:
+def wrong_after_restart(state: State, incident: Incident) -> str:
     """Return what a restart has left wrong, with what to do; "" for nothing."""
     parts = []
     if state.checkpoints.wrong_checkpoint:
@@ -359,7 +361,7 @@ def still_wrong(state: State, incident: Incident) -> str:
     return "; ".join(parts)
 
 
-def still_open(state: State, incident: Incident) -> str:
+def unresolved_at_end(state: State, incident: Incident) -> str:
     """Return what is still wrong, or in force, when an incident ends; "" for nothing."""
     limits, monitor = incident.recovery.rate_limits, state.monitors.get(incident.case.rank)
     rate, ended = "", state.job.returncode is not None
@@ -368,18 +370,24 @@ def still_open(state: State, incident: Incident) -> str:
             f"the learning rate stays at {limits[-1]:.3g} at most until the job asks for no more; "
             "to let it go: supervise lr RUN 1.0"
         )
-    return "; ".join(filter(None, (still_wrong(state, incident), rate)))
+    return "; ".join(filter(None, (wrong_after_restart(state, incident), rate)))
 
 
-def at_end(policy: Policy, state: State, incident: Incident, verdict: Verdict | None) -> Advice:
+def advice_at_end(
+    policy: Policy, state: State, incident: Incident, verdict: Verdict | None
+) -> Advice:
     """Return the advice of an incident that ends; what is still open comes first."""
     then = Advice(Lead.NOTHING, "")
     if verdict is not None:
         checks = machine_checks(policy, state, incident)
-        then = Advice(None, checks) if checks else advise(policy, state, incident, verdict)
+        then = (
+            Advice(None, checks)
+            if checks
+            else advise_after_verdict(policy, state, incident, verdict)
+        )
     if then.lead == Lead.NOTHING and (checks := lasting_checks(policy, state, incident)):
         then = Advice(None, checks)
-    rest = still_open(state, incident)
+    rest = unresolved_at_end(state, incident)
     if not rest:
         return then
     return Advice(None, "; ".join(filter(None, (rest, then.rest))))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from . import action_planning, advice, diagnosis, notices, withdrawal
-from .incident import HELD, Incident, brief
+from .incident import HELD, Incident, format_arguments
 from .model import formats, state_machine
 from .model.decisions import SEVERITIES, Advice, ApprovalRequested, ApprovalSettled, PlannedStep
 from .model.events import Notice
@@ -50,7 +50,7 @@ def required_approval(policy: Policy, incident: Incident, book: Runbook) -> Appr
     return max(terms_of_steps, key=lambda terms: terms.timeout_s, default=None)
 
 
-def request(
+def request_approval(
     ctx: StepContext,
     incident: Incident,
     book: Runbook,
@@ -62,7 +62,7 @@ def request(
 ) -> None:
     """Ask people about a runbook; an older request of the incident is void."""
     state, requests = ctx.state, ctx.state.approvals
-    settle(ctx, "expired", f"replaced by a request for {book.name}")
+    settle_request(ctx, "expired", f"replaced by a request for {book.name}")
     plan = action_planning.planned_steps(state, incident, book)
     requests.request_count += 1
     pending = requests.pending = ApprovalRequest(
@@ -74,14 +74,14 @@ def request(
         escalated,
         incident.severity,
         plan,
-        sha256(plan),
+        approval_digest(plan),
         ctx.policy.digest,
         state.at_ns,
         terms.timeout_s,
         state.at_ns + int((UNDELIVERED_S + terms.timeout_s) * 1e9),
         terms.on_timeout,
     )
-    steps = ", ".join(f"{step.verb} {brief(step.args)}".rstrip() for step in plan)
+    steps = ", ".join(f"{step.verb} {format_arguments(step.args)}".rstrip() for step in plan)
     ctx.record(
         ApprovalRequested(
             reason=f"{pending.id}: approval requested for {book.name}: {steps}",
@@ -111,11 +111,11 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
         incident=incident.id,
         runbook=pending.runbook,
         cause=pending.reason,
-        plan=formats.plan((step.verb, step.args) for step in pending.plan),
+        plan=formats.format_plan((step.verb, step.args) for step in pending.plan),
         request=pending.id,
         timeout_s=terms.timeout_s,
         consequence="it is denied, and automatic actions are off" if denies else "it runs",
-        status=withdrawal.job_status(ctx.policy, ctx.state),
+        status=withdrawal.describe_job_status(ctx.policy, ctx.state),
     )
     ctx.send(asked, replace=True)
 
@@ -124,8 +124,8 @@ def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalReque
     """Say once that the loss came back while people are asked: nothing urges them any more."""
     if pending.unneeded or pending.granted or ctx.state.frame_count % LOOK_EVERY:
         return
-    verdict = diagnosis.classify(ctx.policy, ctx.state, incident)
-    if verdict is None or not advice.is_unneeded(incident, verdict):
+    verdict = diagnosis.classify_incident(ctx.policy, ctx.state, incident)
+    if verdict is None or not advice.is_request_unneeded(incident, verdict):
         return
     pending.unneeded = True
     unneeded = notices.ApprovalUnneeded(
@@ -133,13 +133,13 @@ def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalReque
         incident=incident.id,
         runbook=pending.runbook,
         request=pending.id,
-        summary=diagnosis.summary(verdict),
-        advice=Advice(None, advice.of_request(incident, pending, verdict)),
+        summary=diagnosis.verdict_summary(verdict),
+        advice=Advice(None, advice.advice_on_request(incident, pending, verdict)),
     )
     ctx.send(unneeded)
 
 
-def deliver(ctx: StepContext, event: Notice) -> None:
+def on_request_delivered(ctx: StepContext, event: Notice) -> None:
     """Let the time to answer begin: at the first delivery, at the latest after `UNDELIVERED_S`.
 
     A message that no channel delivers must not become an answer.
@@ -152,14 +152,14 @@ def deliver(ctx: StepContext, event: Notice) -> None:
     pending.deadline_ns = since_ns + int(pending.timeout_s * 1e9)
 
 
-def sha256(plan: Sequence[PlannedStep]) -> str:
+def approval_digest(plan: Sequence[PlannedStep]) -> str:
     """Return the digest that an approval is bound to."""
     steps = msgspec.to_builtins(plan, enc_hook=dict)
     text = json.dumps(steps, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def settle(
+def settle_request(
     ctx: StepContext, outcome: str, reason: str, operator: str = ""
 ) -> ApprovalRequest | None:
     """End the request that waits, if any: `approved`, `denied`, `expired`, or `withdrawn`."""
@@ -182,20 +182,22 @@ def settle(
     return pending
 
 
-def stale_reason(policy: Policy, state: State, incident: Incident, pending: ApprovalRequest) -> str:
+def explain_stale_request(
+    policy: Policy, state: State, incident: Incident, pending: ApprovalRequest
+) -> str:
     """Say why a request is not what people were asked any more, "" when it still is."""
     book = policy.runbooks.get(pending.runbook)
     if book is None:
         return f"runbook {pending.runbook} no longer exists"
-    refused = action_planning.refusal(state, incident, book)
+    refused = action_planning.explain_infeasible(state, incident, book)
     if refused:
         return f"it is no longer possible: {refused}"
-    if sha256(action_planning.planned_steps(state, incident, book)) != pending.sha:
+    if approval_digest(action_planning.planned_steps(state, incident, book)) != pending.sha:
         return "the action's arguments have changed"
     return "" if policy.digest == pending.policy else "the policy was reloaded"
 
 
-def late_answer(requests: ApprovalLog, name: str, outcome: str) -> tuple[str, bool]:
+def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tuple[str, bool]:
     """Return the answer to a word about a request that does not wait, and whether all is well.
 
     `outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
@@ -208,7 +210,7 @@ def late_answer(requests: ApprovalLog, name: str, outcome: str) -> tuple[str, bo
     return f"{'no change' if again else 'too late'}: {name} was {settled}", again
 
 
-def is_suspended(state: State, incident: Incident, severity: str) -> bool:
+def has_urgent_request(state: State, incident: Incident, severity: str) -> bool:
     """Return whether a request of the incident waits that is no less urgent than `severity`."""
     pending = state.approvals.pending
     if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:

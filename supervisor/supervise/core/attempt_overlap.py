@@ -73,12 +73,12 @@ class Difference(NamedTuple):
         return self.name != OTHER_BATCHES
 
 
-def columns(names: Sequence[str]) -> tuple[int, ...]:
+def compared_columns(names: Sequence[str]) -> tuple[int, ...]:
     """Return where a table has what is compared, -1 for nowhere."""
     return tuple(names.index(name) if name in names else -1 for name in NAMES)
 
 
-def row(frame: Frame, positions: Sequence[int]) -> Row:
+def compared_row(frame: Frame, positions: Sequence[int]) -> Row:
     """Return the part of a frame that is compared."""
     values = frame.values
     return Row(*(values[i] if 0 <= i < len(values) else None for i in positions))

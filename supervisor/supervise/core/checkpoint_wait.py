@@ -90,12 +90,12 @@ def report_refused(
         severity=incident.severity,
         incident=incident.id,
         runbook=book.name,
-        before_step=needed_before(ctx.policy, ctx.state),
+        before_step=needed_before_step(ctx.policy, ctx.state),
     )
     ctx.send(awaits, replace=True)
 
 
-def now_runnable(
+def runnable_runbook(
     policy: Policy, state: State, incident: Incident
 ) -> tuple[str, int, str, bool] | None:
     """Return `(runbook, level, why, escalated)` when what lacked a checkpoint can work by now.
@@ -115,7 +115,7 @@ def now_runnable(
         return None
     if state.job.returncode is None and not _has_reason(policy, state, incident):
         return None
-    if action_planning.refusal(state, incident, book):
+    if action_planning.explain_infeasible(state, incident, book):
         return None
     deferred.awaiting_checkpoint = None
     levels, name = policy.ladder.levels, request.name
@@ -123,7 +123,7 @@ def now_runnable(
     return name, levels.index(name) if name in levels else -1, reason, request.escalated
 
 
-def on_search(state: State, event: Notice) -> None:
+def on_checkpoint_search(state: State, event: Notice) -> None:
     """Take how many checkpoints without a verdict may be what a relaunch waits for."""
     incident = state.incident
     if incident is not None and incident.deferred.awaiting_checkpoint is not None:
@@ -131,13 +131,13 @@ def on_search(state: State, event: Notice) -> None:
         incident.deferred.awaiting_checkpoint.candidates = search.candidates
 
 
-def start_pause(ctx: StepContext, incident: Incident) -> bool:
+def pause_for_checkpoint(ctx: StepContext, incident: Incident) -> bool:
     """Pause the job while what a relaunch waits for is verified; return whether it is to be.
 
     Not one that stands still: it ruins nothing meanwhile, and could not take the order.
     """
     policy, state = ctx.policy, ctx.state
-    request, before_step = awaited(policy, state), needed_before(policy, state)
+    request, before_step = awaited_checkpoint(policy, state), needed_before_step(policy, state)
     if request is None or before_step is None or not request.candidates or request.pauses:
         return False
     if (
@@ -151,7 +151,7 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
     terms = approvals.required_approval(policy, incident, book)
     if incident.trigger.still or terms is not None or not _has_reason(policy, state, incident):
         return False
-    if action_planning.refusal(state, incident, book):
+    if action_planning.explain_infeasible(state, incident, book):
         return False
     request.pauses = True
     run = RunbookExecution(incident.escalation.runs, book, incident.severity)
@@ -167,9 +167,9 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
     return True
 
 
-def failed_search(policy: Policy, state: State) -> str:
+def explain_failed_search(policy: Policy, state: State) -> str:
     """Say why a job that was paused for a checkpoint waits in vain, "" while it does not."""
-    request, before_step = awaited(policy, state), needed_before(policy, state)
+    request, before_step = awaited_checkpoint(policy, state), needed_before_step(policy, state)
     if request is None or before_step is None or request.candidates != 0 or not request.pauses:
         return ""
     return f"no checkpoint from before step {before_step} is good" if state.job.paused else ""
@@ -177,7 +177,7 @@ def failed_search(policy: Policy, state: State) -> str:
 
 def is_searching(policy: Policy, state: State) -> bool:
     """Return whether a relaunch waits for a checkpoint, and one may still turn out to be good."""
-    request = awaited(policy, state)
+    request = awaited_checkpoint(policy, state)
     if request is None:
         return False
     soon = state.at_ns - request.since_ns < SEARCH_S * 1e9
@@ -194,7 +194,7 @@ def awaits_checkpoint(state: State, incident: Incident) -> bool:
     return lacks and not silent and withdrawal.is_loss_out_of_band(state, incident)
 
 
-def awaited(policy: Policy, state: State) -> AwaitedCheckpoint | None:
+def awaited_checkpoint(policy: Policy, state: State) -> AwaitedCheckpoint | None:
     """Return the relaunch that waits for a good checkpoint, None while none does.
 
     From the moment that it was refused, whatever ran before it, and while its evidence is taken.
@@ -211,12 +211,12 @@ def awaited(policy: Policy, state: State) -> AwaitedCheckpoint | None:
     return request if request.name in policy.runbooks else None
 
 
-def needed_before(policy: Policy, state: State) -> int | None:
+def needed_before_step(policy: Policy, state: State) -> int | None:
     """Return before which step a checkpoint must be of that a refused relaunch waits for.
 
     None while none does.
     """
-    request, incident = awaited(policy, state), state.incident
+    request, incident = awaited_checkpoint(policy, state), state.incident
     book = None if request is None else policy.runbooks[request.name]
     if book is None or incident is None:
         return None
@@ -226,7 +226,7 @@ def needed_before(policy: Policy, state: State) -> int | None:
     return None
 
 
-def with_restored(reason: str, incident: Incident) -> str:
+def add_restored_step(reason: str, incident: Incident) -> str:
     """Return a verdict with the step that the incident was taken back to."""
     step = incident.recovery.restored_step
     location = "with the weights of" if incident.recovery.loop_kept else "back at"

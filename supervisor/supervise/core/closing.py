@@ -28,7 +28,7 @@ from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
 
-def exhaust(ctx: StepContext, incident: Incident) -> str:
+def page_exhausted(ctx: StepContext, incident: Incident) -> str:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     state = ctx.state
     incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
@@ -39,7 +39,7 @@ def exhaust(ctx: StepContext, incident: Incident) -> str:
     return f"; the job is stopped unless {unless} within {QUIET_STEPS} steps (give_up: {give_up})"
 
 
-def hold(
+def hold_incident(
     ctx: StepContext,
     incident: Incident,
     reason: str,
@@ -54,7 +54,7 @@ def hold(
         remedies: a remedy was to help, and no other is left.
     """
     policy, state = ctx.policy, ctx.state
-    approvals.settle(ctx, "withdrawn", f"{incident.id} is held")
+    approvals.settle_request(ctx, "withdrawn", f"{incident.id} is held")
     incident.phase, incident.run, incident.deferred.retry = HELD, None, None
     state.rules.reported.clear()  # what fires from now on is answered by nobody else
     state.rules.growing.clear()
@@ -64,18 +64,20 @@ def hold(
         return
     case = incident.case
     case.exhausted |= exhausted
-    case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
-    verdict, status = case.verdict, withdrawal.job_status(policy, state)
-    then = exhaust(ctx, incident) if exhausted or remedies else ""
+    case.verdict = (
+        diagnosis.classify_incident(policy, state, incident) if exhausted else case.verdict
+    )
+    verdict, status = case.verdict, withdrawal.describe_job_status(policy, state)
+    then = page_exhausted(ctx, incident) if exhausted or remedies else ""
     ctx.move("hold", reason)
     ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
     held = notices.Held(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
         cause=reason,
-        summary=diagnosis.summary(verdict),
+        summary=diagnosis.verdict_summary(verdict),
         status=status,
-        advice=Advice(None, advice.in_hold(policy, state, incident) + then),
+        advice=Advice(None, advice.choices_in_hold(policy, state, incident) + then),
     )
     ctx.send(held, replace=True)
 
@@ -87,7 +89,7 @@ def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecuti
         return
     reason = f"{run.runbook.name}: {incident.headline}"
     reason += f"; {run.failure.reason}" if run.failure.reason else ""
-    hold(ctx, incident, reason, exhausted=run.terms.escalated)
+    hold_incident(ctx, incident, reason, exhausted=run.terms.escalated)
 
 
 def report_unactionable(
@@ -106,11 +108,11 @@ def report_unactionable(
         substitute: the runbook that it stands in for, and why that cannot work, with "; ".
     """
     name, ended = book.name, ctx.state.job.returncode is not None
-    then = exhaust(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
-    status = "" if ended else withdrawal.job_status(ctx.policy, ctx.state)
+    then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
+    status = "" if ended else withdrawal.describe_job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
-    ways = advice.manual_steps(ctx.policy, ctx.state, incident)
+    ways = advice.manual_choices(ctx.policy, ctx.state, incident)
     notice = notices.NothingPossible(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
@@ -123,7 +125,7 @@ def report_unactionable(
     ctx.send(notice, replace=True)
 
 
-def note_ranks(
+def record_rank_failure(
     ctx: StepContext,
     incident: Incident,
     run: RunbookExecution,
@@ -162,7 +164,7 @@ def is_remedy(book: Runbook) -> bool:
     return any(step.changes_training or step.ends_job for step in book.steps)
 
 
-def close(
+def close_incident(
     ctx: StepContext,
     incident: Incident,
     reason: str,
@@ -177,12 +179,12 @@ def close(
         outcome: see `IncidentClosed`. then: what comes next, where more is known of it.
         superseded_by: the rule that begins another one, about something else.
     """
-    approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
+    approvals.settle_request(ctx, "withdrawn", f"{incident.id} is over")
     ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
     acted = incident.escalation.runs > 0
     verdict = incident.case.verdict
     if not (incident.deferred.session_end or superseded_by):
-        verdict = diagnosis.classify(ctx.policy, ctx.state, incident)
+        verdict = diagnosis.classify_incident(ctx.policy, ctx.state, incident)
     incident.phase = CLOSED
     ctx.record(
         IncidentClosed(
@@ -200,9 +202,9 @@ def close(
     summary = ""
     if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
-        summary = diagnosis.summary(verdict)
+        summary = diagnosis.verdict_summary(verdict)
     if then is None:
-        then = advice.at_end(ctx.policy, ctx.state, incident, verdict)
+        then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
     # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
     is_notice = incident.severity == "SEV2" and not acted
     is_quiet = incident.is_order or superseded_by or is_notice
@@ -220,7 +222,7 @@ GOOD_STEPS = 10  # losses in their band show that the weights were good; those j
 SAME_STEP = 2  # steps around the first breach, when the loop meets it again
 
 
-def weigh(ctx: StepContext, incident: Incident) -> None:
+def judge_rate_after_relapse(ctx: StepContext, incident: Incident) -> None:
     """Note what it proves that the trouble is back or never went, if it is anything."""
     state, case, recovery = ctx.state, incident.case, incident.recovery
     monitor, rate_before = state.monitors.get(case.rank), case.rate
@@ -231,15 +233,15 @@ def weigh(ctx: StepContext, incident: Incident) -> None:
         return
     rates = [rate for step, rate in _since(monitor, RATE) if onset - GOOD_STEPS <= step <= onset]
     limit_before = recovery.rate_limits[-1] if recovery.rate_limits else None
-    weighed = run_phase.came_back(max(rates, default=0.0), rate_before, limit_before)
+    weighed = run_phase.rate_cause_after_relapse(max(rates, default=0.0), rate_before, limit_before)
     if weighed is None:
         return
     case.rate, incident.breach_step = weighed, onset
-    opening.mark_suspect(state, incident)
+    opening.suspect_checkpoints(state, incident)
     ctx.record(RateBlamed(reason=f"the learning rate is the cause: {weighed.reason}"))
 
 
-def again(policy: Policy, state: State, incident: Incident) -> Runbook | None:
+def runbook_at_lower_rate(policy: Policy, state: State, incident: Incident) -> Runbook | None:
     """Return the runbook of the newest level, when it can run again at a lower rate than before."""
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
@@ -249,12 +251,12 @@ def again(policy: Policy, state: State, incident: Incident) -> Runbook | None:
     return book if _is_affordable(policy, state, incident, book) else None
 
 
-def is_disproved(incident: Incident) -> bool:
+def is_rate_disproved(incident: Incident) -> bool:
     """Return whether the trouble came back at two rates that it was held at: it is not the rate."""
     return len(incident.recovery.rate_limits) > 1
 
 
-def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
+def advice_after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what follows if the trouble comes back."""
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
@@ -264,12 +266,12 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
         then = (
             f"{book.name} runs again if it is the learning rate, which is held lower; else {then}"
         )
-    if wrong := advice.still_wrong(state, incident):
+    if wrong := advice.wrong_after_restart(state, incident):
         return Advice(None, f"{wrong}; if it comes back, {then}")
     return Advice(Lead.NOTHING, f"if it comes back, {then}")
 
 
-def holds(state: State, incident: Incident, book: Runbook) -> bool:
+def is_rate_hold(state: State, incident: Incident, book: Runbook) -> bool:
     """Return whether a runbook is to hold the learning rate."""
     context = action_planning.basic_context(state, incident)
     pairs = zip(book.verbs, book.steps, strict=True)
@@ -282,7 +284,7 @@ def _is_affordable(policy: Policy, state: State, incident: Incident, book: Runbo
         state.ledger.exhausted(policy.budgets, kind, state.frame_count, state.at_ns)
         for kind in kinds
     )
-    refusal = action_planning.refusal(state, incident, book)
+    refusal = action_planning.explain_infeasible(state, incident, book)
     holds_rate = any(getattr(step, "tested", False) for step in book.steps)
     return holds_rate and not refusal and not any(spent)
 

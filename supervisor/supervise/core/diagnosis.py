@@ -25,15 +25,15 @@ from .trends import (
     LEAST,
     PRE,
     Band,
-    band_of,
-    calm_end,
+    calm_end_step,
     find_change,
     find_jump,
     find_slow_step,
+    fit_loss_band,
     healthy_value,
-    is_of_others,
+    is_cpu_contention,
     median,
-    spread,
+    robust_spread,
 )
 
 RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
@@ -58,7 +58,7 @@ RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that re
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
 
 
-def open_case(
+def start_loss_case(
     policy: Policy, state: State, monitor: RankMonitor, rank: int, incident: Incident
 ) -> None:
     """Take down what was before the first breach, and what is known of the frames since."""
@@ -76,8 +76,8 @@ def open_case(
     losses, band = history.series(LOSS), case.band
     is_raised = band is not None and _is_raised(band, losses, onset)
     if not is_raised:  # else it would be the level of the trouble itself
-        calm = calm_end(losses, onset) if monitor.is_objective else onset
-        case.band, case.loss_before = band_of(losses, calm), _value_before(losses, calm)
+        calm = calm_end_step(losses, onset) if monitor.is_objective else onset
+        case.band, case.loss_before = fit_loss_band(losses, calm), _value_before(losses, calm)
     case.norms = {
         metric: median(values[-NORMS:])
         for metric in (GRAD, UPDATE, CLIPPED)
@@ -111,7 +111,7 @@ def _value_before(losses: Sequence[tuple[int, float]], onset: int) -> float | No
     return healthy_value(points, 0.0) if len(points) >= LEAST else None
 
 
-def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
+def update_diagnosis(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Look at the newest frame; return a verdict once, when it is time for one."""
     case = incident.case
     monitor = state.monitors.get(case.rank)
@@ -127,7 +127,7 @@ def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
             case.context = context_events(policy, state, monitor, incident)
     if case.verdict is not None or state.frame_count - case.since_frame < DEADLINE:
         return None
-    case.verdict = classify(policy, state, incident)
+    case.verdict = classify_incident(policy, state, incident)
     return case.verdict
 
 
@@ -137,7 +137,10 @@ def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
     Asked every tenth frame only; one that waits is not urgent.
     """
     frame_count, quiet_since = state.frame_count, incident.ending.quiet_since
-    if not about_loss(policy, incident) or frame_count - incident.case.since_frame >= DEADLINE:
+    if (
+        not incident_judges_loss(policy, incident)
+        or frame_count - incident.case.since_frame >= DEADLINE
+    ):
         return False
     if quiet_since is not None and (frame_count - quiet_since) % 10:
         return True
@@ -145,10 +148,10 @@ def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
     if evidence is None:
         return False
     is_before_onset = incident.case.rolled_back and len(evidence.after) < spike_classifier.WAIT
-    return is_before_onset or spike_classifier.rejoined(evidence).answer == NO
+    return is_before_onset or spike_classifier.answer_rejoined(evidence).answer == NO
 
 
-def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:
+def classify_incident(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Answer the four questions; None where the job publishes no loss."""
     evidence = _evidence(policy, state, incident)
     return None if evidence is None else spike_classifier.classify_spike(evidence)
@@ -156,13 +159,13 @@ def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None
 
 def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether the loss of an incident came back into its band."""
-    verdict = classify(policy, state, incident)
-    return verdict is not None and spike_classifier.is_back(verdict)
+    verdict = classify_incident(policy, state, incident)
+    return verdict is not None and spike_classifier.is_loss_rejoined(verdict)
 
 
-def summary(verdict: Verdict | None) -> str:
+def verdict_summary(verdict: Verdict | None) -> str:
     """Return a verdict for a message, one clause without numbers; the audit record has those."""
-    return "" if verdict is None else spike_classifier.sentence(verdict)
+    return "" if verdict is None else spike_classifier.verdict_clause(verdict)
 
 
 def highest_rate(state: State, monitor: RankMonitor | None) -> float | None:
@@ -183,12 +186,12 @@ def _is_series_excursion(case: LossCase) -> bool:
     return case.excursion.outliers >= SERIES_FRAMES
 
 
-def about_loss(policy: Policy, incident: Incident) -> bool:
+def incident_judges_loss(policy: Policy, incident: Incident) -> bool:
     """Return whether a rule of the incident judges how large the loss is."""
-    return any(is_about_loss(policy, rule) for rule in policy.rules if rule.id in incident.rules)
+    return any(rule_judges_loss(policy, rule) for rule in policy.rules if rule.id in incident.rules)
 
 
-def is_about_loss(policy: Policy, rule: Rule) -> bool:
+def rule_judges_loss(policy: Policy, rule: Rule) -> bool:
     """Return whether a rule judges how large the loss is.
 
     A detector of one metric does; one of several (`nonfinite`) asks whether they are numbers.
@@ -197,14 +200,18 @@ def is_about_loss(policy: Policy, rule: Rule) -> bool:
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
 
 
-def slow_step(policy: Policy, monitor: RankMonitor, rule: Rule, breach: int) -> SlowStep | None:
+def slow_step_of_rule(
+    policy: Policy, monitor: RankMonitor, rule: Rule, breach: int
+) -> SlowStep | None:
     """Return since when steps take longer, and what in them, for a rule about speed; else None."""
-    if rule_scope.family(policy, rule) != rule_scope.SPEED:
+    if rule_scope.rule_family(policy, rule) != rule_scope.SPEED:
         return None
     return find_slow_step(monitor.history.series, breach)
 
 
-def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: Rule) -> str | None:
+def explain_passing_slowness(
+    policy: Policy, state: State, monitor: RankMonitor, rule: Rule
+) -> str | None:
     """Return why slow steps are no news: they are over within seconds, or of other processes.
 
     Returns:
@@ -212,7 +219,10 @@ def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: R
     """
     if rule.severity != "SEV2" or rule.runbook:
         return None
-    if not rule_scope.metrics(policy, rule) or not rule_scope.metrics(policy, rule) <= THROUGHPUT:
+    if (
+        not rule_scope.rule_metrics(policy, rule)
+        or not rule_scope.rule_metrics(policy, rule) <= THROUGHPUT
+    ):
         return None
     watch = monitor.rules[policy.rules.index(rule)]
     breach = first_breach(monitor.numbers(rule), monitor.step)
@@ -222,24 +232,26 @@ def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: R
         return f"brief:the {BRIEF_S:g} s that slow steps must last"
     slow = find_slow_step(monitor.history.series, breach)
     wait = max(m.value("host_cpu_wait") or 0.0 for m in state.monitors.values())
-    if is_of_others(slow, wait):
+    if is_cpu_contention(slow, wait):
         return "host:the load of other processes"
     return None
 
 
-def grown_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
     """Return how the learning rate explains updates that are large, "" where it does not."""
-    large = rule_scope.metrics(policy, rule) == {UPDATE}
+    large = rule_scope.rule_metrics(policy, rule) == {UPDATE}
     return (
         run_phase.describe_rate_growth(monitor.history.series(RATE), monitor.step) if large else ""
     )
 
 
-def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:
+def matching_planned_event(
+    policy: Policy, step: int, monitor: RankMonitor, rule: Rule
+) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
     if rule.severity == "SEV0" or not policy.planned:
         return None
-    if not rule_scope.metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE:
+    if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE:
         return None
     for event in policy.planned:
         if event.from_step <= step <= event.to_step and _as_expected(monitor, event):
@@ -289,10 +301,10 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         bad_losses=case.excursion.bad_losses,
         planned=_planned(policy, case, incident.breach_step),
         exhausted=case.exhausted,
-        recurring=recurring_causes([*onsets, case.opened_at_frame])
+        recurring=describe_recurring_onsets([*onsets, case.opened_at_frame])
         if _is_series_excursion(case)
         else "",
-        about_loss=about_loss(policy, incident),
+        about_loss=incident_judges_loss(policy, incident),
         objective=monitor.is_objective,
         rolled_back=case.rolled_back,
     )
@@ -356,11 +368,11 @@ def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
     up = band is not None and peak is not None and peak > band.limit
     return any(
         event.expect == "either" or (event.expect == "up") == up
-        for event in plans_near(policy, onset)
+        for event in planned_events_near(policy, onset)
     )
 
 
-def recurring_causes(onsets: Sequence[int]) -> str:
+def describe_recurring_onsets(onsets: Sequence[int]) -> str:
     """Say why excursions at these frame counts (ascending) are a series, "" when they are none."""
     recent = [count for count in onsets if onsets[-1] - count < RECUR_FRAMES] if onsets else []
     if len(recent) >= RECUR_COUNT:
@@ -380,7 +392,7 @@ def values_before(monitor: RankMonitor, metric: str, onset: int) -> list[float]:
     return [v for step, v in monitor.history.series(metric) if step < onset - EXCLUDED][-PRE:]
 
 
-def plans_near(policy: Policy, onset: int) -> list[Planned]:
+def planned_events_near(policy: Policy, onset: int) -> list[Planned]:
     """Return the announced events that an onset may belong to."""
     return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
 
@@ -391,7 +403,8 @@ def context_events(
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
     events = [
-        ContextEvent(plan.from_step, "planned", plan.what) for plan in plans_near(policy, onset)
+        ContextEvent(plan.from_step, "planned", plan.what)
+        for plan in planned_events_near(policy, onset)
     ]
     events += [
         ContextEvent(happened.step, happened.kind, happened.text)
@@ -434,7 +447,7 @@ def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
             if len(usual) < LEAST:
                 continue
             middle = median(usual)
-            scale = max(spread(usual, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
+            scale = max(robust_spread(usual, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
             near = [p for p in monitor.history.series(metric) if abs(p[0] - onset) <= NEAR]
             far = max(near, key=lambda p: abs(p[1] - middle), default=None)
             if far is not None and abs(far[1] - middle) > OUTLIER * scale:

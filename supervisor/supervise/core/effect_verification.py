@@ -37,7 +37,7 @@ from math import isfinite
 from msgspec import structs
 
 from . import notices, runbook_runner
-from .attempt_overlap import CLOSE, STARTS, Overlap, Row, columns, row
+from .attempt_overlap import CLOSE, STARTS, Overlap, Row, compared_columns, compared_row
 from .diagnosis import UPDATE
 from .frames import LOSS
 from .incident import WAY_BACK_VERBS, Incident, RunbookExecution
@@ -62,24 +62,26 @@ from .withdrawal import SILENT_S
 ONSET = 5  # steps before a breach that may be part of its trouble; project default
 
 
-def on_announced(state: State, monitor: RankMonitor, event: Announced) -> None:
+def on_rank_announced(state: State, monitor: RankMonitor, event: Announced) -> None:
     """Another process takes the place of one that ended: keep what the leader's steps were."""
     steps = state.repeated
     if not monitor.exited or monitor.program in (None, event.program):
         return
     if state.leader() == event.rank:
-        positions = columns(monitor.names)
-        steps.before = {frame.step: row(frame, positions) for frame in monitor.history.frames}
+        positions = compared_columns(monitor.names)
+        steps.before = {
+            frame.step: compared_row(frame, positions) for frame in monitor.history.frames
+        }
         steps.overlap = None
 
 
-def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
+def compare_repeated_step(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
     """Take a frame of the leading rank; report what is not as it was."""
     steps, overlap = ctx.state.repeated, ctx.state.repeated.overlap
     starts = frame.step < STARTS and not frame.attempt
     if not (starts or steps.before or overlap):
         return
-    now = row(frame, columns(monitor.names))
+    now = compared_row(frame, compared_columns(monitor.names))
     if starts:
         steps.starts[frame.step] = now
     if steps.before and frame.attempt == ctx.state.job.launched:
@@ -101,7 +103,7 @@ def explain_missing_overlap(state: State) -> str:
     return f"{overlap.compared} of {overlap.wanted} repeated steps were compared"
 
 
-def differences(state: State) -> str:
+def relaunch_differences(state: State) -> str:
     """Return what the newest launch does otherwise than before, "" for nothing."""
     overlap = state.repeated.overlap
     differences = overlap.differences if overlap is not None else ()
@@ -255,7 +257,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     if broken:
         ctx.record(VerificationFailed(reason=broken))
         incident.run = None
-        runbook_runner.escalate(ctx, incident, broken, run.runbook.if_it_fails)
+        runbook_runner.escalate_incident(ctx, incident, broken, run.runbook.if_it_fails)
         return
     progress.frame_ns = frame.at_ns
     trouble = _breach_text(policy, state, incident, frame)
@@ -278,7 +280,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         loss_text = f", loss {loss:.4g}" if loss is not None else ""
         loss_text += f" ({loss_before:.4g} before)" if loss_before is not None and loss_text else ""
         reason = f"no rule fired for {needed} steps after {run.runbook.name}{loss_text}"
-        differs = differences(state)
+        differs = relaunch_differences(state)
         reason += f"; but {differs}" if differs else ""
         runbook_runner.on_verified(ctx, incident, reason)
     elif state.frame_count > progress.deadline_frame:
@@ -286,7 +288,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         reason = f"{run.runbook.name} did not help: {trouble}"
         ctx.record(VerificationFailed(reason=reason, clear_steps=progress.clear_steps))
         incident.run = None
-        runbook_runner.escalate(ctx, incident, reason, run.runbook.if_it_fails)
+        runbook_runner.escalate_incident(ctx, incident, reason, run.runbook.if_it_fails)
 
 
 def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
@@ -306,7 +308,7 @@ def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
         reason = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
         ctx.record(VerificationFailed(reason=reason))
         incident.run = None
-        runbook_runner.escalate(ctx, incident, reason, run.runbook.if_it_fails)
+        runbook_runner.escalate_incident(ctx, incident, reason, run.runbook.if_it_fails)
 
 
 def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str | None:

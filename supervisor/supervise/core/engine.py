@@ -126,7 +126,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     elif isinstance(event, Reloaded):
         policy_reload.on_reloaded(ctx, event)
     if state.job.returncode is not None:
-        job_end.conclude(ctx)
+        job_end.end_run_if_over(ctx)
     return state, ctx.close()
 
 
@@ -151,7 +151,7 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
         names = state.ranks.announce(rank, names)
     if monitor.is_replaced_by(event.program):
         job_end.on_program_replaced(ctx, monitor, event)
-    effect_verification.on_announced(state, monitor, event)
+    effect_verification.on_rank_announced(state, monitor, event)
     monitor.announce(names, event.program)
     state.context.attribution.announced(rank, event.names, event.program)
     state.job.world_size = event.world_size
@@ -175,7 +175,7 @@ def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame | LateFrame)
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
     if frame.rank in attribution.columns:
-        attribution.feed(frame, calm=opening.is_quiet(state))
+        attribution.feed(frame, calm=opening.is_training_quiet(state))
     if state.job.world_size < 2:
         _on_frame(ctx, base_policy, frame)
     else:
@@ -244,7 +244,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if state.machine == state_machine.WARMING and frames_seen >= ctx.policy.warmup_steps:
         ctx.move("ready", f"{frames_seen} frames seen")
     if is_leader:
-        effect_verification.follow(ctx, monitor, frame)
+        effect_verification.compare_repeated_step(ctx, monitor, frame)
         _follow_phase(ctx, base_policy, monitor, changes, frames_seen)
         effect_verification.follow_epoch(ctx, monitor, frame)
     _record_notes(ctx, monitor)
@@ -266,7 +266,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
         if (pending := state.approvals.pending) is not None:
             approvals.report_unneeded(ctx, incident, pending)
         _update_incident(ctx, incident)
-        job_lifecycle.follow_exhausted(ctx, incident)
+        job_lifecycle.stop_or_repeat_exhausted(ctx, incident)
 
 
 def _follow_phase(
@@ -318,7 +318,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
             reason = f"no outcome of {action_id} before its deadline"
             ctx.record(ActionInDoubt(reason=reason, action=ActionRef(action_id)))
             verb = run.intent.verb
-            runbook_runner.fail(
+            runbook_runner.fail_step(
                 ctx, incident, f"no answer to the {verb}: it may or may not have happened"
             )
             _run_deferred(ctx)
@@ -326,17 +326,17 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
         effect_verification.check_silence(ctx, incident, waits=waits)
         _update_incident(ctx, incident)
-        job_lifecycle.follow_exhausted(ctx, incident)
-    operator_commands.on_tick(ctx)
+        job_lifecycle.stop_or_repeat_exhausted(ctx, incident)
+    operator_commands.expire_request(ctx)
     if incident is not None and incident.acknowledged_by:
         return
     if state.incident is not None:
-        rule_news.repeat(ctx, state.incident)
+        rule_news.send_reminder(ctx, state.incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
         then = "automatic actions on again: supervise release RUN"
         if incident is not None:
-            then = advice.in_hold(ctx.policy, state, incident)
+            then = advice.choices_in_hold(ctx.policy, state, incident)
         ctx.send(notices.StillHeld(severity="SEV1", advice=Advice(None, then)))
 
 
@@ -375,10 +375,10 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     alarm = RuleBlind(reason=reason, rule=rule.id, severity=severity, rank=rank)
     ctx.record(alarm)
     blind = replace(rule, severity=severity)
-    if rule_scope.alongside(ctx.policy, ctx.state.incident, blind):
+    if rule_scope.incident_alongside(ctx.policy, ctx.state.incident, blind):
         opening.notify_alongside(ctx, blind, alarm)
         return
-    rule_fired.make_way(ctx, [blind])
+    rule_fired.end_machine_incident(ctx, [blind])
     opening.open_or_join(ctx, monitor, blind, alarm)
     ctx.move("notice", reason)
 
@@ -396,30 +396,35 @@ def _missing_metrics(policy: Policy, monitor: RankMonitor, rule: Rule) -> list[s
 def _update_incident(ctx: StepContext, incident: Incident) -> None:
     """Classify an incident when it is time to, and close it when it is over."""
     policy, state, ending = ctx.policy, ctx.state, incident.ending
-    verdict = diagnosis.update(policy, state, incident)
+    verdict = diagnosis.update_diagnosis(policy, state, incident)
     if verdict is not None:
         _on_classified(ctx, incident, verdict)
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed_rule(policy, state, incident)
         if relapsed is not None:
             opening.on_relapse(state, incident)
-            runbook_runner.escalate(ctx, incident, f"{relapsed} fired again on probation")
+            runbook_runner.escalate_incident(ctx, incident, f"{relapsed} fired again on probation")
         elif (
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
         ):
             steps = policy.probation_steps
-            closing.close(ctx, incident, f"recovered: no relapse in {steps} steps", RECOVERED)
+            closing.close_incident(
+                ctx, incident, f"recovered: no relapse in {steps} steps", RECOVERED
+            )
             ctx.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if incident.run is None and (due := action_planning.due(state, incident)) is not None:
+        if (
+            incident.run is None
+            and (due := action_planning.withdrawn_runbook_due(state, incident)) is not None
+        ):
             book, reason = due
-            runbook_runner.start(
+            runbook_runner.start_runbook(
                 ctx, incident, book.name, book.level, reason, escalated=book.escalated
             )
-        elif rule_scope.goes_on(policy, state, incident) or checkpoint_wait.awaits_checkpoint(
-            state, incident
-        ):
+        elif rule_scope.incident_still_fires(
+            policy, state, incident
+        ) or checkpoint_wait.awaits_checkpoint(state, incident):
             ending.quiet_since = None
         elif ending.quiet_since is None:
             ending.quiet_since = state.frame_count
@@ -431,7 +436,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             if ending.rebaselined and not diagnosis.is_loss_back(policy, state, incident):
                 over = "not recovered: its rules took the new level as their baseline"
                 outcome = REBASELINED
-            closing.close(ctx, incident, f"over: {over}", outcome)
+            closing.close_incident(ctx, incident, f"over: {over}", outcome)
             ctx.move("clear", f"{incident.id} is over")
 
 
@@ -441,15 +446,15 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     text = f"classified: {verdict.text}"
     ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=verdict))
     pending = state.approvals.pending
-    if not (verdict.kind == SpikeClass.DATA and rule_scope.causes(ctx.policy, incident)):
-        then = advice.advise(ctx.policy, state, incident, verdict)
+    if not (verdict.kind == SpikeClass.DATA and rule_scope.input_rules(ctx.policy, incident)):
+        then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
-            then = Advice(None, advice.of_request(incident, pending, verdict))
+            then = Advice(None, advice.advice_on_request(incident, pending, verdict))
         diagnosed = notices.Diagnosed(
             severity=incident.severity,
             incident=incident.id,
             spike=verdict.kind,
-            summary=diagnosis.summary(verdict),
+            summary=diagnosis.verdict_summary(verdict),
             advice=then,
         )
         ctx.send(diagnosed)
@@ -461,7 +466,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         return
     lasting = verdict.kind in (SpikeClass.STRUCTURAL, SpikeClass.SCHEDULE, SpikeClass.CUT)
     if lasting and idle and level >= 0 and name == HOLD:
-        closing.hold(
+        closing.hold_incident(
             ctx, incident, f"{verdict.kind}, and the escalation ladder is exhausted", exhausted=True
         )
 
@@ -503,7 +508,7 @@ class Difference:
     lacking: bool = False
 
 
-def fold(
+def fold_events(
     policy: Policy,
     events: Iterable[tuple[int, Event]],
     state: State | None = None,
@@ -541,12 +546,12 @@ def replay_decisions(
     policies: Loader | None = None,
 ) -> Iterator[tuple[int, dict[str, Json]]]:
     """Yield `(event number, decision record)` for every decision that the events lead to."""
-    for number, _, _, _, decisions_made in fold(policy, events, state, policies):
+    for number, _, _, _, decisions_made in fold_events(policy, events, state, policies):
         for decision in decisions_made:
             yield number, decision_record(decision)
 
 
-def is_recorded(was: Mapping[str, Json], number: int, replayed: Mapping[str, Json]) -> bool:
+def matches_record(was: Mapping[str, Json], number: int, replayed: Mapping[str, Json]) -> bool:
     """Whether the audit record `was` holds the decision `replayed` of event `number`."""
     return _number(was, "event") == number and all(was.get(f) == replayed[f] for f in FIELDS)
 
@@ -569,7 +574,7 @@ def compare_decisions(
     log = [r for r in recorded if r.get("actor") == "engine"]
     last_event = max((_number(r, "event") for r in log), default=-1)
     count, end = 0, 0
-    for number, _, _, _, decisions_made in fold(policy, events, None, policies):
+    for number, _, _, _, decisions_made in fold_events(policy, events, None, policies):
         end = number + 1
         for replayed in map(decision_record, decisions_made):
             if count == len(log):
@@ -577,14 +582,14 @@ def compare_decisions(
                     return count, []
                 return count, [Difference(None, number, None, replayed)]
             was = log[count]
-            if not is_recorded(was, number, replayed):
-                if unwritten(was):
+            if not matches_record(was, number, replayed):
+                if is_unwritten(was):
                     continue  # nor was this decision: both could not be written any more
                 return count, [Difference(_number(was, "seq"), number, was, replayed)]
             count += 1
     if count < len(log):
         was = log[count]
-        lacking = unwritten(was) or _number(was, "event") >= end
+        lacking = is_unwritten(was) or _number(was, "event") >= end
         first_event = end if lacking else _number(was, "event")
         return count, [Difference(_number(was, "seq"), first_event, was, None, lacking)]
     return count, []
@@ -597,6 +602,6 @@ def _number(record: Mapping[str, Json], name: str) -> int:
     return number
 
 
-def unwritten(was: Mapping[str, Json]) -> bool:
+def is_unwritten(was: Mapping[str, Json]) -> bool:
     """Return whether an audit record is of an event that the journal could not be given."""
     return _number(was, "event") < 0

@@ -118,7 +118,7 @@ ALIKE = 1e-5  # relative: ranks that hold the same gradients add them in the sam
 Values = Mapping[str, float | None]
 
 
-def fold_ranks(
+def fold_rank_values(
     rows: Mapping[int, Values],
     leader: int,
     names: Collection[str],
@@ -145,7 +145,7 @@ def fold_ranks(
     return found
 
 
-def adds_up(ranks: Sequence[Values], name: str) -> bool:
+def can_fold_norm(ranks: Sequence[Values], name: str) -> bool:
     """Return whether ranks say how a norm of the job is made of theirs, or all have the same."""
     root, share, _ = NORMS[name]
     present = [values[name] for values in ranks if values.get(name) is not None]
@@ -214,7 +214,7 @@ def _sum(parts: Iterable[float]) -> float:
     return math.fsum(present) if all(map(math.isfinite, present)) else sum(present)
 
 
-def tokens_of(values: Values) -> float:
+def tokens_of_rank(values: Values) -> float:
     """Return what one rank adds to the tokens of its step: ranks that read one batch share it."""
     tokens = _over(values.get(TOKENS), values.get("batch_copies") or 1.0)
     return tokens if tokens is not None and math.isfinite(tokens) else 0.0
@@ -325,7 +325,7 @@ class JobFrames:
     ) -> Frame:
         names = self._names.get(frame.rank, ())
         rows = {**rows, frame.rank: dict(zip(names, frame.values, strict=False))}
-        combined = fold_ranks(rows, frame.rank, names, world_size, is_complete=is_complete)
+        combined = fold_rank_values(rows, frame.rank, names, world_size, is_complete=is_complete)
         odd = next((r for r in sorted(rows) if not _finite(rows[r])), None)
         own_values = zip(names, frame.values, strict=False)
         values = tuple(combined.get(name, value) for name, value in own_values)

@@ -474,8 +474,8 @@ def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
     for reading in numbers.values():
         if reading.get("code") != "BREACH":
             continue
-        steps.append(step - max(0, formats.integer(reading, "of", 1) - 1))
-        first_step = formats.table(reading, "match").get("first_step", step)
+        steps.append(step - max(0, formats.reading_integer(reading, "of", 1) - 1))
+        first_step = formats.reading_table(reading, "match").get("first_step", step)
         steps.append(first_step if isinstance(first_step, int) else step)
     return min(steps)
 
@@ -492,7 +492,7 @@ HEADLINES = {
 }
 
 
-def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
+def breach_headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
     """Return the breaching metrics behind a rule in one line, each with its number and limit.
 
     Where none has numbers: the detectors in breach, or else `otherwise`.
@@ -502,17 +502,17 @@ def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
     for reading in numbers.values():
         metric, limit = reading.get("metric"), reading.get("threshold")
         if reading.get("code") == "BREACH" and "signal" in reading:
-            parts.append(formats.silence(reading))
+            parts.append(formats.format_silence(reading))
         if reading.get("code") != "BREACH" or metric is None:
             continue
-        if meaning := formats.coded(str(metric), reading.get("value")):
+        if meaning := formats.coded_value_text(str(metric), reading.get("value")):
             parts.append(meaning)
             continue
         for key, form in HEADLINES.items():
             if isinstance(reading.get(key), float):
                 text = form.format(reading[key])
                 if isinstance(limit, (int, float)):
-                    limit_text = formats.limit(reading[key], reading)
+                    limit_text = formats.format_limit(reading[key], reading)
                     text = f"{text} ({limit_text})" if text else limit_text
                 value = f"{metric} {reading.get('last_block', reading['value']):.4g}"
                 value += f", {reading['where']}" if "where" in reading else ""
@@ -523,27 +523,27 @@ def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
         alone = limits.startswith("limit ")  # of the value itself
         parts.append(f"{value} ({limits})" if alone else f"{value}, {limits}" if limits else value)
     for reading in numbers.values():
-        names = formats.names(reading, "nonfinite")
+        names = formats.reading_names(reading, "nonfinite")
         parts += [f"{name} is NaN or Inf" for name in names]
     breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
     return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
 
 
-def symptom(numbers: Mapping[str, Reading]) -> str:
+def breach_symptom(numbers: Mapping[str, Reading]) -> str:
     """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
     for reading in numbers.values():
-        for name in formats.names(reading, "nonfinite"):
-            return f"{formats.metric(str(name))} is NaN or Inf"
+        for name in formats.reading_names(reading, "nonfinite"):
+            return f"{formats.metric_in_words(str(name))} is NaN or Inf"
         if reading.get("code") != "BREACH":
             continue
         if "signal" in reading:
-            return formats.silence(reading, limited=False)
+            return formats.format_silence(reading, limited=False)
         value = reading.get("last_block", reading.get("value"))
-        metric = formats.text(reading, "metric")
-        if meaning := formats.coded(metric, value):
+        metric = formats.reading_text(reading, "metric")
+        if meaning := formats.coded_value_text(metric, value):
             return meaning
         if metric and isinstance(value, (int, float)):
-            return f"{formats.metric(metric)} {value:.4g}"
+            return f"{formats.metric_in_words(metric)} {value:.4g}"
     return ""
 
 
@@ -552,7 +552,7 @@ def verb_of(action: Action) -> str:
     return yaml_name(type(action))
 
 
-def brief(args: Payload) -> str:
+def format_arguments(args: Payload) -> str:
     """Return arguments, or observed effects, in one line."""
     parts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items()]
     return ", ".join(parts)[:160]

@@ -37,7 +37,7 @@ from .incident import (
     remove_undo,
     session_undos,
 )
-from .job_lifecycle import ASKED, has_crashed, start_failed
+from .job_lifecycle import ASKED, has_crashed, has_start_failed
 from .model.action import Action
 from .model.decisions import (
     ACTING_MODES,
@@ -63,14 +63,14 @@ CRASHES = 3  # without going beyond the farthest of them, and no more starts; pr
 EVIDENCE = "evidence"  # name of the runbook
 
 
-def conclude(ctx: StepContext) -> None:
+def end_run_if_over(ctx: StepContext) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
     state, incident, job = ctx.state, ctx.state.incident, ctx.state.job
     name = (ctx.policy.job.on_crash or "") if job.ended and has_crashed(job) else ""
     run = state.run()
     if job.over or (run is not None and _awaits_action(job, run, name)):
         return
-    failed = start_failed(state)
+    failed = has_start_failed(state)
     end_text = f"the job {exit_text(job.returncode)}"
     location = f" at step {state.step}" if state.step >= 0 else " before its first step"
     if failed:
@@ -93,7 +93,7 @@ def conclude(ctx: StepContext) -> None:
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
         then = None if job.returncode == 0 else Advice(None, notices.OUTPUT)
-        closing.close(
+        closing.close_incident(
             ctx, incident, f"{end_text}; {reason}" if reason else end_text, JOB_ENDED, then
         )
     ctx.move("exited", f"{end_text}; {reason}" if reason else end_text)
@@ -136,7 +136,7 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
             job.restarts.classes.add(job.cause.cls)
         incident = _crash_incident(ctx, text)
         _, level = entry_level(policy.ladder, name, -1)
-        runbook_runner.start(ctx, incident, name, level, text)
+        runbook_runner.start_runbook(ctx, incident, name, level, text)
 
 
 def _would_fail_again(job: JobLife) -> str:
@@ -173,7 +173,7 @@ def _take_evidence(ctx: StepContext, incident: Incident, reason: str) -> None:
     incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
     ctx.move("run", reason)
-    runbook_runner.proceed(ctx, incident)
+    runbook_runner.proceed_runbook(ctx, incident)
 
 
 def _caused(job: JobLife, end_text: str) -> str:
@@ -204,7 +204,7 @@ def _notify_end(
         ctx.send(notices.EndMeant(severity="INFO", end=good, outcome=ended), replace=True)
         return
     if job.returncode == 0 and not job.stopping:
-        if not job_lifecycle.notify(ctx, incident):
+        if not job_lifecycle.notify_early_end(ctx, incident):
             ctx.send(notices.JobFinished(severity="INFO", step=step), replace=True)
         return
     ctx.send(_bad_end(ctx, incident, end_text, why, failed=failed), replace=True, incident=incident)
@@ -224,7 +224,7 @@ def _bad_end(
             step=step,
             outcome=ended,
             headline=incident.headline,
-            advice=Advice(None, advice.after_stop(incident)),
+            advice=Advice(None, advice.advice_after_stop(incident)),
         )
     if failed:
         end = f"the restarted job {exit_text(job.returncode)} before its first step"
@@ -319,10 +319,10 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     if incident is None:
         _start_session(ctx, reason)
         return
-    approvals.settle(ctx, "withdrawn", reason)
+    approvals.settle_request(ctx, "withdrawn", reason)
     if not incident.deferred.session_end:  # others may pass until an action is over
         # Its frames are forgotten next.
-        incident.case.verdict = diagnosis.classify(ctx.policy, state, incident)
+        incident.case.verdict = diagnosis.classify_incident(ctx.policy, state, incident)
         incident.deferred.session_end = f"over: {reason}"
     close_ended_session(ctx)
 
@@ -341,7 +341,7 @@ def close_ended_session(ctx: StepContext) -> None:
     if standing and ctx.state.job.returncode is None:
         _undo(ctx, incident, standing[0])
         return
-    closing.close(ctx, incident, deferred.session_end, SESSION_ENDED, Advice(None, NEXT))
+    closing.close_incident(ctx, incident, deferred.session_end, SESSION_ENDED, Advice(None, NEXT))
     _start_session(ctx, f"{incident.id} is {deferred.session_end}")
     for event in deferred.commands:
         operator_commands.on_command(ctx, event)
@@ -353,7 +353,7 @@ def _undo(ctx: StepContext, incident: Incident, action: Action) -> None:
     number, book = incident.escalation.runs, Runbook("undo", (), ())
     failure = RunbookFailure(incident.deferred.session_end, pending_undos=[action])
     run = incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
-    runbook_runner.undo(ctx, incident, run, action, "undo")
+    runbook_runner.intend_undo(ctx, incident, run, action, "undo")
 
 
 def _report_unfinished(

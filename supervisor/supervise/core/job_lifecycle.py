@@ -73,7 +73,7 @@ def on_training_ended(ctx: StepContext, event: Notice) -> None:
     ctx.state.job.shortfall = f"{end.done} of {end.total} steps" if is_early else ""
 
 
-def notify(ctx: StepContext, incident: Incident | None) -> bool:
+def notify_early_end(ctx: StepContext, incident: Incident | None) -> bool:
     """Notify people of an end with code 0 that came too early; return whether it did.
 
     incident: that it ended, if any.
@@ -90,7 +90,7 @@ def notify(ctx: StepContext, incident: Incident | None) -> bool:
     return True
 
 
-def on_health(ctx: StepContext, event: Notice) -> None:
+def on_host_health(ctx: StepContext, event: Notice) -> None:
     """Keep why the host is not fit; notify people of what could not be decided."""
     job, health = ctx.state.job, event.data.read(HostHealth)
     job.unfit_host = health.unfit
@@ -99,7 +99,7 @@ def on_health(ctx: StepContext, event: Notice) -> None:
         ctx.send(notices.HostDoubted(severity="SEV2", text=event.message))
 
 
-def on_signal(ctx: StepContext, event: Notice) -> None:
+def on_preempt_signal(ctx: StepContext, event: Notice) -> None:
     """Remember what waits: a supervisor that takes over passes it on."""
     job, signal = ctx.state.job, event.data.read(SignalSent)
     job.signalled = True
@@ -138,17 +138,17 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
 SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unprotected"
 
 
-def on_short(ctx: StepContext, event: Notice) -> None:
+def on_disk_short(ctx: StepContext, event: Notice) -> None:
     """The disk is full: the reserve is in use."""
     _report_space(ctx, event, notices.RecordSpaceShort)
 
 
-def on_enough(ctx: StepContext, event: Notice) -> None:
+def on_disk_recovered(ctx: StepContext, event: Notice) -> None:
     """There is space again."""
     _report_space(ctx, event, notices.RecordSpaceEnough)
 
 
-def on_unprotected(ctx: StepContext, event: Notice) -> None:
+def on_record_ended(ctx: StepContext, event: Notice) -> None:
     """The record has ended before the run."""
     _report_space(ctx, event, notices.RecordEnded)
 
@@ -171,7 +171,7 @@ def _report_space(ctx: StepContext, event: Notice, form: type[notices.SpaceNotic
     ctx.messages.add(draft, replace=False)
 
 
-def unwatched(error: str, *, acts: bool) -> MessageDraft:
+def supervision_ended_message(error: str, *, acts: bool) -> MessageDraft:
     """Return what every channel is told where an error of ours has ended the supervision."""
     form = notices.Unprotected if acts else notices.Unwatched
     draft = MessageDraft.of(form(severity="SEV1", error=error))
@@ -205,14 +205,14 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "continuity": effect_verification.on_continuity,
     "resume-refused": effect_verification.on_continuity,
     withdrawal.ENDED: withdrawal.on_pause_ended,
-    "signal": on_signal,
+    "signal": on_preempt_signal,
     "training-ended": on_training_ended,
     "preempt": on_preempt_outcome,
-    HEALTH_NOTICE: on_health,
-    approvals.DELIVERED: approvals.deliver,
-    SHORT: on_short,
-    ENOUGH: on_enough,
-    UNPROTECTED: on_unprotected,
+    HEALTH_NOTICE: on_host_health,
+    approvals.DELIVERED: approvals.on_request_delivered,
+    SHORT: on_disk_short,
+    ENOUGH: on_disk_recovered,
+    UNPROTECTED: on_record_ended,
 }
 
 
@@ -276,11 +276,11 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         if job.returncode is not None and _relaunch_id(state) is not None:
             _on_job_ended(ctx)
     if event.kind == "checkpoint":
-        opening.on_checkpoint(state, event.data.parse(CheckpointState))
-        runbook_runner.start_waiting(ctx)  # perhaps what lacked one
+        opening.on_checkpoint_notice(state, event.data.parse(CheckpointState))
+        runbook_runner.start_waiting_runbook(ctx)  # perhaps what lacked one
     if event.kind == "checkpoint-search":
-        checkpoint_wait.on_search(state, event)
-        runbook_runner.start_waiting(ctx)
+        checkpoint_wait.on_checkpoint_search(state, event)
+        runbook_runner.start_waiting_runbook(ctx)
     if event.kind in ON_NOTICE:
         ON_NOTICE[event.kind](ctx, event)
     if event.kind == "checkpoint-choice":
@@ -393,7 +393,7 @@ def _relaunch_id(state: State) -> str | None:
     return run.intent.action_id if run is not None and run.intent.verb == "relaunch" else None
 
 
-def start_failed(state: State) -> bool:
+def has_start_failed(state: State) -> bool:
     """Return whether the newest start came to nothing: no step of it was seen, and it failed.
 
     An end that was asked for, by a signal too, is no failure.
@@ -411,7 +411,7 @@ def _on_job_ended(ctx: StepContext) -> None:
         error = "a request to end the job came first"
         reason = f"{relaunch} failed: {error}"
         ctx.record(ActionFailed(reason=reason, action=ActionRef(relaunch), error=error))
-    approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
+    approvals.settle_request(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
     state.job.ended = True
 
 
@@ -428,7 +428,7 @@ def is_crash(returncode: int) -> bool:
     return bool(returncode) and returncode not in ASKED and returncode not in MEANT
 
 
-def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
+def give_up_stalled_job(ctx: StepContext, incident: Incident, name: str) -> bool:
     """Give up a job that stands still, where runbook `name` would only start it once more in vain.
 
     Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
@@ -443,9 +443,9 @@ def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
         return False
     why = f"it was restarted {HANGS} times and stalls again without going past step "
     why += f"{farthest}"
-    reason = withdrawal.reason(policy, ctx.state, incident)
+    reason = withdrawal.runbook_reason(policy, ctx.state, incident)
     if not _end_with_evidence(ctx, incident, why, reason, if_idle=IDLE_S):
-        closing.hold(ctx, incident, why)
+        closing.hold_incident(ctx, incident, why)
     return True
 
 
@@ -468,11 +468,11 @@ def _end_with_evidence(
     form = notices.GivenUpIfIdle if stop else notices.GivenUp
     given_up = form(severity=incident.severity, incident=incident.id, cause=why)
     ctx.send(given_up, replace=True)
-    runbook_runner.proceed(ctx, incident)
+    runbook_runner.proceed_runbook(ctx, incident)
     return True
 
 
-def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
+def stop_or_repeat_exhausted(ctx: StepContext, incident: Incident) -> None:
     """While a trouble lasts that nothing can help: stop the job, if the policy says so, or repeat.
 
     A person who has acknowledged it decides alone.
@@ -480,26 +480,28 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
     state, since = ctx.state, incident.escalation.exhausted
     if since is None or incident.phase not in (OPEN, HELD) or incident.acknowledged_by:
         return
-    if state.job.returncode is not None or not withdrawal.lasts(ctx.policy, state, incident):
+    if state.job.returncode is not None or not withdrawal.trouble_lasts(
+        ctx.policy, state, incident
+    ):
         return
     frame_count, reported_ns = since
     lasted, history = state.frame_count - frame_count, state.history.tried_runbooks
-    ends = lasted >= QUIET_STEPS and withdrawal.ends(ctx.policy, state, incident)
+    ends = lasted >= QUIET_STEPS and withdrawal.policy_ends_job(ctx.policy, state, incident)
     if ends and GIVE_UP not in history:
         history[GIVE_UP] = False
         if _end_with_evidence(ctx, incident, f"nothing helped, for {lasted} steps", None):
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
         incident.escalation.exhausted = frame_count, state.at_ns
-        form, ways = notices.StillUnhelped, advice.manual_steps
+        form, ways = notices.StillUnhelped, advice.manual_choices
         if incident.phase == HELD:
             state.held_ns = state.at_ns  # its own reminder would say the same
-            form, ways = notices.StillOff, advice.in_hold
+            form, ways = notices.StillOff, advice.choices_in_hold
         unhelped = form(
             severity="SEV0",
             incident=incident.id,
             steps=lasted,
-            status=withdrawal.job_status(ctx.policy, state),
+            status=withdrawal.describe_job_status(ctx.policy, state),
             headline=incident.headline,
             advice=Advice(None, ways(ctx.policy, state, incident)),
         )

@@ -27,9 +27,9 @@ from .incident import (
     Incident,
     Onset,
     RunbookExecution,
+    breach_headline,
+    breach_symptom,
     first_breach,
-    headline,
-    symptom,
 )
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
@@ -120,7 +120,7 @@ def on_relapse(state: State, incident: Incident) -> None:
         state.context.attribution.incident(incident.id, state.step, state.attempt)
 
 
-def is_quiet(state: State) -> bool:
+def is_training_quiet(state: State) -> bool:
     """Return whether the next loss tells of its shard: no trouble is open, or it has been quiet."""
     incident = state.incident
     return incident is None or state.frame_count - incident.onset.frame_count > QUIET_STEPS
@@ -205,21 +205,21 @@ def open_or_join(
     state, incident = ctx.state, ctx.state.incident
     numbers: Mapping[str, Reading] = alarm.numbers if isinstance(alarm, RuleFired) else {}
     breach, news, explains = first_breach(numbers, monitor.step_of(rule)), True, False
-    slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
+    slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
     text = _text(rule, alarm, grown=grown) if slow is None else slow.text
-    text = "; ".join(filter(None, (text, diagnosis.grown_rate(ctx.policy, monitor, rule))))
+    text = "; ".join(filter(None, (text, diagnosis.explain_by_rate(ctx.policy, monitor, rule))))
     if incident is None:
         incident = open_incident(
             ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see, slow=slow
         )
         record_onset(ctx, monitor, incident, rule, breach)
     else:
-        explains = rule_scope.explains(ctx.policy, incident, rule)
+        explains = rule_scope.explains_bad_input(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
     if (rule.id in state.rules.flapping and not grown) or not (news or is_told):
         rule_news.track_growth(state, rule, numbers)
         return False
-    rule_news.remember(state, rule, numbers)
+    rule_news.record_notified_rule(state, rule, numbers)
     if is_told:
         if explains:
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
@@ -243,7 +243,7 @@ def _report(
         now = None
     now = Lead.OFF if incident.phase == HELD else now
     form: type[notices.OfRule] = notices.RuleFires
-    then, subject = advice.runbook(rule.see), rule.id
+    then, subject = advice.show_runbook_command(rule.see), rule.id
     if isinstance(alarm, RuleBlind):
         form, then = notices.RuleIsBlind, "state of the probe: supervise status RUN"
     else:
@@ -265,7 +265,7 @@ def _text(rule: Rule, alarm: RuleFired | RuleBlind, *, grown: bool = False) -> s
     """Return the numbers of a rule in one line, or why there are none."""
     if isinstance(alarm, RuleBlind):
         return alarm.reason
-    return f"{headline(alarm.numbers, rule.text)}{f'; {rule_news.GROWN}' if grown else ''}"
+    return f"{breach_headline(alarm.numbers, rule.text)}{f'; {rule_news.GROWN}' if grown else ''}"
 
 
 def _step(state: State, alarm: RuleFired | RuleBlind) -> int:
@@ -276,9 +276,9 @@ def _step(state: State, alarm: RuleFired | RuleBlind) -> int:
 
 def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
     """Return the subject of a message about a rule: a fault of the data by title, else a number."""
-    if rule.title and rule_scope.family(policy, rule) == rule_scope.DATA:
+    if rule.title and rule_scope.rule_family(policy, rule) == rule_scope.DATA:
         return rule.title
-    return symptom(numbers) or rule.id
+    return breach_symptom(numbers) or rule.id
 
 
 def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: bool) -> bool:
@@ -293,7 +293,7 @@ def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: boo
             expression=rule.text,
             numbers=_text(rule, alarm),
             step=_step(ctx.state, alarm),
-            subject=symptom(alarm.numbers) or rule.id,
+            subject=breach_symptom(alarm.numbers) or rule.id,
             advice=Advice(None, "it is answered when the action under way is over"),
         )
         ctx.send(alone)
@@ -307,9 +307,9 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
     key, report = f"beside {incident.id}", state.rules.reported.get(rule.id)
     if rule.id in state.rules.flapping or (report is not None and report.incident == key):
         return
-    heights = rule_news.peaks(alarm.numbers) if isinstance(alarm, RuleFired) else {}
+    heights = rule_news.breach_peaks(alarm.numbers) if isinstance(alarm, RuleFired) else {}
     state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
-    then = "; ".join(filter(None, (f"beside {incident.id}", advice.runbook(rule.see))))
+    then = "; ".join(filter(None, (f"beside {incident.id}", advice.show_runbook_command(rule.see))))
     beside = notices.RuleFiresBeside(
         severity=rule.severity,
         rule=rule.id,
@@ -329,7 +329,7 @@ def _joins(
     policy, idle = ctx.policy, incident.run is None
     worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
     news = rule_news.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
-    begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
+    begins = idle and incident.phase == OPEN and not rule_scope.is_machine_rule(policy, rule)
     begins = begins and not rule_scope.against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)
     # What was advisory until now may be much older than the trouble.
@@ -339,7 +339,7 @@ def _joins(
     if moved or raised:
         incident.headline = text
     if moved:
-        record_baseline(policy, ctx.state, monitor, incident)
+        record_incident_baseline(policy, ctx.state, monitor, incident)
     on_rule_joined(ctx, monitor, incident, rule, breach, moved=moved)
     form, reason = (
         (IncidentRaised, f"raised to {rule.severity} by {rule.id}: {text}")
@@ -363,7 +363,9 @@ def is_more_severe(rule: Rule, run: RunbookExecution) -> bool:
     return SEVERITIES.index(rule.severity) < SEVERITIES.index(run.severity)
 
 
-def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecution) -> bool:
+def preempts_runbook(
+    policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecution
+) -> bool:
     """Return whether a rule that fires does not wait for the end of a run.
 
     What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
@@ -375,16 +377,16 @@ def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecu
     if rule.runbook not in policy.ladder.levels:
         return withdrawal.reports_stall(monitor, rule)
     is_other = rule.runbook != run.runbook.name
-    return is_other and only_limits(run.runbook) and rule.severity == run.severity
+    return is_other and is_limiting_runbook(run.runbook) and rule.severity == run.severity
 
 
-def limits(policy: Policy, rule: Rule) -> bool:
-    """Return whether what a rule asks for `only_limits`."""
+def asks_only_limits(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule asks for a runbook that only limits."""
     book = policy.runbooks.get(rule.runbook or "")
-    return book is not None and only_limits(book)
+    return book is not None and is_limiting_runbook(book)
 
 
-def only_limits(book: Runbook) -> bool:
+def is_limiting_runbook(book: Runbook) -> bool:
     """Return whether a runbook limits what comes next, and mends nothing."""
     verbs = set(book.verbs)
     return bool(verbs & {*LIMITS}) and not verbs & {*WAY_BACK_VERBS}
@@ -414,7 +416,7 @@ def due_rules(
             if not watch.firing or predates_rollback(incident, monitor, rule):
                 continue
             calm = incident.recovery.rolled_back_to and watch.code != BREACH
-            if not calm and (run is None or outranks(policy, monitor, rule, run)):
+            if not calm and (run is None or preempts_runbook(policy, monitor, rule, run)):
                 yield rule, monitor
 
 
@@ -439,7 +441,7 @@ def open_incident(
         order: the operator who ordered it, and the verb.
     """
     state = ctx.state
-    incident_id = next_id(state)
+    incident_id = next_incident_id(state)
     state.history.opened += 1
     incident = state.incident = Incident(
         incident_id,
@@ -450,7 +452,7 @@ def open_incident(
         headline=text,
         ordered_by=order[0],
     )
-    record_baseline(ctx.policy, state, monitor, incident)
+    record_incident_baseline(ctx.policy, state, monitor, incident)
     band = incident.case.band
     ctx.record(
         IncidentOpened(
@@ -469,7 +471,7 @@ def open_incident(
     return incident
 
 
-def next_id(state: State) -> str:
+def next_incident_id(state: State) -> str:
     """Return the id of the incident that is opened next."""
     return f"inc-{state.history.opened + 1}"
 
@@ -483,7 +485,7 @@ def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
     incident.severity, incident.headline = "SEV1", text
     incident.breach_step = incident.recovery.crashed = ctx.state.step + 1
     monitor = ctx.state.monitors.get(incident.case.rank)
-    record_baseline(ctx.policy, ctx.state, monitor, incident)
+    record_incident_baseline(ctx.policy, ctx.state, monitor, incident)
     ctx.record(
         IncidentRaised(
             reason=f"raised to SEV1 by a crash: {text}",
@@ -494,17 +496,17 @@ def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
     )
 
 
-def record_baseline(
+def record_incident_baseline(
     policy: Policy, state: State, monitor: RankMonitor | None, incident: Incident
 ) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if monitor is not None:
         rank = next(rank for rank, candidate in state.monitors.items() if candidate is monitor)
-        diagnosis.open_case(policy, state, monitor, rank, incident)
-    mark_suspect(state, incident)
+        diagnosis.start_loss_case(policy, state, monitor, rank, incident)
+    suspect_checkpoints(state, incident)
 
 
-def mark_suspect(state: State, incident: Incident) -> None:
+def suspect_checkpoints(state: State, incident: Incident) -> None:
     """Suspect checkpoints saved at or after the first breach, for good. Not for advisory rules:
 
     one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
@@ -531,7 +533,7 @@ def _since(incident: Incident) -> str:
     return f"saved after {incident.id} began"
 
 
-def on_checkpoint(state: State, checkpoint: CheckpointState) -> None:
+def on_checkpoint_notice(state: State, checkpoint: CheckpointState) -> None:
     """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
     incident, attempt, step = state.incident, checkpoint.attempt, checkpoint.step
     suspect = trial = ""

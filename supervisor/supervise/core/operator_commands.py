@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from . import action_planning, approvals, closing, notices, opening, runbook_runner
-from .incident import Incident, brief
+from .incident import Incident, format_arguments
 from .model import state_machine
 from .model.action import Action, Refused
 from .model.decisions import (
@@ -58,7 +58,7 @@ class Answer:
     then: Callable[[], None] = _nothing
 
 
-def busy(incident: Incident) -> str:
+def describe_action_under_way(incident: Incident) -> str:
     """Return what is being performed, or taken back, right now; "" when nothing is."""
     run = incident.run
     if run is None or not run.is_busy():
@@ -66,14 +66,14 @@ def busy(incident: Incident) -> str:
     return run.intent.action_id or run.runbook.name
 
 
-def order(ctx: StepContext, event: OperatorCommand) -> Answer:
+def perform_order(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = ctx.state, ctx.state.incident
     verb, keys = VERBS[event.command](event, event.args.parse(CommandArgs))
     if verb == "rollback":
         keys |= action_planning.OPERATOR_ROLLBACK
     action = _build_action(ctx.policy, verb, keys)
-    under_way = busy(incident) if incident is not None else ""
+    under_way = describe_action_under_way(incident) if incident is not None else ""
     if under_way and incident is not None:
         if verb not in PATIENT:
             raise Refused(f"{under_way} is in progress; repeat the command when it has finished")
@@ -87,9 +87,11 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     snapshots = [_build_action(ctx.policy, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*snapshots, action), (*["snapshot"] * len(snapshots), verb))
     before_arg = event.args.parse(CommandArgs).before
-    before_step = count(event, "before", before_arg, state.step + 1) if verb == "rollback" else None
+    before_step = (
+        parse_count(event, "before", before_arg, state.step + 1) if verb == "rollback" else None
+    )
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
-    reason = action_planning.refusal(state, about, book, before_step, event.operator)
+    reason = action_planning.explain_infeasible(state, about, book, before_step, event.operator)
     if reason:
         raise Refused(reason)
     name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"
@@ -105,14 +107,14 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before_step: i
     state, incident = ctx.state, ctx.state.incident
     if incident is None:
         monitor = next(iter(state.monitors.values()), None)
-        text = runbook_runner.request_text(book, event.operator)
+        text = runbook_runner.operator_request_text(book, event.operator)
         incident = opening.open_incident(
             ctx, monitor, "SEV2", text, breach=state.step + 1, order=(event.operator, book.name)
         )
     elif incident.run is not None:
         text = f"{incident.run.runbook.name} preempted by {event.operator}"
         ctx.record(RunbookPreempted(reason=text))
-    runbook_runner.start_requested(ctx, incident, book, event.operator, before_step)
+    runbook_runner.start_requested_runbook(ctx, incident, book, event.operator, before_step)
 
 
 def _build_action(policy: Policy, verb: str, keys: Keys) -> Action:
@@ -174,7 +176,7 @@ def _near(name: str, other_name: str) -> bool:
 # ── the arguments of words, which anybody may have written ────────────────────────────────────────
 
 
-def count(event: OperatorCommand, key: str, value: Json, default: int | None = None) -> int:
+def parse_count(event: OperatorCommand, key: str, value: Json, default: int | None = None) -> int:
     """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
@@ -200,13 +202,13 @@ def _names(event: OperatorCommand, key: str, value: Json) -> tuple[str, ...]:
 
 def _lr(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
     scale = _number(event, "value", args.value)
-    return "lr_scale", {"set": scale, "rewarm": count(event, "rewarm", args.rewarm, 0)}
+    return "lr_scale", {"set": scale, "rewarm": parse_count(event, "rewarm", args.rewarm, 0)}
 
 
 def _rollback(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
     if args.rewarm is None:
         return "rollback", {}
-    return "rollback", {"rewarm": count(event, "rewarm", args.rewarm)}
+    return "rollback", {"rewarm": parse_count(event, "rewarm", args.rewarm)}
 
 
 def _quarantine(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
@@ -217,7 +219,10 @@ VERBS: Mapping[str, Callable[[OperatorCommand, CommandArgs], tuple[str, Keys]]] 
     "pause": lambda event, args: ("pause", {"lease": LONGEST_S}),
     "resume": lambda event, args: ("resume", {}),
     "savepoint": lambda event, args: ("savepoint", {}),
-    "skip": lambda event, args: ("skip_step", {"count": count(event, "steps", args.steps, 1)}),
+    "skip": lambda event, args: (
+        "skip_step",
+        {"count": parse_count(event, "steps", args.steps, 1)},
+    ),
     "stop": lambda event, args: ("stop", {"requeue": args.requeue is True}),
     "lr": _lr,
     "rollback": _rollback,
@@ -226,7 +231,7 @@ VERBS: Mapping[str, Callable[[OperatorCommand, CommandArgs], tuple[str, Keys]]] 
 }
 
 
-def approve(ctx: StepContext, event: OperatorCommand) -> Answer:
+def approve_request(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Let what was asked for run, when it is still what was asked for.
 
     `event.args`: `id` of the request, and perhaps `sha`, which must be the one that was told.
@@ -236,19 +241,19 @@ def approve(ctx: StepContext, event: OperatorCommand) -> Answer:
         return _late(ctx.state.approvals, event, "approved")
     if pending.granted:
         return Answer(f"{pending.id} was already approved by {pending.granted}")
-    stale = approvals.stale_reason(ctx.policy, ctx.state, incident, pending)
+    stale = approvals.explain_stale_request(ctx.policy, ctx.state, incident, pending)
     if stale:
         text = f"{pending.id} expired: {stale}; a new request is created"
         return Answer(text, ok=False, then=lambda: renew_request(ctx, stale))
 
     def then() -> None:
         pending.granted = event.operator
-        runbook_runner.start_waiting(ctx)
+        runbook_runner.start_waiting_runbook(ctx)
 
     return Answer(f"{pending.id} approved: {pending.runbook} starts", then=then)
 
 
-def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
+def deny_request(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Do not let it run; the incident is held, as a person has taken it over."""
     pending, incident = _request(ctx.state, event)
     if pending is None or incident is None:
@@ -259,7 +264,7 @@ def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
     return Answer(text, then=lambda: _denied(ctx, incident, event.operator))
 
 
-def on_tick(ctx: StepContext) -> None:
+def expire_request(ctx: StepContext) -> None:
     """Decide a request that no answer in time as the policy says."""
     state, incident, pending = ctx.state, ctx.state.incident, ctx.state.approvals.pending
     if pending is None or incident is None or pending.granted:
@@ -268,18 +273,20 @@ def on_tick(ctx: StepContext) -> None:
         return
     if pending.on_timeout == approvals.ALLOW:
         pending.granted = "timeout: no answer in time"
-        runbook_runner.start_waiting(ctx)
+        runbook_runner.start_waiting_runbook(ctx)
     else:
         _denied(ctx, incident)
 
 
 def renew_request(ctx: StepContext, reason: str) -> None:
     """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
-    incident, pending = ctx.state.incident, approvals.settle(ctx, "expired", reason)
+    incident, pending = ctx.state.incident, approvals.settle_request(ctx, "expired", reason)
     if incident is None or pending is None or pending.runbook not in ctx.policy.runbooks:
         return
     incident.deferred.retry = pending.runbook, pending.level, pending.reason, pending.escalated
-    runbook_runner.start_waiting(ctx)  # at once, or when the evidence of the first request is taken
+    runbook_runner.start_waiting_runbook(
+        ctx
+    )  # at once, or when the evidence of the first request is taken
 
 
 def _request(
@@ -297,16 +304,22 @@ def _request(
 
 
 def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer:
-    text, well = approvals.late_answer(requests, str(event.args.parse(CommandArgs).id), outcome)
+    text, well = approvals.answer_settled_request(
+        requests, str(event.args.parse(CommandArgs).id), outcome
+    )
     return Answer(text, ok=well)
 
 
 def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:
     """An operator denies the request, or nobody has answered it in time."""
-    pending = approvals.settle(ctx, "denied", f"by {operator}" if operator else "no answer in time")
+    pending = approvals.settle_request(
+        ctx, "denied", f"by {operator}" if operator else "no answer in time"
+    )
     if pending is not None:
         reason = f"denied by {operator}" if operator else "no answer in time"
-        closing.hold(ctx, incident, f"{pending.runbook} does not run: {pending.id}: {reason}")
+        closing.hold_incident(
+            ctx, incident, f"{pending.runbook} does not run: {pending.id}: {reason}"
+        )
 
 
 SILENT_STEPS = 1000  # of `silence` without a number; project default
@@ -323,7 +336,9 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
     except Refused as no:
         answer = Answer(str(no), ok=False)
     args = event.args.parse(CommandArgs)
-    args_text = brief(Payload({name: arg for name, arg in event.args.items() if name != "key"}))
+    args_text = format_arguments(
+        Payload({name: arg for name, arg in event.args.items() if name != "key"})
+    )
     ctx.record(
         CommandAnswered(
             reason=f"{event.operator}: {event.command} {args_text}".rstrip() + f": {answer.text}",
@@ -341,7 +356,7 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
 def run_deferred_commands(ctx: StepContext) -> None:
     """Do what operators said while an action was under way, when it is over."""
     incident = ctx.state.incident
-    if incident is None or not incident.deferred.commands or busy(incident):
+    if incident is None or not incident.deferred.commands or describe_action_under_way(incident):
         return
     deferred = incident.deferred
     commands, deferred.commands = deferred.commands, []
@@ -353,7 +368,7 @@ def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
     if event.command == "release" and event.args.parse(CommandArgs).shard is None:
         return _release(ctx, event)
     if event.command in VERBS:
-        return order(ctx, event)
+        return perform_order(ctx, event)
     if event.command in PLAIN:
         return PLAIN[event.command](ctx, event)
     raise Refused(f"unknown command {event.command!r}")
@@ -378,7 +393,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
 
     def then() -> None:
         if state.incident is not None:
-            closing.close(ctx, state.incident, release_text, RELEASED)
+            closing.close_incident(ctx, state.incident, release_text, RELEASED)
         state.checkpoints.accept(state.attempt, state.step)
         for monitor in state.monitors.values():
             monitor.release()
@@ -420,7 +435,7 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"there is no rule {name!r}{hint}")
     if "SEV0" in (rule.severity, *rule.phases.values()):
         raise Refused(f"{name} is SEV0 and cannot be silenced")
-    steps = count(event, "for", args.period, SILENT_STEPS)
+    steps = parse_count(event, "for", args.period, SILENT_STEPS)
 
     def then() -> None:
         state.rules.silenced.pop(name, None)
@@ -438,6 +453,6 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
 PLAIN = {
     "ack": _ack,
     "silence": _silence,
-    "approve": approve,
-    "deny": deny,
+    "approve": approve_request,
+    "deny": deny_request,
 }

@@ -71,7 +71,9 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     state = ctx.state
     ladder = next((monitor.policy.ladder for monitor in state.monitors.values()), ctx.policy.ladder)
     firing = _firing(state.monitors)
-    rebound = {rank: rebind(monitor, ctx.policy) for rank, monitor in state.monitors.items()}
+    rebound = {
+        rank: rebind_monitor(monitor, ctx.policy) for rank, monitor in state.monitors.items()
+    }
     state.monitors = {rank: monitor for rank, (monitor, _) in rebound.items()}
     anew = {
         part: sorted({name for _, names in rebound.values() for name in names[part]})
@@ -106,7 +108,9 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     ctx.send(notices.PolicyInForce(severity="INFO", name=event.name, mode=event.mode, changes=text))
 
 
-def rebind(monitor: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:
+def rebind_monitor(
+    monitor: RankMonitor, policy: Policy
+) -> tuple[RankMonitor, dict[str, list[str]]]:
     """Return a monitor that judges by `policy` what `monitor` has seen, and what starts anew in it.
 
     The latter by name, under `detectors` and `rules`.

@@ -199,7 +199,7 @@ class RankMonitor:
         self._read = [self.codes[i] for i in self._order]
         names = set(self.names).union(*(late.latest for late in self.late.values()))
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
-        self.of_job = frozenset(r for r in of_job(self.policy) if self._able[r])
+        self.of_job = frozenset(r for r in job_rule_indices(self.policy) if self._able[r])
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
         self._readers: list[list[int]] = [[] for _ in self.detectors]  # rules, by detector
@@ -228,7 +228,7 @@ class RankMonitor:
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
-        return missing(self.policy, self.policy.rules[rule], set(self.names).__contains__)
+        return missing_metrics(self.policy, self.policy.rules[rule], set(self.names).__contains__)
 
     # ── feeding ───────────────────────────────────────────────────────────────────────────────────
 
@@ -560,7 +560,7 @@ def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sam
     return lambda values: (values[column], other_watch.raw)
 
 
-def of_job(policy: Policy) -> frozenset[int]:
+def job_rule_indices(policy: Policy) -> frozenset[int]:
     """Return the places of the rules that read what is one number for all ranks."""
     names = {
         name for name, detector in policy.detectors.items() if not JOB.isdisjoint(detector.metrics)
@@ -609,7 +609,7 @@ def is_readable(
     return (not own_inputs or enough(own_inputs)) and (not inputs or enough(inputs))
 
 
-def missing(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> Sequence[str]:
+def missing_metrics(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> Sequence[str]:
     """Return the metrics behind a rule that are not there, in order, each once."""
     metrics = [m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics]
     return list(dict.fromkeys(metric for metric in metrics if not has(metric)))

@@ -22,7 +22,15 @@ from . import (
     runbook_runner,
     withdrawal,
 )
-from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution, first_breach, headline
+from .incident import (
+    HELD,
+    OPEN,
+    PROBATION,
+    Incident,
+    RunbookExecution,
+    breach_headline,
+    first_breach,
+)
 from .model import state_machine
 from .model.action import Refused
 from .model.decisions import (
@@ -47,7 +55,7 @@ def on_rules_changed(
     policy, state = ctx.policy, ctx.state
     was_in, firing = state.machine, set(state.firing(policy))
     began = (policy.rules[r] for r, fired in changes if fired)
-    make_way(
+    end_machine_incident(
         ctx,
         [rule for rule in began if not _muted(policy, state, monitor, rule, firing, was_in)],
     )
@@ -66,7 +74,7 @@ def on_rules_changed(
                     rule=rule.id,
                     severity=rule.severity,
                     rank=rank,
-                    alongside=rule_scope.alongside(policy, state.incident, rule),
+                    alongside=rule_scope.incident_alongside(policy, state.incident, rule),
                 )
             )
         numbers = monitor.numbers(rule)
@@ -86,7 +94,7 @@ def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> Rul
     """Return all that is known of a rule that fires on a rank, as it is decided now."""
     numbers = monitor.numbers(rule)
     return RuleFired(
-        reason=f"{rule.id} fired: {headline(numbers, rule.text)}",
+        reason=f"{rule.id} fired: {breach_headline(numbers, rule.text)}",
         rule=rule.id,
         severity=rule.severity,
         when=rule.text,
@@ -94,23 +102,26 @@ def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> Rul
         numbers=numbers,
         phase=rule.phase or "",
         measured_step=monitor.late_step(rule),
-        alongside=rule_scope.alongside(ctx.policy, ctx.state.incident, rule),
+        alongside=rule_scope.incident_alongside(ctx.policy, ctx.state.incident, rule),
     )
 
 
-def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
+def end_machine_incident(ctx: StepContext, rules: Sequence[Rule]) -> None:
     """An incident about the machine ends where a rule tells of the training; its rules wait."""
     policy, state, incident = ctx.policy, ctx.state, ctx.state.incident
     if incident is None or incident.phase != OPEN or incident.run is not None:
         return
-    newer = next((rule for rule in rules if rule_scope.makes_way(policy, incident, rule)), None)
+    newer = next(
+        (rule for rule in rules if rule_scope.displaces_machine_incident(policy, incident, rule)),
+        None,
+    )
     if newer is None:
         return
     for name in state.firing(policy):
         if name in incident.rules:
-            state.rules.muted[name] = f"incident:{opening.next_id(state)}"
+            state.rules.muted[name] = f"incident:{opening.next_incident_id(state)}"
     text = f"superseded by {newer.id}"
-    closing.close(ctx, incident, text, SUPERSEDED, superseded_by=newer.id)
+    closing.close_incident(ctx, incident, text, SUPERSEDED, superseded_by=newer.id)
 
 
 def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
@@ -142,7 +153,7 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> Non
             again.append((rule, _alarm(ctx, monitor, rank, rule)))
             del muted[rule.id]
     if again:
-        make_way(ctx, free)
+        end_machine_incident(ctx, free)
         _answer(ctx, monitor, again, firing, state.machine)
 
 
@@ -160,7 +171,7 @@ def _answer(
     alarms.sort(
         key=lambda pair: (
             SEVERITIES.index(pair[0].severity),
-            rule_scope.of_machine(ctx.policy, pair[0]),
+            rule_scope.is_machine_rule(ctx.policy, pair[0]),
         )
     )
     acting: list[Rule] = []
@@ -174,7 +185,7 @@ def _answer(
                     rule=rule.id,
                     severity=rule.severity,
                     suppressed_by=muted,
-                    alongside=rule_scope.alongside(ctx.policy, state.incident, rule),
+                    alongside=rule_scope.incident_alongside(ctx.policy, state.incident, rule),
                 )
             )
             state.rules.muted[rule.id] = muted
@@ -227,12 +238,12 @@ def _muted(
             return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
-    planned = diagnosis.planned_event(policy, monitor.step_of(rule), monitor, rule)
+    planned = diagnosis.matching_planned_event(policy, monitor.step_of(rule), monitor, rule)
     if planned is not None:
         return f"planned:{planned}"
-    if (passing := diagnosis.passing_slowness(policy, state, monitor, rule)) is not None:
+    if (passing := diagnosis.explain_passing_slowness(policy, state, monitor, rule)) is not None:
         return passing
-    alongside = rule_scope.alongside(policy, incident, rule)
+    alongside = rule_scope.incident_alongside(policy, incident, rule)
     return f"incident:{alongside}" if alongside else None
 
 
@@ -286,12 +297,12 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     watch.answered = True
     still = withdrawal.reports_stall(monitor, rule)
     withdrawal.set_trigger(incident.trigger, rule, still=still)
-    if still and job_lifecycle.give_up(ctx, incident, name):
+    if still and job_lifecycle.give_up_stalled_job(ctx, incident, name):
         return
     if again:
-        runbook_runner.escalate(ctx, incident, reason)
+        runbook_runner.escalate_incident(ctx, incident, reason)
     else:
-        runbook_runner.start(
+        runbook_runner.start_runbook(
             ctx, incident, name, level, reason, escalated=not aside and name != rule.runbook
         )
     if state.approvals.pending is None:  # else nothing was tried yet
@@ -302,7 +313,7 @@ def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, r
     """A new trouble on probation: what is gone back before is its own begin."""
     state = ctx.state
     incident.breach_step = first_breach(monitor.numbers(rule), monitor.step_of(rule))
-    opening.mark_suspect(state, incident)
+    opening.suspect_checkpoints(state, incident)
     opening.record_onset(ctx, monitor, incident, rule, incident.breach_step)
 
 
@@ -310,9 +321,9 @@ def _waiting(
     policy: Policy, state: State, incident: Incident, rule: Rule, *, aside: bool
 ) -> tuple[str, str] | None:
     """Return what an incident waits for that a rule must not cut short, and that as a key."""
-    if checkpoint_wait.is_searching(policy, state) and opening.limits(policy, rule):
+    if checkpoint_wait.is_searching(policy, state) and opening.asks_only_limits(policy, rule):
         return f"a checkpoint, and {rule.runbook} mends nothing", "relaunch"
-    if not aside and approvals.is_suspended(state, incident, rule.severity):
+    if not aside and approvals.has_urgent_request(state, incident, rule.severity):
         return "approval", "approval"
     return None
 
@@ -340,7 +351,7 @@ def _meanwhile(
     """A rule asks for a runbook, and a level, while another one runs."""
     policy, incident, (name, level) = ctx.policy, ctx.state.incident, request
     assert incident is not None
-    if opening.outranks(policy, monitor, rule, run):
+    if opening.preempts_runbook(policy, monitor, rule, run):
         if 0 <= level <= (current_level := incident.escalation.level):
             name, level = next_level(policy.ladder, current_level)
         monitor.rules[policy.rules.index(rule)].answered = True
@@ -382,10 +393,10 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
     ctx.state.history.cooldown[rule.id] = (ctx.state.frame_count, level)
     still = withdrawal.reports_stall(monitor, rule)
     withdrawal.set_trigger(incident.trigger, rule, still=still)
-    if still and job_lifecycle.give_up(ctx, incident, name):
+    if still and job_lifecycle.give_up_stalled_job(ctx, incident, name):
         return
     escalated = level >= 0 and name != rule.runbook
-    runbook_runner.start(
+    runbook_runner.start_runbook(
         ctx, incident, name, level, f"{rule.id}: {incident.headline}", escalated=escalated
     )
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from . import advice, diagnosis, notices, rule_scope
-from .incident import HELD, OPEN, Incident, headline
+from .incident import HELD, OPEN, Incident, breach_headline
 from .model.decisions import BREACH, Advice, RuleFlaps, RuleGrew, RuleSettled
 from .model.interfaces import Reading
 from .model.policy import Policy, Rule
@@ -28,11 +28,11 @@ TOGETHER = 20
 AGAIN = 500  # frames until a rule that fires again and again in a hold is told again
 
 
-def remember(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
+def record_notified_rule(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
     """People hear of a rule now, by its own message or by that of a worse one."""
     incident = state.incident
     name = incident.id if incident is not None else ""
-    state.rules.reported[rule.id] = Reported(name, state.frame_count, peaks(numbers))
+    state.rules.reported[rule.id] = Reported(name, state.frame_count, breach_peaks(numbers))
     state.rules.growing.pop(rule.id, None)
 
 
@@ -54,13 +54,13 @@ def joins_as_news(
     if raised or (incident.phase == HELD and rule.severity != "SEV2" and since > AGAIN):
         return True
     together = now - _newest(state, incident) <= TOGETHER
-    is_new_kind = rule_scope.new_kind(incident, rule)
+    is_new_kind = rule_scope.is_new_kind(incident, rule)
     if rule.severity == "SEV0":
         is_repeated = together and not is_new_kind and _repeats(policy, incident, rule)
         return since > TOGETHER and not is_repeated
     if since < math.inf:
         return False
-    if rule_scope.explains(policy, incident, rule):
+    if rule_scope.explains_bad_input(policy, incident, rule):
         return True
     if rule.severity == "SEV2":
         together &= rule_scope.against_weights(policy, incident)
@@ -71,9 +71,9 @@ def joins_as_news(
 
 def _repeats(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule of an incident that is as severe reads a metric that this one does."""
-    read = rule_scope.metrics(policy, rule)
+    read = rule_scope.rule_metrics(policy, rule)
     siblings = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
-    return any(read & rule_scope.metrics(policy, sibling) for sibling in siblings)
+    return any(read & rule_scope.rule_metrics(policy, sibling) for sibling in siblings)
 
 
 def _newest(state: State, incident: Incident) -> int:
@@ -97,12 +97,14 @@ def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> No
     elif rule.severity == "SEV2" or incident is None:
         return
     elif report is None or report.incident != incident.id:  # the newest message is about it, too
-        rules.reported[rule.id] = Reported(incident.id, _newest(state, incident), peaks(numbers))
+        rules.reported[rule.id] = Reported(
+            incident.id, _newest(state, incident), breach_peaks(numbers)
+        )
         return
-    for name, height in peaks(numbers).items():
+    for name, height in breach_peaks(numbers).items():
         height_before = report.peaks.get(name, 0.0)
         if height > height_before and height >= GROWTH * height_before:
-            state.rules.growing[rule.id] = headline(numbers, rule.text)
+            state.rules.growing[rule.id] = breach_headline(numbers, rule.text)
             report.peaks[name] = height  # only what is beyond that is worth saying then
 
 
@@ -130,12 +132,12 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             rule=rule.id,
             expression=rule.text,
             numbers=text,
-            advice=Advice(None, advice.runbook(rule.see)),
+            advice=Advice(None, advice.show_runbook_command(rule.see)),
         )
         ctx.send(grows)
 
 
-def repeat(ctx: StepContext, incident: Incident) -> None:
+def send_reminder(ctx: StepContext, incident: Incident) -> None:
     """Tell again of an incident that goes on, and that nobody has acknowledged."""
     since_ns = ctx.state.at_ns - incident.reported_ns
     if not incident.reported_ns or since_ns <= ctx.policy.repeat_s * 1e9:
@@ -144,8 +146,8 @@ def repeat(ctx: StepContext, incident: Incident) -> None:
         return
     pending, answer = ctx.state.approvals.pending, ""
     if pending is not None:
-        answer = advice.of_request(
-            incident, pending, diagnosis.classify(ctx.policy, ctx.state, incident)
+        answer = advice.advice_on_request(
+            incident, pending, diagnosis.classify_incident(ctx.policy, ctx.state, incident)
         )
     ctx.send(
         notices.StillOpen(
@@ -157,7 +159,7 @@ def repeat(ctx: StepContext, incident: Incident) -> None:
     )
 
 
-def peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
+def breach_peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
     """Return how far each metric in breach is off, larger for worse.
 
     That is its height over the baseline, without one the value; not a z, whose scale may shrink.
@@ -217,12 +219,12 @@ def on_rule_changed(
         ctx.record(RuleFlaps(reason=text, rule=rule.id))
         if state.silence(rule.id) is not None:
             return
-        beside = rule_scope.alongside(ctx.policy, state.incident, rule)
+        beside = rule_scope.incident_alongside(ctx.policy, state.incident, rule)
         if _is_detail(state.incident, rule) and not beside:
             return
         form = notices.RuleFlappingBeside if beside else notices.RuleFlapping
         ctx.send(form(severity=rule.severity, rule=rule.id, changes=len(flips), steps=STEPS))
-        remember(state, rule, numbers)
+        record_notified_rule(state, rule, numbers)
     elif not busy:
         rules.flapping.discard(rule.id)
 
@@ -231,11 +233,11 @@ def has_grown(
     policy: Policy, state: State, rule: Rule, rank: int, numbers: Mapping[str, Reading]
 ) -> bool:
     """Take down how far off a notice is that fires; return whether it was worse each time."""
-    about_spike = rule_scope.metrics(policy, rule) & rule_scope.MOVED_BY_SPIKE
+    about_spike = rule_scope.rule_metrics(policy, rule) & rule_scope.MOVED_BY_SPIKE
     if rule.severity != "SEV2" or rule.runbook is not None or not about_spike:
         return False
     grown, now = False, state.frame_count
-    for metric, height in peaks(numbers).items():
+    for metric, height in breach_peaks(numbers).items():
         key = rule.id, rank, metric
         rise = [entry for entry in state.rules.heights.get(key, ()) if now - entry[0] <= WITHIN]
         if rise and height <= rise[-1][1]:
@@ -279,7 +281,7 @@ def clear_settled(ctx: StepContext) -> None:
                 rule=rule.id,
                 expression=rule.text,
                 steps=state.frame_count - newest,
-                advice=Advice(None, advice.runbook(rule.see)),
+                advice=Advice(None, advice.show_runbook_command(rule.see)),
             )
             ctx.send(settles)
 

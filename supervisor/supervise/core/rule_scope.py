@@ -49,7 +49,7 @@ MOVED_BY_SPIKE = frozenset(
 )
 
 
-def metrics(policy: Policy, rule: Rule) -> set[str]:
+def rule_metrics(policy: Policy, rule: Rule) -> set[str]:
     """Return what a rule is about; nothing for one that reads the clock.
 
     Amounts only say whether a loss can be compared.
@@ -58,18 +58,18 @@ def metrics(policy: Policy, rule: Rule) -> set[str]:
     return {m for d in behind for m in (d.metrics[:1] if d.tells_descent else d.metrics)}
 
 
-def family(policy: Policy, rule: Rule) -> str:
+def rule_family(policy: Policy, rule: Rule) -> str:
     """Return what a rule is about; of a rule that reads of several families it is the training."""
-    read = metrics(policy, rule)
+    read = rule_metrics(policy, rule)
     for name, family_metrics in ((LIVENESS, frozenset[str]()), (SPEED, TIMES), (HARDWARE, MACHINE)):
         if read <= family_metrics:
             return name
     return DATA if read <= INPUTS else TRAINING
 
 
-def of_machine(policy: Policy, rule: Rule) -> bool:
+def is_machine_rule(policy: Policy, rule: Rule) -> bool:
     """Return whether a rule says nothing about the weights, whatever it finds."""
-    return metrics(policy, rule) <= MACHINE
+    return rule_metrics(policy, rule) <= MACHINE
 
 
 def against_weights(policy: Policy, incident: Incident) -> bool:
@@ -77,7 +77,7 @@ def against_weights(policy: Policy, incident: Incident) -> bool:
 
     A rule that the policy no longer has is not known to be of the machine.
     """
-    harmless = {rule.id for rule in _rules(policy, incident) if of_machine(policy, rule)}
+    harmless = {rule.id for rule in _rules(policy, incident) if is_machine_rule(policy, rule)}
     return not set(incident.rules) <= harmless
 
 
@@ -88,17 +88,17 @@ def is_apart(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """
     return (
         rule.runbook is None
-        and family(policy, rule) in (SPEED, HARDWARE)
+        and rule_family(policy, rule) in (SPEED, HARDWARE)
         and against_weights(policy, incident)
     )
 
 
-def alongside(policy: Policy, incident: Incident | None, rule: Rule) -> str:
+def incident_alongside(policy: Policy, incident: Incident | None, rule: Rule) -> str:
     """Return the id of an open incident that a rule is apart from, "" for none."""
     return incident.id if incident is not None and is_apart(policy, incident, rule) else ""
 
 
-def goes_on(policy: Policy, state: State, incident: Incident) -> bool:
+def incident_still_fires(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether a rule fires that is not apart from the incident."""
     firing = set(state.firing(policy))
     return any(
@@ -108,39 +108,42 @@ def goes_on(policy: Policy, state: State, incident: Incident) -> bool:
     )
 
 
-def makes_way(policy: Policy, incident: Incident, rule: Rule) -> bool:
+def displaces_machine_incident(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule tells of the training, and the open incident of the machine only."""
     return (
         bool(incident.rules)
-        and family(policy, rule) in (DATA, TRAINING)
-        and all(family(policy, member) in (SPEED, HARDWARE) for member in _rules(policy, incident))
+        and rule_family(policy, rule) in (DATA, TRAINING)
+        and all(
+            rule_family(policy, member) in (SPEED, HARDWARE) for member in _rules(policy, incident)
+        )
         and not against_weights(policy, incident)
     )
 
 
-def new_kind(incident: Incident, rule: Rule) -> bool:
+def is_new_kind(incident: Incident, rule: Rule) -> bool:
     """Return whether no rule of the incident is of the same pack: a trouble of its own."""
     return all(_pack(name) != _pack(rule.id) for name in incident.rules)
 
 
-def explains(policy: Policy, incident: Incident, rule: Rule) -> bool:
+def explains_bad_input(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule tells of what the model is given, and none as grave did so before."""
-    return family(policy, rule) == DATA and not any(
+    return rule_family(policy, rule) == DATA and not any(
         member.severity <= rule.severity
-        for member in causes(policy, incident)
+        for member in input_rules(policy, incident)
         if member.id != rule.id
     )
 
 
-def causes(policy: Policy, incident: Incident) -> list[Rule]:
+def input_rules(policy: Policy, incident: Incident) -> list[Rule]:
     """Return the rules of an incident that tell of what the model is given."""
-    return [rule for rule in _rules(policy, incident) if family(policy, rule) == DATA]
+    return [rule for rule in _rules(policy, incident) if rule_family(policy, rule) == DATA]
 
 
 def may_be_one_spike(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule, and one of the incident, read only what one spike moves."""
-    return metrics(policy, rule) <= MOVED_BY_SPIKE and any(
-        metrics(policy, other_rule) <= MOVED_BY_SPIKE for other_rule in _rules(policy, incident)
+    return rule_metrics(policy, rule) <= MOVED_BY_SPIKE and any(
+        rule_metrics(policy, other_rule) <= MOVED_BY_SPIKE
+        for other_rule in _rules(policy, incident)
     )
 
 
@@ -161,7 +164,7 @@ def needs_dense_sampling(policy: Policy, state: State) -> bool:
     incident = state.incident
     if incident is None or state.machine not in UNEASY:
         return state.machine in UNEASY
-    read = {metric for rule in _rules(policy, incident) for metric in metrics(policy, rule)}
+    read = {metric for rule in _rules(policy, incident) for metric in rule_metrics(policy, rule)}
     return not read or not read <= TIMES
 
 

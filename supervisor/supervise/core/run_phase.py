@@ -96,7 +96,9 @@ def _oversized(rates: dict[int, float], updates: Series, onset: int, good: float
     return bool(usual and near) and max(near) >= TIMES * median(usual)
 
 
-def came_back(used: float, cause_before: RateCause, limit_tried: float | None) -> RateCause | None:
+def rate_cause_after_relapse(
+    used: float, cause_before: RateCause, limit_tried: float | None
+) -> RateCause | None:
     """Return what it proves that a trouble came back at the rate `used`, None where it is nothing.
 
     Args:

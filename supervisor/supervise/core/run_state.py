@@ -33,7 +33,7 @@ from .model.decisions import (
     Suppressed,
 )
 from .model.events import Event
-from .model.failure import Failure, by_cause
+from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
 from .model.policy import Ledger, Policy
 from .notices import Notice
@@ -344,7 +344,7 @@ class JobLife:
     @property
     def failures_by_cause(self) -> list[Failure]:
         """How its processes ended, the one that the others follow from first."""
-        return by_cause(self.failures, self.ended_ns)
+        return sort_by_cause(self.failures, self.ended_ns)
 
 
 @dataclass(slots=True)
@@ -431,7 +431,7 @@ class ApprovalRequest:
     Attributes:
         plan: every step that touches the job.
         sha: sha256 of the plan. policy: digest of the policy that wants it.
-        requested_ns, timeout_s: the deadline counts from the delivery; see `approvals.deliver`.
+        requested_ns, timeout_s: the deadline counts from the delivery; see `on_request_delivered`.
         delivered: it has reached people, so that the deadline stands.
         granted: who allowed it, while the evidence is still being taken.
         unneeded: people know that the loss came back without it.

@@ -33,8 +33,8 @@ from .incident import (
     RunbookExecution,
     RunbookFailure,
     StartTerms,
-    brief,
     escalation_undos,
+    format_arguments,
     record_committed,
     record_uncertain,
     remove_undo,
@@ -67,7 +67,7 @@ from .model.policy import HOLD, Runbook, first_relaunch, level_of, next_level
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
 
 
-def intend(
+def intend_step(
     ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, verb: str
 ) -> str | None:
     """Intend a step, when it can work, is what was approved, and its budget allows it.
@@ -89,7 +89,7 @@ def intend(
     approved = run.terms.approved
     allowed = approved is None or PlannedStep(verb, args) in approved
     if action.touches_job and not allowed:
-        reason = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
+        reason = f"{verb} {format_arguments(args)}".rstrip() + " is not what was approved"
         ctx.record(RunbookRefused(reason=reason, verb=verb))
         run.failure.exhausted = True
         return reason
@@ -124,7 +124,7 @@ def record_success(history: IncidentHistory, incident: Incident) -> None:
             history.cooldown[rule] = history.cooldown[rule][0], incident.escalation.level
 
 
-def undo(
+def intend_undo(
     ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, label: str
 ) -> None:
     """Intend to take something back; no budget and no approval stands in its way."""
@@ -191,7 +191,7 @@ def _intend(
     )
     ctx.record(
         ActionPlanned(
-            reason=f"{verb} {brief(args)}".rstrip(),
+            reason=f"{verb} {format_arguments(args)}".rstrip(),
             severity=incident.severity,
             action=order,
             budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
@@ -203,7 +203,7 @@ def _intend(
         state.job.stopping, state.job.stopped_by = True, run.requested.operator or "policy"
 
 
-def start(
+def start_runbook(
     ctx: StepContext,
     incident: Incident,
     name: str,
@@ -223,25 +223,25 @@ def start(
         approved: the request that people said yes to.
     """
     if name == HOLD:
-        closing.hold(ctx, incident, why, exhausted=escalated, remedies=bool(substitute))
+        closing.hold_incident(ctx, incident, why, exhausted=escalated, remedies=bool(substitute))
         return
     policy, state, escalation = ctx.policy, ctx.state, incident.escalation
     incident.deferred.retry, escalation.exhausted = None, None
     book = policy.runbooks[name]
-    refusal = action_planning.refusal(state, incident, book)
+    refusal = action_planning.explain_infeasible(state, incident, book)
     if refusal and book.if_refused and not substitute:
         _start_substitute(ctx, incident, book, level, why, refusal)
         return
     asked = None if refusal or approved else approvals.required_approval(policy, incident, book)
     escalation.runs += 1
-    reason = withdrawal.reason(policy, state, incident)
+    reason = withdrawal.runbook_reason(policy, state, incident)
     terms = StartTerms(
         reason, escalated, bool(substitute), entry_level=escalation.level, reduced_reason=refusal
     )
     incident.run = RunbookExecution(escalation.runs, book, incident.severity, terms=terms)
     if asked is not None:
         terms.reduced_reason = "it waits for approval"
-        approvals.request(ctx, incident, book, asked, level, why, escalated=escalated)
+        approvals.request_approval(ctx, incident, book, asked, level, why, escalated=escalated)
     elif refusal:
         escalation.level = level
         checkpoint_wait.report_refused(
@@ -252,9 +252,9 @@ def start(
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _enter_acting(ctx, incident, f"runbook {name}: {why}")
-            if not action_planning.begins_with_check(policy, incident, incident.run):
+            if not action_planning.begins_with_weights_check(policy, incident, incident.run):
                 _announce(ctx, incident, incident.run, why)
-    proceed(ctx, incident)
+    proceed_runbook(ctx, incident)
 
 
 def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
@@ -270,7 +270,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
         lead, then = Lead.NOTHING, f"the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
         then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
-    if closing.holds(ctx.state, incident, run.runbook):
+    if closing.is_rate_hold(ctx.state, incident, run.runbook):
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
         lead, then = (
@@ -287,31 +287,31 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     ctx.send(starts)
 
 
-def start_waiting(ctx: StepContext) -> None:
+def start_waiting_runbook(ctx: StepContext) -> None:
     """Start what waited: what people said yes to, or are asked anew, or what can work by now."""
     state, incident = ctx.state, ctx.state.incident
     if incident is None or incident.run is not None:
         return
-    anew = incident.deferred.retry or checkpoint_wait.now_runnable(ctx.policy, state, incident)
+    anew = incident.deferred.retry or checkpoint_wait.runnable_runbook(ctx.policy, state, incident)
     if anew is not None:
         name, level, reason, escalated = anew
-        start(ctx, incident, name, level, reason, escalated=escalated)
+        start_runbook(ctx, incident, name, level, reason, escalated=escalated)
         return
-    if checkpoint_wait.start_pause(ctx, incident):
-        proceed(ctx, incident)
+    if checkpoint_wait.pause_for_checkpoint(ctx, incident):
+        proceed_runbook(ctx, incident)
         return
-    if reason := checkpoint_wait.failed_search(ctx.policy, state):
-        closing.hold(ctx, incident, reason)
+    if reason := checkpoint_wait.explain_failed_search(ctx.policy, state):
+        closing.hold_incident(ctx, incident, reason)
         return
     pending = state.approvals.pending
     if pending is None or not pending.granted:
         return
-    approvals.settle(ctx, "approved", f"by {pending.granted}", pending.granted)
+    approvals.settle_request(ctx, "approved", f"by {pending.granted}", pending.granted)
     for rule in ctx.policy.rules:
         if rule.id in incident.rules and rule.runbook is not None:
             state.history.cooldown[rule.id] = (state.frame_count, pending.level)
     reason = f"{pending.reason}; approved by {pending.granted}"
-    start(
+    start_runbook(
         ctx,
         incident,
         pending.runbook,
@@ -322,12 +322,12 @@ def start_waiting(ctx: StepContext) -> None:
     )
 
 
-def request_text(book: Runbook, operator: str) -> str:
+def operator_request_text(book: Runbook, operator: str) -> str:
     """Return that an operator asked for a runbook."""
     return f"{book.name} requested by {operator}"
 
 
-def start_requested(
+def start_requested_runbook(
     ctx: StepContext, incident: Incident, book: Runbook, operator: str, before_step: int | None
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
@@ -335,8 +335,8 @@ def start_requested(
     escalation.runs, escalation.exhausted = escalation.runs + 1, None
     requested = OperatorRequest(operator, is_held, before_step)
     incident.run = RunbookExecution(escalation.runs, book, incident.severity, requested=requested)
-    _enter_acting(ctx, incident, request_text(book, operator))
-    proceed(ctx, incident)
+    _enter_acting(ctx, incident, operator_request_text(book, operator))
+    proceed_runbook(ctx, incident)
 
 
 def _start_substitute(
@@ -348,7 +348,7 @@ def _start_substitute(
     )
     text = f"{book.name} cannot run: {refusal}; {name} is used instead"
     ctx.record(RunbookRefused(reason=text, runbook=book.name, substitute=name))
-    start(
+    start_runbook(
         ctx,
         incident,
         name,
@@ -363,7 +363,7 @@ def _enter_acting(ctx: StepContext, incident: Incident, reason: str) -> None:
     ctx.move("run", reason)
 
 
-def proceed(ctx: StepContext, incident: Incident) -> None:
+def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
         if incident.deferred.session_end:
@@ -371,13 +371,13 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
         failure = run.failure
         if failure.pause_ended and failure.reason is None:
             ctx.record(PauseEnded(reason=f"{run.runbook.name}: {failure.pause_ended}"))
-            fail(ctx, incident, failure.pause_ended, is_sent=False)
+            fail_step(ctx, incident, failure.pause_ended, is_sent=False)
             return
         if failure.reason is not None:
             if not failure.pending_undos or ctx.state.job.returncode is not None:
                 _after_failure(ctx, incident, run)
             else:
-                undo(ctx, incident, run, failure.pending_undos[0], "undo")
+                intend_undo(ctx, incident, run, failure.pending_undos[0], "undo")
             return
         if run.index >= len(run.runbook.steps):
             _on_runbook_done(ctx, incident, run)
@@ -407,18 +407,18 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
         elif verb == "undo":
             if incident.recovery.undos:
                 newest = incident.recovery.undos[-1][1]
-                undo(ctx, incident, run, newest, f"{run.index}-undo")
+                intend_undo(ctx, incident, run, newest, f"{run.index}-undo")
                 return
             run.index += 1
         elif action.destructive and (
-            lost_reason := withdrawal.lost_reason(ctx.policy, ctx.state, action)
+            lost_reason := withdrawal.explain_lost_reason(ctx.policy, ctx.state, action)
         ):
-            withdraw(ctx, incident, lost_reason)
+            withdraw_runbook(ctx, incident, lost_reason)
             return
         else:
-            reason = intend(ctx, incident, run, action, verb)
+            reason = intend_step(ctx, incident, run, action, verb)
             if reason is not None:
-                fail(ctx, incident, reason, is_sent=False)
+                fail_step(ctx, incident, reason, is_sent=False)
             return
 
 
@@ -428,7 +428,7 @@ def _is_left_out(
     """Return whether a step is passed over; of a job that has ended there is only evidence, and
     another start."""
     checks = verb == action_planning.VERB
-    if checks and not action_planning.applies(ctx.policy, incident, run):
+    if checks and not action_planning.needs_weights_check(ctx.policy, incident, run):
         return True
     dead = ctx.state.job.returncode is not None and verb != "relaunch"
     context = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)
@@ -449,9 +449,9 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     if job.stopping:  # refused, or the job had ended by itself: then its own end counts
         job.stopping = event.ok and outcome.exit_code is not None
     if not event.ok and run.intent.action is not None and run.intent.action.destructive:
-        lost_reason = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
+        lost_reason = withdrawal.explain_lost_reason(ctx.policy, ctx.state, run.intent.action)
         if lost_reason:
-            withdraw(ctx, incident, lost_reason, ActionRef(event.action_id), result)
+            withdraw_runbook(ctx, incident, lost_reason, ActionRef(event.action_id), result)
             return
     if not event.ok:
         action, error = ActionRef(event.action_id), event.error or ""
@@ -463,29 +463,31 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         no_space = outcome.no_space and run.intent.verb == "snapshot"
         if no_space or (failure.refused and dispensable):  # the remedy goes on without it
             failure.refused, run.index = False, run.index + 1
-            proceed(ctx, incident)
+            proceed_runbook(ctx, incident)
             return
-        closing.note_ranks(ctx, incident, run, outcome, error)
-        fail(ctx, incident, f"the {run.intent.verb} failed: {error}", is_sent=not refused)
+        closing.record_rank_failure(ctx, incident, run, outcome, error)
+        fail_step(ctx, incident, f"the {run.intent.verb} failed: {error}", is_sent=not refused)
         return
-    done_text = f"{event.action_id} done {brief(result)}".rstrip()
+    done_text = f"{event.action_id} done {format_arguments(result)}".rstrip()
     ctx.record(ActionFinished(reason=done_text, action=ActionRef(event.action_id), result=result))
     _record_committed(ctx.state, incident, run, result, outcome)
     if run.intent.verb == action_planning.VERB and run.failure.reason is None:
         _on_weights_checked(ctx, incident, run, result)
-    proceed(ctx, incident)
+    proceed_runbook(ctx, incident)
 
 
 def _on_weights_checked(
     ctx: StepContext, incident: Incident, run: RunbookExecution, result: Payload
 ) -> None:
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
-    if reason := action_planning.objection(ctx.state, incident, run, result):
+    if reason := action_planning.explain_good_weights(ctx.state, incident, run, result):
         loss = result.read(Outcome).loss
-        action_planning.reduce(ctx, incident, run, reason, inf if loss is None else loss)
+        action_planning.reduce_to_evidence(
+            ctx, incident, run, reason, inf if loss is None else loss
+        )
         _untry(ctx, incident, reason)
         return
-    new = action_planning.evidence(ctx.state, incident, result)
+    new = action_planning.evidence_for_rollback(ctx.state, incident, result)
     incident.deferred.weights_check = None
     reason = f"{incident.trigger.asked_by}: {incident.headline}"
     _announce(ctx, incident, run, f"{new}; {reason}" if new else reason)
@@ -518,7 +520,7 @@ def _record_committed(
         run.index += 1
 
 
-def withdraw(
+def withdraw_runbook(
     ctx: StepContext,
     incident: Incident,
     reason: str,
@@ -530,7 +532,7 @@ def withdraw(
     Its rules may ask for it again: this one does not count as tried.
     """
     _untry(ctx, incident, reason, action, result)
-    fail(ctx, incident, reason, is_sent=False)
+    fail_step(ctx, incident, reason, is_sent=False)
 
 
 def _untry(
@@ -550,7 +552,7 @@ def _untry(
     state.history.cooldown.pop(incident.trigger.asked_by, None)
 
 
-def fail(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = True) -> None:
+def fail_step(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = True) -> None:
     """A step failed: take back what can be, newest first; with `is_sent` the step itself too."""
     run, recovery = incident.run, incident.recovery
     assert run is not None
@@ -575,7 +577,7 @@ def fail(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = T
         )
         incident.severity = "SEV0"
         ctx.send(notices.UndoFailed(severity="SEV0", incident=incident.id, error=reason))
-    proceed(ctx, incident)
+    proceed_runbook(ctx, incident)
 
 
 def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
@@ -586,25 +588,25 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         incident.phase, ctx.state.job.no_restart_reason = OPEN, reason
     elif run.terms.waits:
         incident.reopen()
-        start_waiting(ctx)
+        start_waiting_runbook(ctx)
     elif failure.withdrawn and not failure.exhausted:
         _stop_acting(ctx, incident, run, reason)
     elif failure.ranks_differ:
-        start(ctx, incident, *first_relaunch(ctx.policy), reason, escalated=True)
+        start_runbook(ctx, incident, *first_relaunch(ctx.policy), reason, escalated=True)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
-        closing.hold(ctx, incident, reason, remedies=True)
+        closing.hold_incident(ctx, incident, reason, remedies=True)
     elif failure.ineffective:
-        escalate(ctx, incident, reason, fallback)
+        escalate_incident(ctx, incident, reason, fallback)
     elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
         _start_substitute(ctx, incident, run.runbook, incident.escalation.level, reason, reason)
     elif HOLD in run.runbook.verbs:
         closing.hold_after_runbook(ctx, incident, run)
     elif fallback == HOLD:
-        closing.hold(ctx, incident, reason, remedies=closing.is_remedy(run.runbook))
+        closing.hold_incident(ctx, incident, reason, remedies=closing.is_remedy(run.runbook))
     else:
-        start(ctx, incident, fallback, level_of(ctx.policy.ladder, fallback, -1), reason)
+        start_runbook(ctx, incident, fallback, level_of(ctx.policy.ladder, fallback, -1), reason)
 
 
 def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
@@ -620,21 +622,23 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
             headline=incident.headline,
         )
         ctx.send(withdrawn, replace=True)
-    start_waiting(ctx)
+    start_waiting_runbook(ctx)
 
 
-def escalate(ctx: StepContext, incident: Incident, reason: str, fallback: str = HOLD) -> None:
+def escalate_incident(
+    ctx: StepContext, incident: Incident, reason: str, fallback: str = HOLD
+) -> None:
     """What was tried did not help: it is taken back, and then comes the next level.
 
     Args:
         fallback: what comes instead where it is on none.
     """
     opening.invalidate_attempt(ctx.state, incident)
-    closing.weigh(ctx, incident)
-    if (book := closing.again(ctx.policy, ctx.state, incident)) is not None:
-        start(ctx, incident, book.name, incident.escalation.level, reason)
+    closing.judge_rate_after_relapse(ctx, incident)
+    if (book := closing.runbook_at_lower_rate(ctx.policy, ctx.state, incident)) is not None:
+        start_runbook(ctx, incident, book.name, incident.escalation.level, reason)
         return
-    stands = not closing.is_disproved(incident)
+    stands = not closing.is_rate_disproved(incident)
     standing = escalation_undos(incident.recovery, rate_stands=stands)
     if standing:
         incident.phase = ACTING
@@ -642,13 +646,13 @@ def escalate(ctx: StepContext, incident: Incident, reason: str, fallback: str = 
         book = Runbook("undo", (), (), if_it_fails=fallback)
         failure = RunbookFailure(reason, standing, ineffective=True)
         incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
-        proceed(ctx, incident)
+        proceed_runbook(ctx, incident)
         return
     level_tried = incident.escalation.level
     name, level = next_level(ctx.policy.ladder, level_tried)
     if level_tried < 0 and fallback != HOLD:
         name, level = fallback, level_of(ctx.policy.ladder, fallback, -1)
-    start(ctx, incident, name, level, reason, escalated=level_tried >= 0)
+    start_runbook(ctx, incident, name, level, reason, escalated=level_tried >= 0)
 
 
 def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
@@ -665,7 +669,7 @@ def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution
             incident.reopen()
             if ctx.state.machine == state_machine.ACTING:  # it preempted one that was verified
                 ctx.move("given_up", f"{run.runbook.name} is done, which changes nothing")
-        start_waiting(ctx)
+        start_waiting_runbook(ctx)
 
 
 def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
@@ -687,14 +691,14 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     else:
         incident.reopen()
         ctx.move("given_up", failed)
-    start_waiting(ctx)
+    start_waiting_runbook(ctx)
 
 
 def _on_probation(ctx: StepContext, incident: Incident, reason: str) -> None:
     if ctx.state.approvals.pending is not None or incident.deferred.retry is not None:
         incident.reopen()
         ctx.move("ask", f"{reason}; a request of {incident.id} waits")
-        start_waiting(ctx)
+        start_waiting_runbook(ctx)
         return
     incident.phase = PROBATION
     incident.ending.probation_until = ctx.state.frame_count + ctx.policy.probation_steps
@@ -712,7 +716,7 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
             severity=incident.severity,
             incident=incident.id,
             steps=ctx.policy.probation_steps,
-            proof=checkpoint_wait.with_restored(reason, incident),
-            advice=closing.after_relapse(ctx.policy, ctx.state, incident),
+            proof=checkpoint_wait.add_restored_step(reason, incident),
+            advice=closing.advice_after_relapse(ctx.policy, ctx.state, incident),
         )
         ctx.send(recovered)

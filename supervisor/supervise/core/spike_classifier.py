@@ -31,12 +31,12 @@ from .model.verdicts import (
     SpikeClass,
     Verdict,
 )
-from .trends import Band, median, slope, spread
+from .trends import Band, median, robust_spread, theil_sen_slope
 
 OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
 
 
-def answered(happened: Sequence[ContextEvent]) -> ElseHappened:
+def answer_else_happened(happened: Sequence[ContextEvent]) -> ElseHappened:
     """Question 4: did anything else happen near the onset? The text names the first three."""
     if not happened:
         return ElseHappened(answer=NO, text="no other event is known", events=())
@@ -117,12 +117,12 @@ class Evidence:
     rolled_back: bool = False
 
 
-def is_back(verdict: Verdict) -> bool:
+def is_loss_rejoined(verdict: Verdict) -> bool:
     """Return whether the loss came back into its band."""
     return verdict.questions.rejoined.answer == YES
 
 
-def sentence(verdict: Verdict) -> str:
+def verdict_clause(verdict: Verdict) -> str:
     """Return a verdict as one clause, without numbers."""
     text = SENTENCES[verdict.kind]
     step = verdict.questions.rejoined.step
@@ -139,10 +139,10 @@ def sentence(verdict: Verdict) -> str:
 def classify_spike(case: Evidence) -> Verdict:
     """Answer the questions and name the class. Question 4 comes first where it explains all."""
     questions = Questions(
-        rejoined=rejoined(case),
-        eval_shifted=eval_shifted(case),
-        norms_stayed=norms_stayed(case),
-        else_happened=answered(case.happened),
+        rejoined=answer_rejoined(case),
+        eval_shifted=answer_eval_shifted(case),
+        norms_stayed=answer_norms_stayed(case),
+        else_happened=answer_else_happened(case.happened),
     )
     kind, back = _class(case, questions), questions.rejoined.answer == YES
     return Verdict(
@@ -201,7 +201,7 @@ def _happened(case: Evidence, kind: str) -> bool:
     return any(happened.kind == kind for happened in case.happened)
 
 
-def rejoined(case: Evidence) -> Rejoined:
+def answer_rejoined(case: Evidence) -> Rejoined:
     """Question 1: did the raw and the smoothed loss come back into the band, and stay?
 
     `rejoined_step` begins the first whole good window: `window` frames whose two medians were
@@ -272,7 +272,7 @@ def _medians(residuals: Sequence[float]) -> tuple[float, float]:
     return median(residuals), median(smooth)
 
 
-def eval_shifted(case: Evidence) -> EvalShifted:
+def answer_eval_shifted(case: Evidence) -> EvalShifted:
     """Question 2: did an evaluation of the same artefact move off its own trend, upwards?
 
     At least 4 evaluations before the onset and one 50 frames after it are needed; the newest 10
@@ -289,7 +289,7 @@ def eval_shifted(case: Evidence) -> EvalShifted:
         later_points = [point for point in points if late is not None and point[0] >= late][-4:]
         if len(earlier_points) < 4 or not later_points:
             continue
-        gradient = slope(earlier_points, 1)
+        gradient = theil_sen_slope(earlier_points, 1)
         log_step = math.log(earlier_points[-1][0] + 1.0)
         level = median(
             [value - gradient * (math.log(step + 1.0) - log_step) for step, value in earlier_points]
@@ -298,7 +298,7 @@ def eval_shifted(case: Evidence) -> EvalShifted:
             value - level - gradient * (math.log(step + 1.0) - log_step)
             for step, value in earlier_points
         ]
-        limit = max(PROBE_MADS * spread(residuals, 0.0), PROBE_SHARE * abs(level))
+        limit = max(PROBE_MADS * robust_spread(residuals, 0.0), PROBE_SHARE * abs(level))
         shift = median(
             [v - level - gradient * (math.log(step + 1.0) - log_step) for step, v in later_points]
         )
@@ -318,7 +318,7 @@ def eval_shifted(case: Evidence) -> EvalShifted:
     return EvalShifted(answer=UNKNOWN, text="too few evaluations around it to compare")
 
 
-def norms_stayed(case: Evidence) -> NormsStayed:
+def answer_norms_stayed(case: Evidence) -> NormsStayed:
     """Question 3: are the medians of the newest 50 norms within 1.5 times those of before?
 
     The share of clipped steps may double and grow by 2 points more.

@@ -39,7 +39,7 @@ def median(values: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
 
 
-def spread(values: Sequence[float], middle: float) -> float:
+def robust_spread(values: Sequence[float], middle: float) -> float:
     """Return 1.4826 x the median absolute deviation from `middle`."""
     return 1.4826 * median([abs(value - middle) for value in values])
 
@@ -86,7 +86,7 @@ class Band:
         return max(noise, BAND_SHARE * abs(self.level))
 
 
-def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
+def fit_loss_band(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
     """Fit the losses `(step, loss)` before `onset`; None with fewer than 8 of them.
 
     A slope upwards is taken for none: a loss that was rising is no trend to come back to. A loss
@@ -99,15 +99,15 @@ def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
         if len(newest) < LEAST:
             return None
         level = median(newest)
-        return Band(onset, level, 0.0, spread(newest, level), len(points_before[-PRE:]))
-    down = min(0.0, max(slope(pre), slope(pre[-NEAR:])))
+        return Band(onset, level, 0.0, robust_spread(newest, level), len(points_before[-PRE:]))
+    down = min(0.0, max(theil_sen_slope(pre), theil_sen_slope(pre[-NEAR:])))
     log_onset = math.log(onset + 1.0)
     moved = [loss - down * (math.log(step + 1.0) - log_onset) for step, loss in pre]
     level = median(moved[-NEAR:])
-    return Band(onset, level, down, spread(moved, level), len(pre))
+    return Band(onset, level, down, robust_spread(moved, level), len(pre))
 
 
-def calm_end(losses: Sequence[tuple[int, float]], onset: int) -> int:
+def calm_end_step(losses: Sequence[tuple[int, float]], onset: int) -> int:
     """Return the step before which the losses `(step, loss)` before `onset` were not yet raised.
 
     What is noticed late has raised the newest of them already: they are no level to come back to.
@@ -119,13 +119,13 @@ def calm_end(losses: Sequence[tuple[int, float]], onset: int) -> int:
         return onset
     levels = [median([loss for _, loss in block]) for block in blocks]
     lowest = levels.index(min(levels))
-    noise = spread([loss for _, loss in blocks[lowest]], levels[lowest])
+    noise = robust_spread([loss for _, loss in blocks[lowest]], levels[lowest])
     limit = levels[lowest] + max(STEP_MADS * noise, RAISED_SHARE * abs(levels[lowest]))
     calm = max(n for n, level in enumerate(levels) if level <= limit)
     return onset if calm == len(blocks) - 1 else blocks[calm + 1][0][0]
 
 
-def slope(points: Sequence[tuple[int, float]], block: int = BLOCK) -> float:
+def theil_sen_slope(points: Sequence[tuple[int, float]], block: int = BLOCK) -> float:
     """Return the Theil-Sen slope over ln(step + 1), of the medians of blocks of points."""
     first_index = len(points) % block
     blocks = [points[i : i + block] for i in range(first_index, len(points), block)]
@@ -167,7 +167,7 @@ class InputChange:
     lasting: bool = False
 
 
-def input_change(
+def detect_input_change(
     series: Mapping[str, Sequence[tuple[int, float]]], onset: int
 ) -> InputChange | None:
     """Return how the inputs since `onset` differ from those before, None where they do not."""
@@ -191,7 +191,7 @@ def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
     far = BEYOND * (high - low)
     if low - far <= now <= high + far:
         return ""
-    return f"{formats.metric(name)} {now:.3g} (before {low:.3g} to {high:.3g})"
+    return f"{formats.metric_in_words(name)} {now:.3g} (before {low:.3g} to {high:.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class LossCourse:
     fallen: bool
 
 
-def loss_course(
+def fit_loss_course(
     losses: Sequence[tuple[int, float]], band: Band, onset: int, since: int
 ) -> LossCourse | None:
     """Return the course of the losses from step `since` on, None with fewer than 4 of them."""
@@ -227,7 +227,7 @@ def loss_course(
         median(recent[:half]),
         median(recent[half:]),
     )
-    own_spread = spread(recent[:-2], median(recent[:-2]))  # other data may be noisier
+    own_spread = robust_spread(recent[:-2], median(recent[:-2]))  # other data may be noisier
     moved = newer - older
     noise = max(band.width(half), BAND_MADS * own_spread / math.sqrt(half))
     jump = min(recent[-2:]) - median(recent[:-2])
@@ -252,7 +252,7 @@ WAITS = 20.0  # percent of the time, where it is not known how much longer steps
 Series = Callable[[str], list[tuple[int, float]]]
 
 
-def is_of_others(slow: SlowStep | None, wait: float) -> bool:
+def is_cpu_contention(slow: SlowStep | None, wait: float) -> bool:
     """Return whether steps are slow as they wait for CPUs that others have.
 
     Args:
@@ -359,7 +359,7 @@ class Change:
     is_up: bool
 
 
-def course_of(points: Sequence[tuple[int, float]]) -> Course | None:
+def fit_course(points: Sequence[tuple[int, float]]) -> Course | None:
     """Return the course of the newest `(step, value)`, None with fewer than 8 of them.
 
     A bent series has the line of its end: the newest quarter must lie on it.
@@ -390,7 +390,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[Course, list[float]]:
         flat = [value - slope_per_step * (s - end) for s, value in zip(steps, values, strict=True)]
         level = median(flat)
         excess = [value - level for value in flat]
-        noise = max(spread(excess, 0.0), 1e-9)
+        noise = max(robust_spread(excess, 0.0), 1e-9)
         error = noise * math.sqrt(16.0 / len(points)) / max(1, end - steps[0])
         if abs(slope_per_step) >= STRAIGHT * error:
             break
@@ -424,11 +424,11 @@ def find_change(points: Sequence[tuple[int, float]], breach: int) -> Change | No
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     healthy = [p for p in finite if p[0] < breach - EXCLUDED]
     healthy = healthy if len(healthy) >= LEAST else [p for p in finite if p[0] < breach]
-    course = course_of(healthy)
+    course = fit_course(healthy)
     change = None if course is None else _find_change(points, course, breach)
     while change is not None:  # once more without what grew just before
         healthy = [p for p in finite if p[0] < change.earliest - EXCLUDED]
-        course = course_of(healthy)
+        course = fit_course(healthy)
         earlier = None if course is None else _find_change(points, course, breach)
         if earlier is None or earlier.step >= change.step or earlier.is_up != change.is_up:
             break

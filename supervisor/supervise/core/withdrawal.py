@@ -43,7 +43,7 @@ def reports_stall(monitor: RankMonitor, rule: Rule) -> bool:
     return any("signal" in reading and reading.get("code") == "BREACH" for reading in readings)
 
 
-def job_status(policy: Policy, state: State) -> str:
+def describe_job_status(policy: Policy, state: State) -> str:
     """Return how it is with the job while nothing is done about it, as a clause."""
     if state.job.returncode is not None:
         return "the job has ended"
@@ -73,7 +73,7 @@ STEPS_AGAIN = "the job makes progress again"
 CLEARED = "every rule that requested it has cleared"
 
 
-def reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
+def runbook_reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
     """Return the reason for a runbook that starts now; None when none can go away."""
     trigger = incident.trigger
     if state.job.returncode is not None:
@@ -94,7 +94,7 @@ def set_trigger(trigger: Trigger, rule: Rule, *, still: bool) -> None:
     trigger.asked_by, trigger.still = rule.id, still
 
 
-def lost_reason(policy: Policy, state: State, action: Action) -> str:
+def explain_lost_reason(policy: Policy, state: State, action: Action) -> str:
     """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
     incident, run = state.incident, state.run()
     if incident is None or run is None or state.job.returncode is not None:
@@ -112,17 +112,19 @@ def lost_reason(policy: Policy, state: State, action: Action) -> str:
         return "" if silent else STEPS_AGAIN
     if not action.ends_job or run.terms.approved is not None or not reason.rules:
         return ""
-    return "" if lasts(policy, state, incident, reason.rules) else CLEARED
+    return "" if trouble_lasts(policy, state, incident, reason.rules) else CLEARED
 
 
-def lasts(policy: Policy, state: State, incident: Incident, rule_ids: Iterable[str] = ()) -> bool:
+def trouble_lasts(
+    policy: Policy, state: State, incident: Incident, rule_ids: Iterable[str] = ()
+) -> bool:
     """Return whether a rule of the incident or of `rule_ids` fires, or losses are out of band."""
     firing = set(state.firing(policy)) & {*rule_ids, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
     return lasting or is_loss_out_of_band(state, incident)
 
 
-def ends(policy: Policy, state: State, incident: Incident) -> bool:
+def policy_ends_job(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether the policy ends a job of which this lasts, and that nothing can help."""
     if policy.give_up != STOP_SEV0:
         return policy.give_up == STOP
@@ -143,7 +145,7 @@ def explain_withdrawal(policy: Policy, state: State) -> str:
     if is_pause_gone(state):
         return UNPAUSED
     action = run.intent.action
-    return lost_reason(policy, state, action) if action and action.destructive else ""
+    return explain_lost_reason(policy, state, action) if action and action.destructive else ""
 
 
 def answers_stall(state: State) -> bool:

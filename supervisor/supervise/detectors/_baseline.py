@@ -207,7 +207,7 @@ class Baseline:
         return twin
 
 
-def median(ordered: list[float]) -> float:
+def median_of_sorted(ordered: list[float]) -> float:
     """Return the median of ascending values: the mean of the middle two when their number is even.
 
     Halved before they are added, so that two huge values cannot overflow.
@@ -247,14 +247,14 @@ class BaselineWatch(Debounced):
         """Return the scale of the window around its median."""
         spec = self.spec
         floor = spec.rel_floor if self.log else spec.rel_floor * abs(middle)
-        mad = median(sorted([abs(value - middle) for value in self.base.ordered]))
+        mad = median_of_sorted(sorted([abs(value - middle) for value in self.base.ordered]))
         return float(max(NORMAL * mad, floor, spec.abs_floor))
 
     def refit(self) -> float:
         """Replace the baseline, leave a note about it, and return the new median."""
         self.numbers_before_refit = self.numbers()
         self.base.refit()
-        middle = median(self.base.ordered)
+        middle = median_of_sorted(self.base.ordered)
         level = math.exp(middle) if self.log else middle
         reading_before = self.numbers_before_refit
         self.pending_note = self.base.refitted(self.spec.metric, level, reading_before)

@@ -18,7 +18,7 @@ from itertools import islice
 from operator import mul
 
 from ..core.model.decisions import UNKNOWN
-from ._baseline import NORMAL, median
+from ._baseline import NORMAL, median_of_sorted
 from ._lines import HUGE
 from ._watch import NEVER, Memory, explain_lacks
 
@@ -157,7 +157,9 @@ class Excess:
             self._accept(x)
             if len(self.ref) == self.least:
                 self.seen, self.quiet = self.least, max(self.quiet, self.least)
-                self.highest = median(sorted(self.ref[:FIRST]))  # most of a fall is at the start
+                self.highest = median_of_sorted(
+                    sorted(self.ref[:FIRST])
+                )  # most of a fall is at the start
                 self._fit()
             return LEARNING
         u = (x - self.level) / self.spread
@@ -300,7 +302,10 @@ class Excess:
     def _fit(self) -> None:
         """Fit level, spread, variances and limits to the reference."""
         self.fit_in = REFIT
-        newest, middle = median(sorted(self.ref[-NEWEST:])), median(self.ordered)
+        newest, middle = (
+            median_of_sorted(sorted(self.ref[-NEWEST:])),
+            median_of_sorted(self.ordered),
+        )
         self.level = newest if newest < middle else middle
         n = self.seen
         self._fit_noise(REFIT / min(n / 3 + NEWEST, MEMORY) if self.usual else 1.0)
@@ -351,7 +356,7 @@ class Excess:
         bend = sum(map(mul, ref, curve)) / curves
         self.slope = slope
         off = [x - level - slope * t - bend * c for x, t, c in zip(ref, line, curve, strict=True)]
-        mad = NORMAL * median(sorted(map(abs, off)))
+        mad = NORMAL * median_of_sorted(sorted(map(abs, off)))
         self.usual += (mad - self.usual) * rate
         spread = max(mad, self.usual, FLOOR * abs(self.level), LEAST_SPREAD)
         limit = min(max(4.0, self.most), CLIPPED) * spread

@@ -17,13 +17,13 @@ from itertools import pairwise
 HUGE = 1e150  # larger samples are not fitted: their squares would overflow
 
 
-def mean(values: list[float]) -> float:
+def exact_mean(values: list[float]) -> float:
     """Return the mean; divided before it is summed, exactly rounded, whatever the order."""
     count = len(values)
     return math.fsum([value / count for value in values])
 
 
-def slopes(positions: list[float], values: list[float]) -> list[float]:
+def pairwise_slopes(positions: list[float], values: list[float]) -> list[float]:
     """Return the slopes of all pairs, ascending; `positions` ascends strictly."""
     return sorted(
         [

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
-from ._baseline import median
+from ._baseline import median_of_sorted
 from ._lines import HUGE, Curve, check_knots, cut_lists_after, trim_window
 from ._watch import LONGEST, NEVER, Memory, MetricDetector
 
@@ -166,7 +166,7 @@ class CollapseWatch(Memory):
         """Return the scale, -1 with too few samples."""
         parts = zip(self.sums, self.counts, strict=True)
         means = sorted([total / count for total, count in parts if count])
-        return median(means) if len(means) >= FEWEST else -1.0
+        return median_of_sorted(means) if len(means) >= FEWEST else -1.0
 
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps, self.values, self.shape)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, Reading
 from ..core.model.values import Unit
-from ._baseline import BaselineWatch, median
+from ._baseline import BaselineWatch, median_of_sorted
 from ._lines import HUGE
 from ._watch import NEVER, MetricDetector, check_quota, check_window
 
@@ -180,7 +180,7 @@ class CusumWatch(BaselineWatch):
 
     def _fit(self) -> None:
         """Fit level and scale to the window."""
-        self.level = median(self.base.ordered)
+        self.level = median_of_sorted(self.base.ordered)
         self.scale = self.scale_of(self.level)
         window = len(self.base.ordered) if self.by_steps else self.spec.window
         self.fit_in = max(1, window // FITS)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
-from ._baseline import median
+from ._baseline import median_of_sorted
 from ._excess import ExcessWatch
 from ._lines import cut_lists_after, trim_window
 from ._watch import Memory, MetricDetector
@@ -193,7 +193,9 @@ class ComparableWatch(Memory):
             newest = self.levels[-window:]
             least = math.log(self.spec.least) / ALIKE
             # Most rows are as large as any, and need no median.
-            self.is_short = level < max(newest) + least and level < median(sorted(newest)) + least
+            self.is_short = (
+                level < max(newest) + least and level < median_of_sorted(sorted(newest)) + least
+            )
             return
         turns = self.turns[-window:]
         if len(turns) < FIRST or sum(turns) * ODD <= len(turns):

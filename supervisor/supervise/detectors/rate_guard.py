@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, REBASELINE, Detector, Note, Reading
 from ..core.model.payload import Json, Payload
-from ._baseline import median
+from ._baseline import median_of_sorted
 from ._watch import Memory, explain_lacks
 
 KEPT = 256  # samples that `rewind` can restore
@@ -190,7 +190,7 @@ class RateGuardWatch(Memory):
                 RECENT,
             )
         )
-        return moved > self.spec.over * median(sorted(recent)) if recent else None
+        return moved > self.spec.over * median_of_sorted(sorted(recent)) if recent else None
 
     def _note(self, index: int, group: Group, value: float) -> Note:
         metric, count = self.spec.metrics_[index], self.spec.freeze

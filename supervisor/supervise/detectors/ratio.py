@@ -15,7 +15,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
-from ._baseline import Baseline, Freeze, median
+from ._baseline import Baseline, Freeze, median_of_sorted
 from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, explain_lacks
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
@@ -169,7 +169,7 @@ class RatioWatch(Memory):
             if not self.base.flag(step, sample):
                 return 0
             self.base.refit()
-            level = median(self.base.ordered)
+            level = median_of_sorted(self.base.ordered)
         else:
             if not self.freeze.add(step, sample, True):
                 return 0

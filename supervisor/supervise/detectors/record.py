@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
-from ._baseline import median
+from ._baseline import median_of_sorted
 from ._watch import Memory, MetricDetector, explain_lacks
 
 KEPT = 2  # windows that `rewind` can restore
@@ -98,7 +98,7 @@ class RecordWatch(Memory):
         if sample is None or sample - sample != 0.0:
             return UNKNOWN
         count, ordered = len(self.values), self.ordered
-        middle = median(ordered) if ordered else sample
+        middle = median_of_sorted(ordered) if ordered else sample
         rise = self.rise = sample - middle
         if count > self.until:
             self._find(count)

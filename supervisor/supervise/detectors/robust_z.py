@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, Reading
 from ..core.model.values import Unit
-from ._baseline import NORMAL, BaselineWatch, median
+from ._baseline import NORMAL, BaselineWatch, median_of_sorted
 from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
 
 A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must not hide a breach
@@ -156,7 +156,7 @@ class RobustZWatch(BaselineWatch):
         if limit is None:
             return False
         changes = sorted(abs(later - value) for value, later in pairwise(self.base.newest))
-        jitter = NORMAL / math.sqrt(2.0) * median(changes) if changes else 0.0
+        jitter = NORMAL / math.sqrt(2.0) * median_of_sorted(changes) if changes else 0.0
         return bool(jitter > (limit if self.log else limit * abs(middle)))
 
     def drop_after(self, step: int) -> None:
@@ -168,7 +168,7 @@ class RobustZWatch(BaselineWatch):
         if self.numbers_before_refit:
             return self.numbers_before_refit
         ordered = self.base.ordered
-        middle = median(ordered) if ordered else math.nan
+        middle = median_of_sorted(ordered) if ordered else math.nan
         scale = self.scale_of(middle) if ordered else math.nan
         return {
             "step": self.last,

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
-from ._lines import HUGE, lower_rank, mean, slopes
+from ._lines import HUGE, exact_mean, lower_rank, pairwise_slopes
 from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, explain_lacks
 
 BLOCKS = 16
@@ -109,7 +109,7 @@ class TrendWatch(Memory):
     def _close(self) -> None:
         steps = self.open_at
         self.at.append(sum(steps) / len(steps))
-        self.means.append(mean(self.open))
+        self.means.append(exact_mean(self.open))
         self.first.append(steps[0])
         self.until.append(steps[-1])
         self.samples.append(len(steps))
@@ -131,7 +131,7 @@ class TrendWatch(Memory):
 
     def _slope_and_bound(self) -> tuple[float, float]:
         """Return the median slope of the newest blocks and its confidence bound, per 1000 steps."""
-        slope_values = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
+        slope_values = pairwise_slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
         slope_bound = slope_values[self.rank if self.upper else -1 - self.rank]
         return 1000.0 * slope_values[PAIRS // 2], 1000.0 * slope_bound
 

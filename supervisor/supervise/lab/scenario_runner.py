@@ -448,7 +448,11 @@ def load_suite(path: Path, warnings: list[Problem] | None = None) -> Subject:
     if root is None:
         problems.stop()
     assert root is not None
-    build = subjects.of_tests if subjects.sort_of(root) == subjects.TESTS else subjects.of_pack
+    build = (
+        subjects.subject_of_tests
+        if subjects.file_kind(root) == subjects.TESTS
+        else subjects.subject_of_pack
+    )
     subject = build(root, path, problems)
     if warnings is not None:
         warnings += problems.warnings

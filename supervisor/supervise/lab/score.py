@@ -450,7 +450,10 @@ def _rival_line(
     rival: BacktestOutcome, primary: BacktestOutcome, labels: Sequence[Label] | None
 ) -> OutcomeLine:
     line = outcome_line(rival, labels)
-    line.only_here, line.not_here = only_in(rival, primary), only_in(primary, rival)
+    line.only_here, line.not_here = (
+        unmatched_alarms(rival, primary),
+        unmatched_alarms(primary, rival),
+    )
     return line
 
 
@@ -479,7 +482,7 @@ def score_policies(results: Found, labels: Sequence[Label] | None) -> list[Score
     return [score_alarms(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
 
 
-def only_in(outcome: BacktestOutcome, right: BacktestOutcome) -> list[Alarm]:
+def unmatched_alarms(outcome: BacktestOutcome, right: BacktestOutcome) -> list[Alarm]:
     """Return the incidents of `left` with none as severe within SLACK rows in `right`."""
     near = SLACK * outcome.spacing
     return [
@@ -532,7 +535,7 @@ def score_lines(results: Found, labels: Sequence[Label] | None) -> Iterator[str]
             f"  {outcome.run} {alarm.step} {alarm.severity} {alarm.rule}: {outcome.policy} only"
             for outcomes in results
             for outcome, right in itertools.permutations((outcomes[0], outcomes[i]))
-            for alarm in only_in(outcome, right)
+            for alarm in unmatched_alarms(outcome, right)
         ]
         pair = f"{totals[0].policy} and {rival.policy}"
         yield f"{pair} differ:" if differences else f"{pair} raise the same alarms"

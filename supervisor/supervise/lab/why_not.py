@@ -225,8 +225,8 @@ def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
 
 def _distance(spec: Detector, numbers: Reading) -> Comparison:
     """Return what was measured, the comparison it needed, and how far off it was."""
-    measure, value = formats.measured(numbers)
-    limit = formats.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
+    measure, value = formats.measured_number(numbers)
+    limit = formats.finite_number(numbers.get("slack" if "slack" in numbers else "threshold"))
     comparison = Comparison(measure, value, limit)
     if "last_breach" in numbers or "nonfinite" in numbers or limit is None:
         return comparison
@@ -239,10 +239,10 @@ def _distance(spec: Detector, numbers: Reading) -> Comparison:
     equal = (
         "=" if any(_is_configured(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
     )
-    needs = f"{'<' if lower else '>'}{equal} {formats.number(limit)}"
+    needs = f"{'<' if lower else '>'}{equal} {formats.format_number(limit)}"
     if is_both:
         needs = f"{needs} either way"
-    finite_value = formats.finite(value)
+    finite_value = formats.finite_number(value)
     if finite_value is None:
         return comparison._replace(needs=needs)
     short = (
@@ -275,30 +275,33 @@ def _sentence(
     if condition.needs is UNSET:
         return formats.format_reading(numbers)
     form = formats.MEASURES.get(condition.measure, "{}")
-    named = f"{numbers.get('metric', 'value')} {formats.number(numbers.get('value'))}"
-    text = f"{named}: " + form.format(formats.number(condition.measured))
+    named = f"{numbers.get('metric', 'value')} {formats.format_number(numbers.get('value'))}"
+    text = f"{named}: " + form.format(formats.format_number(condition.measured))
     if condition.measure == "value":
         text = named
     if "signal" in numbers:
-        text = f"{formats.silence(numbers, limited=False)},"
+        text = f"{formats.format_silence(numbers, limited=False)},"
     text += f" {'is' if condition.raw == 'BREACH' else 'needs'} {condition.needs}"
     if condition.short_by is not None:
-        text += f", short by {formats.number(condition.short_by)}"
-    if formats.integer(numbers, "needed", 1) > 1:
+        text += f", short by {formats.format_number(condition.short_by)}"
+    if formats.reading_integer(numbers, "needed", 1) > 1:
         text += (
             f"; {numbers['breaching']} of the {numbers['needed']} breaches it needs in the newest "
             f"{numbers['of']} samples"
         )
-    return "; ".join(filter(None, [text, formats.baseline(numbers)]))
+    return "; ".join(filter(None, [text, formats.format_baseline(numbers)]))
 
 
 def _unmatched(spec: Detector, numbers: Reading) -> Iterator[str]:
     """Yield what came in another order, too late, or not at all, of a sequence or a join."""
-    now, within = formats.integer(numbers, "step", -1), formats.integer(numbers, "within", 0)
-    last_step = formats.integer(formats.table(numbers, "match"), "last_step", -1)
+    now, within = (
+        formats.reading_integer(numbers, "step", -1),
+        formats.reading_integer(numbers, "within", 0),
+    )
+    last_step = formats.reading_integer(formats.reading_table(numbers, "match"), "last_step", -1)
     breaches = {
         name: step
-        for name, step in formats.table(numbers, "last_breach").items()
+        for name, step in formats.reading_table(numbers, "last_breach").items()
         if isinstance(step, int) and step > last_step
     }
     if last_step >= 0 and not breaches:
@@ -361,9 +364,9 @@ def _unknown(spec: Detector, monitor: RankMonitor, condition: Condition) -> str:
     numbers = condition.numbers
     if few := monitor.watches[monitor.index[condition.detector]].lacks(1):
         return f"warming up, {few}"
-    value = formats.finite(numbers.get("value"))
+    value = formats.finite_number(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
-        return f"{formats.number(value)} has no logarithm"
+        return f"{formats.format_number(value)} has no logarithm"
     return f"undecided so far; {formats.format_reading(numbers)}"
 
 
@@ -480,7 +483,7 @@ def answer_question(
         UsageError: the run has no such step or rule; the hint lists what it has.
     """
     named = next((rule for rule in policy.rules if rule.id == question.rule), None)
-    metrics = frozenset(() if named is None else rule_scope.metrics(policy, named))
+    metrics = frozenset(() if named is None else rule_scope.rule_metrics(policy, named))
     target, attempt, attempts = find_event(question, events(), metrics)
     moment = _fold(question, target, policy, events(), policies)
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
@@ -615,7 +618,9 @@ def _fold(
                 return
             yield number, event
 
-    for number, _, now, state, decisions in engine.fold(policy, selected_events(), None, policies):
+    for number, _, now, state, decisions in engine.fold_events(
+        policy, selected_events(), None, policies
+    ):
         if any(_is_fired(decision, question) for decision in decisions):
             last_firing = (number, state.step)
         if number == target:

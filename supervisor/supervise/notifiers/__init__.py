@@ -23,10 +23,10 @@ __all__ = [
     "Sender",
     "Settings",
     "UnsetError",
-    "build",
+    "build_routes",
+    "build_senders",
+    "channels_from_options",
     "heartbeat_sender",
-    "of_options",
-    "routes",
 ]
 
 
@@ -47,7 +47,9 @@ KINDS: Mapping[str, type[Settings]] = LazyClasses(
 )
 
 
-def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def channels_from_options(
+    options: Sequence[str], env: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
     """Return the `notify` section for options such as `slack:SLACK_URL`.
 
     Raises:
@@ -82,7 +84,7 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
     return notify
 
 
-def build(
+def build_senders(
     notify: Mapping[str, Mapping[str, ChannelKey]], env: Mapping[str, str]
 ) -> tuple[list[Sender], list[str]]:
     """Return the channels of a policy's `notify` section, and one warning per unusable one.
@@ -102,7 +104,7 @@ def build(
     return senders, warnings
 
 
-def routes(notify: Mapping[str, Mapping[str, ChannelKey]]) -> dict[str, Route]:
+def build_routes(notify: Mapping[str, Mapping[str, ChannelKey]]) -> dict[str, Route]:
     """Return channel -> which messages it takes. Raises InputError: unknown notifier or key."""
     settings = {name: _settings_of(name, keys) for name, keys in notify.items()}
     return {

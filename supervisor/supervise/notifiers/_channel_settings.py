@@ -162,7 +162,7 @@ def _quiet(text: str) -> tuple[int, int, str]:
     return start_minute, end_minute, zone
 
 
-def variable(env: Mapping[str, str], name: str) -> str:
+def required_variable(env: Mapping[str, str], name: str) -> str:
     """Return the environment variable `name`, stripped. Raises UnsetError when it is empty."""
     value = env.get(name, "").strip()
     if not value:
@@ -170,13 +170,13 @@ def variable(env: Mapping[str, str], name: str) -> str:
     return value
 
 
-def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
+def required_url(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
     """Return the URL in the environment variable `name`.
 
     Raises:
         UnsetError: it is not set, no URL, or plain http to another machine without `allow_http`.
     """
-    url = variable(env, name)
+    url = required_variable(env, name)
     scheme, host = _parts(url)
     if scheme not in ("http", "https") or not host:
         raise UnsetError(f"the environment variable {name} does not hold a URL")
@@ -199,7 +199,7 @@ def _parts(url: str) -> tuple[str, str | None]:
         return "", None
 
 
-def sentences(message: Message) -> list[tuple[str, str]]:
+def message_sentences(message: Message) -> list[tuple[str, str]]:
     """Return the `(head, text)` of a message in the order in which people read them."""
     parts = (
         ("What", message.verdict),
@@ -210,7 +210,7 @@ def sentences(message: Message) -> list[tuple[str, str]]:
     return [(head, text) for head, text in parts if text]
 
 
-def footer(message: Message) -> list[str]:
+def message_footer(message: Message) -> list[str]:
     """Return when and where a message is from, for people: run, directory, step, host and so on.
 
     Of the head of the audit log twelve digits are shown; the webhook has all of them.
@@ -223,20 +223,20 @@ def footer(message: Message) -> list[str]:
         ("step", str(message.step) if message.step >= 0 else ""),
         ("", message.incident or ""),
         ("host", message.host),
-        ("job", clip(message.job, 80)),
+        ("job", clip_text(message.job, 80)),
         ("policy", policy),
-        ("directory", clip(message.directory, 200)),
+        ("directory", clip_text(message.directory, 200)),
         ("audit", f"{size} {head[:12]}".strip()),
     )
     return [f"{name} {text}".strip() for name, text in parts if text]
 
 
-def clip(text: str, limit: int) -> str:
+def clip_text(text: str, limit: int) -> str:
     """Return at most `limit` characters, the last one an ellipsis if any were cut."""
     return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
 
 
-def fit(payload: Callable[[float], Any], max_bytes: int) -> bytes:
+def fit_payload(payload: Callable[[float], Any], max_bytes: int) -> bytes:
     """Return the JSON of `payload(share)` for the largest share of its limits that fits.
 
     A lone surrogate becomes its JSON escape.

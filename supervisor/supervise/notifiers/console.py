@@ -13,7 +13,7 @@ from typing import TextIO
 
 from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError, Severity
-from ._channel_settings import ChannelSettings, Sender, clip, sentences
+from ._channel_settings import ChannelSettings, Sender, clip_text, message_sentences
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not
@@ -80,13 +80,13 @@ def render_console(message: Message, *, colour: bool) -> str:
     severity: str = message.severity
     if colour and severity in _COLOURS:
         severity = f"\033[{_COLOURS[severity]}m{severity}\033[0m"
-    title = clip(printable(message.title), WIDTH)
+    title = clip_text(printable(message.title), WIDTH)
     position = f"step {message.step}" if message.step >= 0 else "before the first step"
     lines = [f"{severity} {title}" + ("" if f"at {position}" in title else f" ({position})")]
-    parts = ((head.lower(), text) for head, text in sentences(message))
+    parts = ((head.lower(), text) for head, text in message_sentences(message))
     texts = (*parts, *message.facts)
     for head, text in texts:
         if text:
             width = LONG if head == "next" else WIDTH
-            lines.append(f"  {printable(head):4}  {clip(printable(text), width)}")
+            lines.append(f"  {printable(head):4}  {clip_text(printable(text), width)}")
     return "".join(f"{PREFIX}{line}\n" for line in lines)

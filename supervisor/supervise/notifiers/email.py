@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.model.formats import printable
 from ..core.model.interfaces import OPENED, Message, NotifyError, Severity
-from ._channel_settings import TIMEOUT_S, ChannelSettings, Sender, clip, footer, sentences, variable
+from ._channel_settings import (
+    TIMEOUT_S,
+    ChannelSettings,
+    Sender,
+    clip_text,
+    message_footer,
+    message_sentences,
+    required_variable,
+)
 
 if TYPE_CHECKING:
     import smtplib
@@ -50,7 +58,7 @@ class Email(ChannelSettings):
 
     def open(self, env: Mapping[str, str]) -> Sender:
         """Return the sender. Raises UnsetError."""
-        password = "" if self.password_env is None else variable(env, self.password_env)
+        password = "" if self.password_env is None else required_variable(env, self.password_env)
         return EmailSender(self, password)
 
     def check(self) -> list[tuple[str, str]]:
@@ -89,13 +97,13 @@ class EmailSender:
 
     def send(self, message: Message, *, key: str) -> str:
         """Deliver. Raises NotifyError."""
-        subject = title = clip(printable(f"[{message.severity}] {message.title}"), MAX_SUBJECT)
+        subject = title = clip_text(printable(f"[{message.severity}] {message.title}"), MAX_SUBJECT)
         if message.incident is not None:
             first_subject = self._subjects.setdefault(message.incident, title)
             subject = title if first_subject == title else f"Re: {first_subject}"
             while len(self._subjects) > KEPT:
                 del self._subjects[next(iter(self._subjects))]
-        letter = letter_of(message, key, subject)
+        letter = build_email(message, key, subject)
         letter["From"], letter["To"] = self._settings.sender, ", ".join(self._settings.to)
         outcome = self._deliver(letter)
         if isinstance(
@@ -149,7 +157,7 @@ class EmailSender:
         return server
 
 
-def letter_of(message: Message, key: str, subject: str) -> EmailMessage:
+def build_email(message: Message, key: str, subject: str) -> EmailMessage:
     """Return the e-mail without its addresses. `key`: of the message."""
     letter = EmailMessage()
     letter["Subject"] = subject
@@ -160,9 +168,9 @@ def letter_of(message: Message, key: str, subject: str) -> EmailMessage:
         letter["References"] = letter["In-Reply-To"] = thread
     letter["Auto-Submitted"] = "auto-generated"  # RFC 3834: no out-of-office answers
     lines = [printable(message.title), ""]
-    lines += [f"{head:7}{printable(text)}" for head, text in sentences(message)]
+    lines += [f"{head:7}{printable(text)}" for head, text in message_sentences(message)]
     lines += [f"{printable(name)}: {printable(text)}" for name, text in message.facts]
-    text = "\n".join([*lines, "", " · ".join(map(printable, footer(message))), ""])
+    text = "\n".join([*lines, "", " · ".join(map(printable, message_footer(message))), ""])
     letter.set_content(text.encode("utf-8", "backslashreplace").decode())
     return letter
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 from ..core.model.interfaces import NotifyError
 from ..core.model.values import Seconds
 from ..system import Thread
-from ._channel_settings import TIMEOUT_S, Poster, Settings, address
+from ._channel_settings import TIMEOUT_S, Poster, Settings, required_url
 
 PING, START, FAIL = "ping", "start", "fail"
 EVERY_S = 60.0
@@ -61,7 +61,9 @@ class Heartbeat(Settings):
 
     def open(self, env: Mapping[str, str]) -> HeartbeatSender:
         """Return the sender. Raises UnsetError."""
-        return HeartbeatSender(address(env, self.url_env, allow_http=self.allow_http), self.every)
+        return HeartbeatSender(
+            required_url(env, self.url_env, allow_http=self.allow_http), self.every
+        )
 
     def check(self) -> list[tuple[str, str]]:
         return [] if self.every > 0.0 else [("every", f"must be above zero, not {self.every:g}")]
@@ -85,7 +87,8 @@ class HeartbeatSender:
     def __init__(self, url: str, every_s: float, *, timeout_s: float = TIMEOUT_S) -> None:
         self.every_s = every_s
         self._posters = {
-            kind: Poster(below(url, end), timeout_s=timeout_s) for kind, end in _BEHIND.items()
+            kind: Poster(append_path(url, end), timeout_s=timeout_s)
+            for kind, end in _BEHIND.items()
         }
 
     def send(self, kind: str, text: str) -> None:
@@ -93,7 +96,7 @@ class HeartbeatSender:
         self._posters[kind].post(text.encode("utf-8", "replace"), _PLAIN)
 
 
-def below(url: str, end: str) -> str:
+def append_path(url: str, end: str) -> str:
     """Return the address with `end` behind its path, before a query."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + end)) if end else url

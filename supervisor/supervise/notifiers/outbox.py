@@ -37,9 +37,9 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
         incident=decision.incident,
         severity=cast(Severity, text.severity),
         title=text.title,
-        verdict=with_run(text.verdict, directory),
-        why=with_run(text.why, directory),
-        next=with_run(text.advice.text, directory),
+        verdict=fill_run_placeholder(text.verdict, directory),
+        why=fill_run_placeholder(text.why, directory),
+        next=fill_run_placeholder(text.advice.text, directory),
         step=text.step,
         audit_head=audit_head,
         directory=directory,
@@ -50,7 +50,7 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
     )
 
 
-def with_run(text: str, directory: str) -> str:
+def fill_run_placeholder(text: str, directory: str) -> str:
     """Replace RUN in the commands and paths of a text, so that they can be pasted into a shell."""
     named = shlex.quote(directory)
     return RUN.sub(lambda match: f"{match[1] or ''}{named}", text)

@@ -20,10 +20,10 @@ from ._channel_settings import (
     ChannelSettings,
     Poster,
     Sender,
-    clip,
-    fit,
-    sentences,
-    variable,
+    clip_text,
+    fit_payload,
+    message_sentences,
+    required_variable,
 )
 
 MAX_BYTES = 100_000  # PagerDuty takes 512 kB
@@ -48,7 +48,7 @@ class PagerDuty(ChannelSettings):
 
     def open(self, env: Mapping[str, str]) -> Sender:
         """Return the sender. Raises UnsetError."""
-        key = variable(env, self.key_env)
+        key = required_variable(env, self.key_env)
         return PagerDutySender(key, URL_EU if self.eu else URL, min_sev=self.min_sev)
 
     def check(self) -> list[tuple[str, str]]:
@@ -90,8 +90,8 @@ def build_pagerduty_event(message: Message, routing_key: str, key: str) -> bytes
     }
     if action == "trigger":
         event["client"] = "supervise"
-        return fit(lambda share: {**event, "payload": _payload(message, share)}, MAX_BYTES)
-    return fit(lambda _: event, MAX_BYTES)
+        return fit_payload(lambda share: {**event, "payload": _payload(message, share)}, MAX_BYTES)
+    return fit_payload(lambda _: event, MAX_BYTES)
 
 
 def make_dedup_key(message: Message, key: str) -> str:
@@ -103,15 +103,15 @@ def make_dedup_key(message: Message, key: str) -> str:
 
 def _payload(message: Message, share: float) -> dict[str, Any]:
     def cut(text: str, limit: int) -> str:
-        return clip(text, int(limit * share))
+        return clip_text(text, int(limit * share))
 
     about = {"run": message.run, "directory": cut(message.directory, 500)}
     about |= {"policy": message.policy, "mode": message.mode}
-    details = {head: cut(text, 4000) for head, text in sentences(message)}
+    details = {head: cut(text, 4000) for head, text in message_sentences(message)}
     details |= {name: cut(text, 500) for name, text in message.facts[:8]}
     details |= {name: text for name, text in about.items() if text}
     return {
-        "summary": clip(message.title, 1024),
+        "summary": clip_text(message.title, 1024),
         "source": message.host or message.run,
         "severity": SEVERITIES[message.severity],
         "component": cut(message.job, 200) or message.run,

@@ -25,13 +25,13 @@ from ._channel_settings import (
     ChannelSettings,
     Poster,
     Sender,
-    address,
-    clip,
-    fit,
-    footer,
+    clip_text,
+    fit_payload,
     is_private,
-    sentences,
-    variable,
+    message_footer,
+    message_sentences,
+    required_url,
+    required_variable,
 )
 
 WIDTH, HEIGHT, DPI = 7.0, 2.6, 110  # inches; 770 x 286 pixels, as wide as a thread on a phone needs
@@ -98,9 +98,9 @@ class Slack(ChannelSettings):
     def open(self, env: Mapping[str, str]) -> Sender:
         """Return the sender. Raises UnsetError."""
         if self.token_env is not None:
-            token = variable(env, self.token_env)
+            token = required_variable(env, self.token_env)
             return SlackBotSender(token, self.channel or "", API, min_sev=self.min_sev)
-        url = address(env, self.url_env or "", allow_http=self.allow_http)
+        url = required_url(env, self.url_env or "", allow_http=self.allow_http)
         return SlackSender(url, min_sev=self.min_sev)
 
     def check(self) -> list[tuple[str, str]]:
@@ -240,7 +240,7 @@ def _metadata(key: str) -> dict[str, Any]:
 
 def build_slack_body(message: Message, keys: Mapping[str, Any] | None = None) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES; `keys`: further ones."""
-    return fit(lambda share: {**_payload(message, share), **(keys or {})}, MAX_BYTES)
+    return fit_payload(lambda share: {**_payload(message, share), **(keys or {})}, MAX_BYTES)
 
 
 def _payload(message: Message, share: float) -> dict[str, Any]:
@@ -248,10 +248,10 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
         return _escape(text, int(limit * share))
 
     title = f"[{message.severity}] {message.title}"
-    lines = [f"*{head}* {cut(text, 900)}" for head, text in sentences(message)]
-    foot = footer(message)
+    lines = [f"*{head}* {cut(text, 900)}" for head, text in message_sentences(message)]
+    foot = message_footer(message)
     blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": {"type": "plain_text", "text": clip(title, 150)}}
+        {"type": "header", "text": {"type": "plain_text", "text": clip_text(title, 150)}}
     ]
     for start in range(0, len(lines), 3):  # a section holds three of them
         part = "\n".join(lines[start : start + 3])

@@ -27,10 +27,10 @@ from ._channel_settings import (
     Poster,
     Sender,
     UnsetError,
-    address,
-    clip,
-    fit,
-    variable,
+    clip_text,
+    fit_payload,
+    required_url,
+    required_variable,
 )
 
 MAX_BYTES = 20_000
@@ -53,10 +53,12 @@ class Webhook(ChannelSettings):
 
     def open(self, env: Mapping[str, str]) -> Sender:
         """Return the sender. Raises UnsetError, also if the secret is missing."""
-        url = address(env, self.url_env, allow_http=self.allow_http)
+        url = required_url(env, self.url_env, allow_http=self.allow_http)
         secrets = []
         if self.secret_env is not None:
-            secrets = [_key(s, self.secret_env) for s in variable(env, self.secret_env).split()]
+            secrets = [
+                _key(s, self.secret_env) for s in required_variable(env, self.secret_env).split()
+            ]
         return WebhookSender(url, secrets, min_sev=self.min_sev)
 
 
@@ -153,7 +155,7 @@ class MessageData(Struct, frozen=True):
         """Return a message with texts of this share of their limits."""
 
         def cut(text: str, limit: int) -> str:
-            return clip(text, int(limit * share))
+            return clip_text(text, int(limit * share))
 
         return cls(
             run=message.run,
@@ -200,10 +202,10 @@ def build_webhook_body(message: Message) -> bytes:
         data = MessageData.shortened(message, share)
         return to_builtins(WebhookMessage("supervise/message/v1", event, message.at, data))
 
-    return fit(payload, MAX_BYTES)
+    return fit_payload(payload, MAX_BYTES)
 
 
-def schema() -> dict[str, Any]:
+def message_schema() -> dict[str, Any]:
     """Return the JSON Schema of what `body` returns."""
     return published_schema(WebhookMessage, "A message of supervise to a webhook")
 

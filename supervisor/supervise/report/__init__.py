@@ -13,8 +13,8 @@ __getattr__ = lazy_exports(
         "incident_report": "Action, IncidentReport, RunOrigin, incident_schema",
         "incident_sentences": "describe_observation",
         "incident_views": (
-            "render_card, files_of_incident, render_full, render_markdown, "
-            "outcome_text, with_report"
+            "render_card, render_files, render_full, render_markdown, "
+            "outcome_text, add_report_to_message"
         ),
         "openmetrics": "RunMetrics",
         "receipt": "closing_receipt",

@@ -21,7 +21,7 @@ from ..core.rule_scope import MACHINE
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
-from .incident_facts import LOSSES, Tapes, loss_of, moves, sparkline
+from .incident_facts import LOSSES, Tapes, find_moves, loss_metric_of, sparkline
 from .incident_report import (
     MEANINGS,
     VERSION,
@@ -47,10 +47,10 @@ from .records import (
     DOUBT,
     Record,
     RunStart,
+    action_outcomes,
     is_closing,
     launch_failures,
-    notices,
-    outcomes,
+    notices_of_kind,
     records_of,
 )
 
@@ -78,7 +78,7 @@ def build_incident_report(
     case = _Case(records, incident, run, policies, tapes)
     opened, status, actions = case.opened, case.status, case.actions
     cause, trigger = case.cause()
-    moved, loss = [move.metric for move in case.moves], loss_of(case.series)
+    moved, loss = [move.metric for move in case.moves], loss_metric_of(case.series)
     directory = shlex.quote(run.directory)
     return IncidentReport(
         schema=VERSION,
@@ -89,10 +89,10 @@ def build_incident_report(
         status_meaning=MEANINGS[status],
         final=case.closed is not None,
         run=replace(run, policy_digest=case.digest, mode=case.mode),
-        opened=facts.moment(case.opening),
+        opened=facts.moment_of_record(case.opening),
         breach_step=case.breach,
         closed=case.closing(),
-        updated=facts.moment(case.incident[-1]),
+        updated=facts.moment_of_record(case.incident[-1]),
         rules=case.rules,
         scope=case.scope(),
         observation=case.observation(),
@@ -111,9 +111,10 @@ def build_incident_report(
         suppressed=case.suppressed,
         failures=case.failures[:MAX_FAILURES],
         messages=case.messages,
-        timeline=facts.timeline(case.incident, case.opening),
+        timeline=facts.build_timeline(case.incident, case.opening),
         evidence=Evidence(
-            directory=f"{run.directory}/incidents/{incident}", bundles=facts.bundles(actions)
+            directory=f"{run.directory}/incidents/{incident}",
+            bundles=facts.evidence_bundles(actions),
         ),
         replay=_replay(opened, directory),
     )
@@ -151,18 +152,18 @@ class _Case:
         metrics = facts.metrics_in_breach(self.incident)
         self.series = None if self.tape is None else self.tape.series(metrics)
         self.rules = facts.fired_rules(self.incident, self.rule_of)
-        self.conditions = facts.conditions(self.incident, self.series)
+        self.conditions = facts.measured_conditions(self.incident, self.series)
         signals = [] if self.series is None else list(self.series.signals)
-        self.moves = moves(self.tape, signals, self.breach, self.opened.highest_rate or 0.0)
-        self.is_of_machine = facts.about_machine(self.conditions, self.policy, self.opened.rule)
+        self.moves = find_moves(self.tape, signals, self.breach, self.opened.highest_rate or 0.0)
+        self.is_of_machine = facts.is_about_machine(self.conditions, self.policy, self.opened.rule)
         own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
-        self.onset = facts.onset(own, self.breach, self.opened.slow_step)
-        self.conditions = facts.with_frames(self.conditions, self.tape, self.moves)
-        self.actions = facts.actions(self.incident)
-        self.verification = facts.verification(self.incident)
-        self.approval = facts.approval(self.incident)
-        self.suppressed = facts.suppressed(self.incident)
-        self.messages = facts.messages(records, self.incident)
+        self.onset = facts.find_onset(own, self.breach, self.opened.slow_step)
+        self.conditions = facts.add_frame_values(self.conditions, self.tape, self.moves)
+        self.actions = facts.intended_actions(self.incident)
+        self.verification = facts.verification_checks(self.incident)
+        self.approval = facts.newest_approval(self.incident)
+        self.suppressed = facts.suppressed_actions(self.incident)
+        self.messages = facts.sent_messages(records, self.incident)
         self.message_texts = [
             r.decision.message for r in self.incident if isinstance(r.decision, decisions.Notified)
         ]
@@ -187,8 +188,10 @@ class _Case:
         shards = [shard.name for action in self.actions for shard in action.order.add]
         suspected = _newest(self.incident[::-1], decisions.ShardsSuspected)
         shards += () if suspected is None else suspected.suspects
-        readings = facts.readings(self.incident)
-        modules = (name for _, _, numbers in readings if (name := formats.text(numbers, "where")))
+        readings = facts.fired_readings(self.incident)
+        modules = (
+            name for _, _, numbers in readings if (name := formats.reading_text(numbers, "where"))
+        )
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
 
     def observation(self) -> Observation:
@@ -201,7 +204,7 @@ class _Case:
         """Return the cause, and what comes into the title behind "after"."""
         opened, onset, of_machine = self.opened, self.onset, self.is_of_machine
         tape = None if of_machine else self.tape
-        changed, unchanged = facts.areas(
+        changed, unchanged = facts.group_by_area(
             tape, self.conditions, self.breach, opened.highest_rate or 0.0
         )
         moves = [] if of_machine else [m for m in self.moves if m.metric not in MACHINE]
@@ -210,27 +213,27 @@ class _Case:
             moves,
             changed,
             onset,
-            drill=facts.drill(
+            drill=facts.find_drill(
                 self.records, self.opening, self.breach, onset, of_machine=of_machine
             ),
             failure=self.failure,
             standstill=self.standstill,
             diagnosis=self.diagnosis,
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
-            inputs=sentences.inputs(self.rules, self.conditions),
+            inputs=sentences.describe_bad_inputs(self.rules, self.conditions),
         )
-        cause = sentences.cause(opened, moves, candidates, unchanged, self.diagnosis)
-        return cause, sentences.trigger(self.diagnosis, candidates)
+        cause = sentences.describe_cause(opened, moves, candidates, unchanged, self.diagnosis)
+        return cause, sentences.title_trigger(self.diagnosis, candidates)
 
     def response(self) -> str:
-        return sentences.response(
+        return sentences.describe_response(
             self.actions,
             status=self.status,
             mode=self.mode,
             skipped=self.skipped,
             approval=self.approval,
             suppressed=self.suppressed,
-            refusals=facts.refusals(self.incident),
+            refusals=facts.refused_runbooks(self.incident),
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
         )
 
@@ -244,13 +247,13 @@ class _Case:
             budgets={} if intent is None else dict(intent.budget),
             ended_at=self.incident[-1].step if by_it and not self.end.endswith("code 0") else None,
             acted=self.acted,
-            unaided=sentences.unaided(
+            unaided=sentences.estimate_unaided_cost(
                 self.status, self.skipped, self.moves, self.actions, self.failure
             ),
         )
 
     def proof(self) -> Proof:
-        return sentences.proof(
+        return sentences.describe_proof(
             status=self.status,
             end=self.end,
             hold="" if self.held is None else self.held.cause,
@@ -263,7 +266,7 @@ class _Case:
         )
 
     def next_step(self, directory: str) -> str:
-        return sentences.next_step(
+        return sentences.describe_next_step(
             self.status,
             self.message_texts,
             self.failure,
@@ -284,7 +287,9 @@ class _Case:
         return band is None or not isinstance(peak, float) or peak > band.limit
 
 
-def summarize(records: Sequence[Record], incident: str, policies: Policies) -> IncidentSummary:
+def summarize_incident(
+    records: Sequence[Record], incident: str, policies: Policies
+) -> IncidentSummary:
     """Return the summary of an incident for a list of several."""
     own_records = records_of(records, incident)
     opening, _ = _opening(own_records)
@@ -352,7 +357,7 @@ def _failures(records: Sequence[Record], incident: Sequence[Record]) -> list[Fai
     closing = next((r for r in reversed(incident) if is_closing(r)), None)
     closed = _newest(incident, decisions.IncidentClosed)
     by_end = closed is not None and closed.outcome == decisions.JOB_ENDED
-    crash = not opened.rule or any(notices(incident, FAILURE_NOTICE))
+    crash = not opened.rule or any(notices_of_kind(incident, FAILURE_NOTICE))
     if not (crash or by_end) or opened.requested_by:
         return []
     until = incident[-1].seq if closing is None else closing.seq
@@ -363,7 +368,7 @@ def _failures(records: Sequence[Record], incident: Sequence[Record]) -> list[Fai
 
 def _acted(incident: Sequence[Record]) -> bool | None:
     """Return whether the job was changed, None where that is in doubt."""
-    endings = outcomes(incident)
+    endings = action_outcomes(incident)
     return True if DONE in endings else None if DOUBT in endings else False
 
 
@@ -455,10 +460,10 @@ def _title_without_rule(
 
 def _title_of_readings(incident: Sequence[Record], rule: str) -> str:
     """Return the breaches behind a rule without a title: "Loss out of its limit"."""
-    for alarm, _, numbers in facts.readings(incident):
+    for alarm, _, numbers in facts.fired_readings(incident):
         if alarm.rule != rule:
             continue
-        for name in formats.names(numbers, "nonfinite"):
+        for name in formats.reading_names(numbers, "nonfinite"):
             return f"{_capitalized(str(name))} is NaN or Inf"
         if numbers.get("code") == "BREACH" and numbers.get("metric"):
             return f"{_capitalized(str(numbers['metric']))} out of its limit"

@@ -26,7 +26,7 @@ from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import SlowStep
 from ..core.rule_scope import MACHINE
-from ..core.rule_scope import of_machine as is_of_machine
+from ..core.rule_scope import is_machine_rule as is_of_machine
 from ..core.trends import LEAST, Change, find_change, find_jump
 from .incident_report import (
     Action,
@@ -48,7 +48,15 @@ from .incident_report import (
     TimelineEntry,
     UnchangedArea,
 )
-from .records import DONE, FAILED, Record, SendResult, detail_of, find_action_outcome, notices
+from .records import (
+    DONE,
+    FAILED,
+    Record,
+    SendResult,
+    decision_detail,
+    find_action_outcome,
+    notices_of_kind,
+)
 
 RuleOf = Callable[[str], Rule | None]
 
@@ -67,7 +75,7 @@ REFUSALS = (decisions.RunbookRefused, decisions.RunbookWithdrawn)
 NEAR = 50  # steps before the first breach at which a drill counts as its cause
 
 
-def moment(record: Record) -> Moment:
+def moment_of_record(record: Record) -> Moment:
     """Return when and where a record was made."""
     return Moment(*_moment(record))
 
@@ -96,7 +104,7 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
     return rows
 
 
-def readings(
+def fired_readings(
     incident: Iterable[Record],
 ) -> Iterator[tuple[decisions.RuleFired, str, Reading]]:
     """Yield `(rule, detector, numbers)` of each reading of a rule that fired."""
@@ -109,23 +117,23 @@ def readings(
 def metrics_in_breach(incident: Iterable[Record]) -> list[str]:
     """Return the metrics in breach when the rules fired."""
     names: dict[str, None] = {}
-    for _, _, numbers in readings(incident):
+    for _, _, numbers in fired_readings(incident):
         if numbers.get("code") == "BREACH":
             metrics = (
-                formats.text(numbers, "metric"),
-                *formats.names(numbers, "nonfinite"),
+                formats.reading_text(numbers, "metric"),
+                *formats.reading_names(numbers, "nonfinite"),
             )
             names.update((str(name), None) for name in metrics if name)
     return list(names)
 
 
-def conditions(incident: Iterable[Record], series: Series | None) -> list[Condition]:
+def measured_conditions(incident: Iterable[Record], series: Series | None) -> list[Condition]:
     """Return what each detector of the rules measured when it fired: value, limit, and the past.
 
     Of a detector that several rules read the first breach counts.
     """
     rows: dict[str, Condition] = {}
-    for rule, name, numbers in readings(incident):
+    for rule, name, numbers in fired_readings(incident):
         is_breach = numbers.get("code") == "BREACH"
         if name not in rows or (is_breach and not rows[name].is_breach):
             rows[name] = _condition(name, rule, decisions.decode_numbers(numbers), series)
@@ -135,24 +143,26 @@ def conditions(incident: Iterable[Record], series: Series | None) -> list[Condit
 def _condition(
     name: str, rule: decisions.RuleFired, numbers: Reading, series: Series | None
 ) -> Condition:
-    key, measured = formats.measured(numbers)
-    levels = (formats.finite(numbers.get(k)) for k in ("median", "reference", "level", "before"))
+    key, measured = formats.measured_number(numbers)
+    levels = (
+        formats.finite_number(numbers.get(k)) for k in ("median", "reference", "level", "before")
+    )
     return Condition(
         detector=name,
         rule=str(rule.rule),
         severity=str(rule.severity),
         step=rule.step,
         is_breach=numbers.get("code") == "BREACH",
-        code=cast(Code, formats.text(numbers, "code") or "UNKNOWN"),
-        metric=formats.text(numbers, "metric") or None,
+        code=cast(Code, formats.reading_text(numbers, "code") or "UNKNOWN"),
+        metric=formats.reading_text(numbers, "metric") or None,
         value=_scalar(numbers.get("last_block", numbers.get("value"))),
         measure=key,
         measured=measured,
         limit=_limit(numbers.get("threshold")),
         baseline=next((value for value in levels if value is not None), None),
-        signal=formats.text(numbers, "signal") or None,
-        nonfinite=list(map(str, formats.names(numbers, "nonfinite"))),
-        module=formats.text(numbers, "where"),
+        signal=formats.reading_text(numbers, "signal") or None,
+        nonfinite=list(map(str, formats.reading_names(numbers, "nonfinite"))),
+        module=formats.reading_text(numbers, "where"),
         text=formats.format_reading(numbers),
         past=_past(numbers, key, measured, series),
     )
@@ -173,8 +183,8 @@ def _past(
 
     None where that cannot be known: no frames, no baseline, or a measure that takes many values.
     """
-    limit, now = formats.finite(numbers.get("threshold")), formats.finite(measured)
-    metric = formats.text(numbers, "metric")
+    limit, now = formats.finite_number(numbers.get("threshold")), formats.finite_number(measured)
+    metric = formats.reading_text(numbers, "metric")
     if series is None or metric not in series.signals or limit is None or now is None:
         return None
     measure = _measure(numbers, key)
@@ -197,11 +207,11 @@ def _measure(numbers: Reading, key: str) -> Callable[[float], float] | None:
     """Return the function that makes what is compared with the limit from a value."""
     if key == "value" and "last_block" not in numbers:
         return lambda value: value
-    reference = formats.finite(numbers.get("reference"))
+    reference = formats.finite_number(numbers.get("reference"))
     if key == "ratio" and reference:
         return lambda value: value / reference
-    median = formats.finite(numbers.get("median"))
-    scale = formats.finite(numbers.get("scale"))
+    median = formats.finite_number(numbers.get("median"))
+    scale = formats.finite_number(numbers.get("scale"))
     if key != "z" or median is None or not scale:
         return None
     if numbers.get("transform") == "log":
@@ -209,7 +219,7 @@ def _measure(numbers: Reading, key: str) -> Callable[[float], float] | None:
     return lambda value: (value - median) / scale if numbers.get("transform") != "abs" else inf
 
 
-def actions(incident: Iterable[Record]) -> list[Action]:
+def intended_actions(incident: Iterable[Record]) -> list[Action]:
     """Return every action that was intended, with its outcome and what was observed of it."""
     rows: dict[str, Action] = {}
     started: dict[str, int] = {}
@@ -250,18 +260,18 @@ def actions(incident: Iterable[Record]) -> list[Action]:
     return list(rows.values())
 
 
-def bundles(actions: Iterable[Action]) -> list[Bundle]:
+def evidence_bundles(actions: Iterable[Action]) -> list[Bundle]:
     """Return the evidence bundles of the snapshots."""
     effects = [action.effect for action in actions if action.verb == "snapshot" and action.ok]
     return [Bundle(e.path, e.sha256, list(e.files), list(e.missing)) for e in effects if e.path]
 
 
-def verification(incident: Iterable[Record]) -> list[Check]:
+def verification_checks(incident: Iterable[Record]) -> list[Check]:
     """Return what was verified, refused and withdrawn, in order."""
     return [
         Check(
             *_moment(record),
-            kind=detail_of(record.decision),
+            kind=decision_detail(record.decision),
             text=record.reason,
             remedy=getattr(record.decision, "remedy", ""),
         )
@@ -270,7 +280,7 @@ def verification(incident: Iterable[Record]) -> list[Check]:
     ]
 
 
-def refusals(incident: Iterable[Record]) -> list[tuple[int, str]]:
+def refused_runbooks(incident: Iterable[Record]) -> list[tuple[int, str]]:
     """Return the records of runbooks that were refused and withdrawn, with the reason.
 
     Of a runbook it is the newest one.
@@ -283,7 +293,7 @@ def refusals(incident: Iterable[Record]) -> list[tuple[int, str]]:
     return list(texts.values())
 
 
-def suppressed(incident: Iterable[Record]) -> list[Suppression]:
+def suppressed_actions(incident: Iterable[Record]) -> list[Suppression]:
     """Return what was not done, and what kept it; of modes that do not act, the plan."""
     return [
         Suppression(
@@ -299,7 +309,7 @@ def suppressed(incident: Iterable[Record]) -> list[Suppression]:
     ]
 
 
-def approval(incident: Iterable[Record]) -> Approval | None:
+def newest_approval(incident: Iterable[Record]) -> Approval | None:
     """Return the newest request to a person, with its answer; None where nobody was asked."""
     request: Approval | None = None
     for record in incident:
@@ -324,7 +334,7 @@ def approval(incident: Iterable[Record]) -> Approval | None:
     return request
 
 
-def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[SentMessage]:
+def sent_messages(records: Iterable[Record], incident: Iterable[Record]) -> list[SentMessage]:
     """Return what people were sent, and what became of it per channel."""
     results: dict[str, list[Delivery]] = {}
     for record in records:
@@ -352,7 +362,7 @@ def skipped_steps(
     """Return the steps from the first breach to the end whose update a safeguard skipped."""
     noticed = {
         notice.at_step
-        for record, notice in notices(records, "safeguard")
+        for record, notice in notices_of_kind(records, "safeguard")
         if record.seq <= incident[-1].seq
         and str(notice.details.get("order")).startswith("skip_")
         and not notice.details.get("stopped")
@@ -383,7 +393,7 @@ SLOWING = frozenset(("slow_compute", "slow_input", "memory_creep"))  # drills: o
 ENDING = frozenset(("hang", "crash", "blackout"))  # of the machine, too
 
 
-def drill(
+def find_drill(
     records: Iterable[Record], opened: Record, breach: int, onset: Onset, *, of_machine: bool
 ) -> tuple[str, int] | None:
     """Return `(fault, step)` of the newest drill that may have caused it, None for none.
@@ -391,7 +401,7 @@ def drill(
     It began shortly before, and what it does shows in what the incident is about.
     """
     newest = None
-    for record, notice in notices(records, "drill"):
+    for record, notice in notices_of_kind(records, "drill"):
         details = notice.details
         step = record.step if notice.at_step is None else notice.at_step
         latest = max(breach, opened.step) if onset.metric is None else onset.latest
@@ -404,7 +414,9 @@ def drill(
     return newest
 
 
-def about_machine(conditions: Sequence[Condition], policy: Policy | None, rule: str | None) -> bool:
+def is_about_machine(
+    conditions: Sequence[Condition], policy: Policy | None, rule: str | None
+) -> bool:
     """Return whether the rules of an incident say nothing about the weights.
 
     Without conditions, as where a rule waited before it spoke, the one that opened it decides.
@@ -417,7 +429,7 @@ def about_machine(conditions: Sequence[Condition], policy: Policy | None, rule: 
     return policy is not None and any(r.id == rule and is_of_machine(policy, r) for r in rules)
 
 
-def with_frames(
+def add_frame_values(
     conditions: Sequence[Condition], tape: Tape | None, moves: Sequence[Move]
 ) -> list[Condition]:
     """Return the conditions with values of the frames: just before the onset, and where it fired.
@@ -437,7 +449,7 @@ def with_frames(
     return rows
 
 
-def onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Onset:
+def find_onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Onset:
     """Return where it began: with the signal that moved first, else with the first breach."""
     if slow is not None:
         return Onset(slow.since, slow.since, slow.since, "step_time")
@@ -447,12 +459,12 @@ def onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Onset:
     return Onset(first.first_step, first.earliest_step, first.latest_step, first.metric)
 
 
-def timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
+def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
     """Return what happened in order; the middle of a very long one is counted only."""
     rows = [
         TimelineEntry(
             *_moment(record),
-            kind=f"{record.kind} {detail_of(record.decision)}".rstrip(),
+            kind=f"{record.kind} {decision_detail(record.decision)}".rstrip(),
             since_s=round((record.mono_ns - opened.mono_ns) / 1e9, 3),
             text=record.reason,
         )
@@ -647,12 +659,12 @@ def _height(point: Point) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def loss_of(series: Series | None) -> str:
+def loss_metric_of(series: Series | None) -> str:
     """Return the name of the loss in a series, "" for none."""
     return next((name for name in LOSSES if series and name in series.signals), "")
 
 
-def moves(tape: Tape | None, names: Iterable[str], breach: int, highest: float) -> list[Move]:
+def find_moves(tape: Tape | None, names: Iterable[str], breach: int, highest: float) -> list[Move]:
     """Return which signals left their course around the first breach, the earliest first.
 
     Args:
@@ -696,7 +708,7 @@ def _move(name: str, points: Sequence[tuple[int, float]], change: Change) -> Mov
     )
 
 
-def areas(
+def group_by_area(
     tape: Tape | None, conditions: Sequence[Condition], breach: int, highest: float
 ) -> tuple[dict[str, Move], list[UnchangedArea]]:
     """Return the areas with a metric that left its course around the first breach, and the others.
@@ -712,7 +724,7 @@ def areas(
         names = [name for name in tape.names() if name.startswith(prefixes)]
         names = [name for name in names if not name.startswith(INTENDED)]
         measured = [name for name in names if _is_judged(tape.points(name), breach)]
-        if left := moves(tape, measured, breach, highest):
+        if left := find_moves(tape, measured, breach, highest):
             changed[area] = left[0]
         elif measured and in_breach.isdisjoint(names):
             stayed = all(_stayed(tape.points(name), breach) for name in measured)
@@ -737,7 +749,7 @@ def _stayed(points: Sequence[tuple[int, float]], breach: int) -> bool:
     return all(min(oldest) - reach <= value <= max(oldest) + reach for value in since)
 
 
-def restarts(series: Series) -> list[int]:
+def attempt_starts(series: Series) -> list[int]:
     """Return the indices of the points before which another attempt began."""
     return [n + 1 for n, (a, b) in enumerate(pairwise(series.attempts)) if b != a]
 

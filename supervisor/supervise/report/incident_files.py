@@ -21,7 +21,7 @@ from ..store.run_directory import RunDescription, RunDir
 from .incident_builder import build_incident_report
 from .incident_facts import Tapes
 from .incident_report import IncidentReport, RunOrigin
-from .incident_views import files_of_incident
+from .incident_views import render_files
 from .records import Record, incident_ids, is_closing, read_records
 
 EVERY_NS = 1_000_000_000
@@ -66,7 +66,7 @@ class IncidentFiles:
 
     def _take(self, data: Mapping[str, Any]) -> None:
         record = Record.decode(data)
-        if is_policy(record):
+        if names_policy(record):
             self._in_force.append(record)
         else:
             self._records.append(record)
@@ -109,7 +109,7 @@ class IncidentFiles:
     def views(self, incident: str) -> dict[str, str]:
         """Return the files of the newest incident so far, name -> content; empty for another."""
         report = self.report(incident)
-        return {} if report is None else files_of_incident(report)
+        return {} if report is None else render_files(report)
 
     def report(self, incident: str) -> IncidentReport | None:
         """Return the report of the incident, None if it is not the newest one."""
@@ -132,8 +132,8 @@ class IncidentFiles:
     def _resume(self) -> None:
         records = read_records(self._run)
         incidents = incident_ids(records)
-        self._in_force = [record for record in records if is_policy(record)]
-        self._records = [record for record in records if not is_policy(record)]
+        self._in_force = [record for record in records if names_policy(record)]
+        self._records = [record for record in records if not names_policy(record)]
         newest = [r for r in self._records if incidents and r.incident == incidents[-1]]
         if not incidents or any(map(is_closing, newest)):
             del self._records[:-CONTEXT]
@@ -151,14 +151,14 @@ class IncidentFiles:
     def _write(self, now_ns: int) -> None:
         self._dirty, self._written_ns = False, now_ns
         if (report := self.report(self._incident)) is not None:
-            self._views.make(VIEW, write, self._run.incidents_path, report)
+            self._views.make(VIEW, write_incident, self._run.incidents_path, report)
 
 
-def write(incidents: Path, report: IncidentReport) -> None:
+def write_incident(incidents: Path, report: IncidentReport) -> None:
     """Replace the files of an incident. Raises OSError."""
     home = incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", report.id).lstrip(".")
     files.make_directory(home)
-    for name, content in files_of_incident(report).items():
+    for name, content in render_files(report).items():
         files.replace_file(home / name, content.encode(), durable=False)
 
 
@@ -170,7 +170,7 @@ def describe_run(run: RunDir) -> RunDescription:
         return RunDescription(run=run.id)
 
 
-def is_policy(record: Record) -> bool:
+def names_policy(record: Record) -> bool:
     """Return whether a record says which policy is in force."""
     return record.kind in ("run_start", "policy_load")
 

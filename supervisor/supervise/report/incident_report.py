@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from ..core.model import decisions
-from ..core.model.decisions import PlannedStep, ShadowStep, document, plain_json
+from ..core.model.decisions import PlannedStep, ShadowStep, json_document, plain_json
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload, Rewarm
 from ..core.model.verdicts import BandRange, Verdict
@@ -680,7 +680,7 @@ class IncidentReport(Struct, frozen=True):
         for failure, row in zip(self.failures, fields["failures"], strict=True):
             row["text"] = failure.text
         fields["rules"] = list(map(_rule_fields, fields["rules"]))
-        return document(fields, indent=indent)
+        return json_document(fields, indent=indent)
 
 
 class IncidentSummary(Struct, frozen=True):

@@ -79,11 +79,11 @@ METRIC_NAMES: Mapping[str, str] = {
 
 def metric_name(metric: str) -> str:
     """Return a metric in words."""
-    name = METRIC_NAMES.get(metric) or formats.metric(metric)
+    name = METRIC_NAMES.get(metric) or formats.metric_in_words(metric)
     return name if name != metric else metric.replace("_", " ")
 
 
-def number(value: Any) -> str:
+def format_significant(value: Any) -> str:
     """Return a number with three digits that count."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "unknown" if value is None else str(value)
@@ -138,7 +138,7 @@ def change_text(move: Move) -> str:
     if not math.isfinite(move.peak):
         return f"{name} NaN or Inf too"
     if ratio is None or ratio < 0.0 or move.level < 0.0:
-        return f"{name} {number(move.level)} → {number(move.peak)}"
+        return f"{name} {format_significant(move.level)} → {format_significant(move.peak)}"
     if ratio < 0.001:
         return f"{name} fell to nearly 0"
     if ratio < 1.0:
@@ -152,7 +152,7 @@ def _two_digits(value: float) -> str:
 
 
 def _loss(loss: Move) -> str:
-    level, peak = number(loss.level), number(loss.peak)
+    level, peak = format_significant(loss.level), format_significant(loss.peak)
     if not math.isfinite(loss.peak):
         return f"loss {level} → {peak} at step {loss.peak_step}"
     steps = loss.peak_step - loss.first_step + 1
@@ -164,19 +164,19 @@ def _condition(condition: Condition) -> str:
     """Return one breach in words: "step time 1.2, limit 0.8; before 0.4"."""
     if condition.nonfinite:
         return ", ".join(f"{metric_name(name)} is NaN or Inf" for name in condition.nonfinite)
-    limit = number(condition.limit)
+    limit = format_significant(condition.limit)
     if condition.signal:
         return f"{condition.text}, newest step {condition.step}"
     if condition.metric is None:
         return ""
-    if text := formats.coded(condition.metric, condition.value):
+    if text := formats.coded_value_text(condition.metric, condition.value):
         return text
-    text = f"{metric_name(condition.metric)} = {number(condition.value)}"
+    text = f"{metric_name(condition.metric)} = {format_significant(condition.value)}"
     text += f" on {condition.module}" if condition.module else ""
     if condition.measure == "difference" and condition.baseline is None:
         return f"{text} (must be {limit})"
     if condition.baseline is not None:
-        return f"{text} (before {number(condition.baseline)})"
+        return f"{text} (before {format_significant(condition.baseline)})"
     if condition.measure != "value":
         return text
     at_zero = condition.value == condition.limit == 0.0  # a count, or a norm: none is below
@@ -249,7 +249,7 @@ def _diagnosed(diagnosis: Verdict | None) -> str:
     return ", ".join(texts) or f"class {diagnosis.kind}"
 
 
-def trigger(diagnosis: Verdict | None, candidates: Sequence[Candidate]) -> str:
+def title_trigger(diagnosis: Verdict | None, candidates: Sequence[Candidate]) -> str:
     """Return what comes into the title behind "after", "" for nothing."""
     if not candidates or candidates[0].kind in FINAL:
         return ""
@@ -258,7 +258,7 @@ def trigger(diagnosis: Verdict | None, candidates: Sequence[Candidate]) -> str:
     return named or ("a learning-rate jump" if is_rate else "")
 
 
-def cause(
+def describe_cause(
     opened: IncidentOpened,
     moves: Sequence[Move],
     candidates: Sequence[Candidate],
@@ -298,7 +298,7 @@ def _looked_at(unchanged: Sequence[UnchangedArea]) -> str:
     return f" ({_and([a.area for a in unchanged])} stayed as before)" if unchanged else ""
 
 
-def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition]) -> str:
+def describe_bad_inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition]) -> str:
     """Return what was wrong with the batches by the gravest rule about them, "" for nothing."""
     by_rule: dict[str, list[Condition]] = {}
     for condition in conditions:
@@ -355,7 +355,7 @@ def _events(diagnosis: Verdict | None) -> str:
 # ── Did ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def response(
+def describe_response(
     actions: Sequence[Action],
     *,
     status: Status,
@@ -431,7 +431,7 @@ def _failed(action: Action) -> str:
 
 def _succeeded(action: Action) -> str:
     form = ACTION_TEXTS.get(action.verb)
-    return formats.describe(action.verb, action.args) if form is None else form(action)
+    return formats.describe_action(action.verb, action.args) if form is None else form(action)
 
 
 def _snapshot(action: Action) -> str:
@@ -597,7 +597,7 @@ def _spent(budgets: Mapping[str, str], actions: Iterable[Action]) -> Iterable[st
             yield f"{spent} of {limit} {name.replace('_', ' ')}{plural} used"
 
 
-def proof(
+def describe_proof(
     *,
     status: Status,
     end: str,
@@ -661,7 +661,7 @@ def proof(
     return proven(text, verified=False)
 
 
-def watched(verification: Sequence[Check]) -> str:
+def describe_probation(verification: Sequence[Check]) -> str:
     """Return the newest check that passed, while a relapse is watched for."""
     texts = [check.text for check in verification if check.kind == "passed"]
     return texts[-1] if texts else "watched for a relapse"
@@ -672,7 +672,7 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
     return {
         Status.OPEN: "it is not over",
         Status.ACTING: "the actions are under way",
-        Status.WATCHING: f"not yet: {watched(passed)}",
+        Status.WATCHING: f"not yet: {describe_probation(passed)}",
         Status.WAITING: "nothing was done yet",
         Status.HELD: f"not recovered: {hold}",
         Status.CLEARED: "its rules cleared; nothing was done, so nothing was verified",
@@ -708,11 +708,12 @@ def _norms(diagnosis: Verdict | None, *, told: bool) -> list[str]:
 
 def _share(name: str, norm: NormChange) -> str:
     if norm.before <= 0.0:
-        return f"{metric_name(name)} {number(norm.before)} to {number(norm.after)}"
+        before, after = format_significant(norm.before), format_significant(norm.after)
+        return f"{metric_name(name)} {before} to {after}"
     return f"{metric_name(name)} ×{_two_digits(norm.after / norm.before)}"
 
 
-def unaided(
+def estimate_unaided_cost(
     status: Status,
     skipped: Sequence[int],
     moves: Sequence[Move],
@@ -733,7 +734,7 @@ def unaided(
     return None
 
 
-def next_step(
+def describe_next_step(
     status: Status,
     messages: Sequence[MessageText],
     failure: Failure | None,

@@ -13,7 +13,7 @@ from ..core.model.formats import RECORDS, printable
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
-from .incident_facts import LOSSES, restarts
+from .incident_facts import LOSSES, attempt_starts
 from .incident_report import (
     Action,
     Condition,
@@ -27,9 +27,9 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .incident_sentences import metric_name, number, watched
-from .pages import LOG, Figure, Line, Mark, Scale, render
-from .records import clock
+from .incident_sentences import describe_probation, format_significant, metric_name
+from .pages import LOG, Figure, Line, Mark, Scale, render_template
+from .records import time_of_day
 
 DOCUMENT, SUMMARY, PAGE = "incident.json", "summary.md", "incident.html"
 WIDE = 100  # columns of the first line
@@ -39,7 +39,7 @@ BUSY = frozenset((Status.OPEN, Status.ACTING, Status.WATCHING, Status.WAITING))
 EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for the page
 
 
-def files_of_incident(report: IncidentReport) -> dict[str, str]:
+def render_files(report: IncidentReport) -> dict[str, str]:
     """Return file name -> content: the report and its views."""
     text = report.encode(indent=1)
     files = {DOCUMENT: f"{text}\n", SUMMARY: render_markdown(report), PAGE: render_page(report)}
@@ -72,12 +72,12 @@ def _evidence(report: IncidentReport) -> str:
     return "none"
 
 
-def rows(summaries: Sequence[IncidentSummary]) -> Iterator[str]:
+def incident_rows(summaries: Sequence[IncidentSummary]) -> Iterator[str]:
     """Yield one line per incident of a run."""
     for row in summaries:
         yield (
-            f"{row.id:8} {row.severity}  step {row.steps[0]}..{row.steps[1]}  {clock(row.wall)}  "
-            f"{row.status}: {row.title}"
+            f"{row.id:8} {row.severity}  step {row.steps[0]}..{row.steps[1]}  "
+            f"{time_of_day(row.wall)}  {row.status}: {row.title}"
         )
 
 
@@ -125,7 +125,7 @@ def _cells(condition: Condition) -> tuple[str, str, str]:
 def _value_text(value: Any) -> str:
     if isinstance(value, float) and math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
-    return "absent" if value is None else number(value)
+    return "absent" if value is None else format_significant(value)
 
 
 def _rules(report: IncidentReport) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
         kind, _, detail = entry.kind.partition(" ")
         kind = f"{RECORDS.get(kind, kind)} {detail}".rstrip()
         yield (
-            f"{clock(entry.wall)} {entry.since_s:+9.3f} s  step {entry.step}{attempt}  "
+            f"{time_of_day(entry.wall)} {entry.since_s:+9.3f} s  step {entry.step}{attempt}  "
             f"{kind}: {entry.text}"
         )
 
@@ -209,7 +209,7 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
 def _time_text(moment: Moment | FiredRule) -> str:
     """Return step, attempt, time of day and audit record."""
     attempt = f" of attempt {moment.attempt}" if moment.attempt else ""
-    return f"step {moment.step}{attempt} {clock(moment.wall)} (record {moment.record})"
+    return f"step {moment.step}{attempt} {time_of_day(moment.wall)} (record {moment.record})"
 
 
 def _inline(values: Mapping[str, Json], joint: str = "=") -> str:
@@ -289,14 +289,14 @@ def _plain(value: str) -> str:
 def render_page(report: IncidentReport) -> str:
     """Return the report as one HTML file."""
     band = report.observation.band
-    plots = figures(report.series, None if band is None else band.limit)
+    plots = signal_figures(report.series, None if band is None else band.limit)
     undone = any(line.kind == "line left" for plot in plots for line in plot.lines)
     notes = {
         "red: undone by a rollback or restart": undone,
         "dotted: below it the loss counts as recovered": any(plot.limits for plot in plots),
     }
     run = report.run
-    return render(
+    return render_template(
         "incident",
         report=report,
         tone="good" if report.status in GOOD else "busy" if report.status in BUSY else "bad",
@@ -327,14 +327,14 @@ def _subtitle(report: IncidentReport) -> str:
     parts = (
         f"{report.id} of run {run.id}",
         f"step {opened.step}{until}",
-        f"{str(opened.wall or '')[:10]} {clock(opened.wall)[:8]} UTC",
+        f"{str(opened.wall or '')[:10]} {time_of_day(opened.wall)[:8]} UTC",
         f"host {run.host}" if run.host else "",
         "" if report.scope.rank is None else f"rank {report.scope.rank}",
     )
     return " · ".join(filter(None, parts))
 
 
-def figures(series: Series | None, limit: float | None = None) -> list[Figure]:
+def signal_figures(series: Series | None, limit: float | None = None) -> list[Figure]:
     """Return one figure per signal with a finite value, the loss first.
 
     x is the order of the frames, as steps repeat after a rollback; the opening and every rollback
@@ -358,12 +358,16 @@ def _figure(name: str, series: Series, limit: float | None) -> Figure | None:
     scale = Scale(low, high, low > 0.0 and high > LOG * low)
     count = len(values) - 1
     steps = series.steps
-    extent = number(low) if number(low) == number(high) else f"{number(low)} to {number(high)}"
+    extent = (
+        format_significant(low)
+        if format_significant(low) == format_significant(high)
+        else f"{format_significant(low)} to {format_significant(high)}"
+    )
     return Figure(
         title=f"{metric_name(name)}{', log scale' if scale.is_log else ''}",
         description=(
-            f"{metric_name(name)} over steps {steps[0]} to {steps[-1]}: from {number(low)} "
-            f"to {number(high)}"
+            f"{metric_name(name)} over steps {steps[0]} to {steps[-1]}: "
+            f"from {format_significant(low)} to {format_significant(high)}"
         ),
         extent=extent,
         first_step=steps[0],
@@ -390,7 +394,7 @@ def _marks(series: Series, count: int, *, labels: bool) -> Iterator[Mark]:
     index = min(max(series.opened_at - 1, 0), count)
     opened = f"opened, step {series.steps[index]}"
     yield Mark("opened", _x(index, count), opened if labels else "")
-    for n in restarts(series):
+    for n in attempt_starts(series):
         label = f"⟲ goes on from step {series.steps[n]}"
         yield Mark("back", _x(n, count), label if labels else "")
 
@@ -418,7 +422,7 @@ def _lines(
 def _undone(series: Series) -> list[bool]:
     """Return of each point whether a later attempt made its step again."""
     undone, least = [], math.inf
-    ends = {*restarts(series)}
+    ends = {*attempt_starts(series)}
     for n in range(len(series.steps) - 1, -1, -1):
         undone.append(series.steps[n] >= least)
         if n in ends:
@@ -436,7 +440,7 @@ def _line(points: Sequence[str], *, undone: bool) -> Iterator[Line]:
 # ── message ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def with_report(message: Message, report: IncidentReport) -> Message:
+def add_report_to_message(message: Message, report: IncidentReport) -> Message:
     """Return a message with the incident's title in words, its card, and where the evidence is."""
     over = message.kind in (CLOSED, FINISHED)
     observation = report.observation.text
@@ -485,7 +489,7 @@ def _message_card(message: Message, report: IncidentReport, read: str) -> list[t
             names += {True: ("Did", "Cost", "Proof"), None: ("Did",), False: skipped}[
                 report.response.acted
             ]
-    if report.status == Status.WATCHING and watched(report.verification) in read:
+    if report.status == Status.WATCHING and describe_probation(report.verification) in read:
         names = tuple(name for name in names if name != "Proof")
     return [(name, text) for name, text in report.sentences if name in names and text not in read]
 

@@ -73,7 +73,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def name_of(metric: str, unit: str) -> tuple[str, float]:
+def prometheus_name(metric: str, unit: str) -> tuple[str, float]:
     """Return the exported name of a metric, and the factor to its base unit."""
     suffix, factor = SUFFIXES.get(unit, ("", 1.0))
     ends = not suffix or metric.endswith(f"_{suffix}")
@@ -101,7 +101,7 @@ class RunMetrics:
         self.port = port
         self.host = host
         self._info = dict(info)
-        self._names = {metric: name_of(metric, unit) for metric, unit in units.items()}
+        self._names = {metric: prometheus_name(metric, unit) for metric, unit in units.items()}
         self._per_rank = per_rank
         self._values: dict[int, dict[str, float]] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # rank -> attempt and step
@@ -147,7 +147,7 @@ class RunMetrics:
             if value is not None and name in self._names:
                 values[name] = value
         metrics = dict(zip(names, event.values, strict=False))
-        self._tokens += frames.tokens_of(metrics)
+        self._tokens += frames.tokens_of_rank(metrics)
         self._counts["supervise_tokens", ()] = int(self._tokens)
         previous = self._newest.get(rank)
         self._newest[rank] = event.attempt, event.step

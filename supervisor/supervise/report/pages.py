@@ -26,7 +26,7 @@ ROOM = 0.06  # of the height, above and below
 Point = Sequence[float]  # step, value
 
 
-def render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Return the page of a template, `NAME.html.j2`, with these values."""
     return _environment().get_template(f"{template}.html.j2").render(values)
 

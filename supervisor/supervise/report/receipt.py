@@ -25,7 +25,7 @@ MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
 
 
-def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
+def opening_line(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
     """Return the line at the start."""
     probe = "" if tier == "T1" else f", no probe ({reason})"
     return f"supervise: policy {policy.name} ({policy.mode}){probe}, run {run_path(run)}"
@@ -42,15 +42,15 @@ def closing_receipt(run: RunDir) -> list[str]:
     ending = end.data.parse(RunEnd)
     lines = [
         f"supervise: exit code {ending.exit_code} {position}; "
-        f"{counted(len(list_troubles(records)), 'incident')}, "
+        f"{count_noun(len(list_troubles(records)), 'incident')}, "
         f"{describe_counts(count_outcomes(records))}"
     ]
     identities = [r for r in records if r.kind == "identity" and r.data.get("differs")]
     lines += [f"  {record.reason}" for record in identities]
-    lines += warn_of_cost(ending.probe_share, run_path(run))
+    lines += cost_warning_lines(ending.probe_share, run_path(run))
     suppressed = [r.decision for r in records if isinstance(r.decision, Suppressed)]
     if contended := sum(decision.cause == "host" for decision in suppressed):
-        lines.append(f"  {counted(contended, 'time')} steps were slow as others had the CPUs")
+        lines.append(f"  {count_noun(contended, 'time')} steps were slow as others had the CPUs")
     lines += _undelivered(ending.undelivered, run_path(run))
     if gap := incomplete_record(log):
         lines.append(f"  {gap['reason']}")
@@ -62,7 +62,7 @@ def closing_receipt(run: RunDir) -> list[str]:
     return lines
 
 
-def next_command(run: RunDir, *, has_checkpoint: bool, resumes: bool) -> list[str]:
+def next_command_lines(run: RunDir, *, has_checkpoint: bool, resumes: bool) -> list[str]:
     """Return the line with the command that goes on after a signal ended the job, else [].
 
     Args:
@@ -99,7 +99,7 @@ def _first_directory(path: Path) -> Path:
     return first_path if (first_path / "run.json").is_file() else path
 
 
-def warn_of_cost(share: float | None, run: str) -> list[str]:
+def cost_warning_lines(share: float | None, run: str) -> list[str]:
     """Return a line about what the probe took of a step, where that is worth one."""
     if share is None or share <= DEAR:
         return []
@@ -119,7 +119,7 @@ def _undelivered(messages: Sequence[Undelivered], run: str) -> list[str]:
     return [*lines, f"  {hint}: supervise outbox flush {run}"]
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """Return "no incident", "1 incident", "2 incidents"."""
     return f"{number or 'no'} {noun}{'s' if number > 1 else ''}"
 

@@ -16,9 +16,9 @@ from typing import Any
 from msgspec import Struct
 
 from ..core.model import decisions
-from ..core.model.failure import FAILURE_NOTICE, Failure, by_cause
+from ..core.model.failure import FAILURE_NOTICE, Failure, sort_by_cause
 from ..core.model.payload import NOTHING, Payload
-from ..errors import understood
+from ..errors import reading_recorded_data
 from ..store import audit
 from ..store.run_directory import RunDir
 
@@ -137,7 +137,7 @@ def read_records(run: RunDir) -> list[Record]:
 
 def decode_log(run: RunDir, log: Iterable[Mapping[str, Any]]) -> list[Record]:
     """Return the records of a log as it is stored. Raises StoreError: it is of another version."""
-    with understood(f"the records in {run.audit_path}", HINT):
+    with reading_recorded_data(f"the records in {run.audit_path}", HINT):
         return [Record.decode(record) for record in log]
 
 
@@ -163,7 +163,7 @@ def list_troubles(records: Iterable[Record]) -> list[str]:
     return list(incidents)
 
 
-def detail_of(decision: decisions.Decision | None) -> str:
+def decision_detail(decision: decisions.Decision | None) -> str:
     """Return what tells a decision from others of its kind, "" for nothing."""
     return "" if decision is None else decision.WHAT or str(getattr(decision, "what", ""))
 
@@ -182,7 +182,7 @@ def find_action_outcome(decision: decisions.Decision | None) -> tuple[str, str] 
     return None
 
 
-def outcomes(records: Iterable[Record]) -> list[str]:
+def action_outcomes(records: Iterable[Record]) -> list[str]:
     """Return the outcome of each intended action on the job, oldest first.
 
     An action without an outcome is in doubt: it is in progress, or its effect is unknown.
@@ -206,7 +206,7 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 def count_outcomes(records: Iterable[Record]) -> Counter[str]:
     """Return how many actions on the job were done, failed, and are in doubt."""
-    return Counter(outcomes(records))
+    return Counter(action_outcomes(records))
 
 
 def records_of(records: Sequence[Record], incident: str) -> list[Record]:
@@ -237,7 +237,9 @@ def is_closing(record: Record) -> bool:
     return isinstance(record.decision, decisions.IncidentClosed)
 
 
-def notices(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, decisions.NoticeTaken]]:
+def notices_of_kind(
+    records: Iterable[Record], kind: str
+) -> Iterator[tuple[Record, decisions.NoticeTaken]]:
     """Yield the notices of a kind, each with its record."""
     for record in records:
         if isinstance(record.decision, decisions.NoticeTaken) and record.decision.what == kind:
@@ -255,7 +257,7 @@ def launch_failures(records: Iterable[Record]) -> list[Failure]:
             and record.decision.what == FAILURE_NOTICE
         ):
             ended.append(record.decision.details.read(Failure))
-    return by_cause(ended)
+    return sort_by_cause(ended)
 
 
 def failure_lines(failures: Sequence[Failure]) -> Iterator[str]:
@@ -272,7 +274,7 @@ def failure_lines(failures: Sequence[Failure]) -> Iterator[str]:
         yield f"  and {len(failures) - MAX_FAILURES} more"
 
 
-def clock(wall: Any) -> str:
+def time_of_day(wall: Any) -> str:
     """Return the time of day of an ISO-8601 time, to the millisecond; "" for what is none."""
     try:
         return datetime.fromisoformat(str(wall)).strftime("%H:%M:%S.%f")[:-3]

@@ -28,9 +28,17 @@ from .records import (
     find_action_outcome,
     is_closing,
     list_troubles,
-    notices,
+    notices_of_kind,
 )
-from .stability_monitors import Follow, Frames, Interval, Knowledge, monitors, read_frames, rules
+from .stability_monitors import (
+    Follow,
+    Frames,
+    Interval,
+    Knowledge,
+    read_frames,
+    recorded_monitors,
+    recorded_rules,
+)
 from .stability_record import (
     SCHEMA_ID,
     AuditedPart,
@@ -66,7 +74,7 @@ class Effect(Struct, frozen=True):
     held_s: float | None = None
 
 
-def build(
+def build_stability_record(
     run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge, follow: Follow = iter
 ) -> StabilityRecord:
     """Return the record of a run.
@@ -106,10 +114,12 @@ def build(
             reloads=reloads,
         ),
         identity=_identity(records),
-        monitors=no_policy if policy is None else monitors(policy, frames, knowledge, records),
+        monitors=no_policy
+        if policy is None
+        else recorded_monitors(policy, frames, knowledge, records),
         rules=no_policy
         if policy is None
-        else rules(policy, frames, knowledge, records, drills, start.cites),
+        else recorded_rules(policy, frames, knowledge, records, drills, start.cites),
         fault_injection=FaultInjection(in_this_run=drills, design=knowledge.design()),
         citations=start.cites,
         incidents=_incidents(records),
@@ -226,7 +236,7 @@ def _identity(records: Sequence[Record]) -> JobIdentity:
 def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
     """Return each fault that was injected, and how many steps later what followed."""
     faults = []
-    for record, notice in notices(records, "drill"):
+    for record, notice in notices_of_kind(records, "drill"):
         fault, params = notice.details.get("fault"), notice.details.get("params")
         if not isinstance(fault, str) or "refused" in notice.details:
             continue
@@ -288,7 +298,8 @@ def _interventions(records: Sequence[Record], actions: Sequence[Intervention]) -
     for action in actions:
         by_name.setdefault(action.action, Counter())[action.outcome] += 1
     safeguards = Counter(
-        str(notice.details.get("order", "safeguard")) for _, notice in notices(records, "safeguard")
+        str(notice.details.get("order", "safeguard"))
+        for _, notice in notices_of_kind(records, "safeguard")
     )
     return Interventions(
         by_name={name: dict(sorted(count.items())) for name, count in sorted(by_name.items())},

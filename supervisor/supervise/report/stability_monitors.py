@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from ..core.frames import tokens_of
+from ..core.frames import tokens_of_rank
 from ..core.model.decisions import RuleFired
 from ..core.model.events import Adopted, Announced, Event, Exited, Frame, Gap
 from ..core.model.interfaces import Detector, yaml_name
@@ -171,7 +171,7 @@ def read_frames(run: RunDir, incidents: Sequence[Interval], follow: Follow = ite
             elif isinstance(event, Frame):
                 frames.ranks.add(event.rank)
                 columns = names.get(event.rank, ())
-                frames.tokens += tokens_of(dict(zip(columns, event.values, strict=False)))
+                frames.tokens += tokens_of_rank(dict(zip(columns, event.values, strict=False)))
                 if frames._leader is None:
                     frames._leader = event.rank
                 if event.rank == frames._leader:
@@ -329,7 +329,7 @@ class Knowledge:
         ]
 
 
-def monitors(
+def recorded_monitors(
     policy: Policy, frames: Frames, knowledge: Knowledge, records: Sequence[Record]
 ) -> list[Monitor]:
     """Return each signal that a rule reads."""
@@ -380,7 +380,7 @@ def _formulas(records: Sequence[Record]) -> str | None:
     return None
 
 
-def rules(
+def recorded_rules(
     policy: Policy,
     frames: Frames,
     knowledge: Knowledge,

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from ..core.model.decisions import document, plain_json
-from ..core.model.formats import number, printable
+from ..core.model.decisions import json_document, plain_json
+from ..core.model.formats import format_number, printable
 from ..core.model.payload import Payload
 from ..json_schemas import published_schema
-from .pages import render
+from .pages import render_template
 
 SCHEMA_ID: Literal["supervise/record/v1"] = "supervise/record/v1"
 KEYS = ("signal", "id", "fault", "incident", "runbook", "rule", "part")  # what names a list's item
@@ -325,10 +325,10 @@ class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def encode(self) -> bytes:
         """Return the bytes that are signed."""
-        return f"{document(self, indent=1)}\n".encode()
+        return f"{json_document(self, indent=1)}\n".encode()
 
 
-def decode(raw: bytes) -> StabilityRecord:
+def decode_record(raw: bytes) -> StabilityRecord:
     """Return the record in the bytes of a file; ValueError if it has not the published form."""
     return Payload(json.loads(raw)).parse(StabilityRecord)
 
@@ -338,25 +338,28 @@ def stability_schema() -> dict[str, Any]:
     return published_schema(StabilityRecord, "The stability record of a run of supervise")
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def record_leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield `(path, value)` of each leaf; items of a list are named by what identifies them."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from leaves(inner, f"{path}.{name}" if path else str(name))
+            yield from record_leaves(inner, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
         names: set[str] = set()
         for index, inner in enumerate(value):
             name = next((str(inner[key]) for key in KEYS if key in inner), str(index))
             name = f"{name} {index}" if name in names else name
             names.add(name)
-            yield from leaves(inner, f"{path}[{name}]")
+            yield from record_leaves(inner, f"{path}[{name}]")
     else:
         yield path, value
 
 
-def differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple[str, Any, Any]]:
+def record_differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple[str, Any, Any]]:
     """Return `(path, old, new)` of each leaf that differs; None for one that is missing."""
-    old_leaves, new_leaves = dict(leaves(plain_json(old))), dict(leaves(plain_json(new)))
+    old_leaves, new_leaves = (
+        dict(record_leaves(plain_json(old))),
+        dict(record_leaves(plain_json(new))),
+    )
     return [
         (path, old_leaves.get(path), new_leaves.get(path))
         for path in dict.fromkeys((*old_leaves, *new_leaves))
@@ -370,7 +373,7 @@ def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple
     Where another installation wrote it, what comes from that is left out.
     """
     is_same_installation = recorded.made_by == rebuilt.made_by
-    paths = [path for path, _, _ in differences(recorded, rebuilt)]
+    paths = [path for path, _, _ in record_differences(recorded, rebuilt)]
     return [
         path for path in paths if is_same_installation or not _is_of_installation(path)
     ], is_same_installation
@@ -403,7 +406,7 @@ def text_of(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        return number(value)
+        return format_number(value)
     return printable(str(value))
 
 
@@ -430,7 +433,7 @@ def _builtins(value: Struct | Payload) -> Any:
     return msgspec.to_builtins(value, enc_hook=dict)
 
 
-def blocks(record: StabilityRecord) -> Iterator[Block]:
+def record_blocks(record: StabilityRecord) -> Iterator[Block]:
     """Yield the sections of a record."""
     yield _pairs("Run", record.run)
     yield _pairs("Policy", record.policy)
@@ -464,10 +467,10 @@ def _counted(identity: Payload) -> Payload:
     return identity.extended(packages=fields)
 
 
-def markdown(record: StabilityRecord) -> str:
+def render_record_markdown(record: StabilityRecord) -> str:
     """Return a record as Markdown."""
     lines = [f"# Stability record of run {record.run.id}", ""]
-    for block in blocks(record):
+    for block in record_blocks(record):
         lines += [f"## {block.title}", ""]
         if not block.rows:
             lines += ["none", ""]
@@ -483,6 +486,6 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text)
 
 
-def page(record: StabilityRecord) -> str:
+def render_record_page(record: StabilityRecord) -> str:
     """Return a record as an HTML page."""
-    return render("record", run=record.run.id, blocks=list(blocks(record)))
+    return render_template("record", run=record.run.id, blocks=list(record_blocks(record)))

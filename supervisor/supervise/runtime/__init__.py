@@ -38,14 +38,14 @@ __getattr__ = lazy_exports(
         "process": "AdoptedProcess, Process, become_subreaper, exit_code",
         "process_tree": "Terminal, is_handled, start_ticks",
         "processor": "EventProcessor, Performer",
-        "relauncher": "Relauncher, ends_with, stopped_for",
-        "segment_reader": "Ack, ProbeStatus, RankView, Segment, recorded_end",
+        "relauncher": "Relauncher, exit_code_by_policy, was_stopped_for",
+        "segment_reader": "Ack, ProbeStatus, RankView, Segment, recorded_returncode",
         "segments": "ReadCursor, Segments",
         "settings": "RecoveredRun, Settings",
         "signals": "Forwarder",
-        "stacks": "RankSurvey, ask_for_stacks, main_frames, own_place, py_spy",
+        "stacks": "RankSurvey, ask_for_stacks, main_frames, deepest_own_frame, py_spy_dump",
         "status": (
-            "Life, Status, TrainingProgress, build_status, format_capabilities, is_known, "
+            "Life, Status, TrainingProgress, build_status, format_capabilities, is_rollback_known, "
             "judge_status, list_capabilities"
         ),
         "status_writer": "first_step_deadline_s",

@@ -41,11 +41,11 @@ from ..store import audit
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 from .controller import Control
-from .fencing import ending
+from .fencing import describe_ending
 from .frame_enrichment import FrameEnricher
 from .process import Process
 from .processor import EventProcessor
-from .relauncher import stopped_for
+from .relauncher import was_stopped_for
 from .segments import Segments
 from .settings import RecoveredRun
 
@@ -134,7 +134,9 @@ class OrphanWatch:
         self, process: Process, trains: Mapping[int, int | None], watch_s: float
     ) -> None:
         self._is_reported = True
-        message = f"the job's first process ended ({ending(process.returncode or 0)}), and "
+        message = (
+            f"the job's first process ended ({describe_ending(process.returncode or 0)}), and "
+        )
         message += f"{_named(trains)} without it"
         verdict = f"the run goes on with what is left, for at most {watch_s / 60:g} minutes"
         self._report("orphans", message, trains, verdict=verdict)
@@ -234,7 +236,7 @@ class Adoption:
         if launched is not None and launched.attempt >= order.args.parse(RelaunchArgs).attempt:
             return False
         try:
-            return stopped_for(self._run, self._processor.action_key(order.id))
+            return was_stopped_for(self._run, self._processor.action_key(order.id))
         except StoreError:  # a relaunch did begin: who finds the job dead should look
             return not alive
 

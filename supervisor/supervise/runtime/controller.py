@@ -44,7 +44,7 @@ from .fencing import (
     Standing,
     carry_out,
     check_acknowledged,
-    ending,
+    describe_ending,
 )
 from .idleness import Looks, measure_work
 from .process import LOOP_S, Process, halt_job
@@ -91,7 +91,7 @@ class FencedJob(Protocol):
     def command(self, verb: str, args: Payload, *, key: str, deadline_s: float) -> Payload: ...
 
 
-def quarantine(
+def carry_out_quarantine(
     job: FencedJob,
     manifest: Quarantine | None,
     args: Payload,
@@ -283,7 +283,7 @@ class Control:
                 if ranks.get(rank) is not segment:  # after an exec the pid would be the same
                     pending.lost.setdefault(rank, f"rank {rank} went away")
             if ended is not None:
-                pending.refusal = f"the job has ended ({ending(ended)})"
+                pending.refusal = f"the job has ended ({describe_ending(ended)})"
         for rank, ack in acks:
             if ack.key in self._overdue:
                 outcome = "was done" if ack.ok else f"was refused: {ack.error}"
@@ -303,7 +303,7 @@ class Control:
             pending.answers |= {rank: self._earlier_acks[rank, pending.key] for rank in ranks}
             pending.sent = dict(ranks)
         elif self.process.returncode is not None:
-            pending.refusal = f"the job has ended ({ending(self.process.returncode)})"
+            pending.refusal = f"the job has ended ({describe_ending(self.process.returncode)})"
         elif self.withdrawn:
             pending.refusal, pending.withdrawn = self.withdrawn, True
         elif not ranks:
@@ -463,7 +463,7 @@ class Control:
 
     def quarantine(self, args: Payload, *, key: str, deadline_s: float) -> Payload:
         """Write the quarantine's next generation, tell every rank; see the function."""
-        return quarantine(self, self._manifest, args, key, deadline_s)
+        return carry_out_quarantine(self, self._manifest, args, key, deadline_s)
 
     def ranks(self) -> dict[int, RankView]:
         """Return the state of each rank. Call it on the main loop."""

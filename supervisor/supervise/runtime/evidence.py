@@ -56,7 +56,7 @@ from .stacks import (
     RankSurvey,
     ask_for_stacks,
     main_stack,
-    py_spy,
+    py_spy_dump,
     read_kernel_stack,
 )
 
@@ -339,7 +339,7 @@ class Evidence:
         readers = [partial(ask_for_stacks, process.pid, self._marks, forks=forks)]
         if is_hung and bundle.left_s() > 1.0:
             limit_s = min(PY_SPY_S, bundle.left_s())
-            readers.append(partial(py_spy, process.pid, limit_s))
+            readers.append(partial(py_spy_dump, process.pid, limit_s))
         reasons = []
         for read in readers:
             try:

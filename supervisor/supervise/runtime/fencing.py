@@ -152,7 +152,7 @@ def check_acknowledged(
     raise ActionError(f"{verb}: {reason}{partly if answers else ''}")
 
 
-def ending(returncode: int) -> str:
+def describe_ending(returncode: int) -> str:
     return f"exit code {returncode}" if returncode >= 0 else f"signal {-returncode}"
 
 
@@ -533,11 +533,11 @@ class Fence:
         )
 
     def _path(self) -> str:
-        return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
+        return fences.verdict_path(str(self._directory), f"{self._name}-{self._round}")
 
     def _read(self, path: str) -> fences.Verdict | None:
         try:
-            return fences.read(path)
+            return fences.read_verdict(path)
         except (OSError, ValueError, KeyError) as error:
             raise ActionError(f"the verdict of a fence cannot be read: {error}") from error
 
@@ -550,7 +550,7 @@ class Fence:
         args: Mapping[str, int] | None = None,
     ) -> fences.Verdict:
         try:
-            return fences.decide(path, decision, reason, step, dict(args or {}))
+            return fences.decide_fence(path, decision, reason, step, dict(args or {}))
         except (OSError, ValueError, KeyError) as error:
             raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
 

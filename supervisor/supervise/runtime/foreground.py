@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ..notifiers.outbox import Outbox
-from ..report.receipt import counted, run_path
+from ..report.receipt import count_noun, run_path
 from ..store import files
 from ..system import Thread
 from .loop import App
@@ -149,8 +149,8 @@ class Foreground:
         events, decisions = app.unrecorded(process)
         _run_within(lambda: app.deliver(self._outbox, DELIVER_S), LEAVE_S)
         self._app.settings.print_line(
-            f"{ending}Not recorded: at least {counted(events, 'event')} and "
-            f"{counted(decisions, 'decision')}, and what would follow from them\n"
+            f"{ending}Not recorded: at least {count_noun(events, 'event')} and "
+            f"{count_noun(decisions, 'decision')}, and what would follow from them\n"
             f"  once the disk answers, complete the record: supervise adopt {location}"
         )
         return code

@@ -19,7 +19,7 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import median, median_low, stdev
 
-from ..core.frames import TOKENS, Values, adds_up, fold_ranks
+from ..core.frames import TOKENS, Values, can_fold_norm, fold_rank_values
 from ..core.model.events import Announced, Beat, Event, Frame
 from ..core.model.failure import THREAD_FAILURE, Failure
 
@@ -67,8 +67,8 @@ class Ranks:
             complete = [ranks[r] for r in sorted(ranks)]
             self._newest = {**join_ranks(complete), **self._own.add(complete)}
             if self._replicas:
-                self._newest |= skips_apart(complete)
-            self._replicas = hold_the_same(complete, self._replicas)
+                self._newest |= disagreeing_skips(complete)
+            self._replicas = are_replicas(complete, self._replicas)
             self._open = {k: v for k, v in self._open.items() if k > key}
         while len(self._open) > MAX_OPEN_STEPS:  # a rank fell silent: its steps never come
             del self._open[min(self._open)]
@@ -142,7 +142,7 @@ def join_ranks(ranks: Sequence[Values]) -> dict[str, float]:
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     param_digest_rank: the first rank whose checksums are not those of most; between two, the other.
     """
-    job_values = job_numbers(ranks)
+    job_values = whole_job_metrics(ranks)
     losses = [values.get(LOSS) for values in ranks]
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if len(finite) == len(ranks):
@@ -166,7 +166,7 @@ def join_ranks(ranks: Sequence[Values]) -> dict[str, float]:
     return {name: value for name, value in job_values.items() if math.isfinite(value)}
 
 
-def hold_the_same(ranks: Sequence[Values], was_same: bool) -> bool:
+def are_replicas(ranks: Sequence[Values], was_same: bool) -> bool:
     """Return whether the ranks are replicas: their gradients are the same, to the bit.
 
     Not the norms of their weights, which ranks measure on samples of their own where steps are
@@ -178,7 +178,7 @@ def hold_the_same(ranks: Sequence[Values], was_same: bool) -> bool:
     return len(set(norms)) == 1
 
 
-def skips_apart(ranks: Sequence[Values]) -> dict[str, float]:
+def disagreeing_skips(ranks: Sequence[Values]) -> dict[str, float]:
     """Return the numbers of replicas that did not all do the same with an update.
 
     skip_mismatch: ranks that skipped an update which most of them made, or made one which most
@@ -194,15 +194,15 @@ def skips_apart(ranks: Sequence[Values]) -> dict[str, float]:
     return mismatch | ({"skip_mismatch_rank": float(alone[0])} if alone else {})
 
 
-def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
+def whole_job_metrics(ranks: Sequence[Values]) -> dict[str, float]:
     """Return what the job as a whole has in one step, for people; rules judge the job's own frame.
 
     job_loss, job_tokens, job_grad_norm: see `core.frames`. The norm is absent where
     the ranks do not say how it adds up and do not agree.
     """
     rows = dict(enumerate(ranks))
-    values = fold_ranks(rows, 0, (LOSS, TOKENS, NORM), len(rows))
-    if not adds_up(ranks, NORM):
+    values = fold_rank_values(rows, 0, (LOSS, TOKENS, NORM), len(rows))
+    if not can_fold_norm(ranks, NORM):
         del values[NORM]
     names = {LOSS: "job_loss", TOKENS: "job_tokens", NORM: "job_grad_norm"}
     return {names[name]: value for name, value in values.items() if value is not None}

@@ -163,7 +163,7 @@ class Phases:
         now_s = time.monotonic()
         if now_s - self._looked_s >= self._look_s:
             usage, within_s = usage_counters(self._members()), now_s - self._looked_s
-            used = {**difference(self._before, usage), "device": self._device()}
+            used = {**usage_difference(self._before, usage), "device": self._device()}
             self._works = within_s < 3.0 * self._look_s and is_busy(
                 used, within_s
             )  # else: the first look
@@ -202,10 +202,13 @@ def measure_work(
     while process.returncode is None and (left_s := until_s - time.monotonic()) > 0.0:
         highest = max(highest, device())
         process.wait(min(left_s, DEVICE_S))
-    return {**difference(start_usage, usage_counters(process.tree.members())), "device": highest}
+    return {
+        **usage_difference(start_usage, usage_counters(process.tree.members())),
+        "device": highest,
+    }
 
 
-def difference(
+def usage_difference(
     start_usage: dict[int, tuple[float, int]], end_usage: dict[int, tuple[float, int]]
 ) -> dict[str, float]:
     return {

@@ -27,7 +27,7 @@ from .. import system
 from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError
 from ..errors import InputError, StoreError
-from ..notifiers import Sender, build
+from ..notifiers import Sender, build_senders
 from ..notifiers.outbox import Undelivered
 from ..store import files, run_directory
 from ..store.run_directory import RunDir
@@ -297,7 +297,7 @@ class Flush:
         }
         key = json.dumps([late.channel, settings], sort_keys=True)
         if key not in self._routes:
-            senders, warnings = build({late.channel: settings}, self._environ)
+            senders, warnings = build_senders({late.channel: settings}, self._environ)
             if not senders:
                 raise InputError(warnings[0] if warnings else f"{late.channel} is no channel")
             self._routes[key] = _Route(senders[0])

@@ -53,7 +53,7 @@ from .launcher import Launch, Launcher
 from .preemptor import Preemptor
 from .process import Process, exit_code
 from .processor import EventProcessor, Performer
-from .relauncher import Relauncher, ends_with, health_gate
+from .relauncher import Relauncher, exit_code_by_policy, health_gate
 from .segments import Segments
 from .settings import RecoveredRun, Settings
 from .signals import Forwarder, Wakeup, ctrl_c_notice
@@ -144,13 +144,13 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
 
     The engine is told when the number of those that it may be changes.
     """
-    before_step = checkpoint_wait.needed_before(processor.policy, processor.state)
+    before_step = checkpoint_wait.needed_before_step(processor.policy, processor.state)
     if before_step is None:
         return
     remaining = checkpoints.candidates(before_step)
     for event in checkpoints.poll():  # the last verdict comes before "none is left"
         processor.process(event)
-    if (awaited := checkpoint_wait.awaited(processor.policy, processor.state)) is None:
+    if (awaited := checkpoint_wait.awaited_checkpoint(processor.policy, processor.state)) is None:
         return
     if remaining is not None and remaining != awaited.candidates:
         text = f"{remaining} checkpoints from before step {before_step} are to be verified"
@@ -336,7 +336,7 @@ class App:
         """Return the exit code to pass on for a process that has ended. Any thread."""
         state, policy = self.processor.state, self.processor.policy
         is_exit_of_job = self._is_cancelled or self._orphans.left or self._orphans.ended_well
-        by_policy = None if is_exit_of_job else ends_with(self.control, state, policy)
+        by_policy = None if is_exit_of_job else exit_code_by_policy(self.control, state, policy)
         returncode = process.returncode or 0
         if process.unknown and state.job.returncode is not None:
             returncode = state.job.returncode  # a supervisor before us saw it
@@ -539,7 +539,7 @@ class App:
             processor.take_command(command)
         processor.collect_results()
         self._segments.retain_before(
-            action_planning.retain_before(processor.policy, processor.state),
+            action_planning.retained_savepoint_step(processor.policy, processor.state),
             system.monotonic_ns(),
         )
         return event_count

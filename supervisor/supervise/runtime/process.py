@@ -51,8 +51,8 @@ from .process_tree import (
     STATE,
     Terminal,
     Tree,
-    group_of,
     is_alive,
+    process_group,
     start_ticks,
     stat_fields,
     stop_ourselves,
@@ -461,7 +461,7 @@ class AdoptedProcess(Process):
         self._recorded = recorded
         self._exit_status = PidfdExitStatus(pid)
         self.tree = AdoptedTree(pid, ticks, run_id)
-        super().__init__(pid, group_of(pid) or pid)
+        super().__init__(pid, process_group(pid) or pid)
         # Held is the job, and not another process that has got its pid since.
         self._held = start_ticks(pid) == ticks
         if self._held and has_run_mark(pid, run_id) is False:

@@ -105,7 +105,7 @@ class Tree:
         Args:
             group: only to those in this process group.
         """
-        members = [p for p in self.members() if group is None or group_of(p.pid) == group]
+        members = [p for p in self.members() if group is None or process_group(p.pid) == group]
         return sum(_send(process, signum) for process in members)
 
     def end(self, signum: int, within_s: float) -> list[psutil.Process]:
@@ -146,7 +146,7 @@ class Tree:
             for child in psutil.Process().children()
             if child.pid == self._leader
             or (
-                group_of(child.pid) not in (None, ours)
+                process_group(child.pid) not in (None, ours)
                 and (child.pid, start_ticks(child.pid)) not in self._before
             )
         ]
@@ -166,7 +166,7 @@ def _collect(pid: int) -> bool:
         return False
 
 
-def group_of(pid: int) -> int | None:
+def process_group(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

@@ -40,7 +40,7 @@ from ..errors import ActionError, StoreError, Views, named_error
 from ..notifiers.channel_queue import Backlog
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..report.incident_files import IncidentFiles
-from ..report.incident_views import with_report
+from ..report.incident_views import add_report_to_message
 from ..store.recorder import Recorder
 from ..system import Thread
 from .late_messages import LateMessage, Summary
@@ -300,7 +300,9 @@ class EventProcessor:
         self.views.make("status", end_protection, self._run, self.lost_to)
 
     def _post_unwatched(self, outbox: Outbox) -> None:
-        draft = job_lifecycle.unwatched(self.lost_to, acts=self.policy.mode in ACTING_MODES)
+        draft = job_lifecycle.supervision_ended_message(
+            self.lost_to, acts=self.policy.mode in ACTING_MODES
+        )
         message = self.message(draft.decision(draft.kind, self.state.step, self.state.attempt))
         outbox.post(message, key=f"{self._run.id}:{job_lifecycle.UNPROTECTED}", to_all=True)
 
@@ -447,7 +449,10 @@ class EventProcessor:
         )
         report = self.incident_files.report(message.incident or "")
         if report is not None:  # without it, what the engine says is enough
-            message = self.views.make("card in messages", with_report, message, report) or message
+            message = (
+                self.views.make("card in messages", add_report_to_message, message, report)
+                or message
+            )
         return self._redactor.message(message)
 
     def _deadline(self, decision: Notified) -> tuple[tuple[str, str], ...]:

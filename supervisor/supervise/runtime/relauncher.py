@@ -42,13 +42,13 @@ from ..checkpoints.registry import BatchFacts, RankCounters
 from ..checkpoints.service import RestoredCheckpoint
 from ..core import host_health
 from ..core.host_health import Finding
-from ..core.job_lifecycle import MEANT, has_crashed, start_failed
+from ..core.job_lifecycle import MEANT, has_crashed, has_start_failed
 from ..core.model.events import Notice
 from ..core.model.failure import FailureClass
 from ..core.model.payload import NOTHING, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..core.run_state import State
-from ..errors import ActionError, StoreError, SuperviseError, understood
+from ..errors import ActionError, StoreError, SuperviseError, reading_recorded_data
 from ..store import files
 from ..store.run_directory import RunDir
 from .controller import Control
@@ -66,13 +66,13 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def stopped_for(run: RunDir, key: str) -> bool:
+def was_stopped_for(run: RunDir, key: str) -> bool:
     """Whether the job was stopped for this order, and was not started again. Raises StoreError."""
     marks = Marks.read(run, _marks(key), key)
     return marks.how not in (None, "ended") and marks.pid is None
 
 
-def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
+def exit_code_by_policy(job: Control | None, state: State, policy: Policy) -> int | None:
     """Return the exit code that a policy makes the run end with; None: the job's own counts.
 
     A start that failed came to nothing, unless the job itself says what is wrong. A crash that the
@@ -80,7 +80,7 @@ def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
     """
     if policy.job.on_crash and state.job.no_restart_reason and has_crashed(state.job):
         return HUMAN
-    if start_failed(state) and state.job.returncode not in MEANT:
+    if has_start_failed(state) and state.job.returncode not in MEANT:
         return HUMAN
     return None if job is None else job.exit_code
 
@@ -117,7 +117,7 @@ class Marks(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the marks of an order, none before it was begun. Raises StoreError."""
         if not (run.path / name).exists():
             return cls(key=key)
-        with understood(f"the marks in {run.path / name}", "supervise why RUN"):
+        with reading_recorded_data(f"the marks in {run.path / name}", "supervise why RUN"):
             fields = run.read_json(name)
             return msgspec.convert(fields, cls, dec_hook=lambda form, value: form(value))
 

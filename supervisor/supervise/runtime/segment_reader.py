@@ -733,7 +733,7 @@ class Segment:
         return self._file.read(wire.LETTERS_AT + index * wire.LETTER_SIZE, wire.LETTER_SIZE)
 
 
-def recorded_end(shm_dir: Path, pid: int, start_ticks: int) -> int | None:
+def recorded_returncode(shm_dir: Path, pid: int, start_ticks: int) -> int | None:
     """Return the returncode of the job whose first process was `pid`, None where nobody told.
 
     What that process itself wrote counts. A launcher writes nothing, but passes on what its ranks

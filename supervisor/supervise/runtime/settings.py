@@ -30,7 +30,7 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..core.run_state import State
 from ..core.withdrawal import ENDED
-from ..errors import StoreError, understood
+from ..errors import StoreError, reading_recorded_data
 from ..notifiers.heartbeat import DeadManPing
 from ..report.openmetrics import RunMetrics
 from ..store import audit, journal, policies
@@ -103,17 +103,23 @@ class RecoveredRun:
             policies.make_policy_finder(run, load),
         )
         record_count = end = 0
-        for number, event, policy, state, decisions in engine.fold(past.policy, events, None, find):
+        for number, event, policy, state, decisions in engine.fold_events(
+            past.policy, events, None, find
+        ):
             past.policy, past.state = policy, state
             subject = f"event {number} ({type(event).__name__}) of the journal of {run.path}"
-            with understood(subject, "the journal was changed, or another version wrote it"):
+            with reading_recorded_data(
+                subject, "the journal was changed, or another version wrote it"
+            ):
                 past._see(event)
                 for decision in decisions:
                     past._decided(decision)
                     if record_count == len(log):
                         past.unwritten.append((number, event.at_ns, decision))
                         continue
-                    if not engine.is_recorded(log[record_count], number, decision_record(decision)):
+                    if not engine.matches_record(
+                        log[record_count], number, decision_record(decision)
+                    ):
                         raise _apart(run, log[record_count])
                     record_count += 1
             end = number + 1
@@ -180,7 +186,7 @@ class RecoveredRun:
 
 def _apart(run: RunDir, record: dict[str, Any], end: int | None = None) -> StoreError:
     """Say that the two do not agree; `end`: number of events of a journal that all agreed with."""
-    if engine.unwritten(record) or (end is not None and int(record["event"]) >= end):
+    if engine.is_unwritten(record) or (end is not None and int(record["event"]) >= end):
         return StoreError(
             f"the journal of {run.path} is incomplete, so nobody can take the run over: audit "
             f"record {record['seq']} is of an event that it lacks",

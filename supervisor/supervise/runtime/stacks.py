@@ -164,7 +164,7 @@ def _wait_for_text(
     return ""
 
 
-def py_spy(pid: int, timeout_s: float = PY_SPY_S) -> str:
+def py_spy_dump(pid: int, timeout_s: float = PY_SPY_S) -> str:
     """Return py-spy's dump of the process.
 
     Raises:
@@ -279,7 +279,7 @@ class RankSurvey:
                 steps.get(rank, -1),
                 (self._at_ns - view.seen_ns) / 1e9,
                 Collective(*view.collective) if view.collective else None,
-                own_place(frames),
+                deepest_own_frame(frames),
                 any(frame["name"] == _ENGINE for frame in frames),
                 in_loader,
                 tuple(self._loaders(view.pid, passed, stacks)) if in_loader else (),
@@ -307,7 +307,7 @@ class RankSurvey:
                 continue
             state, used = self._usage(pid, passed_s)
             idle = bool(inner) and inner[-1]["name"] == "get"  # from the queue of what is asked for
-            location = own_place(inner) or (_location(inner[0]) if inner else "")
+            location = deepest_own_frame(inner) or (_location(inner[0]) if inner else "")
             activity = "" if not frames else "idle" if idle else "busy"
             yield LoaderWorker(pid, state, used, activity, location, waits_for_lock(pid))
 
@@ -339,7 +339,7 @@ def _observe(pid: int) -> tuple[str, float | None]:
         return "", None
 
 
-def own_place(frames: Sequence[re.Match[str]]) -> str:
+def deepest_own_frame(frames: Sequence[re.Match[str]]) -> str:
     """Return the deepest frame outside installed packages, "" where there is none."""
     own_frame = next((frame for frame in frames if not _FOREIGN.search(frame["file"])), None)
     return "" if own_frame is None else _location(own_frame)

@@ -29,7 +29,7 @@ from ..core.model.events import Frame
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
-from ..errors import understood
+from ..errors import reading_recorded_data
 from ..notifiers.channel_queue import Backlog
 from ..notifiers.heartbeat import Health
 from ..store.recorder import Shortage
@@ -211,7 +211,7 @@ class Status(Struct, frozen=True, kw_only=True):
         if not (run.path / FILE).exists():
             return None
         document = decode_numbers(run.read_json(FILE))
-        with understood(f"the status in {run.path / FILE}", DERIVED):
+        with reading_recorded_data(f"the status in {run.path / FILE}", DERIVED):
             return msgspec.convert(document, cls, dec_hook=lambda form, value: form(value))
 
     def document(self) -> Payload:
@@ -284,7 +284,7 @@ def format_capabilities(availability: Mapping[str, str]) -> str:
     return " · ".join(f"{remedy}: {state}" for remedy, state in availability.items())
 
 
-def is_known(policy: Policy, state: State, probe: ProbeStatus) -> bool:
+def is_rollback_known(policy: Policy, state: State, probe: ProbeStatus) -> bool:
     """Return whether the job has shown what a rollback can do in it."""
     if policy.mode not in ACTING_MODES:
         return True
@@ -506,7 +506,7 @@ class TrainingProgress:
     """
 
     def __init__(self, argv: Sequence[str] = ()) -> None:
-        self._given = planned_in(argv)
+        self._given = planned_steps_in(argv)
         self._columns: dict[int, tuple[Sequence[str], tuple[int, int], list[int]]] = {}
         self._steps: dict[int, int] = {}  # rank -> newest step
         self._attempt = -1
@@ -588,7 +588,7 @@ class TrainingProgress:
         return sum(steps for _, steps in regular) / (took_ns / 1e9) if took_ns > 0 else None
 
 
-def planned_in(argv: Sequence[str]) -> tuple[int | None, str]:
+def planned_steps_in(argv: Sequence[str]) -> tuple[int | None, str]:
     """Return the planned steps in a job's command, and the option that says so.
 
     Two options that disagree are none.
@@ -714,8 +714,8 @@ def _open(incident: Incident | None) -> OpenIncident | None:
 
 
 def _awaited(policy: Policy, state: State) -> str:
-    before_step = checkpoint_wait.needed_before(policy, state)
-    awaited = checkpoint_wait.awaited(policy, state)
+    before_step = checkpoint_wait.needed_before_step(policy, state)
+    awaited = checkpoint_wait.awaited_checkpoint(policy, state)
     if before_step is None or awaited is None:
         return ""
     for_s = (state.at_ns - awaited.since_ns) / 1e9
@@ -736,7 +736,7 @@ def _request(pending: ApprovalRequest, now_ns: int) -> Request:
     )
 
 
-def no_probe(marks: Collection[str], reason: str | None) -> str | None:
+def explain_missing_probe(marks: Collection[str], reason: str | None) -> str | None:
     """Return why no step was seen, from the probe's marks; None: the probe has reported it.
 
     Args:

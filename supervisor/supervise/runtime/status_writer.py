@@ -17,7 +17,7 @@ from ..core.model.decisions import Decision
 from ..core.model.events import Notice
 from ..core.model.failure import FAILURE_NOTICE, FailureClass
 from ..core.model.payload import Json, Payload
-from ..errors import SegmentError, StoreError, no_space
+from ..errors import SegmentError, StoreError, disk_full_reason
 from ..notifiers.heartbeat import Vitals
 from ..notifiers.outbox import Trouble
 from ..store.recorder import Recorder
@@ -38,7 +38,7 @@ from .logs import LogFiles
 from .processor import METRICS, PROGRESS, EventProcessor
 from .segment_reader import ProbeStatus, RankView
 from .settings import Settings
-from .status import format_capabilities, is_known, list_capabilities
+from .status import format_capabilities, is_rollback_known, list_capabilities
 
 TICK_NS = 1_000_000_000
 IDENTITY_S = 1.0  # for what is still being read of a job that has ended; project default
@@ -155,7 +155,7 @@ class StatusWriter:
         if not (last or is_known or elapsed_s > first_step_deadline_s(marks, self._worked_s)):
             return
         self._is_reported, self._tier = True, "T0"
-        message = status.no_probe(marks, self._settings.tier_reason)
+        message = status.explain_missing_probe(marks, self._settings.tier_reason)
         if message is not None:
             self._processor.process(Notice(now_ns, "no-probe", message))
 
@@ -211,7 +211,7 @@ class StatusWriter:
         try:
             settings.run.write_json(status.FILE, settings.redactor.tree(newest.document()))
         except StoreError as error:
-            if (shortage := no_space(error)) is None:
+            if (shortage := disk_full_reason(error)) is None:
                 raise
             self._recorder.on_full(shortage)  # the record has a reserve
 
@@ -226,7 +226,7 @@ class StatusWriter:
             return None
         self._first_frame_ns = self._first_frame_ns or now_ns
         elapsed_s = (now_ns - self._first_frame_ns) / 1e9
-        if elapsed_s < SETTLED_S and not is_known(policy, state, probe):
+        if elapsed_s < SETTLED_S and not is_rollback_known(policy, state, probe):
             return None
         text = format_capabilities(self._can)
         self._settings.print_line(self._settings.redactor.text(f"supervise: {text}"))

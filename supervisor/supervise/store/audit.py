@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import __version__
-from ..core.model.decisions import document
+from ..core.model.decisions import json_document
 from ..errors import FULL, StoreError, TamperError, UsageError
 from ..system import Thread
 from . import files
@@ -125,7 +125,7 @@ class Chain:
 
     def line(self, record: Mapping[str, Any]) -> bytes:
         """Return the line of the next record; call `take` once it is written."""
-        body = document(record, separators=(",", ":")).encode()
+        body = json_document(record, separators=(",", ":")).encode()
         return hash_record(body).hex().encode() + b" " + body + b"\n"
 
     def take(self, line: bytes) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Load(Protocol):
     def __call__(self, name_or_path: str | Path, *, mode: str | None = None) -> Policy: ...
 
 
-def path_of(run: RunDir, digest: str) -> Path:
+def reloaded_policy_path(run: RunDir, digest: str) -> Path:
     """Return the path of a reloaded policy with that digest."""
     name = "".join(c if c.isalnum() else "_" for c in digest.rpartition(":")[2][:12])
     return run.path / DIRECTORY / f"{name}.yaml"
@@ -45,7 +45,7 @@ def path_of(run: RunDir, digest: str) -> Path:
 
 def store_policy(run: RunDir, policy: Policy) -> Path:
     """Write a policy's text durably. Raises StoreError."""
-    path = path_of(run, policy.digest)
+    path = reloaded_policy_path(run, policy.digest)
     try:
         files.make_directory(path.parent)
         files.replace_file(path, policy.resolved.encode(), durable=True)
@@ -63,7 +63,7 @@ def make_policy_finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
 
     def find(digest: str) -> Policy:
         if digest not in policies:
-            path = path_of(run, digest)
+            path = reloaded_policy_path(run, digest)
             if not path.is_file():
                 raise StoreError(
                     f"{path} is missing: the run was reloaded with the policy {digest[:19]}",

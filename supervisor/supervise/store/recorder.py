@@ -21,7 +21,7 @@ from msgspec import Struct
 from ..core.model.decisions import Decision, decision_record
 from ..core.model.events import Event, Frame
 from ..core.model.redaction import Redactor
-from ..errors import FULL, StoreError, no_space
+from ..errors import FULL, StoreError, disk_full_reason
 from .audit import RESERVE_BYTES, Audit
 from .journal import MAX_RESERVE, Journal
 
@@ -275,7 +275,7 @@ class Recorder:
         """Record once why nothing more is recorded; `then`: what that means for the run."""
         if self._trouble is None:
             self._trouble = str(error)
-            self._no_space = no_space(error) or self._no_space
+            self._no_space = disk_full_reason(error) or self._no_space
             self._show(f"supervise: {error}; {then}")
             first = len(self._journal)
             text = f"the journal is incomplete from event {first} on: {error}; no action is taken"

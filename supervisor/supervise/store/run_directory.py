@@ -36,7 +36,7 @@ from ..core.model.decisions import plain_json
 from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
-from ..errors import StoreError, understood
+from ..errors import StoreError, reading_recorded_data
 from . import files
 
 RUNS = Path("runs")
@@ -339,7 +339,9 @@ class RunDir:
 
     def describe(self) -> RunDescription:
         """Return the content of run.json. Raises StoreError."""
-        with understood(str(self.path / "run.json"), "restore it from a copy of the run directory"):
+        with reading_recorded_data(
+            str(self.path / "run.json"), "restore it from a copy of the run directory"
+        ):
             return Payload(self.read_json("run.json")).parse(RunDescription)
 
     def read_json(self, name: str) -> Any:
@@ -420,7 +422,7 @@ def list_run_directories(environ: Mapping[str, str]) -> dict[str, Path]:
     return directories
 
 
-def still_there(run_id: str, path: Path) -> bool:
+def is_same_run(run_id: str, path: Path) -> bool:
     """Return whether a directory is still that of this run."""
     with suppress(StoreError):
         return RunDir.open(path).id == run_id

@@ -416,7 +416,9 @@ def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
     if initial is None:
         yield Part("policy", UNCHECKED, "the log has no digest of policy.yaml")
     digests_of_files = [(run.policy_path, initial)] if initial else []
-    digests_of_files += [(policies.path_of(run, digest), digest) for digest in digests.reloaded]
+    digests_of_files += [
+        (policies.reloaded_policy_path(run, digest), digest) for digest in digests.reloaded
+    ]
     wrong = 0
     for path, expected in digests_of_files:
         actual = digest_of(path)

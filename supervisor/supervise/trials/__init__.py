@@ -21,7 +21,7 @@ __getattr__ = lazy_exports(
             "explain_unhealthy"
         ),
         "gate_statistics": (
-            "Differences, against_target, autocorrelation_time, block_means, "
+            "Differences, judge_against_target, autocorrelation_time, block_means, "
             "estimate_difference, look_levels, spent_alpha, student_cdf, student_quantile, "
             "successive_variance"
         ),
@@ -35,9 +35,9 @@ __getattr__ = lazy_exports(
             "summarize_suite, describe_undetected"
         ),
         "trial_runs": (
-            "SUITE_LOG, TrialPolicy, VERDICT_LOG, arm_environment, by_default, "
-            "changed_files, cite_trial, find_clashes, fingerprint, open_for_writing, "
-            "open_log, plan_waves, without_refused"
+            "SUITE_LOG, TrialPolicy, VERDICT_LOG, arm_environment, default_faults, "
+            "changed_files, cite_trial, find_clashes, fingerprint_files, open_for_writing, "
+            "open_log, plan_waves, drop_refused"
         ),
     },
 )

@@ -16,7 +16,7 @@ from ..core.model.decisions import (
     RuleFired,
     Suppressed,
 )
-from ..errors import understood
+from ..errors import reading_recorded_data
 from ..report.records import read_records
 from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
@@ -212,7 +212,7 @@ def read_arm(
     exit_code: int | None = None
     inputs: Mapping[str, str] | None = None
     stopped = False
-    with understood(f"the records in {run.audit_path}", HINT):
+    with reading_recorded_data(f"the records in {run.audit_path}", HINT):
         for record in audit.read_audit(run.audit_path):
             kind, data = record["kind"], record.get("data") or {}
             exit_code = int(data["exit_code"]) if kind == "run_end" else None
@@ -238,7 +238,7 @@ class RunCitation(Struct, frozen=True):
     head: str
 
 
-def citation(run: RunDir) -> RunCitation:
+def cite_run(run: RunDir) -> RunCitation:
     """Return what names a run in a result."""
     report = audit.verify_audit(run.audit_path, run.id)
     return RunCitation(run.id, report.records, report.head)

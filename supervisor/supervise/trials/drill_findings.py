@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from ..core.trends import BAND_MADS, BAND_SHARE, STEP_MADS, STEP_SHARE, spread
+from ..core.trends import BAND_MADS, BAND_SHARE, STEP_MADS, STEP_SHARE, robust_spread
 from .arms import PAGES, Alarm, FaultArm
 
 Series = Mapping[int, float]
@@ -83,7 +83,7 @@ def spread_of(series: Series, onset: int) -> float:
     if len(values) < LEAST:
         return math.nan
     steps = [b - a for a, b in pairwise(values)]
-    return spread(steps, median(steps)) / math.sqrt(2.0)
+    return robust_spread(steps, median(steps)) / math.sqrt(2.0)
 
 
 def find_departure(run: Series, control: Series, onset: int) -> Departure | None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from msgspec import Struct, field
 
 from ..core.model.formats import printable
-from ..report.pages import Figure, figure_over_steps, render
+from ..report.pages import Figure, figure_over_steps, render_template
 from .gate_statistics import Effect
 from .judgement import Check, Judgement, Look, Pair, Status, Verdict
 
@@ -239,7 +239,7 @@ def _cell(text: str) -> str:
 
 def gate_page(report: GateReport) -> str:
     """Return the page: verdict, effect, both losses, their difference with margin, all checks."""
-    return render(
+    return render_template(
         "gate",
         report=report,
         suite=SUITE,

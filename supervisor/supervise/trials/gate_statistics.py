@@ -288,7 +288,7 @@ class TargetEffect:
     reached: bool
 
 
-def against_target(
+def judge_against_target(
     values: Sequence[float], target: float, alpha: float = 0.01, needed: float | None = None
 ) -> TargetEffect:
     """Judge the final losses of runs that differ in the seed alone.

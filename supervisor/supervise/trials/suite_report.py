@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
 
-from ..core.model.decisions import document, plain_json
+from ..core.model.decisions import json_document, plain_json
 from ..core.model.formats import printable
-from ..report.pages import Figure, figure_over_steps, render
+from ..report.pages import Figure, figure_over_steps, render_template
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
 from .gate_report import thin_points
 from .trial_runs import TrialPolicy
@@ -130,7 +130,7 @@ class SuiteReport(Struct, frozen=True, kw_only=True):
 
     def encode(self) -> str:
         """Return it as JSON, with its summary."""
-        return document({**plain_json(self), "summary": summarize_suite(self)})
+        return json_document({**plain_json(self), "summary": summarize_suite(self)})
 
 
 def fault_plot(runs: Runs, finding: Finding, metric: str) -> FaultPlot | None:
@@ -389,7 +389,7 @@ def suite_page(report: SuiteReport) -> str:
     """Return the page: faults, undetected ones, monitors, their matrix, and a plot per fault."""
     policy = report.policy
     faults = [fault.fault for fault in report.faults if not fault.excluded]
-    return render(
+    return render_template(
         "suite",
         report=report,
         summary=summarize_suite(report),

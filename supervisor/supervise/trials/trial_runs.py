@@ -125,7 +125,7 @@ def _is_written(pid: int, name: str) -> bool:
     return flags & os.O_ACCMODE != os.O_RDONLY
 
 
-def fingerprint(
+def fingerprint_files(
     directory: Path, skipped: Sequence[str], most: int = MAX_FILES
 ) -> dict[str, tuple[int, int]]:
     """Return `(time of change in ns, bytes)` of the files below a directory; {} for too many."""
@@ -223,7 +223,7 @@ def run_arm(
     spec.out.mkdir(parents=True)
     env = arm_environment(environ, spec.out)
     fine = writable_directories(env, directory, spec.out)
-    old_state = fingerprint(spec.cwd, fine)
+    old_state = fingerprint_files(spec.cwd, fine)
     start = time.monotonic()
     watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q"]
     log = directory / f"{spec.name}.log"
@@ -241,7 +241,7 @@ def run_arm(
             code = follower.follow(child)
         finally:
             child.end()
-    new_state = fingerprint(spec.cwd, fine)
+    new_state = fingerprint_files(spec.cwd, fine)
     outside = sorted({*follower.outside, *changed_files(old_state, new_state)})
     if not spec.keep:
         shutil.rmtree(spec.out, ignore_errors=True)
@@ -390,7 +390,7 @@ class PlannedRun:
         return f"{safe}-{self.seed}-{ACTING if self.acting else UNATTENDED}"
 
 
-def by_default(faults: Iterable[str]) -> list[str]:
+def default_faults(faults: Iterable[str]) -> list[str]:
     """Return the faults that a suite tries without being asked for any."""
     return [name for name in faults if name not in ASKED_FOR]
 
@@ -417,7 +417,7 @@ def plan_waves(
     return healthy_runs, second, third
 
 
-def without_refused(refused: Mapping[str, str], planned: Iterable[PlannedRun]) -> list[PlannedRun]:
+def drop_refused(refused: Mapping[str, str], planned: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Return the runs whose fault was not refused."""
     return [run for run in planned if run.drill is None or run.drill.text not in refused]
 

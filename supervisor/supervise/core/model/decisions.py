@@ -693,7 +693,7 @@ def plain_json(value: Any) -> Any:
     )
 
 
-def document(value: Any, **form: Any) -> str:
+def json_document(value: Any, **form: Any) -> str:
     """Return data as JSON that any terminal and any file can hold; `form` is for `json.dumps`.
 
     What does not print is escaped; so is half of a surrogate pair, which is no Unicode.

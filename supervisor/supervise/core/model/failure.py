@@ -2,8 +2,8 @@
 
 A failure enters the engine as a `Notice` of kind `failure` whose data are the fields of `Failure`.
 One trouble ends many processes: ranks lose their peers, launchers lose their ranks. And a job may
-start programs whose errors it expects, such as one that tries an import. `by_cause` sorts them, the
-one that people should read first comes first.
+start programs whose errors it expects, such as one that tries an import. `sort_by_cause` sorts
+them, the one that people should read first comes first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from .values import Section, doc, pattern_mark
+from .values import Section, describe_key, pattern_mark
 
 FAILURE_NOTICE = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = ("always", "once", "never")
@@ -124,7 +124,7 @@ def exit_text(returncode: int | None) -> str:
     return f"ended with signal {number}" + (f" ({SIGNALS[number]})" if number in SIGNALS else "")
 
 
-def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
+def sort_by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
     """Return the failures that may explain the end of a job, the one to be read first in front.
 
     First those of ranks and of the job's first process, and recent lines of logs, then those of
@@ -159,39 +159,41 @@ class FailureClass(Section, frozen=True, dict=True):
     id: Annotated[
         str,
         pattern_mark("[a-z][a-z0-9-]{0,63}", "a name of small letters, digits and -"),
-        doc("name of the class"),
+        describe_key("name of the class"),
     ]
-    title: Annotated[str, doc("what happened, in a few words")]
+    title: Annotated[str, describe_key("what happened, in a few words")]
     match: Annotated[
         tuple[str, ...],
-        doc("regular expressions of Python; one that is found in `type: message` is enough"),
+        describe_key(
+            "regular expressions of Python; one that is found in `type: message` is enough"
+        ),
     ] = ()
     kinds: Annotated[
         tuple[Literal["exception", "signal", "exit", "thread", "launcher"], ...],
-        doc("the only kinds of ends that count; default: any"),
+        describe_key("the only kinds of ends that count; default: any"),
     ] = ()
-    types: Annotated[tuple[str, ...], doc("names of exceptions")] = ()
+    types: Annotated[tuple[str, ...], describe_key("names of exceptions")] = ()
     signals: Annotated[
         tuple[
             Annotated[str, pattern_mark("SIG[A-Z0-9]+", "the name of a signal, such as SIGSEGV")],
             ...,
         ],
-        doc("names of signals"),
+        describe_key("names of signals"),
     ] = ()
     logs: Annotated[
         tuple[str, ...],
-        doc(
+        describe_key(
             "regular expressions for lines of the files in `job.logs`, which hold more than errors"
         ),
     ] = ()
-    codes: Annotated[tuple[int, ...], doc("exit codes")] = ()
+    codes: Annotated[tuple[int, ...], describe_key("exit codes")] = ()
     relaunch: Annotated[
         Literal["always", "once", "never"],
-        doc("what `job.on_crash` makes of it: a start each time, one per run, or none"),
+        describe_key("what `job.on_crash` makes of it: a start each time, one per run, or none"),
     ] = "always"
-    then: Annotated[str, doc("what people can do about it")] = ""
+    then: Annotated[str, describe_key("what people can do about it")] = ""
     secondary: Annotated[
-        bool, doc("it follows from the end of another process, which is named first")
+        bool, describe_key("it follows from the end of another process, which is named first")
     ] = False
 
     @cached_property

@@ -16,12 +16,12 @@ from .interfaces import Numbers, Reading, ReadingValue
 from .payload import EndArgs, Payload, QuarantineArgs, RateArgs, RelaunchArgs, Rewarm, RollbackArgs
 
 
-def plan(steps: Iterable[tuple[str, Payload]]) -> str:
+def format_plan(steps: Iterable[tuple[str, Payload]]) -> str:
     """Return `(verb, arguments)` of each step as one line."""
-    return ", ".join(describe(verb, args) for verb, args in steps)
+    return ", ".join(describe_action(verb, args) for verb, args in steps)
 
 
-def describe(verb: str, args: Payload) -> str:
+def describe_action(verb: str, args: Payload) -> str:
     """Return one action in words; one that has none by its name and its arguments."""
     form = FORMS.get(verb)
     if form is not None:
@@ -163,16 +163,16 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else " " for c in text)
 
 
-def metric(name: str) -> str:
+def metric_in_words(name: str) -> str:
     """Return a metric in words."""
     return METRICS.get(name, name)
 
 
-def coded(name: str, value: object) -> str:
+def coded_value_text(name: str, value: object) -> str:
     """Return what the value of a metric of codes means, "" for any other metric or value."""
     if name == "batch_fingerprint":  # neither it nor what it is compared with tells a person more
         return "the checksum of the batch says so"
-    meanings, code = CODES.get(name, ()), finite(value)
+    meanings, code = CODES.get(name, ()), finite_number(value)
     return meanings[int(code)] if code is not None and code in range(len(meanings)) else ""
 
 
@@ -186,45 +186,45 @@ def rank_text(name: str, value_of: Callable[[str], float | None]) -> str:
     return f"rank {rank:.0f}" + (f" in {SLOW_AT[int(part or 0)]}" if has_part else "")
 
 
-def number(value: object) -> str:
+def format_number(value: object) -> str:
     """Return a number with four digits that count; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "absent" if value is None else str(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def finite(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """Return a finite number as float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def text(reading: Reading, name: str) -> str:
+def reading_text(reading: Reading, name: str) -> str:
     """Return a text of a reading, "" where it has none."""
     entry = reading.get(name)
     return entry if isinstance(entry, str) else ""
 
 
-def integer(reading: Reading, name: str, default: int) -> int:
+def reading_integer(reading: Reading, name: str, default: int) -> int:
     """Return a whole number of a reading, `default` where it has none."""
     entry = reading.get(name)
     return entry if isinstance(entry, int) else default
 
 
-def names(reading: Reading, name: str) -> Sequence[int | str]:
+def reading_names(reading: Reading, name: str) -> Sequence[int | str]:
     """Return a list of a reading, () where it has none."""
     entry = reading.get(name)
     return entry if isinstance(entry, list | tuple) else ()
 
 
-def table(reading: Reading, name: str) -> Numbers:
+def reading_table(reading: Reading, name: str) -> Numbers:
     """Return the numbers below a name of a reading, by their own names."""
     entry = reading.get(name)
     return entry if isinstance(entry, Mapping) else {}
 
 
-def measured(numbers: Reading) -> tuple[str, float | str | None]:
+def measured_number(numbers: Reading) -> tuple[str, float | str | None]:
     """Return `(key, number)` of what the detector compares with its threshold."""
     if "rel_gt" in numbers and "gt" not in numbers:  # of two evaluations: a share of the first
         key = "share"
@@ -234,31 +234,31 @@ def measured(numbers: Reading) -> tuple[str, float | str | None]:
     return key, entry if isinstance(entry, int | float | str) else None
 
 
-def limit(measure: ReadingValue, numbers: Reading) -> str:
+def format_limit(measure: ReadingValue, numbers: Reading) -> str:
     """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
-    line = f"limit {number(numbers.get('threshold'))}"
+    line = f"limit {format_number(numbers.get('threshold'))}"
     current, threshold, clear = map(
-        finite, (measure, numbers.get("threshold"), numbers.get("clear"))
+        finite_number, (measure, numbers.get("threshold"), numbers.get("clear"))
     )
     if current is None or threshold is None or clear is None or threshold == clear:
         return line
     lasts = (current - threshold) * (current - clear) <= 0
-    return f"{line}, clear {number(clear)}" if lasts else line
+    return f"{line}, clear {format_number(clear)}" if lasts else line
 
 
-def baseline(numbers: Reading) -> str:
+def format_baseline(numbers: Reading) -> str:
     """Return "baseline 2.31 +- 0.02 over steps 120..247 (128 samples)"; "" when there is none."""
     level = next((numbers[k] for k in ("median", "reference", "level") if k in numbers), None)
-    if finite(level) is None:
+    if finite_number(level) is None:
         return ""
-    line = f"baseline {number(level)}"
-    spread = finite(numbers.get("scale", numbers.get("spread")))
+    line = f"baseline {format_number(level)}"
+    spread = finite_number(numbers.get("scale", numbers.get("spread")))
     if spread is not None:
         if numbers.get("transform") == "log":
-            line += f" */ {number(math.exp(min(spread, 700.0)))}"
+            line += f" */ {format_number(math.exp(min(spread, 700.0)))}"
         else:
-            line += f" +- {number(spread)}"
-    steps = names(numbers, "steps")
+            line += f" +- {format_number(spread)}"
+    steps = reading_names(numbers, "steps")
     if len(steps) == 2:
         line += f" over steps {steps[0]}..{steps[1]}"
     if "samples" in numbers and "median" in numbers:  # else it counts all that was ever seen
@@ -269,56 +269,62 @@ def baseline(numbers: Reading) -> str:
 def format_reading(numbers: Reading) -> str:
     """Return the numbers of one reading as one line, without its name and code."""
     if "nonfinite" in numbers:
-        values = table(numbers, "values")
+        values = reading_table(numbers, "values")
         return ", ".join(
-            [f"{name} {number(entry)}" for name, entry in values.items()] + _votes(numbers)
+            [f"{name} {format_number(entry)}" for name, entry in values.items()] + _votes(numbers)
         )
     if "signal" in numbers:
-        return silence(numbers)
+        return format_silence(numbers)
     if "last_breach" in numbers:
         return _coupled(numbers)
-    key, measure = measured(numbers)
+    key, measure = measured_number(numbers)
     level = numbers.get("last_block", numbers.get("value"))  # the value of a trend is its slope
-    if meaning := coded(text(numbers, "metric"), level):
+    if meaning := coded_value_text(reading_text(numbers, "metric"), level):
         return ", ".join([meaning, *_votes(numbers)])
-    parts = [f"{numbers.get('metric', 'value')} {number(level)}"]
-    if key == "bound" and finite(measure) is None:
+    parts = [f"{numbers.get('metric', 'value')} {format_number(level)}"]
+    if key == "bound" and finite_number(measure) is None:
         parts.append("no slope yet")
     elif key != "value" and measure is not None:
-        parts.append(MEASURES.get(key, "share {}").format(number(measure)))
+        parts.append(MEASURES.get(key, "share {}").format(format_number(measure)))
     if "threshold" in numbers:
-        parts[-1] += f" ({limit(measure, numbers)})"
+        parts[-1] += f" ({format_limit(measure, numbers)})"
     parts += _votes(numbers)
-    extras = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _is_plain(v)]
-    return "; ".join([", ".join([*parts, *extras[:4]]), *filter(None, [baseline(numbers)])])
+    extras = [
+        f"{k} {format_number(v)}" for k, v in numbers.items() if k not in TOLD and _is_plain(v)
+    ]
+    return "; ".join([", ".join([*parts, *extras[:4]]), *filter(None, [format_baseline(numbers)])])
 
 
-def silence(numbers: Reading, *, limited: bool = True) -> str:
+def format_silence(numbers: Reading, *, limited: bool = True) -> str:
     """Return "no step for 120 s (limit 100 s)", or without the limit."""
     unit, value, limit_value = (
         numbers.get("unit", "s"),
         numbers.get("value"),
         numbers.get("threshold"),
     )
-    line = f"no {metric(text(numbers, 'signal'))} for {_rounded(value)} {unit}"
+    line = f"no {metric_in_words(reading_text(numbers, 'signal'))} for {_rounded(value)} {unit}"
     return f"{line} (limit {_rounded(limit_value)} {unit})" if limited else line
 
 
 def _rounded(value: ReadingValue) -> str:
-    return f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else number(value)
+    return (
+        f"{value:.0f}"
+        if isinstance(value, float) and math.isfinite(value)
+        else format_number(value)
+    )
 
 
 def _votes(numbers: Reading) -> list[str]:
-    window = integer(numbers, "of", 1)
+    window = reading_integer(numbers, "of", 1)
     return [f"{numbers.get('breaching', 0)} of the newest {window} breach"] if window > 1 else []
 
 
 def _coupled(numbers: Reading) -> str:
-    match = table(numbers, "match")
-    steps = match.get("steps") or table(numbers, "last_breach")
+    match = reading_table(numbers, "match")
+    steps = match.get("steps") or reading_table(numbers, "last_breach")
     breaches = steps.items() if isinstance(steps, Mapping) else ()
     line = ", ".join(f"{name} at step {step}" for name, step in breaches)
-    within = f"within {number(numbers.get('within'))} steps"
+    within = f"within {format_number(numbers.get('within'))} steps"
     if match:
         return f"last match {within}: {line}"
     return f"{within}; breaches so far: {line or 'none'}"

@@ -31,7 +31,7 @@ from .values import (
     SomeSteps,
     Steps,
     Window,
-    doc,
+    describe_key,
     pattern_mark,
 )
 
@@ -112,19 +112,23 @@ class Inhibit(Section, frozen=True):
 
     mute: Annotated[
         tuple[Name, ...],
-        doc(
+        describe_key(
             "rules that do not act; never SEV0, or what is worse, or acts where `by_rule` does not"
         ),
     ]
-    by_rule: Annotated[Name | None, doc("while this rule fires")] = None
-    by_state: Annotated[tuple[StateName, ...], doc("while the run is in one of these states")] = ()
+    by_rule: Annotated[Name | None, describe_key("while this rule fires")] = None
+    by_state: Annotated[
+        tuple[StateName, ...], describe_key("while the run is in one of these states")
+    ] = ()
 
 
 class Budget(Section, frozen=True):
     """How often actions of a class may start; an action counts when it is planned."""
 
-    max: Annotated[Natural, doc("maximum number of starts")]
-    per: Annotated[Window | None, doc("window: steps, or a time; default: the whole run")] = None
+    max: Annotated[Natural, describe_key("maximum number of starts")]
+    per: Annotated[
+        Window | None, describe_key("window: steps, or a time; default: the whole run")
+    ] = None
 
     @property
     def per_steps(self) -> int | None:
@@ -158,23 +162,23 @@ class Runbook:
 class Ladder(Section, frozen=True):
     """Escalation levels; a relapse or a failed verification goes one level up."""
 
-    levels: Annotated[tuple[RunbookName, ...], doc("runbooks from mild to strong, or hold")] = (
-        msgspec.field(name="ladder", default=())
-    )
+    levels: Annotated[
+        tuple[RunbookName, ...], describe_key("runbooks from mild to strong, or hold")
+    ] = msgspec.field(name="ladder", default=())
     reset_after_steps: Annotated[
-        Steps, doc("clean steps after which it starts at the first level again")
+        Steps, describe_key("clean steps after which it starts at the first level again")
     ] = msgspec.field(name="reset_after", default=5000)
 
 
 class Planned(Section, frozen=True):
     """An announced change: its effect on the loss opens no incident. SEV0 still fires."""
 
-    from_step: Annotated[Steps, doc("first step of it")] = msgspec.field(name="from")
-    to_step: Annotated[Steps, doc("last step of it")] = msgspec.field(name="to")
-    what: Annotated[str, doc("what changes, in words or a metric")]
+    from_step: Annotated[Steps, describe_key("first step of it")] = msgspec.field(name="from")
+    to_step: Annotated[Steps, describe_key("last step of it")] = msgspec.field(name="to")
+    what: Annotated[str, describe_key("what changes, in words or a metric")]
     expect: Annotated[
         Literal["up", "down", "either"],
-        doc("direction of the loss; the other one is still a breach"),
+        describe_key("direction of the loss; the other one is still a breach"),
     ] = "either"
 
     def check(self) -> list[tuple[str, str]]:
@@ -185,14 +189,15 @@ class Planned(Section, frozen=True):
 class Approval(Section, frozen=True):
     """Approval by a person before the job is touched."""
 
-    timeout_s: Annotated[Seconds, doc("how long the request is valid")] = msgspec.field(
+    timeout_s: Annotated[Seconds, describe_key("how long the request is valid")] = msgspec.field(
         name="timeout", default=900.0
     )
     on_timeout: Annotated[
-        Literal["deny", "allow"], doc("the answer after the timeout; deny holds the run")
+        Literal["deny", "allow"], describe_key("the answer after the timeout; deny holds the run")
     ] = "deny"
     unless: Annotated[
-        Severity | None, doc("in mode enforce no approval for incidents of this severity or above")
+        Severity | None,
+        describe_key("in mode enforce no approval for incidents of this severity or above"),
     ] = None
 
 
@@ -201,31 +206,37 @@ class Savepoints(Section, frozen=True):
 
     every: Annotated[
         SomeSteps,
-        doc("steps between two savepoints, at least: they take 0.5 % of the time at most"),
+        describe_key("steps between two savepoints, at least: they take 0.5 % of the time at most"),
     ]
-    keep: Annotated[Count, doc("how many are kept")] = 4
+    keep: Annotated[Count, describe_key("how many are kept")] = 4
     max_bytes: Annotated[
         Count | None,
-        doc("maximum host memory for all of them; default: an eighth of the machine's"),
+        describe_key("maximum host memory for all of them; default: an eighth of the machine's"),
     ] = None
     spill: Annotated[
         Literal["disk", "none"],
-        doc("where savepoints go that do not fit in memory; none: they are dropped"),
+        describe_key("where savepoints go that do not fit in memory; none: they are dropped"),
     ] = "disk"
     max_disk_bytes: Annotated[
         Count | None,
-        doc("maximum disk space for them; default: a quarter of what is free at the start"),
+        describe_key(
+            "maximum disk space for them; default: a quarter of what is free at the start"
+        ),
     ] = None
 
 
 class Sampling(Section, frozen=True, omit_defaults=True):
     """Steps between two samples of metrics that are not taken at each step; 0 is never."""
 
-    attention: Annotated[Steps | None, doc("logits and entropy of attention")] = None
-    activations: Annotated[Steps | None, doc("outputs of blocks, and output logits")] = None
-    routing: Annotated[Steps | None, doc("routers of experts")] = None
-    weights: Annotated[Steps | None, doc("copies of a few matrices")] = None
-    gradients: Annotated[Steps | None, doc("metrics that need a pass over the gradients")] = None
+    attention: Annotated[Steps | None, describe_key("logits and entropy of attention")] = None
+    activations: Annotated[Steps | None, describe_key("outputs of blocks, and output logits")] = (
+        None
+    )
+    routing: Annotated[Steps | None, describe_key("routers of experts")] = None
+    weights: Annotated[Steps | None, describe_key("copies of a few matrices")] = None
+    gradients: Annotated[
+        Steps | None, describe_key("metrics that need a pass over the gradients")
+    ] = None
 
 
 class ProbeSettings(Section, frozen=True):
@@ -233,33 +244,37 @@ class ProbeSettings(Section, frozen=True):
 
     share: Annotated[
         Share,
-        doc("of a step's time, for all of them; where steps are short, costly ones are rarer"),
+        describe_key(
+            "of a step's time, for all of them; where steps are short, costly ones are rarer"
+        ),
     ] = 0.01
 
 
 class SkipNonfinite(Section, frozen=True):
     """Skip an update whose gradients are not finite, before the weights change."""
 
-    max: Annotated[Count, doc("maximum skips before the rules take over")]
-    per: Annotated[SomeSteps, doc("steps in which they are counted")]
+    max: Annotated[Count, describe_key("maximum skips before the rules take over")]
+    per: Annotated[SomeSteps, describe_key("steps in which they are counted")]
 
 
 class ZeroNonfinite(Section, frozen=True):
     """Set non-finite gradient entries to zero, and apply the step with the rest."""
 
-    max: Annotated[Count, doc("maximum steps repaired before the rules take over")] = 3
-    per: Annotated[SomeSteps, doc("steps in which they are counted")] = 128
+    max: Annotated[Count, describe_key("maximum steps repaired before the rules take over")] = 3
+    per: Annotated[SomeSteps, describe_key("steps in which they are counted")] = 128
 
 
 class SkipOutliers(Section, frozen=True):
     """Skip the update of a batch far out of its band; asks `job.probe_batch` before the third."""
 
-    max: Annotated[Count, doc("maximum skips before updates are made as they come")] = 32
-    per: Annotated[SomeSteps, doc("steps in which they are counted")] = 2000
+    max: Annotated[Count, describe_key("maximum skips before updates are made as they come")] = 32
+    per: Annotated[SomeSteps, describe_key("steps in which they are counted")] = 2000
     spreads: Annotated[
-        float, Meta(ge=1), doc("how far the loss is above its level, in spreads of its past")
+        float,
+        Meta(ge=1),
+        describe_key("how far the loss is above its level, in spreads of its past"),
     ] = 6.0
-    rise: Annotated[float, Meta(ge=0), doc("and as a share of the level")] = 0.15
+    rise: Annotated[float, Meta(ge=0), describe_key("and as a share of the level")] = 0.15
 
 
 class UpdateClip(Section, frozen=True):
@@ -268,24 +283,27 @@ class UpdateClip(Section, frozen=True):
     window: Annotated[
         int,
         Meta(ge=2, extra_json_schema={"x-unit": "steps"}),
-        doc("steps whose update norms are the reference"),
+        describe_key("steps whose update norms are the reference"),
     ] = 128
-    sigma: Annotated[float, Meta(ge=0), doc("standard deviations above their mean")] = 2.0
-    max_gb: Annotated[float, Meta(ge=0), doc("maximum memory for the copies, in GB")] = 4.0
+    sigma: Annotated[float, Meta(ge=0), describe_key("standard deviations above their mean")] = 2.0
+    max_gb: Annotated[float, Meta(ge=0), describe_key("maximum memory for the copies, in GB")] = 4.0
 
 
 class Safeguards(Section, frozen=True, omit_defaults=True):
     """Reactions inside the probe: an outside process would be one step too late."""
 
-    skip_nonfinite: Annotated[SkipNonfinite | None, doc("skip updates that are not finite")] = None
+    skip_nonfinite: Annotated[
+        SkipNonfinite | None, describe_key("skip updates that are not finite")
+    ] = None
     zero_nonfinite: Annotated[
-        ZeroNonfinite | None, doc("set non-finite gradient entries to zero; also on devices")
+        ZeroNonfinite | None,
+        describe_key("set non-finite gradient entries to zero; also on devices"),
     ] = None
     skip_outliers: Annotated[
-        SkipOutliers | None, doc("skip updates of batches that are far out of their band")
+        SkipOutliers | None, describe_key("skip updates of batches that are far out of their band")
     ] = None
     update_clip: Annotated[
-        UpdateClip | None, doc("scale down updates that are much larger than usual")
+        UpdateClip | None, describe_key("scale down updates that are much larger than usual")
     ] = None
 
 
@@ -294,30 +312,32 @@ class Checkpoints(Section, frozen=True):
 
     glob: Annotated[
         tuple[str, ...],
-        doc(
+        describe_key(
             "paths, relative to the job's working directory; default: those that it announces. "
             "Files of another job do not count: name one directory, without wildcards"
         ),
     ] = ()
     verify: Annotated[
         tuple[Literal["load", "finite", "optimizer"], ...],
-        doc("checks besides size and hash"),
+        describe_key("checks besides size and hash"),
     ] = ("load", "finite")
-    keep_good: Annotated[Count, doc("newest verified ones that are pinned")] = 2
+    keep_good: Annotated[Count, describe_key("newest verified ones that are pinned")] = 2
     pin: Annotated[
         Literal["copy", "link"],
-        doc("a link costs no space, and is lost if the job overwrites the file in place"),
+        describe_key("a link costs no space, and is lost if the job overwrites the file in place"),
     ] = "copy"
-    settle: Annotated[Seconds, doc("how long an unannounced one must be unchanged")] = 5.0
+    settle: Annotated[Seconds, describe_key("how long an unannounced one must be unchanged")] = 5.0
     restore_test: Annotated[
-        Seconds | None, doc("how often the newest pinned one is verified again")
+        Seconds | None, describe_key("how often the newest pinned one is verified again")
     ] = 3600.0
 
 
 class Orphans(Section, frozen=True):
     """Processes that go on training after the job's first process has ended."""
 
-    watch: Annotated[Seconds, doc("maximum time they are watched; 0: the run ends at once")] = 600.0
+    watch: Annotated[
+        Seconds, describe_key("maximum time they are watched; 0: the run ends at once")
+    ] = 600.0
 
 
 class HostHealth(Section, frozen=True):
@@ -325,18 +345,18 @@ class HostHealth(Section, frozen=True):
 
     matmul: Annotated[
         Seconds | None,
-        doc(
+        describe_key(
             "how long each device multiplies matrices whose product is known; 0s: not at all; "
             "default: 5s on devices, and the CPU not at all"
         ),
     ] = None
     memory_gb: Annotated[
         Annotated[float, Meta(ge=0.0)] | None,
-        doc("available memory; default: half of the most that the job had"),
+        describe_key("available memory; default: half of the most that the job had"),
     ] = None
     disk_gb: Annotated[
         Annotated[float, Meta(ge=0.0)] | None,
-        doc("free space beside its checkpoints; default: as much as one takes"),
+        describe_key("free space beside its checkpoints; default: as much as one takes"),
     ] = None
 
     def check(self) -> list[tuple[str, str]]:
@@ -355,15 +375,15 @@ class RelaunchSettings(Section, frozen=True):
 
     resume: Annotated[
         Literal["args", "library"],
-        doc("args: by `args` and `env`; library: through Trainer or Lightning"),
+        describe_key("args: by `args` and `env`; library: through Trainer or Lightning"),
     ] = "args"
-    args: Annotated[tuple[str, ...], doc("added to the command")] = ()
-    env: Annotated[Mapping[str, str], doc("added to its environment")] = msgspec.field(
+    args: Annotated[tuple[str, ...], describe_key("added to the command")] = ()
+    env: Annotated[Mapping[str, str], describe_key("added to its environment")] = msgspec.field(
         default_factory=dict
     )
     wait: Annotated[
         Literal["pause", "train"],
-        doc(
+        describe_key(
             "what a job of one rank does while the checkpoint that it is to go back to is verified"
         ),
     ] = "pause"
@@ -373,14 +393,17 @@ class Preempt(Section, frozen=True):
     """The job's own checkpoint before it is ended from outside."""
 
     grace_s: Annotated[
-        Seconds, doc("the longest that TERM, USR1 or USR2 waits for the checkpoint")
+        Seconds, describe_key("the longest that TERM, USR1 or USR2 waits for the checkpoint")
     ] = msgspec.field(name="grace", default=GRACE_S)
     margin_s: Annotated[
         Seconds,
-        doc("how long before SLURM_JOB_END_TIME, and after a drain file, it is written at most"),
+        describe_key(
+            "how long before SLURM_JOB_END_TIME, and after a drain file, it is written at most"
+        ),
     ] = msgspec.field(name="margin", default=MARGIN_S)
     drain: Annotated[
-        str | None, doc("file that asks for it when it is written; default: drain in the run")
+        str | None,
+        describe_key("file that asks for it when it is written; default: drain in the run"),
     ] = None
 
     def check(self) -> list[tuple[str, str]]:
@@ -395,57 +418,67 @@ class Preempt(Section, frozen=True):
 class JobSettings(Section, frozen=True):
     """Properties of the job that the policy relies on."""
 
-    rollback: Annotated[Literal["in_process"], doc("savepoints inside the job's own process")] = (
-        "in_process"
-    )
+    rollback: Annotated[
+        Literal["in_process"], describe_key("savepoints inside the job's own process")
+    ] = "in_process"
     peak_flops: Annotated[
         Annotated[float, Meta(ge=1.0)] | None,
-        doc("FLOP/s of its device, for mfu; default: by the device's name"),
+        describe_key("FLOP/s of its device, for mfu; default: by the device's name"),
     ] = None
-    checkpoints: Annotated[Checkpoints, doc("the job's own checkpoints")] = Checkpoints()
+    checkpoints: Annotated[Checkpoints, describe_key("the job's own checkpoints")] = Checkpoints()
     on_crash: Annotated[
         RunbookName | None,
-        doc("runbook when it ends by itself, such as restart; default: the run ends"),
+        describe_key("runbook when it ends by itself, such as restart; default: the run ends"),
     ] = None
     failures: Annotated[
         tuple[FailureClass, ...],
-        doc("classes of failures that are tried before the shipped ones (policies/failures)"),
+        describe_key(
+            "classes of failures that are tried before the shipped ones (policies/failures)"
+        ),
     ] = ()
     logs: Annotated[
         tuple[str, ...],
-        doc("globs of log files, relative to its working directory: searched for known failures"),
+        describe_key(
+            "globs of log files, relative to its working directory: searched for known failures"
+        ),
     ] = ()
     relaunch: Annotated[
-        RelaunchSettings | None, doc("how it is started again; default: it never is")
+        RelaunchSettings | None, describe_key("how it is started again; default: it never is")
     ] = None
     health: Annotated[
         Literal["none"] | HostHealth | None,
-        doc("what is looked at before it is started again; none: nothing; default: all of it"),
+        describe_key(
+            "what is looked at before it is started again; none: nothing; default: all of it"
+        ),
     ] = None
     preempt: Annotated[
         Literal["checkpoint"] | Preempt | None,
-        doc(
+        describe_key(
             "checkpoint: a signal that the job does not handle, walltime, or a drain file makes "
             "it write a checkpoint before it ends; default: signals are passed on at once"
         ),
     ] = None
     steps: Annotated[
         SomeSteps | None,
-        doc(
+        describe_key(
             "optimizer steps of a whole run: an end with code 0 before them is SEV1; default: as "
             "Trainer or Lightning plan them"
         ),
     ] = None
     orphans: Annotated[
-        Orphans, doc("processes that go on training after the first one has ended")
+        Orphans, describe_key("processes that go on training after the first one has ended")
     ] = Orphans()
     probe_batch: Annotated[
         bool,
-        doc("run two rows of the first batch again at each savepoint and save, for comparison"),
+        describe_key(
+            "run two rows of the first batch again at each savepoint and save, for comparison"
+        ),
     ] = False
     manifest: Annotated[
         tuple[str, ...],
-        doc("files whose hashes are recorded, per launch and checkpoint: tokenizer, list of data"),
+        describe_key(
+            "files whose hashes are recorded, per launch and checkpoint: tokenizer, list of data"
+        ),
     ] = ()
 
     @property

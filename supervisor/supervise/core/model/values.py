@@ -48,7 +48,7 @@ def closed_object_schema(properties: Mapping[str, Json], **more: Json) -> Schema
     }
 
 
-def doc(text: str) -> Meta:
+def describe_key(text: str) -> Meta:
     """Return the mark that describes a key in one line."""
     return Meta(description=text)
 
@@ -94,7 +94,7 @@ def _duration_schema() -> Schema:
 PERCENTAGE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 
-def share(text: object) -> float:
+def parse_share(text: object) -> float:
     """Return the share that a text such as `1%` stands for. Raises ValueError."""
     match = PERCENTAGE.fullmatch(text) if isinstance(text, str) else None
     if match is None or not 0.0 < float(match[1]) <= 100.0:
@@ -133,7 +133,7 @@ else:
     class Share(metaclass=Parsed):
         """A part of a whole: 0.01 here, a text such as `1%` in a file."""
 
-        decode = staticmethod(share)
+        decode = staticmethod(parse_share)
         encode = staticmethod(lambda value: f"{100.0 * value:.12g}%")
         schema = staticmethod(_share_schema)
 
@@ -158,7 +158,9 @@ else:
 # The unit of counts that are not the job's own steps anyway.
 Unit = Annotated[
     Literal["rows", "steps"],
-    doc("of its counts: rows are frames or logged rows that hold the metric, steps are the job's"),
+    describe_key(
+        "of its counts: rows are frames or logged rows that hold the metric, steps are the job's"
+    ),
 ]
 Severity = Literal["SEV0", "SEV1", "SEV2"]
 RUNBOOK = "[a-z][a-z0-9-]{0,63}"
