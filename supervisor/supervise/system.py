@@ -1,4 +1,4 @@
-"""The clock, threads and child processes of the supervisor.
+"""The clock, the terminal, threads and child processes of the supervisor.
 
 `monotonic_ns` is CLOCK_MONOTONIC, the clock of every `at_ns`: it is the same in the probe and here,
 and no clock setting moves it. `wall` is for people and for the audit log. The core gets the time
@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from . import process_reaper
 
@@ -42,6 +44,46 @@ def wall_time(ago_s: float = 0.0) -> str:
     """
     then = datetime.now(UTC) - timedelta(seconds=ago_s)
     return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Return the columns of a terminal, 0 for anything else."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+# A command is not broken: a person pastes it. It ends before a new clause.
+COMMAND = re.compile(r"supervise(?: --?\w| [a-z]).*?(?=;|, | · | or supervise | \(|\)|$)")
+AT_MARGIN = re.compile(r"(?<=\S) {3,}(?=[A-Z ]{4,20}$)")  # before a status
+LABEL = re.compile(r"\s*\S+(?: \S+)?\s{2,}")  # `Cause  text`: the text begins in a column
+
+
+def wrap(line: str, width: int) -> list[str]:
+    """Return a line in pieces of at most `width` columns where it has spaces; 0: as it is.
+
+    A word, a path and a command stay in one piece. What follows is indented as the text is.
+    """
+    gap = AT_MARGIN.search(line)
+    if gap and width < len(line) <= width + len(gap[0]) - 2:
+        return [line.replace(gap[0], " " * (len(gap[0]) - len(line) + width), 1)]
+    if not width or len(line) <= width:
+        return [line]
+    label = LABEL.match(line)
+    indent = len(label[0]) if label else len(line) - len(line.lstrip()) + 2
+    indent = indent if indent <= width // 3 else 2
+    whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
+    pieces = textwrap.wrap(
+        whole,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
+    return [piece.replace("\0", " ") for piece in pieces]
 
 
 START_S = 3.0  # a thread runs within milliseconds; project default

@@ -1,6 +1,9 @@
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -70,6 +73,29 @@ def test_no_color_is_respected_on_a_real_terminal(more, coloured):
 
     assert ("\033" in text) == coloured
     assert "SEV0" in text and "before the first step" in text
+
+
+def test_a_narrow_terminal_breaks_no_word(message, monkeypatch):
+    """Each line says who speaks; the text begins in one column; a command stays whole."""
+    command = "supervise lr /data/runs/20260105-101112-7f3a9c 1.0"
+    words = "the update norm and the gradient norm moved first, then the loss"
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))
+    with os.fdopen(theirs, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        text = message(verdict=words, next=f"to let the rate go: {command}")
+        notifiers.build({"console": {}}, {"NO_COLOR": "1"})[0][0].send(text, key="k")
+        lines = os.read(ours, 4096).decode().splitlines()
+    os.close(ours)
+
+    assert [line.removeprefix("supervise: ") for line in lines] == [
+        "SEV1 loss spike (step 152)",
+        "  what  the update norm and the gradient norm",
+        "        moved first, then the loss",
+        "  why   spike: loss_z > 5",
+        "  next  to let the rate go:",
+        f"        {command}",
+    ]
 
 
 def test_no_colour_in_a_file():

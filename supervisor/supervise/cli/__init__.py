@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__
+from .. import __version__, system
 from ..core.model.formats import printable
 from ..errors import SuperviseError, UsageError
 from . import _streams
@@ -211,4 +212,6 @@ def _print_error(error: SuperviseError) -> None:
     if render is None and error.hint:
         text += f"\n    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}"
     text = text.encode("utf-8", "backslashreplace").decode()  # it may quote what is no Unicode
-    click.echo(printable(text, keep="\n"), err=True)
+    width = 0 if render is not None else system.terminal_columns(sys.stderr)
+    for line in printable(text, keep="\n").split("\n"):
+        click.echo("\n".join(system.wrap(line, width)), err=True)

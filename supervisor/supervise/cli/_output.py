@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -38,56 +37,16 @@ def echo(*lines: str, err: bool = False, **style: Any) -> None:
     `print_table` alone. `style` is for `click.style`.
     """
     stream = sys.stderr if err else sys.stdout
-    width = _columns(stream)
+    width = system.terminal_columns(stream)
     for line in lines:
-        for text in wrap(printable(line).rstrip(), width):
+        for text in system.wrap(printable(line).rstrip(), width):
             click.echo(click.style(text, **style) if style else text, err=err)
-
-
-def _columns(stream: TextIO) -> int:
-    """Return the columns of a terminal, 0 for anything else."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        return 0
 
 
 def echo_source(*lines: str) -> None:
     """Print what may be copied into a file, as it is."""
     for line in lines:
         click.echo(printable(line).rstrip())
-
-
-# A command is not broken: a person pastes it. It ends before a new clause.
-COMMAND = re.compile(r"supervise(?: --?\w| [a-z]).*?(?=;|, | · | or supervise | \(|\)|$)")
-AT_MARGIN = re.compile(r"(?<=\S) {3,}(?=[A-Z ]{4,20}$)")  # before a status
-LABEL = re.compile(r"\s*\S+(?: \S+)?\s{2,}")  # `Cause  text`: the text begins in a column
-
-
-def wrap(line: str, width: int) -> list[str]:
-    """Return a line in pieces of at most `width` columns where it has spaces; 0: as it is.
-
-    A word, a path and a command stay in one piece. What follows is indented as the text is.
-    """
-    gap = AT_MARGIN.search(line)
-    if gap and width < len(line) <= width + len(gap[0]) - 2:
-        return [line.replace(gap[0], " " * (len(gap[0]) - len(line) + width), 1)]
-    if not width or len(line) <= width:
-        return [line]
-    label = LABEL.match(line)
-    indent = len(label[0]) if label else len(line) - len(line.lstrip()) + 2
-    indent = indent if indent <= width // 3 else 2
-    whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
-    pieces = textwrap.wrap(
-        whole,
-        width,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
-    )
-    return [piece.replace("\0", " ") for piece in pieces]
 
 
 def echo_json(value: Any, **form: Any) -> None:
@@ -98,7 +57,7 @@ def echo_json(value: Any, **form: Any) -> None:
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """Print rows in columns; on a terminal, what is too wide is wrapped between words."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    width = _columns(sys.stdout)
+    width = system.terminal_columns(sys.stdout)
     lines = [*([list(header)] if header else []), *cells]
     widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]))]
     own_lines = _narrow(lines, widths, width) if width else set()
@@ -153,8 +112,10 @@ def line_printer(*, quiet: bool) -> PrintLine:
 
     def print_line(line: str) -> None:
         if not quiet:
-            width = _columns(sys.stderr)
-            texts = [text for part in line.split("\n") for text in wrap(printable(part), width)]
+            width = system.terminal_columns(sys.stderr)
+            texts = [
+                text for part in line.split("\n") for text in system.wrap(printable(part), width)
+            ]
             text = "".join(f"{text}\n" for text in texts)
             sys.stderr.write(text)  # no flush, which may block: see `_streams`
 

@@ -413,7 +413,7 @@ def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:
         yield f"  relaunch: {inline_yaml(resume)}"
         if "restart" in policy.budgets:
             yield "  on_crash: restart # a crash, within the budget `restart`"
-            yield "override: # a standstill in which nothing moves, where a checkpoint is verified"
+            yield "override: # when nothing moves any more, and a checkpoint is verified"
             yield "  hang.stuck: {run: restart-if-stuck}"
     else:
         note = f" {recipe.name}: {recipe.note}" if recipe else ""

@@ -13,10 +13,11 @@ from typing import TextIO
 
 from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError, Severity
+from ..system import terminal_columns, wrap
 from ._channel_settings import ChannelSettings, Sender, clip_text, message_sentences
 
 PREFIX = "supervise: "
-WIDTH = 300  # characters; a terminal wraps, a log file does not
+WIDTH = 300  # characters
 LONG = 1000  # of commands, which must stay whole: each names the run directory
 
 _COLOURS = {"SEV0": "1;31", "SEV1": "31", "SEV2": "33"}
@@ -51,8 +52,9 @@ class ConsoleSender:
 
     def send(self, message: Message, *, key: str) -> str:
         """Print, unless it repeats the last message. Raises NotifyError if stderr is closed."""
-        text = render_console(message, colour=self._colour)
-        content = text.replace(f"step {message.step}", "")
+        width = terminal_columns(self._stream)
+        text = render_console(message, colour=self._colour, width=width)
+        content = render_console(message, colour=False).replace(f"step {message.step}", "")
         if self._shown.get(message.incident) == content:
             return "unchanged, not printed"
         try:
@@ -75,18 +77,20 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def render_console(message: Message, *, colour: bool) -> str:
-    """Return the lines of one message."""
-    severity: str = message.severity
-    if colour and severity in _COLOURS:
-        severity = f"\033[{_COLOURS[severity]}m{severity}\033[0m"
+def render_console(message: Message, *, colour: bool, width: int = 0) -> str:
+    """Return the lines of one message, wrapped to the columns of a terminal; 0: as they are."""
     title = clip_text(printable(message.title), WIDTH)
     position = f"step {message.step}" if message.step >= 0 else "before the first step"
-    lines = [f"{severity} {title}" + ("" if f"at {position}" in title else f" ({position})")]
+    place = "" if f"at {position}" in title else f" ({position})"
+    lines = [f"{message.severity} {title}{place}"]
     parts = ((head.lower(), text) for head, text in message_sentences(message))
     texts = (*parts, *message.facts)
     for head, text in texts:
         if text:
-            width = LONG if head == "next" else WIDTH
-            lines.append(f"  {printable(head):4}  {clip_text(printable(text), width)}")
-    return "".join(f"{PREFIX}{line}\n" for line in lines)
+            limit = LONG if head == "next" else WIDTH
+            lines.append(f"  {printable(head):4}  {clip_text(printable(text), limit)}")
+    room = max(width - len(PREFIX), 0)
+    shown = "".join(f"{PREFIX}{piece}\n" for line in lines for piece in wrap(line, room))
+    style = _COLOURS.get(message.severity) if colour else None
+    coloured = f"\033[{style}m{message.severity}\033[0m"
+    return shown if style is None else shown.replace(message.severity, coloured, 1)
