@@ -102,7 +102,7 @@ VERDICTS = (0, 1)  # exit codes
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @click.pass_context
 def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
-    """Inject faults into short runs of a job, and show what the policy makes of them.
+    """Inject faults into short runs; show what the policy does.
 
     For each fault and seed the job runs twice: without actions, which shows what the fault costs
     and which alarm is first, and with actions, which shows what they save. Healthy runs show false

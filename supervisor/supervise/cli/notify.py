@@ -173,9 +173,9 @@ def show(as_json: bool = False) -> None:
 @click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
 @click.pass_context
 def flush(ctx: click.Context, run: Path | None) -> None:
-    """Send undelivered messages now, marked as late: those of RUN, else of all your runs.
+    """Send undelivered messages now: those of RUN, else of all runs.
 
-    A message that its receiver rejects permanently is not tried again.
+    They are marked as late. A message that its receiver rejects permanently is not tried again.
 
     \b
     Examples:

@@ -92,7 +92,7 @@ def record_command() -> None:
     "--format", "form", type=click.Choice(tuple(FORMS)), help="Print it, and write nothing."
 )
 def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> None:
-    """Write the record as JSON, Markdown and HTML: record.json and beside it.
+    """Write the record as JSON, Markdown and HTML.
 
     With --key also record.json.sig, a detached signature of record.json. A key is made by
     `openssl genpkey -algorithm ed25519 -out key.pem`, its public part by

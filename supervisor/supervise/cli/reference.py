@@ -41,9 +41,10 @@ def metrics_command() -> None:
 @metrics_command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def listing(as_json: bool) -> None:
-    """List every metric with a standard id, its unit, and the packs whose rules judge it.
+    """List every metric with a standard id.
 
-    Where none does, or nothing measures it, its last sentence says why.
+    With its unit, and the packs whose rules judge it. Where none does, or nothing measures it, its
+    last sentence says why.
 
     \b
     Examples:
@@ -182,7 +183,7 @@ TEXTS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
-    """Show a runbook: its steps, when it runs, what it costs, and what people check.
+    """Show a runbook: its steps, triggers, costs and checks.
 
     Without NAME the runbooks of the policy are listed. P is a file, or the name of a shipped
     policy; RUN/policy.yaml is that of a run.
@@ -322,7 +323,7 @@ VARIABLE = "_SUPERVISE_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:
-    """Print a script that completes commands, options and runs in your shell.
+    """Print what your shell needs to complete commands and runs.
 
     What follows `--` is the job's command and is not completed.
 

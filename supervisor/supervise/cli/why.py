@@ -198,6 +198,9 @@ def rules_by_state(
     return RuleStates(rules, notes, max((record.step for record in records), default=-1))
 
 
+NAMED = 8  # rules of a state; `status --json` has all
+
+
 def _nothing(run: RunDir, watch: RuleStates, ending: str) -> Iterator[str]:
     rules = watch.rules
     none = "no incident in the remaining records" if ending.startswith(CUT) else "no incident"
@@ -211,7 +214,8 @@ def _nothing(run: RunDir, watch: RuleStates, ending: str) -> Iterator[str]:
     judged_count = len(rules) - len(by_code.get("inactive", ()))
     yield f"  evaluated: {judged_count} of {len(rules)} rules"
     for code, names in sorted(by_code.items()):
-        yield f"    {code}: {', '.join(names)}"
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED + 1 else ""
+        yield f"    {code}: {', '.join(names[: NAMED if more else None])}{more}"
     yield from (f"  {note}" for note in watch.notes)
     yield f"  next: supervise why-not {run.path} --rule RULE --step N"
 
@@ -383,7 +387,7 @@ Points = Mapping[str, Sequence[tuple[int, float]]]
 @click.option("--good", type=int, metavar="N", help="Step of the last good evaluation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def triage_command(run: Path, good: int | None, as_json: bool) -> None:
-    """Find where a score that got worse comes from: harness, data, internals, architecture.
+    """Find why a score got worse: harness, data or model.
 
     For evaluations that fell while the curves of training look well. The order is strict, the
     cheapest and likeliest first: what is on record is compared before and since the last
