@@ -84,12 +84,12 @@ def test_a_narrow_terminal_breaks_no_word(message, monkeypatch):
     with os.fdopen(theirs, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         text = message(verdict=words, next=f"to let the rate go: {command}")
-        notifiers.build({"console": {}}, {"NO_COLOR": "1"})[0][0].send(text, key="k")
+        console().send(text, key="k")
         lines = os.read(ours, 4096).decode().splitlines()
     os.close(ours)
 
     assert [line.removeprefix("supervise: ") for line in lines] == [
-        "SEV1 loss spike (step 152)",
+        "\033[31mSEV1\033[0m loss spike (step 152)",
         "  what  the update norm and the gradient norm",
         "        moved first, then the loss",
         "  why   spike: loss_z > 5",
