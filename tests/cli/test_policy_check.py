@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from supervise.catalog import load_policy
+
 WRONG = """\
 version: supervise/v1
 moed: enforce
@@ -79,7 +81,7 @@ def places(out: str) -> list[tuple[str, int, int]]:
 def test_a_file_is_good_or_all_its_mistakes_are_told_at_once_with_a_hint(supervise, files):
     """With the line, and a caret under the place."""
     good = supervise("policy", "check", "good.yaml", "nano", "hang")
-    assert good == (0, "3 files: good\n", "")
+    assert (good[0], good[2]) == (0, "") and good[1].startswith("3 files: good\n")
     code, out, _ = supervise("policy", "check", "wrong.yaml")
 
     assert code == 65
@@ -111,11 +113,52 @@ def test_nothing_stops_at_the_first_file(supervise, files):
     assert said["runbooks/mine.yaml", 5]["hint"] == "did you mean 'verify'?"
 
 
+UNMEASURED = """\
+version: supervise/v1
+use: [evaluation]
+remove: [evaluation.val_loss]
+job: {probe_batch: false}
+detectors:
+  a: {kind: threshold, metric: curvature_trace_est, gt: 9}
+  b: {kind: threshold, metric: my_own, gt: 9}
+rules:
+  - {id: sharp, when: a, sev: SEV2}
+  - {id: either, when: a or b, sev: SEV2}
+"""
+
+
+def test_a_rule_whose_inputs_nothing_measures_is_a_mistake_and_a_start_allows_it(supervise, files):
+    """What a job may report counts as measured; so does one of two ways to fire."""
+    (files / "dead.yaml").write_text(UNMEASURED, "utf-8")
+
+    code, out, _ = supervise("policy", "check", "--json", "dead.yaml")
+
+    found = [(e["line"], e["message"].split()[1], e["hint"]) for e in json.loads(out)["errors"]]
+    batch = "fixed_probe_loss, logit_entropy_probe, topk_mass_probe, output_kl_to_prev"
+    assert code == 65 and [row[:2] for row in found] == [
+        (2, "evaluation.fixed_probe"),
+        (9, "sharp"),
+    ]
+    assert found[0][2].startswith(f"{batch}: add savepoints: {{every: 25, keep: 4}}")
+    assert found[1][2] == "curvature_trace_est: nothing measures it yet; or remove: [sharp]"
+    assert load_policy(str(files / "dead.yaml")).rules
+
+
+def test_what_is_measured_and_judged_nowhere_is_named_once(supervise, files):
+    """Of a metric that is only context, or told by another one, nobody is told."""
+    _, out, _ = supervise("policy", "check", "good.yaml", "observe")
+
+    note, *others = [line for line in out.splitlines() if "judged by no rule" in line]
+    assert note.startswith("good.yaml: note: measured and judged by no rule: ") and not others
+    assert " more; the packs that judge one: supervise metrics show " in note
+    assert "train_ppl" not in note
+
+
 def test_warnings_are_allowed_unless_strict(supervise, files):
     code, out, _ = supervise("policy", "check", "odd.yaml")
     assert code == 0
     assert "odd.yaml:2:42: warning: a: no collector measures 'my_own'" in out
-    assert out.endswith("1 file: 1 warning\n")
+    assert "\n1 file: 1 warning\n" in out
 
     assert supervise("policy", "check", "odd.yaml", "--strict")[0] == 65
 

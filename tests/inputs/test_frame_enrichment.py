@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 from itertools import combinations
-from statistics import stdev
+from statistics import fmean, pstdev, stdev
 
 import pytest
 
@@ -336,3 +336,29 @@ def test_the_consistency_is_the_mean_cosine_over_all_pairs():
     found = join_ranks(*({f"grad_sketch.{i}": x for i, x in enumerate(s)} for s in sketches))
 
     assert found["grad_direction_consistency"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+
+
+def test_the_spike_score_is_the_share_of_points_seven_deviations_above_the_thousand_before():
+    """As OLMo 2 defines it, written out; a spike of several points is counted once."""
+    rng = random.Random(3)
+    losses = [3.0 - 0.0005 * i + rng.gauss(0.0, 0.02) for i in range(2600)]
+    for step, rise in ((1500, 9.0), (1502, 9.0), (1800, 5.0), (2200, 0.05), (2300, 9.0)):
+        losses[step] += rise
+    company = Company(["train_loss_raw"])
+    found = [company.step({"train_loss_raw": loss}) for loss in losses]
+
+    pasts = ((i, losses[max(0, i - 1000) : i]) for i in range(100, len(losses)))
+    far = [i for i, past in pasts if losses[i] - fmean(past) >= 7.0 * pstdev(past)]
+    assert far == [1500, 1502, 1800, 2300]
+    assert [i for i, row in enumerate(found) if row] == [*range(1099, 2600)]
+    for i in range(1099, 2600):
+        near = sum(i - 1000 < step <= i for step in far)
+        assert found[i]["spike_score"] == pytest.approx(near / 10), i
+    assert (found[1499]["spike_count"], found[-1]["spike_count"]) == (0.0, 3.0)
+
+
+def test_a_loss_that_is_no_number_is_no_point_of_the_spike_score():
+    company = Company(["train_loss_raw"])
+    rows = [company.step({"train_loss_raw": value}) for value in [2.0, math.nan, None] * 1100]
+
+    assert rows[-1] == {} and [row["spike_score"] for row in rows if row] == [0.0]

@@ -24,7 +24,7 @@ RUNBOOKS = shipped_names("runbooks")
 # Every per-step and sampled metric.
 TRAINING = """tokens_seen steps_seen train_loss_raw train_loss_ema train_ppl learning_rate lr_phase
     tokens_per_update grad_global_norm grad_clip_rate update_to_weight opt_state_finite loss_scale
-    overflow_rate skipped_updates grad_noise_scale scaling_law_residual curvature_trace_est"""
+    overflow_rate skipped_updates grad_noise_scale scaling_law_residual"""
 BEHAVIOUR = """max_attn_logit attn_entropy residual_rms activation_outlier_rate logit_entropy_probe
     topk_mass_probe output_kl_to_prev moe_drop_rate moe_util_entropy moe_load_balance_loss"""
 COMPUTE = """tokens_per_sec step_time mfu gpu_util gpu_mem_used dataloader_stall_frac comm_time_frac

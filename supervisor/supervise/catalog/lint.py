@@ -7,9 +7,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 from supervise_probe import wire
 
+from ..core import rank_monitor
 from ..core.model import state_machine
 from ..core.model.interfaces import Detector
-from ..core.model.policy import HOLD, PLACEHOLDERS
+from ..core.model.policy import HOLD, PLACEHOLDERS, Policy
 from ..core.model.values import RUNBOOK
 from ..notifiers import HEARTBEAT
 from ..notifiers.heartbeat import EVERY_S, Heartbeat
@@ -208,6 +209,30 @@ def warn_unmeasured(
                 location: Place = first_text(entries[name].node, metric)
                 hint = metrics.suggest_metric(metric) or "the job must report it itself"
                 problems.warn(location, f"{name}: no collector measures {metric!r}", hint)
+
+
+def check_measured(
+    policy: Policy, entries: Mapping[str, Entry], root: MapNode, problems: Problems
+) -> None:
+    """Every rule can fire by what this policy lets measure; what a job may report counts.
+
+    Args:
+        entries: where the rules were written.
+    """
+    for rule in policy.rules:
+        lacks: dict[str, list[str]] = {}
+        inputs = rank_monitor.missing_metrics(policy, rule, lambda _: False)
+        for metric in inputs:
+            if reason := metrics.explain_unmeasured(metric, policy):
+                lacks.setdefault(reason, []).append(metric)
+        measured = set(inputs).difference(*lacks.values())
+        if rank_monitor.can_fire(policy, rule, measured.__contains__):
+            continue
+        named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in lacks.items())
+        node = entries[rule.id].node
+        location = _use_of(node, root) or node
+        message = f"rule {rule.id} can never fire: nothing in this policy measures what it reads"
+        problems.add(location, message, f"{named}; or remove: [{rule.id}]")
 
 
 def check_heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:

@@ -13,6 +13,7 @@ from supervise_probe import collectors
 from supervise_probe.collectors import MetricSpec
 
 from .. import recordings
+from ..core.model.policy import Policy
 
 SIMPLE = "this project"
 MARIN = "Marin 32B retrospective"
@@ -36,7 +37,14 @@ _ROWS = (
     ),
     ("scaling_law_residual", "nat", "train_loss less that of a fitted scaling law.", SIMPLE),
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
-    ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
+    (
+        "spike_score",
+        "%",
+        "Share of the newest 1000 losses that are 7 deviations or more above the mean of the 1000 "
+        "before them; absent before it can be full.",
+        "OLMo 2",
+    ),
+    ("spike_count", "1", "Spikes of the loss so far: those points, 50 steps apart.", SIMPLE),
     # model behaviour
     ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SIMPLE),
     ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SIMPLE),
@@ -205,6 +213,27 @@ _ROWS = (
 
 METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
+# Nothing measures these: a rule that needs one can never fire.
+UNMEASURED = (
+    *("collapse_residual", "compute_time_frac", "curvature_trace_est", "dw_spectral_entropy"),
+    *("qk_d2_spectral_entropy", "singular_entropy", "spectral_radius", "token_entropy"),
+)
+# Of a pinned batch, at savepoints.
+PROBE_BATCH = ("fixed_probe_loss", "logit_entropy_probe", "output_kl_to_prev", "topk_mass_probe")
+
+
+def explain_unmeasured(metric: str, policy: Policy) -> str:
+    """Return what a policy lacks so that anything measures a metric, "" where it may come."""
+    spec = spec_of(metric)
+    name = metric if spec is None else spec.id
+    if name in UNMEASURED:
+        return "nothing measures it yet"
+    if name in PROBE_BATCH and policy.savepoints is None:
+        return "add savepoints: {every: 25, keep: 4}"
+    if name in PROBE_BATCH and not policy.job.probe_batch:
+        return "add job: {probe_batch: true}"
+    return ""
+
 
 @cache
 def measured_metrics() -> Mapping[str, MetricSpec]:
@@ -273,30 +302,31 @@ def _of_others(name: str) -> tuple[str, ...]:
 
 
 # The same fact under another id, which a shipped rule reads.
-_JUDGED_AS = {
-    "adam_rms_ratio": "update_norm and update_to_weight",
-    "attn_logit_absmean": "max_attn_logit",
-    "comm_time": "comm_time_frac",
-    "gpu_mem_allocated": "gpu_mem_used",
-    "gpu_mem_reserved": "gpu_mem_used",
-    "grad_sketch.<i>": "grad_direction_consistency",
-    "grad_norm_share": "grad_global_norm",
-    "grad_spike_score": "grad_global_norm",
-    "job_grad_norm": "grad_global_norm",
-    "job_loss": "train_loss_raw",
-    "job_tokens": "tokens_per_update",
-    "input_time": "dataloader_stall_frac",
-    "nan_inf_events": "the values themselves",
-    "overflow_rate": "overflow",
-    "param_digest.<i>": "param_digest_mismatch",
-    "probe_self_time": "probe_overhead_frac",
-    "skipped_updates": "skip_reason and overflow",
-    "tokens_applied": "tokens_seen and steps_seen",
-    "train_loss": "train_loss_raw",
-    "train_loss_ema": "train_loss_raw",
-    "train_ppl": "train_loss_raw",
-    "update_square_share": "update_norm",
-    "weight_square_share": "update_to_weight",
+JUDGED_AS: Mapping[str, tuple[str, ...]] = {
+    "adam_rms_ratio": ("update_norm", "update_to_weight"),
+    "attn_logit_absmean": ("max_attn_logit",),
+    "comm_time": ("comm_time_frac",),
+    "gpu_mem_allocated": ("gpu_mem_used",),
+    "gpu_mem_reserved": ("gpu_mem_used",),
+    "grad_sketch.<i>": ("grad_direction_consistency",),
+    "grad_norm_share": ("grad_global_norm",),
+    "grad_spike_score": ("grad_global_norm",),
+    "job_grad_norm": ("grad_global_norm",),
+    "job_loss": ("train_loss_raw",),
+    "job_tokens": ("tokens_per_update",),
+    "input_time": ("dataloader_stall_frac",),
+    "nan_inf_events": ("train_loss_raw", "grad_global_norm", "update_norm"),
+    "overflow_rate": ("overflow",),
+    "param_digest.<i>": ("param_digest_mismatch",),
+    "probe_self_time": ("probe_overhead_frac",),
+    "skipped_updates": ("skip_reason", "overflow"),
+    "spike_count": ("spike_score",),
+    "tokens_applied": ("tokens_seen", "steps_seen"),
+    "train_loss": ("train_loss_raw",),
+    "train_loss_ema": ("train_loss_raw",),
+    "train_ppl": ("train_loss_raw",),
+    "update_square_share": ("update_norm",),
+    "weight_square_share": ("update_to_weight",),
 }
 _GROUPS = (
     (
@@ -326,16 +356,16 @@ _GROUPS = (
         "Known to the job's own evaluation alone.",
         "eval_artifact_hash microbench_score",
     ),
+    ("Needs the law of other runs.", "scaling_law_residual"),
     (
-        "Needs the curves of other runs.",
-        "collapse_residual scaling_law_residual",
+        "Judged by a detector of the kind `collapse`, from the curves of other runs.",
+        "collapse_residual",
     ),
     (
         "Context: while the loss is steep it is the lag of the training average, up to 0.9 nat of"
         " our healthy runs and 0.6 from one evaluation to the next.",
         "train_val_gap",
     ),
-    ("A figure for whole runs; each spike is told by loss_spike.", "spike_score"),
     ("Needs further passes over a batch, which the probe does not make.", "curvature_trace_est"),
     (
         "Needs a batch or a step that is run again, which takes the job's help.",
@@ -353,5 +383,5 @@ _GROUPS = (
 )
 
 ABSENCE_REASONS = {
-    metric: f"Judged as {metric_ids}." for metric, metric_ids in _JUDGED_AS.items()
+    metric: f"Judged as {' and '.join(metric_ids)}." for metric, metric_ids in JUDGED_AS.items()
 } | {metric: reason for reason, ids in _GROUPS for metric in ids.split()}

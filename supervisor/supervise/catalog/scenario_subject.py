@@ -7,7 +7,7 @@ A file of tests runs a whole policy, actions and budgets included. `check_file` 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.model.interfaces import Detector
@@ -17,7 +17,7 @@ from ..errors import InputError
 from . import discover, loader, pack, shipped, yaml_document
 from . import scenarios as scenario_form
 from .diagnostics import PolicyErrors, Problem, Problems, Source, did_you_mean
-from .lint import ALL
+from .lint import ALL, check_measured
 from .loader import Draft
 from .metrics import is_known
 from .pack import Parts
@@ -301,7 +301,11 @@ def _judge(
             node = opened.node.locate("if_it_fails")
             library.open(opened.form.if_it_fails, node, f"runbook {path.stem}.if_it_fails")
     else:
-        loader.compose_from_root(root, path, None, problems)
+        draft = loader.compose_from_root(root, path, None, problems)
+        entries = {built.rule.id: built.entry for built in draft.rules}
+        assert isinstance(draft.root, MapNode)
+        acting = replace(draft, mode="enforce")  # what is there to be judged once it may act
+        check_measured(loader.build_policy(acting), entries, draft.root, problems)
     problems.stop()
 
 

@@ -265,6 +265,7 @@ SUPERVISOR_METRICS = (
     *hardware.METRICS,
     *registry.METRICS,
     *frame_enrichment.RUN_METRICS,
+    *frame_enrichment.SPIKE_METRICS,
 )
 
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
@@ -377,6 +378,7 @@ def list_metric_availability(
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",
         frame_enrichment.LAG: "yes",
         frame_enrichment.MISSING: across,
+        **dict.fromkeys(frame_enrichment.SPIKE_METRICS, "only after a thousand steps"),
     }
     return availability | {name: REPORTED for name in everything if name not in availability}
 

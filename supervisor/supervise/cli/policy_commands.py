@@ -66,6 +66,7 @@ def policy_command() -> None:
 
 INVALID = 65
 NAMED = 3  # rules in a note
+SHOWN = 8  # metrics in a note
 
 
 @policy_command.command(name="check")
@@ -142,6 +143,31 @@ def _notes(file: str) -> Iterator[str]:
         yield f"job.checkpoints.glob finds nothing here to resume from; {reason}"
     for path in policy.cites:
         yield from _cited(policy, path)
+    if unjudged := _unjudged(policy):
+        names = ", ".join(unjudged[:SHOWN])
+        more = f" and {len(unjudged) - SHOWN} more" * (len(unjudged) > SHOWN)
+        yield (
+            f"measured and judged by no rule: {names}{more}; "
+            f"the packs that judge one: supervise metrics show {unjudged[0]}"
+        )
+
+
+def _unjudged(policy: Policy) -> list[str]:
+    """Return the metrics that a run under a policy has and no rule reads, but for context."""
+    from ..catalog import ABSENCE_REASONS, metrics
+    from ._job_check import SUPERVISOR_METRICS
+
+    detectors = [policy.detectors[d] for rule in policy.rules for d in policy.detectors_of(rule)]
+    read = {metric for detector in detectors for metric in detector.metrics}
+    measured = [*metrics.measured_metrics(), *SUPERVISOR_METRICS]
+    return [
+        metric
+        for metric in measured
+        if metric not in read
+        and metric not in ABSENCE_REASONS
+        and not metric.endswith(".<i>")  # says where, of what the whole tells
+        and not metrics.explain_unmeasured(metric, policy)
+    ]
 
 
 def _cited(policy: Policy, path: str) -> Iterator[str]:

@@ -351,6 +351,58 @@ def _within_hour(times: deque[int], now_ns: int) -> int:
     return len(times)
 
 
+SPIKE_METRICS = SCORE, COUNT = "spike_score", "spike_count"
+
+
+class Spikes:
+    """Counts spikes of the loss as OLMo 2 does: the share of points far above their past.
+
+    Constants: of the paper, but for `FEW` and `APART`, project defaults.
+    """
+
+    WINDOW, DEVIATIONS = 1000, 7.0
+    FEW = 100  # points that have a deviation
+    APART = 50  # steps from one spike to the next
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=self.WINDOW)
+        self._hits: deque[bool] = deque(maxlen=self.WINDOW)
+        self._sum = self._square = 0.0  # of the values; they are a screen, and summed again
+        self._count, self._newest, self._taken = 0, -self.APART, 0
+
+    def add(self, step: int, loss: float | None) -> dict[str, float]:
+        """Take the loss of a step; return the metrics, once the window is full."""
+        if loss is None or not math.isfinite(loss):
+            return {}
+        if len(self._values) >= self.FEW:
+            is_far = self._is_far(loss)
+            self._hits.append(is_far)
+            if is_far:
+                self._count += not 0 <= step - self._newest < self.APART
+                self._newest = step
+        oldest = self._values[0] if len(self._values) == self.WINDOW else 0.0
+        self._values.append(loss)
+        self._taken += 1
+        self._sum += loss - oldest
+        self._square += loss * loss - oldest * oldest
+        if self._taken % self.WINDOW == 0:
+            self._sum = math.fsum(self._values)
+            self._square = math.fsum(value * value for value in self._values)
+        if len(self._hits) < self.WINDOW:
+            return {}
+        return {SCORE: 100.0 * sum(self._hits) / self.WINDOW, COUNT: float(self._count)}
+
+    def _is_far(self, loss: float) -> bool:
+        n = len(self._values)
+        rise = loss - self._sum / n
+        spread = self._square / n - (self._sum / n) ** 2
+        if rise <= 0.0 or spread > (rise / (self.DEVIATIONS - 1.0)) ** 2:
+            return False
+        mean = math.fsum(self._values) / n
+        square = math.fsum((value - mean) ** 2 for value in self._values) / n
+        return 0.0 < square <= ((loss - mean) / self.DEVIATIONS) ** 2
+
+
 Machine = Callable[[int, bool], Mapping[str, float]]
 
 
@@ -390,6 +442,12 @@ class _Rank:
         """Return what the rank announced, with our columns."""
         return replace(self.own, names=tuple(self.columns))
 
+    def value(self, frame: Frame, metric: str) -> float | None:
+        """Return what a frame of the probe has of a metric."""
+        names = self.own.names
+        column = names.index(metric) if metric in names else len(frame.values)
+        return frame.values[column] if column < len(frame.values) else None
+
     def complete(self, frame: Frame, beside: Mapping[str, float]) -> Frame:
         """Return the frame with the values of our columns."""
         blank = (None,) * (len(self.own.names) - len(frame.values))
@@ -411,6 +469,7 @@ class FrameEnricher:
         self._ranks: dict[int, _Rank] = {}
         self._before: dict[int, Announced] = {}
         self._together = Ranks()
+        self._spikes = Spikes()
 
     def recall(self, announced: Announced) -> None:
         """Let a rank keep the columns that it had under a supervisor before this one."""
@@ -458,6 +517,7 @@ class FrameEnricher:
         beside = dict(self._machine(announced.pid, leads))
         if leads:
             beside |= self._together.newest()
+            beside |= self._spikes.add(frame.step, rank.value(frame, LOSS))
         if self._run is not None:
             beside |= self._run.of_frame(frame, announced.world_size, leads=leads)
         events: list[Event] = []
