@@ -140,3 +140,17 @@ def test_trials_that_cannot_be_made_are_refused(supervise, tmp_path, monkeypatch
 
     assert (code, said in err) == (64, True), err
     assert not any(tmp_path.iterdir()), "nothing was made"
+
+
+@pytest.mark.slow  # a real arm
+def test_an_interrupted_arm_ends_the_trial(supervise, tmp_path, monkeypatch):
+    """Ctrl-C reaches the arm before us: the baseline did not crash, and no arm follows."""
+    monkeypatch.chdir(tmp_path)
+    arm = ["sh", "-c", "exit 130", "{out}", "{seed}"]
+    args = ["canary", "run", "--steps", "200", "--dir", "trial", "--baseline", shlex.join(arm)]
+
+    code, out, said = supervise(*args, "--", *arm)
+
+    assert (code, out) == (130, "")
+    assert said.rstrip().endswith(f"interrupted; next: supervise {shlex.join([*args, '--', *arm])}")
+    assert [path.name for path in (tmp_path / "trial" / "scratch").iterdir()] == ["baseline-1"]

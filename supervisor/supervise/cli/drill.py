@@ -245,6 +245,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     outside: dict[str, list[str]] = {}
     limit: float | None = None
     with progress_line("runs of the suite") as report:
+        report(0, planned_count)
         for wave in planned:
             seconds = []
             made = trial_runs.make_runs(settings, drop_refused(refused, wave), limit)

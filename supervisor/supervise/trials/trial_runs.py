@@ -218,6 +218,7 @@ def run_arm(
     Raises:
         UsageError: the job could not be started.
         OSError: no process can be started, or a directory not be made.
+        KeyboardInterrupt: the arm was interrupted.
     """
     path = directory / spec.name
     spec.out.mkdir(parents=True)
@@ -241,6 +242,8 @@ def run_arm(
             code = follower.follow(child)
         finally:
             child.end()
+    if code == INTERRUPTED:  # Ctrl-C reaches the whole group, and perhaps an arm before us
+        raise KeyboardInterrupt
     new_state = fingerprint_files(spec.cwd, fine)
     outside = sorted({*follower.outside, *changed_files(old_state, new_state)})
     if not spec.keep:
@@ -533,10 +536,6 @@ def _run(
     outcome = run_arm(spec, settings.directory, os.environ, stopping.is_set)
     if stopping.is_set():
         return None
-    if outcome.code == INTERRUPTED:  # Ctrl-C reaches the whole group, and perhaps a run before us
-        raise UsageError(
-            f"{run.name} was interrupted", hint="the same --dir goes on with the suite"
-        )
     return outcome, True
 
 
