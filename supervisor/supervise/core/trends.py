@@ -441,26 +441,54 @@ def _find_change(points: Sequence[tuple[int, float]], course: Course, breach: in
     begin = next((n for n, (step, _) in enumerate(rows) if step >= breach), len(rows) - 1)
     if begin < 0:
         return None
-    heights = [course.height(step, value) for step, value in rows]
-    ways = [(sign, _evidence([sign * height for height in heights], begin)) for sign in (1.0, -1.0)]
-    ways = [(sign, sums) for sign, sums in ways if max(sums) >= PROOF]
-    if not ways:
+    rises = [course.height(step, value) for step, value in rows]
+    falls = [-rise for rise in rises]
+    leaps = [_Leap.of(heights, begin, is_up=heights is rises) for heights in (falls, rises)]
+    leaps = [leap for leap in leaps if leap.proof >= PROOF]
+    if not leaps:
         return None
-    first, sign, sums = min(
-        (_begin([sign * height for height in heights], sums.index(max(sums))), sign, sums)
-        for sign, sums in ways
-    )
-    start = first if first > sums.index(max(sums)) else 0
-    likely = [n for n, total in enumerate(sums) if n >= start and total >= sums[first] - DOUBT]
+    leap = min(leaps, key=lambda leap: leap.first)  # of two that begin together, the fall
+    likely = leap.likely_rows()
     earliest = rows[likely[0]][0]
     previous = [(step, value) for step, value in points if step < earliest]
     return Change(
-        step=rows[first][0],
+        step=rows[leap.first][0],
         earliest=previous[-1][0] + 1 if previous else earliest,
         latest=rows[likely[-1]][0],
         before=healthy_value(previous, course.level),
-        is_up=sign > 0.0,
+        is_up=leap.is_up,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leap:
+    """What the rows say of a change in one direction.
+
+    Attributes:
+        is_up: the direction. first: index of the row at which it begins.
+        evidence: see `_evidence`. best: index of the row with the most of it.
+    """
+
+    is_up: bool
+    first: int
+    evidence: list[float]
+    best: int
+
+    @classmethod
+    def of(cls, heights: Sequence[float], breach: int, *, is_up: bool) -> _Leap:
+        evidence = _evidence(heights, breach)
+        best = evidence.index(max(evidence))
+        return cls(is_up, _begin(heights, best), evidence, best)
+
+    @property
+    def proof(self) -> float:
+        return self.evidence[self.best]
+
+    def likely_rows(self) -> list[int]:
+        """Return the rows at which it may have begun."""
+        start = self.first if self.first > self.best else 0
+        enough = self.evidence[self.first] - DOUBT
+        return [n for n, total in enumerate(self.evidence) if n >= start and total >= enough]
 
 
 def _begin(heights: Sequence[float], first: int) -> int:
