@@ -150,6 +150,9 @@ def test_a_reload_is_answered_with_its_record_or_refused_with_the_cause(
     assert (code, out) == (0, "")
     assert "anna reloaded the policy: detectors ~high" in err
     assert len(list(supervised.path.glob("policies/*.yaml"))) == 1
+    small.write_text(small.read_text().replace("gt: 4.0", "gt: 3.0"))
+    _, out, err = supervise("reload", supervised.path, "--json")
+    assert "reloaded the policy: detectors ~high" in json.loads(out)["text"] and not err
 
 
 def test_a_replay_needs_every_policy(supervise, keep_run, make_frames, small, tmp_path):

@@ -26,6 +26,7 @@ COMMANDS = [
     ("triage", "RUN"),
     ("status", "RUN"),
     ("events", "RUN"),
+    ("metrics", "list"),
 ]
 
 

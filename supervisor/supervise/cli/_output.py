@@ -71,7 +71,8 @@ def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> No
             cut = [text.ljust(widths[n]) for n, text in zip(shown, texts, strict=True)]
             click.echo("  ".join(cut).rstrip())
         for column in sorted(own_lines):
-            click.echo(f"  {row[column]}".rstrip())
+            for piece in system.wrap(f"  {row[column]}".rstrip(), width):
+                click.echo(piece)
 
 
 PROSE = 20  # columns; what is shorter is a number with its unit, a state, a name

@@ -527,7 +527,10 @@ def stop(operands: tuple[str, ...], requeue: bool) -> Order:
 @click.option("-p", "--policy", metavar="P", help="Policy file or shipped name. Default: the same.")
 @click.option("--mode", type=click.Choice(MODES), help="Overrides the policy's mode.")
 @click.option("--by", default=None, metavar="NAME", help="Operator's name. Default: your login.")
-def reload_command(run: Path, policy: str | None, mode: str | None, by: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def reload_command(
+    run: Path, policy: str | None, mode: str | None, by: str | None, as_json: bool
+) -> None:
     """Replace the policy of a live run.
 
     The new policy applies completely or not at all. Reads the run's policy file again, or another
@@ -570,4 +573,7 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
     text = printable(str(answer["reason"]))
     if answer["data"]["what"] == "refused":
         raise InputError(text, hint="fix the policy and reload again; the old one stays in force")
+    if as_json:
+        echo_json({"run": str(run), "record": answer["seq"], "step": answer["step"], "text": text})
+        return
     echo(f"record {answer['seq']}, step {answer['step']}: {text}", err=True)
