@@ -43,6 +43,7 @@ from .safeguards.around_step import Safeguards
 from .sampling.sample_sets import FLOOR_NS, LEAST, MOMENTS, SampleSets
 from .sampling.schedule import SamplingSchedule
 from .sampling.watch import Sampler, Snapshots
+from .sampling.weight_pairs import WeightPairs
 from .savepoints.controller import RollbackController, RollbackParts
 from .savepoints.reference_batch import ReferenceBatch
 from .savepoints.step_history import SkipRanges, StepHistory
@@ -234,11 +235,18 @@ class Parts:
 
     def _sample(self) -> None:
         context, sets = self.context, self.sets
-        self.sampler = Sampler(context, sets, self.extra)
+        self.pairs = WeightPairs(context)
+        self.sampler = Sampler(context, sets, self.extra, self.pairs)
         self.snapshots = Snapshots(context, sets, self.sampler, self.extra)
         collectors = self.collectors
         self.sampling = SamplingSchedule(
-            context, sets, collectors.plan.begin, collectors.of_set, self.sampler, self.snapshots
+            context,
+            sets,
+            collectors.plan.begin,
+            collectors.of_set,
+            self.sampler,
+            self.snapshots,
+            self.pairs,
         )
 
     def _follow_steps(self) -> None:
@@ -372,7 +380,7 @@ class RankParts:
 
     def __init__(self, parts: Parts, mailbox: Mailbox, times: Times) -> None:
         context, config, wired = parts.context, parts.context.config, parts.wired
-        background = self._background = Background()
+        background = self._background = parts.pairs.background = Background()
         self.publisher = Publisher(
             context.reporter.writer, context.scalars, self._finish, context.reporter.notice
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..runtime.guard import Part
     from .sample_sets import SampleSets
     from .watch import Sampler, Snapshots
+    from .weight_pairs import WeightPairs
 
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step
@@ -46,6 +47,7 @@ class SamplingSchedule:
         of_set: Callable[[str], Sequence[str]],
         sampler: Sampler,
         snapshots: Snapshots,
+        pairs: WeightPairs,
     ) -> None:
         """Begin.
 
@@ -55,7 +57,7 @@ class SamplingSchedule:
         """
         self._guard, self._reporter = context.guard, context.reporter
         self._sets, self._begin_calls, self._of_set = sets, begin_calls, of_set
-        self._sampler, self._snapshots = sampler, snapshots
+        self._sampler, self._snapshots, self._pairs = sampler, snapshots, pairs
         self.tight = False
         self._step = self._next = 0
         self._early_until: Optional[int] = None  # a step
@@ -79,6 +81,8 @@ class SamplingSchedule:
                 self._lower()
         if now_ns >= self._look_ns:
             self._look(now_ns)
+        if step >= self._pairs.next:
+            self._pairs.between(step)
         if step >= self._next or step < self._step:
             self._plan(step)
         self._step = step
@@ -92,6 +96,8 @@ class SamplingSchedule:
             name: interval.off or self._every(interval) for name, interval in self._all()
         }
         intervals.update({name: pace.every for name, pace in self._sets.paces.items()})
+        if self._pairs.is_on:
+            intervals["spectra"] = self._pairs.describe()
         if self.tight:
             intervals["tight"] = True
         refused = self._sampler.refused
@@ -101,7 +107,7 @@ class SamplingSchedule:
 
     def thinned(self) -> Dict[str, int]:
         """Return what is measured less often than it should be for its cost, and how often."""
-        return self._sets.thinned()
+        return self._sets.thinned() | self._pairs.thinned()
 
     # ── the command ───────────────────────────────────────────────────────────────────────────
 

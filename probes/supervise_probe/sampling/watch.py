@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from .sample_sets import SampleSets
+    from .weight_pairs import WeightPairs
 
 
 class Kept(NamedTuple):
@@ -46,10 +47,16 @@ class Sampler:
         trials: which models may be run once more.
     """
 
-    def __init__(self, context: ProbeContext, sets: SampleSets, extra: Dict[str, Number]) -> None:
-        """`extra`: what joins the frame of the step under way."""
+    def __init__(
+        self,
+        context: ProbeContext,
+        sets: SampleSets,
+        extra: Dict[str, Number],
+        pairs: WeightPairs,
+    ) -> None:
+        """`extra`: what joins the frame of the step under way. pairs: looks whose weights it is."""
         self._context, self._sets, self._extra = context, sets, extra
-        self._torch = context.torch
+        self._torch, self._pairs = context.torch, pairs
         self._structures = Structures(context.torch)
         self._part = context.guard.part("sampler", share=1.0)
         self._watch: Optional[Watch] = None
@@ -72,6 +79,9 @@ class Sampler:
             self._keep(root, structure, due, args, kwargs)
             return
         self._watch = Watch(self._context, self._sets, structure, due, (*args, *kwargs.values()))
+        if "attention" in due and self._pairs.is_on:
+            self._pairs.begin_forward(structure)
+            self._watch.saw_call = self._pairs.saw_call
         self._watch.start()
         self.keys = self._watch.keys
 
@@ -209,6 +219,7 @@ class Watch:
         self._modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
         self._attention = Attention(torch, _batch(torch, inputs)) if "attention" in due else None
         self.keys = KeyGradients(torch, self._of_keys) if "attention" in due else None
+        self.saw_call: Callable[..., None] = _nothing
         self._activations = Activations(torch) if "activations" in due else None
         self._routing = Routing(torch) if "routing" in due else None
         self._stand_ins: Optional[StandIns] = None
@@ -229,6 +240,7 @@ class Watch:
                 def look_at_call(args: Tuple[Any, ...], kwargs: Any, output: Any) -> None:
                     self._look("attention", attention.sdpa, args, kwargs)
                     self._sets.run("attention", keys.watch, args, kwargs, output)
+                    self.saw_call(args, kwargs)
 
                 self._stand_ins = StandIns(
                     self._torch,
@@ -293,6 +305,10 @@ class Watch:
         )
         with torch.autocast(device_type=device, enabled=False):
             self._gate.without_grad(look, *args)
+
+
+def _nothing(args: Tuple[Any, ...], kwargs: Any) -> None:
+    """Nobody wants to know which calls there are."""
 
 
 def _batch(torch: Any, inputs: Tuple[Any, ...]) -> List[int]:

@@ -117,6 +117,7 @@ def build_policy(draft: Draft) -> Policy:
         savepoints=form.savepoints if acts else None,
         probe=form.probe or ProbeSettings(),
         sampling=form.sampling or Sampling(),
+        mechanisms=form.mechanisms,
         sparsest=_sparsest(draft.detectors),
         # A safeguard asks for no approval, so it needs the mode that asks for none.
         safeguards=form.safeguards if draft.mode == "enforce" else Safeguards(),

@@ -46,20 +46,56 @@ _ROWS = (
     ),
     ("spike_count", "1", "Spikes of the loss so far: those points, 50 steps apart.", SIMPLE),
     # model behaviour
-    ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SIMPLE),
-    ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SIMPLE),
-    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SIMPLE),
     (
-        "qk_d2_spectral_entropy",
+        "spectral_radius",
         "1",
-        "Effective rank of the first-order change of Q K^T.",
-        "arXiv:2606.28116",
+        "Largest singular value over sqrt(out / in), of the weight that has most.",
+        SIMPLE,
     ),
+    (
+        "singular_entropy",
+        "1",
+        "Entropy of the singular values over the log of their number, of the weight that has "
+        "least; 1 is flat.",
+        SIMPLE,
+    ),
+    (
+        "ht_sr_alpha",
+        "1",
+        "Exponent of the power law that fits the tail of a weight's spectrum best, lower quartile.",
+        "Martin and Mahoney, arXiv:1810.01075",
+    ),
+    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SIMPLE),
     (
         "dw_spectral_entropy",
         "1",
-        "Effective rank of a weight's change over a window.",
-        "arXiv:2606.28116",
+        "Effective rank of the change of Q and K weights within `mechanisms.distance` steps, lower "
+        "quartile; append a layer for its mean: `.3`.",
+        "exp H(s^2 / sum s^2), arXiv:2606.28116",
+    ),
+    (
+        "qk_d2_spectral_entropy",
+        "1",
+        "Effective rank of the first-order change of a head's Q'K, dQ'K + Q'dK, lower quartile; "
+        "append a layer for its mean: `.3`.",
+        "exp H(s^2 / sum s^2), arXiv:2606.28116",
+    ),
+    (
+        "qk_d3_spectral_entropy",
+        "1",
+        "The same of its second-order change, dQ'dK.",
+        "exp H(s^2 / sum s^2), arXiv:2606.28116",
+    ),
+    ("qk_d2_norm", "1", "Norm of the first-order change, upper quartile over heads.", SIMPLE),
+    ("qk_d3_ratio", "1", "Norm of the second-order change over it, upper quartile.", SIMPLE),
+    *(
+        (
+            f"{name}_band",
+            "1",
+            f"Distance of {name} to the run that `mechanisms.reference` names, in spreads of it.",
+            SIMPLE,
+        )
+        for name in ("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy")
     ),
     # data
     ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SIMPLE),
@@ -214,12 +250,14 @@ _ROWS = (
 METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
 # Nothing measures these: a rule that needs one can never fire.
-UNMEASURED = (
-    *("collapse_residual", "compute_time_frac", "curvature_trace_est", "dw_spectral_entropy"),
-    *("qk_d2_spectral_entropy", "singular_entropy", "spectral_radius", "token_entropy"),
-)
+UNMEASURED = ("collapse_residual", "compute_time_frac", "curvature_trace_est", "token_entropy")
 # Of a pinned batch, at savepoints.
 PROBE_BATCH = ("fixed_probe_loss", "logit_entropy_probe", "output_kl_to_prev", "topk_mass_probe")
+# Of weights of attention, beside the job.
+SPECTRA = (
+    *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),
+    *("qk_d2_norm", "qk_d3_ratio", "singular_entropy", "spectral_radius", "ht_sr_alpha"),
+)
 
 
 def explain_unmeasured(metric: str, policy: Policy) -> str:
@@ -228,6 +266,8 @@ def explain_unmeasured(metric: str, policy: Policy) -> str:
     name = metric if spec is None else spec.id
     if name in UNMEASURED:
         return "nothing measures it yet"
+    if name.removesuffix("_band") in SPECTRA and policy.mechanisms is None:
+        return "add mechanisms: {}"
     if name in PROBE_BATCH and policy.savepoints is None:
         return "add savepoints: {every: 25, keep: 4}"
     if name in PROBE_BATCH and not policy.job.probe_batch:
@@ -305,6 +345,9 @@ def _of_others(name: str) -> tuple[str, ...]:
 JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "adam_rms_ratio": ("update_norm", "update_to_weight"),
     "attn_logit_absmean": ("max_attn_logit",),
+    "qk_d2_norm": ("qk_d3_ratio",),
+    "qk_d2_spectral_entropy": ("qk_d2_spectral_entropy_band",),
+    "qk_d3_spectral_entropy": ("qk_d3_spectral_entropy_band",),
     "comm_time": ("comm_time_frac",),
     "gpu_mem_allocated": ("gpu_mem_used",),
     "gpu_mem_reserved": ("gpu_mem_used",),
@@ -372,9 +415,10 @@ _GROUPS = (
         "rank_probe_dispersion rerun_mismatch",
     ),
     (
-        "Too dear in a step: decompositions of whole weights, or a softmax of every token.",
-        "dw_spectral_entropy qk_d2_spectral_entropy singular_entropy spectral_radius token_entropy",
+        "Three of nine healthy small runs had alarms of its own past at 6 scales.",
+        "ht_sr_alpha spectral_radius",
     ),
+    ("Too dear in a step: a softmax of every token.", "token_entropy"),
     (
         "Known to the data pipeline alone.",
         "bytes_per_token pad_fraction shuffle_block_skew source_mix_share token_kl_drift",

@@ -23,6 +23,7 @@ from ..core.model.policy import (
     JobSettings,
     Ladder,
     Local,
+    Mechanisms,
     Name,
     Planned,
     ProbeSettings,
@@ -497,6 +498,10 @@ class PolicyFile(Section, frozen=True):
     sampling: Annotated[
         Sampling | None,
         describe_key("how often the probe takes metrics that it does not take at each step"),
+    ] = None
+    mechanisms: Annotated[
+        Mechanisms | None,
+        describe_key("spectra of weights, by a process beside the job; default: none"),
     ] = None
     safeguards: Annotated[
         Safeguards,

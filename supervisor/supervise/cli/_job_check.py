@@ -26,7 +26,7 @@ from ..checkpoints.discovery import find_matches
 from ..core.job_recipes import Recipe, ScriptCode, recognise_recipe
 from ..core.model.events import Announced, Frame
 from ..core.model.policy import Sampling
-from ..runtime import environment, frame_enrichment, hardware
+from ..runtime import environment, frame_enrichment, hardware, mechanisms
 from ..runtime.launcher import CAPACITY
 from ..runtime.segments import Segments
 
@@ -264,6 +264,7 @@ SUPERVISOR_METRICS = (
     *frame_enrichment.CROSS_RANK_METRICS,
     *hardware.METRICS,
     *registry.METRICS,
+    *mechanisms.METRICS,
     *frame_enrichment.RUN_METRICS,
     *frame_enrichment.SPIKE_METRICS,
 )
@@ -329,6 +330,7 @@ CONDITIONS = (
 )
 
 REPORTED = "only where the job reports it"
+WITH_MECHANISMS = "only with `mechanisms` in the policy, beside the job, of attention's weights"
 WITH_CHECKPOINTS = "only where the job saves checkpoints that are found (job.checkpoints)"
 # Cross-rank metrics that need a metric of each rank.
 PER_RANK = {
@@ -373,6 +375,7 @@ def list_metric_availability(
         availability[together] = availability.get(single, across)
     availability |= _hardware()
     availability |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
+    availability |= dict.fromkeys(mechanisms.METRICS, WITH_MECHANISMS)
     availability |= {
         frame_enrichment.RESTARTS: "only once it was started again",
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",

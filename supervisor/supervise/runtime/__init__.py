@@ -37,6 +37,7 @@ __getattr__ = lazy_exports(
         "preemptor": "Preemptor",
         "process": "AdoptedProcess, Process, become_subreaper, exit_code",
         "process_tree": "Terminal, is_handled, start_ticks",
+        "mechanisms": "MechanismMonitor, ReferenceCurves",
         "processor": "EventProcessor, Performer",
         "relauncher": "Relauncher, exit_code_by_policy, was_stopped_for",
         "segment_reader": "Ack, ProbeStatus, RankView, Segment, recorded_returncode",

@@ -237,6 +237,9 @@ def probe_config(
         else None,
         "safeguards": msgspec.to_builtins(policy.safeguards) if may_act else {},
         "sampling": {**msgspec.to_builtins(policy.sampling), "share": policy.probe.share},
+        "mechanisms": None
+        if (pairs := policy.mechanisms) is None
+        else {"every": max(pairs.every, pairs.distance + 1), "distance": pairs.distance},
         "tape": may_act and policy.job.relaunch is not None,
         "peak_flops": policy.job.peak_flops,
         "probe_batch": {} if may_act and policy.job.probe_batch else None,

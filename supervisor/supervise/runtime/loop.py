@@ -50,6 +50,7 @@ from .hardware import Hardware
 from .idleness import Looks, Phases
 from .late_messages import Courier
 from .launcher import Launch, Launcher
+from .mechanisms import MechanismMonitor
 from .preemptor import Preemptor
 from .process import Process, exit_code
 from .processor import EventProcessor, Performer
@@ -287,6 +288,7 @@ class App:
         forwarder.keep = self._segments.keep_signals
         self._status = StatusWriter(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = checkpoint_service(settings, self.processor)
+        self._mechanisms = MechanismMonitor(settings.policy.mechanisms, settings.shm)
         self._last_look = FinalVerification(self._checkpoints, self.processor, settings.print_line)
         self._phases = Phases(
             lambda: () if self.control is None else self.control.processes(),
@@ -448,6 +450,7 @@ class App:
             if not self._was_stalled(control) and system.monotonic_ns() >= self._tick_ns:
                 self._run_second(control)
             self.wakeup.wait(self._pause_s(control), control.process)
+        self._mechanisms.close()
         system.end_tools()
         self._file_watch.close()
         if self._policy_watch is not None:
@@ -604,6 +607,8 @@ class App:
                 processor.process(notice)
             self._enricher.on_beats(beat_events, processor.state.job.failures, now_ns)
             processor.process(Tick(now_ns, beat_events))
+        for event in self._mechanisms.poll(now_ns):
+            processor.process(event)
         self._preemptor.run_second(control)
         verify_awaited(self._checkpoints, processor)
         dense = rule_scope.needs_dense_sampling(processor.policy, processor.state)

@@ -25,8 +25,8 @@ __getattr__ = lazy_exports(
         "payload": "CheckpointState, NOTHING, Payload, Rewarm",
         "policy": (
             "Approval, Budget, Checkpoints, HOLD, HostHealth, Inhibit, JobSettings, "
-            "Ladder, Ledger, PLACEHOLDERS, Planned, Policy, Preempt, RelaunchSettings, Rule, "
-            "Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite"
+            "Ladder, Ledger, Mechanisms, PLACEHOLDERS, Planned, Policy, Preempt, "
+            "RelaunchSettings, Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite"
         ),
         "preemption": "Preemption, Settled",
         "redaction": "REDACTED, Redactor, channel_variables",

@@ -250,6 +250,20 @@ class ProbeSettings(Section, frozen=True):
     ] = 0.01
 
 
+class Mechanisms(Section, frozen=True):
+    """Spectra of a few weights and of their changes, by a process beside the job."""
+
+    every: Annotated[SomeSteps, describe_key("steps between two pairs of copies, at least")] = 100
+    distance: Annotated[SomeSteps, describe_key("steps between the copies of a pair")] = 25
+    share: Annotated[
+        Share, describe_key("of one CPU, for that process; below 100% at the lowest priority")
+    ] = 0.01
+    reference: Annotated[
+        str | None,
+        describe_key("directory of a healthy run with the same settings, to compare with"),
+    ] = None
+
+
 class SkipNonfinite(Section, frozen=True):
     """Skip an update whose gradients are not finite, before the weights change."""
 
@@ -515,6 +529,7 @@ class Policy:
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     sampling: Sampling = field(default_factory=Sampling)
     sparsest: Mapping[str, int] = field(default_factory=dict)  # costly metric -> steps, at most
+    mechanisms: Mechanisms | None = None  # None: no spectra
     safeguards: Safeguards = field(default_factory=Safeguards)
     notify: Mapping[str, Mapping[str, ChannelKey]] = field(default_factory=dict)
     job: JobSettings = field(default_factory=JobSettings)
