@@ -1,0 +1,161 @@
+"""The catalogue of what a training run can show: each id is measured, judged and tested, or listed.
+
+The table has every id of the catalogue by its source. An id of the run needs a producer, a rule or
+one that is judged in its place, and a test that computes it in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from supervise.catalog import JUDGED_AS
+from supervise.cli import invoke
+
+TESTS = Path(__file__).parents[1]
+
+# Ids, and the file whose tests compute them independently, below tests/.
+RUN = {
+    "probe/live/test_estimates.py": "tokens_seen tokens_per_update tokens_per_sec update_norm",
+    "probe/live/test_relaunch_counters.py": "steps_seen skipped_updates",
+    "probe/live/test_table_a.py": (
+        "train_loss_ema train_ppl lr_phase grad_global_norm grad_clip_rate update_to_weight"
+        " opt_state_finite grad_spike_score layer_weight_std adam_rms_ratio overflow_rate"
+    ),
+    "probe/live/test_training_loops.py": "train_loss_raw",
+    "probe/live/test_groups.py": "learning_rate",
+    "probe/live/test_tools.py": "loss_scale update_clip_rate",
+    "probe/live/test_noise.py": "grad_noise_scale gsnr grad_direction_consistency",
+    "probe/live/test_attention.py": "max_attn_logit attn_entropy",
+    "probe/live/test_activations.py": "residual_rms activation_outlier_rate logz_mean",
+    "probe/live/test_probe_batch.py": (
+        "logit_entropy_probe topk_mass_probe output_kl_to_prev fixed_probe_loss"
+    ),
+    "probe/live/test_routing.py": (
+        "moe_drop_rate moe_util_entropy moe_load_balance_loss router_weight_similarity"
+        " router_token_entropy"
+    ),
+    "probe/live/test_sampling.py": "router_conditioning",
+    "probe/live/test_own_times.py": "step_time",
+    "probe/live/test_utilization.py": "mfu dataloader_stall_frac comm_time_frac",
+    "probe/live/test_evaluation.py": "val_loss train_val_gap",
+    "probe/live/test_faults.py": "nan_inf_events guard_active",
+    "probe/live/test_saves.py": "checkpoint_time",
+    "probe/live/test_outliers.py": "skipped_bad_steps",
+    "probe/live/test_batch_sanity.py": "batch_sanity",
+    "inputs/test_hardware.py": "gpu_util gpu_mem_used",
+    "inputs/test_frame_enrichment.py": (
+        "straggler_ratio restart_rate error_event_rate metrics_ingest_lag heartbeat_missing"
+        " loss_dispersion param_digest_mismatch spike_score spike_count"
+    ),
+    "checkpoints/test_verification.py": "checkpoint_ok checkpoint_size",
+    "matrix/test_trainer.py": "slice_val_loss",
+}
+# Of the run, and not there: nothing measures them, or nothing judges what is measured.
+MISSING = {
+    "compute_time_frac": "needs a profiler of the device",
+    "rank_probe_dispersion": "needs one batch on all ranks; a job may report it",
+    "rerun_mismatch": "needs a step that is made again; a job may report it",
+    "scaling_law_residual": "needs a law of other runs; a job may report it",
+    "collapse_residual": "a detector of the kind `collapse` has it, no metric",
+    "shuffle_block_skew": "needs histograms over 16 batches",
+    "train_time_linearity": "is not computed",
+    "token_entropy": "needs a softmax of sampled logits",
+    "layer_weight_std": "no rule tells layers that swing together",
+    "train_val_gap": "no rule: it is the lag of the training average while the loss is steep",
+    "slice_val_loss": "no rule: a job reports slices by names of its own",
+}
+# Known by other names, of which each is measured and judged.
+ALIASES = {
+    "batch_sanity": ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
+    "moe_capacity_overflow": ("moe_drop_rate",),
+    "val_ppl": ("val_loss",),
+}
+EXEMPT = {
+    "norm_precursor_lag": "a number of an incident: what moved first, and when",
+    "planned_event": "an input: the policy says it",
+}
+ELSEWHERE = {
+    "checkpoint": (
+        "curvature_trace_est microbench_score eval_artifact_hash rtp_toxicity_prob rtp_prompt_stats"
+        " memorization_rate codec_score zlib_ratio"
+    ),
+    "savepoint": (
+        "singular_entropy ht_sr_alpha spectral_radius dw_spectral_entropy qk_d2_spectral_entropy"
+        " qk_d3_spectral_entropy qk_d2_norm"
+    ),
+    "build": (
+        "source_mix_share language_share filter_reject_rate bytes_per_token seq_len_p50_p95"
+        " pad_fraction token_kl_drift near_dup_rate train_val_overlap doc_repeat_hotspots"
+        " data_toxicity_rate pii_hit_rate"
+    ),
+}
+TESTED = {metric: file for file, ids in RUN.items() for metric in ids.split()}
+OF_RUN = {*TESTED, *MISSING, *ALIASES}
+SKIPPED = {metric for ids in ELSEWHERE.values() for metric in ids.split()}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What is measured, and judged by a rule, of everything that has an id."""
+
+    measured: frozenset[str]
+    judged: frozenset[str]
+
+    def lacks(self, metric: str) -> list[str]:
+        """Return what an id lacks."""
+        names = ALIASES.get(metric, (metric,))
+        replaced = [other for name in names for other in JUDGED_AS.get(name, (name,))]
+        lacking = []
+        if not self.measured.issuperset(names):
+            lacking.append("a producer")
+        if not self.judged.intersection(names) and not self.judged.issuperset(replaced):
+            lacking.append("a rule")
+        if metric in TESTED and not is_tested(metric):
+            lacking.append("its test")
+        return lacking
+
+
+def is_tested(metric: str) -> bool:
+    """Return whether a test in the file named for it mentions the id, or what stands for it."""
+    text = (TESTS / TESTED[metric]).read_text("utf-8")
+    return all(re.search(rf"\b{name}\b", text) for name in ALIASES.get(metric, (metric,)))
+
+
+@pytest.fixture
+def covered(capsys: pytest.CaptureFixture[str]) -> Coverage:
+    assert invoke(["metrics", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    return Coverage(
+        frozenset(row["id"] for row in rows if row["measured"]),
+        frozenset(row["id"] for row in rows if row["rules"]),
+    )
+
+
+def test_the_table_has_each_of_the_103_ids_once():
+    assert len(OF_RUN) + len(EXEMPT) + len(SKIPPED) == 103
+    assert not OF_RUN & SKIPPED and not EXEMPT.keys() & (OF_RUN | SKIPPED)
+    assert sum(len(ids.split()) for ids in RUN.values()) == len(TESTED)
+
+
+def test_each_id_of_the_run_is_measured_judged_and_tested_but_for_those_known_to_be_missing(
+    covered,
+):
+    """An id that comes to be covered is taken from the list, or the list says too much."""
+    lacking = {metric: lacks for metric in sorted(OF_RUN) if (lacks := covered.lacks(metric))}
+
+    assert lacking.keys() == MISSING.keys(), lacking
+
+
+@pytest.mark.parametrize("metric", ["spike_score", "train_ppl", "moe_capacity_overflow"])
+def test_a_producer_or_a_rule_that_is_taken_away_is_seen(covered, metric):
+    """Also of an id that another one is judged for."""
+    (name,) = ALIASES.get(metric, (metric,))
+    judged = {name, *JUDGED_AS.get(name, ())}
+
+    assert replace(covered, measured=covered.measured - {name}).lacks(metric) == ["a producer"]
+    assert replace(covered, judged=covered.judged - judged).lacks(metric) == ["a rule"]
