@@ -44,13 +44,13 @@ class Edges:
         self.chosen, self.damaged, self.lost = [ARGS], (), ()
         self.health = {True: [], False: []}
 
-    def origin(self, checkpoint):
+    def checkpoint_origin(self, checkpoint):
         return f"/out/{checkpoint}.pt", 7, "/bin/python3"
 
-    def memo(self, start, reason):
+    def host_memo(self, start, reason):
         return {"host": "here", "folder": "/out", "why": reason}
 
-    def look(self, start, within_s, *, alive):
+    def check_host(self, start, within_s, *, alive):
         self.looked_at = start, within_s
         if isinstance(self.health[alive], Exception):
             raise self.health[alive]

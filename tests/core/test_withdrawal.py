@@ -53,7 +53,7 @@ class Job:
 
     def _edge(self, story: Story) -> None:
         run = story.state.incident.run if story.state.incident is not None else None
-        if run is None or not run.intent.awaits("stop") or self.stopped:
+        if run is None or not run.intent.awaits_outcome("stop") or self.stopped:
             self.asked_s = None
             return
         now_s = story.at_ns // SECOND

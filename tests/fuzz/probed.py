@@ -219,7 +219,7 @@ def use_segment(home: Path, raw: bytes) -> None:
     try:
         for turn in range(5):
             judge.hear(segments.poll())
-            segments.tighten(turn % 2 == 0, 5 + turn)
+            segments.sample_densely(turn % 2 == 0, 5 + turn)
             segments.retain_before(turn, 5)
             segments.interval_s()
             for rank in list(segments.ranks.values()):

@@ -70,7 +70,7 @@ def python(tmp_path):
 
 def look(start, wanted, machine=None, within_s=60.0, *, alive=False, **options):
     gate = HealthGate(lambda: wanted, {}, lambda: machine, lambda: (), **options)
-    found = gate.look(start, within_s, alive=alive)
+    found = gate.check_host(start, within_s, alive=alive)
     return {each.check: (each.verdict, each.text) for each in found}
 
 

@@ -188,7 +188,7 @@ def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
     segment.stamp(5)
     segment.lease(6)
     assert (writer.tight_until_ns(), writer.spare_before(0)) == (0, 0)
-    segment.tighten(7)
+    segment.sample_densely(7)
     segment.retain_before(80, 1000)
     assert (writer.spare_before(999), writer.spare_before(1000)) == (80, 0)
     assert writer.commands_head() == 0
@@ -201,15 +201,18 @@ def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
 
 def test_denser_samples_are_told_when_they_begin_and_end_and_renewed_meanwhile(tmp_path):
     segments, wishes = Segments(tmp_path, tmp_path, lambda: 0), []
-    segments.ranks = {n: SimpleNamespace(tighten=wishes.append) for n in (0, 1)}
-    assert segments.tighten(False, 10) is None
+    segments.ranks = {n: SimpleNamespace(sample_densely=wishes.append) for n in (0, 1)}
+    assert segments.sample_densely(False, 10) is None
     assert wishes == []
-    assert segments.tighten(True, 20) == "samples are taken more densely while there is an incident"
-    assert segments.tighten(True, 30) is None
+    assert (
+        segments.sample_densely(True, 20)
+        == "samples are taken more densely while there is an incident"
+    )
+    assert segments.sample_densely(True, 30) is None
     assert wishes == [20 + 30 * SECOND] * 2 + [30 + 30 * SECOND] * 2
     ended = "samples are taken as usual again, 30 seconds from now"
-    assert segments.tighten(False, 40) == ended
-    assert segments.tighten(False, 50) is None
+    assert segments.sample_densely(False, 40) == ended
+    assert segments.sample_densely(False, 50) is None
     assert len(wishes) == 4
 
 

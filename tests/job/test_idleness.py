@@ -111,7 +111,7 @@ def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
 def test_a_job_that_only_its_device_works_for_is_at_work(starting, share):
     """Before its first step there is no rank yet, and so no beat to ask for."""
     job = starting(SLEEPS, share=share)
-    assert job.settled(job.phases.works) is bool(share)
+    assert job.settled(job.phases.is_working) is bool(share)
 
 
 def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):

@@ -256,13 +256,13 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
     journal = Journal.open(directory, segment_bytes=2000)
     for event in events:
         journal.append(event)
-    journal.cite(5)
+    journal.cite_event(5)
     before = journal.size_bytes
     plan = journal.plan_thinning()
     assert plan.piece.path.name == "00001.jrn"
     assert journal.size_bytes == before and list(read_journal(directory)) == list(enumerate(events))
 
-    journal.thin(plan)
+    journal.replace_piece(plan)
     cut = [plan.facts["events"][i] + i for i in (0, 1)]
     kept = [n for n in range(120) if not cut[0] <= n < cut[1] or n % 10 == 0]
     assert list(read_journal(directory, only=(Notice, Frame))) == [(n, events[n]) for n in kept]
@@ -271,7 +271,7 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
 
     while plan := journal.plan_thinning():
         newest = plan.piece.path.name
-        journal.thin(plan)
+        journal.replace_piece(plan)
     assert newest == "00000.jrn"
     journal.close()
     assert write(directory, events[:3]) == [120, 121, 122]

@@ -175,7 +175,7 @@ class FileIdentity:
     start_ns: float
     end_ns: float
 
-    def wrote(self, row: tuple[str, int, int, int]) -> bool:
+    def matches_row(self, row: tuple[str, int, int, int]) -> bool:
         """Whether a row of a stamp is this file, or was written during this save."""
         start_ns, end_ns = self.start_ns - CLOCK_SLACK_NS, self.end_ns + CLOCK_SLACK_NS
         return row[1:] == self.stat or start_ns <= row[2] <= end_ns
@@ -195,12 +195,14 @@ def is_same_file(path: str, identity: FileIdentity, previous_stamp: Stamp = ()) 
     if (status.st_dev, status.st_ino) != (identity.device, identity.stat[-1]):
         return False
     known_rows = {row[1:] for row in previous_stamp}
-    return any(row[1:] in known_rows or identity.wrote(row) for row in stamp_files(path) or ())
+    return any(
+        row[1:] in known_rows or identity.matches_row(row) for row in stamp_files(path) or ()
+    )
 
 
 def contains_file(current: Stamp, identity: FileIdentity) -> bool:
     """Whether one of these files is the saved one, whatever its path; see `is_same_file`."""
-    return any(row[3] == identity.stat[-1] and identity.wrote(row) for row in current)
+    return any(row[3] == identity.stat[-1] and identity.matches_row(row) for row in current)
 
 
 def find_current_path(
@@ -378,7 +380,7 @@ class OwnershipResolver:
         """Whether it is the job's own, by `verdict`."""
         return not self.verdict(entry)[0]
 
-    def claimant(self, current: Stamp) -> str:
+    def claiming_run(self, current: Stamp) -> str:
         """Return the run whose job reported these files, "" if none did."""
         rows = _rows(current)
         if any(rows & _rows(e.stamp) for e in self._register.entries if e.how not in UNREPORTED):

@@ -368,7 +368,7 @@ class CheckpointNotifications:
         """Report that a checkpoint is no longer available for a rollback."""
         self._event(entry, False, f"is no longer available: {reason}", measured=False)
 
-    def foreign(self, entry: Entry) -> None:
+    def report_foreign(self, entry: Entry) -> None:
         """Report a checkpoint that is not the job's own, once per reason."""
         reason = "; ".join(entry.problems)
         self.note(

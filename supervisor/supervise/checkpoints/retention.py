@@ -4,7 +4,7 @@
 
 A hard link costs nothing while the job keeps the file, and its disk blocks afterwards: few
 checkpoints are held, and none while the disk is short of space. A file that the job overwrites in
-place changes in the hold too; `HardLinkHolds.intact` detects that.
+place changes in the hold too; `HardLinkHolds.is_intact` detects that.
 
 The register and the holds are changed under `Retention.lock`, pinned files under `Retention.disk`;
 code that needs both takes `disk` first.
@@ -68,7 +68,7 @@ class PinStore:
     def clear(self) -> None:
         """Remove unfinished and unverified copies of a supervisor that died."""
         for remnant in self._home.glob(".ckpt-*"):
-            self.unstage(remnant)
+            self.remove_staged(remnant)
 
     def folder(self, entry: Entry) -> Path:
         """Return the directory of a pinned checkpoint."""
@@ -161,7 +161,7 @@ class PinStore:
         for folder in (self.folder(entry), self._fresh(entry)):
             files.remove_tree(folder)
 
-    def differs(self, entry: Entry, path: Path) -> str:
+    def explain_differences(self, entry: Entry, path: Path) -> str:
         """Return how the files at `path` differ from the verified ones, "" if they do not.
 
         Raises:
@@ -188,7 +188,7 @@ class PinStore:
             OSError: it cannot be read or copied. InterruptedError: `stopped`.
         """
         pinned, path = self.data(entry), Path(entry.path)
-        wrong = self.differs(entry, pinned)
+        wrong = self.explain_differences(entry, pinned)
         if wrong:
             raise StoreError(f"the pinned copy of {entry.id} is damaged: {wrong}")
         fresh = path.with_name(f".{path.name}.{entry.id}")
@@ -212,7 +212,9 @@ class PinStore:
         """
         path = Path(entry.path)
         try:
-            moved = self.aside(path, f"before-{entry.id}", keep=True) if path.exists() else None
+            moved = (
+                self.move_aside(path, f"before-{entry.id}", keep=True) if path.exists() else None
+            )
             fresh.replace(path)
         except BaseException:
             _remove(fresh)
@@ -220,12 +222,12 @@ class PinStore:
         sync_directory(path.parent)
         return moved
 
-    def unstage(self, fresh: Path) -> None:
+    def remove_staged(self, fresh: Path) -> None:
         """Remove an unused copy if it exists."""
         with suppress(OSError):
             _remove(fresh)
 
-    def aside(self, path: Path, mark: str, *, keep: bool = False) -> Path:
+    def move_aside(self, path: Path, mark: str, *, keep: bool = False) -> Path:
         """Move the file at `path` out of the job's way, and return its new path.
 
         It goes into the run directory or, if that is on another disk, to a hidden name beside it:
@@ -365,7 +367,7 @@ class HardLinkHolds:
         except OSError:
             return None
 
-    def intact(self, entry: Entry, required_stamp: Stamp | None = None) -> bool:
+    def is_intact(self, entry: Entry, required_stamp: Stamp | None = None) -> bool:
         """Whether it is held with the content of its stamp; its present name does not matter.
 
         Args:
@@ -379,10 +381,10 @@ class HardLinkHolds:
             return held_stamp == required_stamp
         return [row[1:] for row in held_stamp] == [row[1:] for row in required_stamp]
 
-    def exclusive(self, entry: Entry) -> bool:
+    def is_exclusive(self, entry: Entry) -> bool:
         """Whether it is intact and its files have no other name, so that it cannot change."""
         path = self.path(entry)
-        if path is None or not self.intact(entry):
+        if path is None or not self.is_intact(entry):
             return False
         held_files = [path / name for name, *_ in entry.stamp] if path.is_dir() else [path]
         try:
@@ -392,7 +394,7 @@ class HardLinkHolds:
 
     def acquire(self, entry: Entry) -> Path | None:
         """Keep an intact hold until `release` and return its path; None if there is none."""
-        if not self.intact(entry):
+        if not self.is_intact(entry):
             return None
         self._busy = entry.id
         return self.path(entry)
@@ -422,7 +424,7 @@ class HardLinkHolds:
             self.remove(entry)
         return drop
 
-    def verifiable(self, entries: Sequence[Entry], ready: Sequence[Entry]) -> list[Entry]:
+    def verifiable_entries(self, entries: Sequence[Entry], ready: Sequence[Entry]) -> list[Entry]:
         """Return those of `entries` that are ready, or held after the job removed the files."""
         removed = {e.id for e in self._held.values() if e.state == FOUND and not e.present}
         names = removed | {e.id for e in ready}
@@ -457,7 +459,7 @@ class HardLinkHolds:
             self.remove(entry)
             return
         self._held[entry.id] = entry
-        if not self.intact(entry):
+        if not self.is_intact(entry):
             self.remove(entry)
 
 
@@ -646,7 +648,7 @@ class Retention:
         self.pins.drop(entry)
         entry.pinned = False
         intact = entry.present and stamp_files(entry.path) == entry.stamp
-        if entry.state == COPIED and (intact or self.holds.intact(entry)):
+        if entry.state == COPIED and (intact or self.holds.is_intact(entry)):
             entry.state = FOUND
         elif entry.state == COPIED or (entry.state == FOUND and not entry.present):
             cause = "overwritten" if entry.state == COPIED else "removed"

@@ -127,7 +127,7 @@ class Restorer:
         prepared, self._prepared = self._prepared, None
         self.retention.reserved = ""
         if prepared is not None and prepared.copy is not None:
-            self.retention.pins.unstage(prepared.copy)
+            self.retention.pins.remove_staged(prepared.copy)
 
     def _verified(self, name: str) -> Entry:
         entry = self.retention.register.get(name)
@@ -159,7 +159,9 @@ class Restorer:
     def _reads_intact(self, entry: Entry) -> bool:
         """Whether the files at the job's path have the verified hashes; unreadable ones do not."""
         try:
-            return entry.present and not self.retention.pins.differs(entry, Path(entry.path))
+            return entry.present and not self.retention.pins.explain_differences(
+                entry, Path(entry.path)
+            )
         except InterruptedError:
             raise
         except OSError:
@@ -185,7 +187,7 @@ class Restorer:
             if sibling.present and (newer or sibling.state == BAD):
                 path = Path(sibling.path)
                 if path.exists():
-                    moved.append(self.retention.pins.aside(path, sibling.id))
+                    moved.append(self.retention.pins.move_aside(path, sibling.id))
                 self._mark_moved(sibling)
             elif newer and sibling.state == FOUND and not sibling.present:  # only held
                 self._mark_moved(sibling)
@@ -203,7 +205,7 @@ class Restorer:
     def _check_replace(self, entry: Entry) -> None:
         """Raise StoreError if the file at its path belongs to another run."""
         with self.retention.lock:
-            run = self.owners.claimant(discovery.stamp_files(entry.path) or ())
+            run = self.owners.claiming_run(discovery.stamp_files(entry.path) or ())
         if run:
             raise StoreError(
                 f"checkpoint {entry.id} is not restored: the run {run} has written {entry.path} "
@@ -315,7 +317,7 @@ class CheckpointService:
         patterns = settings.glob
         owners = OwnershipResolver(self._register, patterns, cwd, run, runs)
         self._tracker = CheckpointTracker(
-            self._register, patterns, cwd, settings.settle, owners, self._kept.holds.intact
+            self._register, patterns, cwd, settings.settle, owners, self._kept.holds.is_intact
         )
         self._restorer = Restorer(self._kept, owners, lambda: self.scan(closely=True))
         self._ready: list[Entry] = []
@@ -444,7 +446,7 @@ class CheckpointService:
         """Whether `verify_awaited` is under way; if not, `poll` has its result."""
         return self._awaited is not None
 
-    def candidates(self, before_step: int) -> int | None:
+    def count_candidates(self, before_step: int) -> int | None:
         """Return how many without a verdict `verify_awaited` may still take, None if unknown.
 
         0 only when it has looked at all; its last verdict may still have to be polled.
@@ -520,7 +522,7 @@ class CheckpointService:
         """
         return self._restorer.restore(name)
 
-    def origin(self, name: str) -> tuple[str, int, str | None]:
+    def checkpoint_origin(self, name: str) -> tuple[str, int, str | None]:
         """Return a checkpoint's path, its bytes, and the interpreter that wrote it if it is known.
 
         Raises:
@@ -547,13 +549,13 @@ class CheckpointService:
             for entry in changes.lost:
                 self._kept.on_lost(entry)
             dropped = self._kept.hold(changes.ready)
-            self._ready = self._kept.holds.verifiable(self._register.entries, changes.ready)
+            self._ready = self._kept.holds.verifiable_entries(self._register.entries, changes.ready)
             if changes.any or dropped:
                 self._kept.write()
             for entry in changes.bad:
                 self._notifications.bad(entry)
             for entry in changes.foreign:
-                self._notifications.foreign(entry)
+                self._notifications.report_foreign(entry)
         return False
 
     def verify_next(self) -> bool:
@@ -572,7 +574,7 @@ class CheckpointService:
                 self._verifier.verify(ready[-1])
             elif self._retest_s and start_s - self._retested_s >= self._retest_s:
                 self._retested_s = start_s
-                self._verifier.retest()
+                self._verifier.retest_newest_pin()
             else:
                 return False
         now_s = time.monotonic()

@@ -313,7 +313,7 @@ class CheckpointVerifier:
         often = (
             entry.present
             and entry.path in retention.overwrites
-            and not retention.holds.exclusive(entry)
+            and not retention.holds.is_exclusive(entry)
         )
         try:
             copy = self._copy(entry) if (often and not urgent) or entry.state == COPIED else None
@@ -344,7 +344,7 @@ class CheckpointVerifier:
                 failed = linked or (changed and (copy is None or not verdict.ok))
             else:  # the job may have been adding files to a directory
                 failed = changed and not verdict.ok and len(seen) > 1
-                failed = failed or not retention.holds.intact(entry, seen)
+                failed = failed or not retention.holds.is_intact(entry, seen)
             if failed:
                 retention.release(entry, overwritten=True)  # it may have been read half written
                 return
@@ -407,7 +407,7 @@ class CheckpointVerifier:
             link: path of its hold, if held. copied: a copy was verified; it becomes the pin.
         """
         retention = self._kept
-        exclusive = link is not None and retention.holds.exclusive(entry)  # no copy is needed
+        exclusive = link is not None and retention.holds.is_exclusive(entry)  # no copy is needed
         try:
             with retention.disk:
                 if not (copied or exclusive or retention.has_room(entry)):
@@ -439,7 +439,7 @@ class CheckpointVerifier:
             self._notifications.note(f"checkpoints cannot be pinned: {error}", once="pin")
         return True
 
-    def retest(self) -> None:
+    def retest_newest_pin(self) -> None:
         """Verify the newest pinned copy again, as a test of a restore."""
         retention = self._kept
         with retention.lock:

@@ -341,7 +341,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         lambda: failure_classes(failure_settings),
     )
     print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
-    reason = host_health.explain_unfit(gate.look(memo.start, LOOK_S, alive=False))
+    reason = host_health.explain_unfit(gate.check_host(memo.start, LOOK_S, alive=False))
     if reason:
         raise LaunchError(
             f"this host is still not fit to start the job on: {reason}",

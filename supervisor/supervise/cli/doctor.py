@@ -185,7 +185,7 @@ def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
     gate = HealthGate(lambda: settings, os.environ, lambda: None, failure_classes)
     is_program = bool(argv) and shutil.which(argv[0]) is not None
     start = Start(Path.cwd(), python=find_interpreter(argv) if is_program else None)
-    for finding in gate.look(start, HEALTH_S, alive=False):
+    for finding in gate.check_host(start, HEALTH_S, alive=False):
         yield Check(finding.check, statuses.get(finding.verdict, "ok"), finding.text)
 
 

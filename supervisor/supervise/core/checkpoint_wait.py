@@ -29,7 +29,7 @@ def replan_relaunch(ctx: StepContext) -> None:
     Where none is any more, what was intended stands: whoever performs it finds out.
     """
     incident, run = ctx.state.incident, ctx.state.run()
-    if incident is None or run is None or not run.intent.awaits("relaunch"):
+    if incident is None or run is None or not run.intent.awaits_outcome("relaunch"):
         return
     intent, action = run.intent, run.intent.action
     assert action is not None

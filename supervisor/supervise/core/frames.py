@@ -57,7 +57,7 @@ class History:
         self.names = names
         self.probed = tuple((name, names.index(name)) for name in PROBES if name in names)
 
-    def probe(self, frame: Frame) -> None:
+    def keep_evaluations(self, frame: Frame) -> None:
         """Keep the evaluations of a frame."""
         for name, column in self.probed:
             value = frame.values[column] if column < len(frame.values) else None

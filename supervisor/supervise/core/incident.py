@@ -44,7 +44,7 @@ class Intent:
     args: Payload = NOTHING
     deadline_ns: int = 0
 
-    def awaits(self, verb: str) -> bool:
+    def awaits_outcome(self, verb: str) -> bool:
         """Return whether the outcome of such an action is awaited."""
         return self.action_id is not None and self.verb == verb
 

@@ -121,7 +121,7 @@ class ScriptCode:
         names |= {self._resolve(node) for node in self._nodes if isinstance(node, ast.Attribute)}
         return any(name.partition(".")[0] in roots and name.endswith(ending) for name in names)
 
-    def compares(self, name: str, value: str) -> bool:
+    def compares_with(self, name: str, value: str) -> bool:
         """Return whether it asks whether this variable or attribute has this value."""
         for node in self._nodes:
             if isinstance(node, ast.Compare):
@@ -131,7 +131,7 @@ class ScriptCode:
                     return True
         return False
 
-    def assigned(self, name: str) -> str | None:
+    def first_text_assigned(self, name: str) -> str | None:
         """Return the first text that this variable, attribute or argument is given."""
         for node in self._nodes:
             targets: list[ast.expr] = []
@@ -284,7 +284,9 @@ def _olmo_core(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     if not code.imports("olmo_core"):
         return None
     note = "it loads the newest stepN of its save folder by itself"
-    out = _value(argv, "trainer.save_folder", "save_folder") or code.assigned("save_folder")
+    out = _value(argv, "trainer.save_folder", "save_folder") or code.first_text_assigned(
+        "save_folder"
+    )
     if out is None:
         note += "; name that folder in job.checkpoints.glob"
         return Recipe("OLMo-core", works=False, note=note)
@@ -337,7 +339,7 @@ def _nanochat(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
 
 def _nanogpt(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     """nanoGPT: train.py overwrites one file, which is announced; a copy of a good one is pinned."""
-    if not code.compares("init_from", "resume"):
+    if not code.compares_with("init_from", "resume"):
         return None
     return Recipe("nanoGPT-like", args=("--init_from=resume",))
 

@@ -257,7 +257,7 @@ class RankMonitor:
         history = self.history
         history.frames.append(frame)
         if history.probed:
-            history.probe(frame)
+            history.keep_evaluations(frame)
         if changed or self._hot:
             return self._judge(changed, frame_count, frame.at_ns)
         return []

@@ -193,7 +193,7 @@ UNPAUSED = "the pause that it depends on has ended"
 def on_pause_ended(ctx: StepContext, event: Notice) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
     state, incident, run = ctx.state, ctx.state.incident, ctx.state.run()
-    pauses = run is not None and run.intent.awaits("pause")
+    pauses = run is not None and run.intent.awaits_outcome("pause")
     key = event.data.read(PauseEnd).key
     if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.action_id:
         return

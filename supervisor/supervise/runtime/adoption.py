@@ -86,7 +86,7 @@ class OrphanWatch:
         if process is not self._process:
             self._process, self._since_s, self._look_s = process, now_s, 0.0
             self._is_reported = self._over = self.left = self.ended_well = False
-            self._over = comes_back and self._segments.wrote(process.pid)
+            self._over = comes_back and self._segments.is_newest_process(process.pid)
         if self._over or now_s < self._look_s:
             return not self._over
         self._look_s = now_s + LOOK_S

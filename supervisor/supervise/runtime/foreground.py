@@ -146,7 +146,7 @@ class Foreground:
                 f"{ending}The record is complete: supervise audit show {location}"
             )
             return code
-        events, decisions = app.unrecorded(process)
+        events, decisions = app.count_unrecorded(process)
         _run_within(lambda: app.deliver(self._outbox, DELIVER_S), LEAVE_S)
         self._app.settings.print_line(
             f"{ending}Not recorded: at least {count_noun(events, 'event')} and "

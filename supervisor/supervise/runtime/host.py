@@ -400,7 +400,7 @@ class HealthGate:
         self._machine = machine
         self._classes = classes
 
-    def look(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]:
+    def check_host(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]:
         """Return what was found; nothing where the policy wants no look. Blocks.
 
         Args:
@@ -420,7 +420,7 @@ class HealthGate:
             return findings
         return [*findings, self._matmul(start, settings, bool(report), until_s)]
 
-    def memo(self, start: Start, reason: str) -> HostMemo:
+    def host_memo(self, start: Start, reason: str) -> HostMemo:
         """Return what is needed to ask the same questions later."""
         machine = self._machine()
         return HostMemo(

@@ -140,7 +140,7 @@ class Phases:
         self._stopped = stopped
         starts = any(beat.phase == STARTUP and beat.rank not in dead for _, beat in ranks)
         alone = bool(dead) and all(beat.rank in dead for _, beat in ranks)
-        works = self.works() if starts or alone else False
+        works = self.is_working() if starts or alone else False
         if not starts:
             self._since_ns, self._report_s = None, LONG_S
         else:
@@ -158,7 +158,7 @@ class Phases:
         )
         return beats, [replace(notice, at_ns=now_ns) for notice in notices]
 
-    def works(self) -> bool:
+    def is_working(self) -> bool:
         """Return whether the job used CPU, files or a device between the newest two looks at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= self._look_s:

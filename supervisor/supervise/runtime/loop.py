@@ -148,7 +148,7 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
     before_step = checkpoint_wait.needed_before_step(processor.policy, processor.state)
     if before_step is None:
         return
-    remaining = checkpoints.candidates(before_step)
+    remaining = checkpoints.count_candidates(before_step)
     for event in checkpoints.poll():  # the last verdict comes before "none is left"
         processor.process(event)
     if (awaited := checkpoint_wait.awaited_checkpoint(processor.policy, processor.state)) is None:
@@ -397,7 +397,7 @@ class App:
             self._starting.release()
         return process
 
-    def unrecorded(self, process: Process) -> tuple[int, int]:
+    def count_unrecorded(self, process: Process) -> tuple[int, int]:
         """Return how many events and decisions are not on disk, as far as we know of them."""
         events, decisions = self.processor.unwritten
         is_exit_recorded = self._ended_process is process  # its end is one more event
@@ -596,11 +596,11 @@ class App:
                 segment.stamp(now_ns)
                 beats.append((segment.pid, segment.beat()))
         # Failures are forgotten when a rank comes in their place.
-        self._status.check_probe(now_ns, self._phases.works)
+        self._status.check_probe(now_ns, self._phases.is_working)
         # The silence of a job that has ended means nothing.
         if not self._last_look.show(now_ns):
             lives = control.process.returncode is None
-            ends = self._segments.dead() if lives else {}
+            ends = self._segments.dead_ranks() if lives else {}
             dead = {n for n, code in ends.items() if code is None or is_crash(code)}
             beat_events, notices = self._phases.judge(beats, now_ns, dead)
             for notice in notices:
@@ -612,7 +612,7 @@ class App:
         self._preemptor.run_second(control)
         verify_awaited(self._checkpoints, processor)
         dense = rule_scope.needs_dense_sampling(processor.policy, processor.state)
-        changed = self._segments.tighten(dense, now_ns)
+        changed = self._segments.sample_densely(dense, now_ns)
         if changed is not None:
             self.recorder.note("sampling", processor.state.step, changed, {})
         processor.check_space()

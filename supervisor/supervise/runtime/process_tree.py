@@ -209,7 +209,7 @@ class Terminal:
         except OSError:
             return 0
 
-    def ours(self) -> bool:
+    def is_foreground(self) -> bool:
         """Return whether our own group is in the foreground: what is typed comes to us."""
         return self.foreground() == os.getpgrp()
 

@@ -387,7 +387,7 @@ class EventProcessor:
             ActionError: nobody waits for it any more.
         """
         run = self.state.run()
-        if run is None or not run.intent.awaits("relaunch"):
+        if run is None or not run.intent.awaits_outcome("relaunch"):
             raise ActionError("nobody waits for the relaunch any more")
         return run
 

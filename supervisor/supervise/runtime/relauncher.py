@@ -138,14 +138,14 @@ class Guard(Protocol):
     def is_verifying_now(self) -> bool: ...
     def prepare(self, name: str) -> None: ...
     def restore(self, name: str) -> RestoredCheckpoint: ...
-    def origin(self, name: str) -> tuple[str, int, str | None]: ...
+    def checkpoint_origin(self, name: str) -> tuple[str, int, str | None]: ...
 
 
 class Gate(Protocol):
     """The part of `health.gate.HealthGate` that a relaunch needs."""
 
-    def look(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]: ...
-    def memo(self, start: Start, reason: str) -> HostMemo: ...
+    def check_host(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]: ...
+    def host_memo(self, start: Start, reason: str) -> HostMemo: ...
 
 
 def health_gate(
@@ -246,9 +246,9 @@ class Relauncher:
             ActionError: it is not fit.
         """
         try:
-            path, size, python = self._guard.origin(checkpoint)
+            path, size, python = self._guard.checkpoint_origin(checkpoint)
             start = Start(Path(path).parent, size, python)
-            findings = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
+            findings = self._gate.check_host(start, max(0.0, until - time.monotonic()), alive=alive)
             text, data = host_health.health_summary(findings)
             notice = Notice(time.monotonic_ns(), host_health.HEALTH_NOTICE, text, data=data)
             job.on_loop(lambda: self._process(notice), LOOP_S)
@@ -258,7 +258,7 @@ class Relauncher:
         if reason := host_health.explain_unfit(findings):
             if not alive:
                 with suppress(StoreError):
-                    memo = self._gate.memo(start, reason)
+                    memo = self._gate.host_memo(start, reason)
                     self._run.write_json(UNFIT, msgspec.to_builtins(memo))
             raise ActionError(f"this host is not fit to start the job on: {reason}")
 

@@ -1,9 +1,9 @@
 """Reads one rank's segment and turns it into events; sends it commands.
 
 Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease`,
-`tighten`, `spare` and `send` write, and only the supervisor calls them. The file is read with
-`pread` and never mapped: one that is truncated meanwhile is a short read, where a mapping would be
-SIGBUS and the end of the supervisor.
+`sample_densely`, `spare` and `send` write, and only the supervisor calls them. The file is read
+with `pread` and never mapped: one that is truncated meanwhile is a short read, where a mapping
+would be SIGBUS and the end of the supervisor.
 
 Checksums detect damage by chance. Data with a good checksum and no sense comes from a broken probe,
 or from a process that writes into the segment: numbers that no training has, and messages of
@@ -600,7 +600,7 @@ class Segment:
         """
         self._file.write_checked(wire.LEASE_AT, until_ns)
 
-    def tighten(self, until_ns: int) -> None:
+    def sample_densely(self, until_ns: int) -> None:
         """Let the probe sample more densely until `until_ns` (CLOCK_MONOTONIC).
 
         Raises:

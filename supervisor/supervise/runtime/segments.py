@@ -146,7 +146,7 @@ class Segments:
         """
         return self._interval_s
 
-    def tighten(self, dense: bool, now_ns: int) -> str | None:
+    def sample_densely(self, dense: bool, now_ns: int) -> str | None:
         """Let the probes sample more densely while `wanted`. Call it every second.
 
         The wish expires by itself in the probes, so that a supervisor that dies takes it along.
@@ -157,7 +157,7 @@ class Segments:
         if dense:
             for segment in self.ranks.values():
                 with suppress(SegmentError):  # the poll tells of a broken segment
-                    segment.tighten(now_ns + _TIGHT_NS)
+                    segment.sample_densely(now_ns + _TIGHT_NS)
         if dense == self._tight:
             return None
         self._tight = dense
@@ -206,7 +206,7 @@ class Segments:
         segments = (*self.ranks.values(), *self._waiting)
         return {segment.pid: segment.rank for segment in segments if _trains(segment)}
 
-    def dead(self) -> dict[int, int | None]:
+    def dead_ranks(self) -> dict[int, int | None]:
         """Return the ranks whose process was seen alive and is dead, with its recorded returncode.
 
         None: it recorded none, as a process that is killed.
@@ -227,7 +227,7 @@ class Segments:
                 ends[segment.pid] = (rank, *(segment.end() or (None, "")))
         return ends
 
-    def wrote(self, pid: int) -> bool:
+    def is_newest_process(self, pid: int) -> bool:
         """Whether process `pid` is the newest of a rank."""
         return any(segment.pid == pid for segment in self.ranks.values())
 

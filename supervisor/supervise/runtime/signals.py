@@ -362,7 +362,11 @@ class Forwarder:
 
     def _notice(self, signum: int, *, kill: bool, handled: bool | None, is_held: bool) -> Notice:
         name = signal.Signals(signum).name
-        here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
+        here = (
+            signum == signal.SIGINT
+            and self._terminal is not None
+            and self._terminal.is_foreground()
+        )
         data: dict[str, Json] = {
             "signal": name,
             "final": signum in FINAL,

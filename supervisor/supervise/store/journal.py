@@ -500,7 +500,7 @@ class Journal:
         """Begin new segments so often that one is a part of the limit."""
         self._segment_bytes = int(min(SEGMENT_BYTES, max_bytes / PIECES))
 
-    def cite(self, number: int) -> None:
+    def cite_event(self, number: int) -> None:
         """An incident refers to this event: its piece is thinned after all others."""
         if number >= self._first:
             self._cited = True
@@ -527,7 +527,7 @@ class Journal:
             raise StoreError(f"cannot read {piece.path}: {error.strerror}") from error
         return Thinning(piece, bytes(content))
 
-    def thin(self, plan: Thinning) -> None:
+    def replace_piece(self, plan: Thinning) -> None:
         """Put what is left of a piece in its place. Raises StoreError."""
         piece, facts = plan.piece, plan.facts
         try:

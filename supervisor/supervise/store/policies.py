@@ -117,7 +117,7 @@ class Reloader:
         source, mode = reload_target(command.args, self.source, self.mode)
         event = Reloaded(command.at_ns, command.operator, "", source, "", policy.digest)
         try:
-            if (run := state.run()) is not None and run.intent.awaits("relaunch"):
+            if (run := state.run()) is not None and run.intent.awaits_outcome("relaunch"):
                 # It must use the policy that decided it.
                 hint = "repeat the reload once it runs"
                 raise UsageError("the job is being relaunched", hint=hint)

@@ -170,7 +170,7 @@ class Recorder:
         del body["kind"], body["step"]
         body["event"] = -1 if event is None else event
         if event is not None and decision.incident is not None:
-            self._journal.cite(event)
+            self._journal.cite_event(event)
         if kind in SYNCED:
             self._safely(self._sync_journal)
         return self._append(kind, "engine", at_ns, step, body, sync=kind in SYNCED)
@@ -201,7 +201,7 @@ class Recorder:
             freed = facts["bytes_before"] - facts["bytes"]
             text = f"frames of events {first} to {last} removed: {freed} bytes over journal.max_gb"
             self.note("note", self._step, text, {"what": THINNED, **facts})
-            self._journal.thin(plan)
+            self._journal.replace_piece(plan)
         except StoreError as error:
             self.failed(error)
 

@@ -84,7 +84,7 @@ def test_the_supervisor_makes_samples_denser_for_a_while(probed):
     job.reached("tight")
     assert sampled(job) == [20]
     assert "tight" not in job.segment().status()["sampling"]
-    job.segment().tighten(time.monotonic_ns() + 1_500_000_000)
+    job.segment().sample_densely(time.monotonic_ns() + 1_500_000_000)
     time.sleep(0.3)  # the probe looks four times a second
     job.go("tight")
     job.reached("going")
