@@ -479,11 +479,13 @@ class App:
 
     def _pause_s(self, control: Control) -> float:
         """Return how long to sleep unless something happens that wakes the loop."""
-        pause_s = self._segments.interval_s()
+        until_second_s = (self._tick_ns - system.monotonic_ns()) / 1e9
         ended = control.process.returncode is not None
         if ended or control.busy or self.processor.performing or self._checkpoints.is_verifying_now:
-            pause_s = min(pause_s, BUSY_S)
-        return min(pause_s, (self._tick_ns - system.monotonic_ns()) / 1e9)
+            return min(BUSY_S, until_second_s)
+        pause_s = self._segments.interval_s()
+        # One round for both where they are near each other: each costs half a millisecond.
+        return until_second_s if until_second_s < 1.5 * pause_s else pause_s
 
     def _is_over(self, control: Control) -> bool:
         """Whether the process has ended, the engine knows it, and nothing will start it again."""
