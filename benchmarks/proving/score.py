@@ -1,6 +1,7 @@
 """Score policies on the recordings of the proving ground; writes `table.md` or `kept_aside.md`.
 
     python benchmarks/proving/score.py [--policy FILE ...] [--programs NAME ...] [--jobs 2]
+                                       [--thinned 4]
 
 Whether a fault did harm is measured, not declared. `lost` is the sum over the rows after the fault
 of the loss minus that of the undisturbed run of the same seed: nats x steps. Rows whose batch the
@@ -15,6 +16,10 @@ Of each policy and program the tables have: harmed runs in which an action was o
 before half of `lost` was lost, or within 3 rows; those with a page (SEV0 or SEV1) in time; actions
 in healthy runs and harmless twins, where each is false, and in those whose fault did no harm or
 less than a remedy costs, where nobody could know; messages per 1000 rows of all runs not harmed.
+
+`--thinned N` leaves of the norm of the update and of the statistics of tokens what the probe takes
+of them in short steps: behind the first two windows of its guard one step in N, and all for a while
+behind what is unusual.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -33,10 +39,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from grid import DATA_DRILLS, HARMLESS, HEALTHY, PROGRAMS, RATE_DRILLS, Program
 from pyarrow import parquet
 
 from supervise.lab import BacktestOutcome, run_backtest
+from supervise_probe.collectors.batch import BATCH_SANITY_METRICS
+from supervise_probe.runtime.guard import WINDOW
+from supervise_probe.sampling.sample_sets import ALARM_STEPS, Unrest
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS, TABLE = HERE / "recordings", HERE / "table.md"
@@ -47,6 +57,9 @@ AT_ONCE = 3  # rows; an answer as fast as that is in time whatever was lost
 WORSE, SPREADS, TWINS = 0.015, 2.0, 5.0
 STEPS_BACK = 25  # of a rollback, as `savepoints.every` of nano
 PAGES = ("SEV0", "SEV1")
+UPDATE = ("update_norm", "update_to_weight", "update_square_share", "weight_square_share")
+RARE = (*UPDATE, *(spec.id for spec in BATCH_SANITY_METRICS))
+LOOKED_AT = ["nan_inf_events", "grad_spike_score", "learning_rate", "update_norm", "train_loss_raw"]
 HEAD = """# Policies on the proving ground
 
 Written by `python benchmarks/proving/score.py` from the recordings; what the columns count, and
@@ -217,10 +230,33 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
         yield ""
 
 
-def outcomes_of(program: Program, policies: list[str]) -> list[BacktestOutcome]:
+def outcomes_of(program: Program, policies: list[str], every: int) -> list[BacktestOutcome]:
     """Return what each policy made of each recorded run of a program."""
     path = RECORDINGS / f"{program.name}.parquet"
-    return [one for several in run_backtest([path], policies, {}, 1, []) for one in several]
+    with tempfile.TemporaryDirectory() as folder:
+        if every > 1:
+            path = thinned(path, every, Path(folder))
+        return [one for several in run_backtest([path], policies, {}, 1, []) for one in several]
+
+
+def thinned(path: Path, every: int, folder: Path) -> Path:
+    """Write the recording with the metrics of RARE in one step of `every`; return its path."""
+    table = parquet.read_table(path)
+    columns = table.to_pydict()
+    rare = [name for name in RARE if name in columns]
+    unrest: dict[tuple[str, int], Unrest] = defaultdict(Unrest)
+    dense_until: dict[tuple[str, int], int] = {}
+    for row, run in enumerate(columns["run"]):
+        rank, step = (run, columns["rank"][row]), columns["step"][row]
+        if step >= dense_until.setdefault(rank, step + 2 * WINDOW) and step % every:
+            for name in rare:
+                columns[name][row] = None
+        values = {name: columns[name][row] for name in LOOKED_AT if name in columns}
+        if unrest[rank].look({k: v for k, v in values.items() if v is not None}):
+            dense_until[rank] = max(dense_until[rank], step + 1 + ALARM_STEPS)
+    fresh = folder / path.name
+    parquet.write_table(pyarrow.table(columns, schema=table.schema), fresh)
+    return fresh
 
 
 def main() -> int:
@@ -230,6 +266,7 @@ def main() -> int:
     parser.add_argument("--programs", nargs="*")
     parser.add_argument("--kept-aside", action="store_true", help="only what is kept aside")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--thinned", type=int, default=1, metavar="N")
     parser.add_argument("--missed", action="store_true", help="name the harmed runs left alone")
     options = parser.parse_args()
     policies = options.policy or [*OURS, *map(str, sorted(PEERS.glob("*.yaml")))]
@@ -245,7 +282,7 @@ def main() -> int:
     ]
     tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as workers:
-        scored = workers.map(outcomes_of, programs, repeat(policies))
+        scored = workers.map(outcomes_of, programs, repeat(policies), repeat(options.thinned))
         for program, outcomes in zip(programs, scored, strict=True):
             found = harms(program)
             for outcome in outcomes:
@@ -253,7 +290,7 @@ def main() -> int:
     names = list(dict.fromkeys(policy for _, policy in tallies))
     text = "\n".join(lines(tallies, names))
     print(text)
-    if not (options.policy or options.programs):
+    if not (options.policy or options.programs or options.thinned > 1):
         first = [t for (_, policy), t in tallies.items() if policy == names[0]]
         runs = sum(t.harmed + t.healthy + t.spared for t in first)
         table = KEPT_ASIDE if options.kept_aside else TABLE

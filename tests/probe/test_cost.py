@@ -8,16 +8,17 @@ from supervise_probe.sampling.sample_sets import RARE, SAMPLES, Budget, Pace, Sa
 
 
 @pytest.mark.parametrize(
-    ("least", "first", "costs_us", "every"),
+    ("least", "most", "first", "costs_us", "every"),
     [
-        (2, 4, (900, 900, 900, 900), (8, 16, 16, 16)),
-        (2, 4, (40, 40, 40, 40), (2, 1, 1, 1)),
-        (4, 4, (300, 90, 40, 500, 500), (4, 4, 1, 4, 8)),
-        (4, 8, (500, 200, 200), (8, 4, 4)),
+        (2, 16, 4, (900, 900, 900, 900), (8, 16, 16, 16)),
+        (2, 16, 4, (40, 40, 40, 40), (2, 1, 1, 1)),
+        (4, 16, 4, (300, 90, 40, 500, 500), (4, 4, 1, 4, 8)),
+        (4, 16, 8, (500, 200, 200), (8, 4, 4)),
+        (4, 4, 1, (900, 900, 40), (4, 4, 1)),
     ],
 )
-def test_the_interval_follows_the_median_cost(least, first, costs_us, every):
-    pace = Pace(lambda: None, first, lambda step_ns: 0.005 * step_ns, least)
+def test_the_interval_follows_the_median_cost(least, most, first, costs_us, every):
+    pace = Pace(lambda: None, first, lambda step_ns: 0.005 * step_ns, least, most)
     found = []
     for cost_us in costs_us:
         for number in range(SAMPLES):  # one outlier of five decides nothing

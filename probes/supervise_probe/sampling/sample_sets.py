@@ -17,6 +17,7 @@ RARE = 0.25  # of that is for what can be rare, whatever each step costs anyway
 UPDATES, MOMENTS, TOKENS, SETS = 0.4, 0.1, 0.1, 0.4
 FLOOR_NS = 10_000
 LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 would save nothing
+SPARSEST = 16  # steps; half of what the supervisor takes for a metric that went missing
 # Steps between two samples by default: the cost of one is then below its part of SHARE.
 DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
@@ -100,10 +101,18 @@ class SampleSets:
         """A sample of `name` cost that much thread CPU time somewhere else."""
         self.by_name[name].spent_ns += cost_ns
 
-    def pace(self, name: str, every: int, part: float, floor_ns: int, least: int = LEAST) -> Pace:
+    def pace(
+        self,
+        name: str,
+        every: int,
+        part: float,
+        floor_ns: int,
+        least: int = LEAST,
+        most: int = SPARSEST,
+    ) -> Pace:
         """Return the interval of a collector, which gets `part` of the budget."""
         allowed = partial(self.budget.allowed_ns, part, floor_ns)
-        self.paces[name] = Pace(self._status_changed, every, allowed, least)
+        self.paces[name] = Pace(self._status_changed, every, allowed, least, most)
         return self.paces[name]
 
     def thinned(self) -> Dict[str, int]:
@@ -117,7 +126,6 @@ class SampleSets:
         self.waiting = self.wanted = True
 
 
-SPARSEST = 16  # steps; half of what the supervisor takes for a metric that went missing
 SAMPLES = 5  # whose median cost decides
 ALARM_STEPS = 16  # for which an unusual frame makes samples dense
 RATIO = 2.0  # of the update norm to its last sample; a learning rate that jumps shows in it
@@ -135,10 +143,11 @@ class Pace:
         allowed: returns what it may cost per step, in one of so many ns.
 
     Args:
-        changed: called when the interval is another. least: the shortest above 1.
+        changed: called when the interval is another. least: the shortest above 1. most: the
+            longest.
     """
 
-    __slots__ = ("_changed", "_costs", "_least", "allowed", "due", "every")
+    __slots__ = ("_changed", "_costs", "_least", "_most", "allowed", "due", "every")
 
     def __init__(
         self,
@@ -146,14 +155,15 @@ class Pace:
         every: int,
         allowed: Callable[[int], float],
         least: int = LEAST,
+        most: int = SPARSEST,
     ) -> None:
         self._changed, self.allowed = changed, allowed
-        self.every, self.due, self._least = every, every == 1, least
+        self.every, self.due, self._least, self._most = every, every == 1, least, most
         self._costs: List[int] = []
 
     def stretch(self) -> None:
         """Take samples half as often, or at the shortest interval above 1."""
-        self._set(min(SPARSEST, max(self._least, 2 * self.every)))
+        self._set(min(self._most, max(self._least, 2 * self.every)))
 
     def weigh(self, cost_ns: int, step_ns: int) -> None:
         """A sample cost `cost_ns` of CPU time, in a step of `step_ns`: adjust the interval."""
