@@ -26,9 +26,9 @@ from supervise.report import count_outcomes, decode_log
 from supervise.store import RunDir, read_audit, read_rows
 
 JOB = Path(__file__).with_name("toy_job.py")
-WARMUP = 0.2  # of all steps
+WARMUP, THINNED = 0.2, 0.5  # of all steps; where the journal is limited and thinned by then
 EVERY_S = 0.25
-LAST = 8  # last samples, ignored: the probe frees its memory as the job ends
+LAST = 40  # last samples, ignored: the probe frees its memory as the job ends
 ALLOWED_MB = 2.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 HEAD = ("process", "looks", "start MB", "end MB", "range MB", "MB / 1e5 steps", "files", "verdict")
@@ -53,9 +53,9 @@ class Watched:
         except (OSError, IndexError):  # it has just ended
             pass
 
-    def row(self, steps: int) -> tuple[bool, list[str]]:
+    def row(self, steps: int, warmup: float) -> tuple[bool, list[str]]:
         """Return whether it is flat behind the warm-up, and the line of the table."""
-        flat = [one for one in self.seen[:-LAST] if one[0] >= WARMUP]
+        flat = [one for one in self.seen[:-LAST] if one[0] >= warmup]
         sizes = [size / 1e6 for _, size, _ in flat]
         files = [count for _, _, count in flat]
         half = len(files) // 2
@@ -108,7 +108,8 @@ def _newest(path: Path) -> tuple[int, int]:
 
 def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: float) -> bool:
     run = RunDir.open(path)
-    rows = [one.row(steps) for one in watched]
+    limit = load_policy(path / "policy.yaml").journal_bytes
+    rows = [one.row(steps, THINNED if limit else WARMUP) for one in watched]
     table = [HEAD, *(cells for _, cells in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
     for row in table:
@@ -124,14 +125,11 @@ def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: 
     grave = told["SEV0"] + told["SEV1"] + count_outcomes(decode_log(run, records))["done"]
     fine = len(rows) == 2 and all(flat for flat, _ in rows)
     size = sum(file.stat().st_size for file in run.journal_path.iterdir())
-    limit = load_policy(path / "policy.yaml").journal_bytes
     print(f"journal {size / 1e6:.1f} MB" + (f" of {limit / 1e6:.0f}" if limit else ""))
     kept = size <= limit if limit else lost == 0
     fine = fine and kept and grave == 0 and code == 0
     severities = ", ".join(f"{told[name]} {name}" for name in ("SEV0", "SEV1", "SEV2"))
-    print(
-        f"{len(numbers)} steps in {minutes:.1f} min, {lost} frames missing, {severities}, "
-        f"exit code {code}"
-    )
+    left = f"{len(numbers)} of {steps} steps left in it" if limit else f"{lost} frames missing"
+    print(f"{minutes:.1f} min, {left}, {severities}, exit code {code}")
     print(f"{'PASS' if fine else 'FAIL'}  nothing grows: at most {ALLOWED_MB:.0f} MB, no new files")
     return fine

@@ -169,10 +169,10 @@ def test_a_probe_that_gave_up_is_heard_once_and_an_empty_mark_is_given_time(segm
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "interval_s"), [(1, 0.100), (240, 0.120), (400, 0.200), (9000, 0.500)]
+    ("step_ms", "interval_s"), [(1, 0.050), (240, 0.120), (400, 0.200), (9000, 0.500)]
 )
 def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
-    """Half of the median step, between 100 and 500 ms; one slow step does not move it."""
+    """Half of the median step, between 50 and 500 ms; one slow step does not move it."""
     writer = rank(0)
     at_ns = 0
     for step in range(40):

@@ -79,7 +79,7 @@ _MARK_BYTES = 2048
 _TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
 _RETAIN_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
 _AGAIN_NS = 1_000_000_000  # between two wishes that are the same
-_SHORTEST_S, _LONGEST_S = 0.100, 0.500  # between two polls; project defaults
+_SHORTEST_S, _LONGEST_S = 0.050, 0.500  # between two polls; project defaults
 _QUIET = 4  # median steps without a frame before the polls become fewer; project default
 
 
@@ -137,7 +137,7 @@ class Segments:
         return count
 
     def interval_s(self) -> float:
-        """Return how long to wait before the next poll, in seconds, between 100 and 500 ms.
+        """Return how long to wait before the next poll, in seconds, between 50 and 500 ms.
 
         Half of the fastest rank's median step time while frames come, so that what follows from one
         reaches the next step, and more and more when none do: polling costs the job nothing, where
