@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.supervised_run import FAST_TORCH
+
 COLUMNS = 80
 HELP = Path(__file__).parents[1] / "golden" / "help.txt"
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -105,3 +107,16 @@ def test_the_next_command_is_printed_after_an_interrupt(commands):
 
     assert code == 130
     assert text.splitlines()[-1] == f"supervise: interrupted; next: supervise {' '.join(args[3:])}"
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_interrupted_judges_nothing(tmp_path, monkeypatch):
+    """Its run says how it ended; the fault that was not reached is not called undetected."""
+    monkeypatch.chdir(tmp_path)
+    args = [sys.executable, "-m", "supervise", "demo", "--run-dir", "run"]
+
+    text, code = on_terminal(args, "policy nano (enforce)", PYTHONPATH=FAST_TORCH)
+
+    assert code == 130
+    assert "supervise: exit code 130 before the first step" in text
+    assert text.splitlines()[-1] == "supervise: interrupted; next: supervise demo"

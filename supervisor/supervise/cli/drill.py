@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -565,6 +566,9 @@ def demo_command(run_dir: Path | None) -> int:
     code = _supervise(*args)
     if not (path / "run.json").exists():
         return code  # `run` printed the error
+    if code == 128 + signal.SIGINT:
+        click.get_current_context().meta[RESUMING] = ["demo"]
+        raise KeyboardInterrupt
 
     incident = _incident(list(audit.read_audit(RunDir.open(path).audit_path)))
     if incident is None:

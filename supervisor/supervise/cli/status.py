@@ -382,4 +382,4 @@ def _inline(value: Any) -> str:
 
 def _age(updated: str) -> str:
     seconds = seconds_since(updated, datetime.now(UTC))
-    return "" if seconds is None else f" ({seconds:.0f} s ago)"
+    return "" if seconds is None else f" ({format_span(max(0.0, seconds))} ago)"
