@@ -87,6 +87,14 @@ EXPECTED = {
         Notice((r"learning rate", r"start(ed)? over"), 200, 210, attempt=1), verbs=("relaunch",)
     ),
     "05": Expected(Notice((r"batch", r"200", r"\b0\b"), 200, 207, attempt=1), verbs=("relaunch",)),
+    "08": Expected(
+        Notice((r"clipped in 100 % of the steps, by [1-9]e\+0[45]", r"loss has not moved"), 0, 100),
+        identical=True,
+    ),
+    "10": Expected(
+        Notice((r"8 of 10 tensors", r"never had a gradient: loras\.0\.a\.weight"), 0, 10),
+        identical=True,
+    ),
     "13": Expected(None, identical=True),
     "16": Expected(
         Notice((r"input", r"one token|single token|share 100"), 200, 210),

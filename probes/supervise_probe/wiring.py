@@ -17,6 +17,7 @@ from .collectors import (
 )
 from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector
 from .collectors.gradient import GradientCollector, GroupsCollector
+from .collectors.job_wiring import JobWiringCollector
 from .collectors.limits import ClippingCollector, LimitsCollector
 from .collectors.loss import DiscardsCollector, LossCollector, LossScaleCollector
 from .collectors.noise import NoiseCollector, SketchCollector
@@ -87,6 +88,7 @@ class Sources(NamedTuple):
     in_force: InForce
     extra: Dict[str, Number]
     copies: WeightCopies
+    foreign: Callable[[], str]
 
 
 class Wired(NamedTuple):
@@ -142,6 +144,7 @@ def make_parts(
     return wired, {
         **wired._asdict(),
         "clipping": clips,
+        "job_wiring": JobWiringCollector(context, sources.foreign),
         "loss_scale": LossScaleCollector(context, sources.scaling),
         "noise": NoiseCollector(
             context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
@@ -213,6 +216,7 @@ class Parts:
             in_force,
             self.extra,
             WeightCopies(context.registry, self.optimizers, context.position),
+            self.engine.why_not,
         )
         self.wired, step_count = make_parts(
             context, sources, self._life.attach_inside, self._step_is_over

@@ -223,3 +223,34 @@ def test_a_script_is_read_for_its_checkpoints(doctor, commands, script, checkpoi
         (commands / "t.py").write_text(script)
         script = "t.py"
     assert checkpoints in doctor("--", "python", script)[1]["checkpoints"][1]
+
+
+JOB = """
+import torch
+body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+model = torch.nn.Sequential(body, head)
+adam = torch.optim.Adam({params})
+for step in range(10**6):
+    adam.zero_grad()
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    adam.step()
+"""
+
+
+@pytest.mark.slow  # it starts a job, which would never end by itself
+@pytest.mark.parametrize(
+    ("params", "status"),
+    [
+        pytest.param("model.parameters()", "ok", marks=pytest.mark.chaos),
+        ("body.parameters()", "fail"),
+    ],
+)
+def test_the_wiring_is_looked_at_in_the_first_steps_of_the_job(doctor, tmp_path, params, status):
+    """The job is ended when it has made them, and what is wrong is named."""
+    script = tmp_path / "train.py"
+    script.write_text(JOB.format(params=params))
+    code, checks, _ = doctor("--wiring", "--", sys.executable, script)
+
+    assert checks["wiring"][0] == status
+    assert ("1.weight, 1.bias" in checks["wiring"][1]) is (status == "fail")
+    assert code == int(status == "fail")

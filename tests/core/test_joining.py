@@ -208,6 +208,34 @@ def test_what_the_model_is_given_is_told_beside_the_loss_that_it_explains(tell):
     assert story.replayed() == story.recorded()
 
 
+def test_a_fault_of_the_wiring_is_told_once_by_names_and_opens_no_incident(tell):
+    """Nor does it keep an incident of the training open."""
+    metric, other = "tensors_without_gradient", "modules_in_eval"
+    detectors = DETECTORS | {"none": above(metric, 0.0), "eval": above(other, 0.0)}
+    wired = replace(rule_on(detectors, "none", "SEV2", unknown="ignore"), id="wiring.gradient")
+    mode = replace(rule_on(detectors, "eval", "SEV2", unknown="ignore"), id="wiring.eval_mode")
+    high = replace(rule_on(detectors, "high", "SEV2"), id="loss_spike.minor")
+    rules = (wired, mode, high)
+    story = tell(names=(*NAMES, metric, other), detectors=detectors, rules=rules, inhibit=())
+    facts = {"metric": metric, "names": ["a", "b"], "count": 8, "total": 10, "made": "t.py:7"}
+    story.rows(*[row()] * 5)
+    story.notice("wiring", "8 of 10", rank=0, step=5, data=facts)
+    story.rows(row(**{metric: 8.0, other: 1.0}), *[row()] * 10, row(**{metric: 8.0}))
+
+    told, second = messages(story)
+    assert second["next"].startswith("call model.train()")
+    assert told["title"].endswith(
+        "8 of 10 tensors of the optimizer never had a gradient: a, b, 6 more"
+    )
+    assert told["next"].endswith("the optimizer is made at t.py:7")
+    assert story.state.incident is None
+    assert not story.kinds("incident", "opened")
+
+    story.rows(row(9.0, **{metric: 8.0}), *[row(**{metric: 8.0})] * 40)
+    assert [d.incident for d in story.kinds("incident", "closed")] == ["inc-1"]
+    assert story.replayed() == story.recorded()
+
+
 def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     """The verdict is about that step, not about the slow host long before it."""
     story = slow()

@@ -26,6 +26,7 @@ FREE = (
 COMES_BACK = (
     "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
 )
+WIRING = {"rule": "a.b", "expression": "x and y", "names": "a.weight, 7 more", "made": "train.py:7"}
 # Kind -> its facts, title, what, why, next.
 TABLE = [
     (
@@ -302,6 +303,114 @@ TABLE = [
             "it goes on",
             "",
             "save it",
+        ),
+    ),
+    (
+        "WithoutGradient",
+        RUN | WIRING | {"count": 8, "total": 10},
+        (
+            "8 of 10 tensors of the optimizer never had a gradient: a.weight, 7 more",
+            "these weights stay as they began, while the others train",
+            RULE_WHY,
+            "look between them and the loss for detach(), no_grad(), .data, or a reentrant "
+            "checkpoint whose input needs no gradient (use_reentrant=False mends that); the "
+            "optimizer is made at train.py:7",
+        ),
+    ),
+    (
+        "LossCutOff",
+        RUN | WIRING | {"made": ""},
+        (
+            "no tensor of the optimizer ever had a gradient: a.weight, 7 more",
+            "all weights stay as they began: the job runs and learns nothing",
+            RULE_WHY,
+            "check that backward() is called, and that the loss has its graph: no item(), detach() "
+            "or new tensor in between",
+        ),
+    ),
+    (
+        "WithoutOptimizer",
+        RUN | WIRING | {"count": 8},
+        (
+            "8 tensors of the model have gradients and are in no optimizer: a.weight, 7 more",
+            "these weights stay as they began, while the others train",
+            RULE_WHY,
+            "give them to the optimizer, and make it when the model is complete, or freeze them by "
+            "requires_grad_(False); it is made at train.py:7",
+        ),
+    ),
+    (
+        "OptimizerOfOthers",
+        RUN | WIRING | {"count": 8},
+        (
+            "the optimizer holds tensors of another model; those of the one that trains are in "
+            "none: a.weight, 7 more",
+            "the model stays as it began: 8 tensors have gradients and never change",
+            RULE_WHY,
+            "make the optimizer after the model is made, loaded, copied or wrapped; it is made at "
+            "train.py:7",
+        ),
+    ),
+    (
+        "ModelInEval",
+        RUN | WIRING,
+        (
+            "the model is in eval mode in the training steps: a.weight, 7 more",
+            "dropout does nothing there, and normalization goes by old statistics",
+            RULE_WHY,
+            "call model.train() before the first step, and again after each evaluation",
+        ),
+    ),
+    (
+        "RoundedAway",
+        RUN | WIRING | {"share": 85.4},
+        (
+            "85 % of the 16-bit weights do not move: a.weight, 7 more",
+            "their updates are below half the spacing of the type, and are rounded away",
+            RULE_WHY,
+            "keep the weights in float32 and compute under torch.autocast, or keep a master copy",
+        ),
+    ),
+    (
+        "NormsAlone",
+        RUN | WIRING | {"rows": 2.0},
+        (
+            "each rank's BatchNorm normalizes over 2 rows of its own",
+            "its statistics are noisy, and those that are saved are of one rank",
+            RULE_WHY,
+            "before DistributedDataParallel: "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), or GroupNorm",
+        ),
+    ),
+    (
+        "AlwaysClipped",
+        RUN | WIRING | {"share": 100.0, "ratio": 65536.0, "course": "no", "scale": "65536"},
+        (
+            "the gradients are clipped in 100 % of the steps, by 7e+04; no",
+            "updates are that many times smaller than the gradients ask for",
+            RULE_WHY,
+            "they are clipped while still multiplied by the loss scale 65536: call "
+            "scaler.unscale_(optimizer) first; the clip is at train.py:7",
+        ),
+    ),
+    (
+        "WeightsStandStill",
+        RUN | WIRING | {"ratio": 1e-7, "rate": 1e-9},
+        (
+            "a step moves the weights by 1e-07 of their size",
+            "at this size they take a million steps to change",
+            RULE_WHY,
+            "check the learning rate (1e-09), the scale of the loss, and the clip",
+        ),
+    ),
+    (
+        "UpdatesTooLarge",
+        RUN | WIRING | {"ratio": 2.0},
+        (
+            "each step moves the weights by 2 times their size",
+            "nothing that they learned outlives a step",
+            RULE_WHY,
+            "lower the learning rate: supervise lr RUN 0.1; then check its schedule",
         ),
     ),
     (

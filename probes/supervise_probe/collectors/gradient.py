@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add, is_
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
+from ..runtime.call_stack import job_line
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class GradientCollector(Collector):
     Combines the norms of clips and those it computes itself, over all optimizers of a step.
 
     Attributes:
-        clips: the clips of the step under way.
+        clips: the clips of the step under way. clipped_at: the job's line of the first clip.
     """
 
     METRICS = GRADIENT_METRICS
@@ -88,6 +89,7 @@ class GradientCollector(Collector):
         super().__init__(context)
         self._scaling = scaling
         self.clips: List[Clip] = []
+        self.clipped_at: Optional[str] = None
         self._backwards = 0
         self._covered: Tuple[Optional[Clip], Set[int]] = None, set()  # first clip, ids of all
         # By optimizer, since one whose step raised is measured again.
@@ -105,6 +107,8 @@ class GradientCollector(Collector):
         self, params: List[Any], norm: Optional[Any], limit: Any = None, joint: bool = False
     ) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
+        if self.clipped_at is None:
+            self.clipped_at = job_line()
         fresh = self._fresh(params) if self.clips else params
         if fresh is None:
             return  # clipped twice: the first saw the true norm

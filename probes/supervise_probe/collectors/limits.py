@@ -146,6 +146,19 @@ CLIPPING_METRICS = (
         "torch.nn.utils.clip_grad_norm_: max_norm",
     ),
     MetricSpec(
+        "clip_ratio",
+        "1",
+        "The gradient norm that the job's clip saw, over its limit; the largest of several clips.",
+        "torch.nn.utils.clip_grad_norm_: total_norm / max_norm",
+    ),
+    MetricSpec(
+        "clip_loss_scale",
+        "1",
+        "The loss scale that the gradients were still multiplied by when the job clipped them; 1 "
+        "where they were unscaled before, absent without a GradScaler or a clip.",
+        "torch.amp.GradScaler.unscale_",
+    ),
+    MetricSpec(
         "skip_reason",
         "1",
         "Why this step's update was not applied: 0 it was, 1 overflow under a GradScaler, "
@@ -176,15 +189,36 @@ class ClippingCollector(Collector):
         self._clipped = Window("grad_clip_rate", CLIPS)
         self._clips = False
         self._reason = 0.0
+        self._reporter = context.reporter
+        self._loss_scale: Optional[Number] = None  # of gradients that were clipped
+        self._is_told = False  # where scaled gradients are clipped
         self.limited: Optional[bool] = None
 
     def after_update(self, update: Update) -> None:
         if update.skip:
             self._reason = REASONS.get(update.skip, 0.0)
 
+    def before_update(self, update: Update) -> None:
+        clips = self._gradient.clips
+        if update.scaler is None or not clips:
+            return
+        self._loss_scale = 1.0
+        key, ids = id(update.optimizer), update.known.ids
+        if any(key not in clip.unscaled and not clip.ids().isdisjoint(ids) for clip in clips):
+            self._loss_scale = update.scale
+            if not self._is_told:
+                self._is_told = True
+                data = {"metric": "clip_loss_scale", "made": self._gradient.clipped_at or ""}
+                text = "gradients are clipped while they are multiplied by the loss scale"
+                self._reporter.notice("wiring", text, data)
+
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values["skip_reason"], self._reason = self._reason, 0.0
+        scale, self._loss_scale = self._loss_scale, None
+        if scale is not None:
+            values["clip_loss_scale"] = scale
         excess: Optional[Number] = None
+        ratio: Optional[Number] = None
         self.limited = False
         for clip in self._gradient.clips:
             limit = clip.limit
@@ -198,6 +232,11 @@ class ClippingCollector(Collector):
             values.setdefault("clip_threshold", limit)
             over = clip.norm - limit
             excess = over if excess is None else self.scalars.larger(excess, over)
+            if type(limit) is not float or 0.0 < limit < inf:
+                times = clip.norm / limit
+                ratio = times if ratio is None else self.scalars.larger(ratio, times)
+        if ratio is not None:
+            values["clip_ratio"] = ratio
         if excess is not None:
             values[EXCESS] = excess
 

@@ -33,6 +33,16 @@ def is_library(filename: str) -> bool:
     return filename.startswith(_STDLIB) or filename.startswith(_PROBE)
 
 
+def job_line() -> str:
+    """Return the innermost line of the job that runs, as `train.py:41`; "" for none."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def job_frames(torch: ModuleType) -> List[FrameType]:
     """Return the running frames without torch's step and the probe, outermost (the module) first.
 

@@ -21,6 +21,7 @@ import weakref
 from types import ModuleType
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Tuple
 
+from ..runtime.call_stack import job_line
 from ..runtime.guard import hidden_from_stacklevel
 from ..runtime.scalars import Number, Scalars
 
@@ -73,6 +74,7 @@ class Registry:
         self.schedulers = Alive()
         self.scalers = Alive()
         self._torch: Any = None
+        self._made: Dict[int, Tuple[Any, str]] = {}  # optimizers by id, and where they were made
         self._searched: Tuple[int, int] = (-1, -1)
         self._roots: Tuple[Tuple[int, int], List[Any]] = ((-1, -1), [])
 
@@ -84,7 +86,7 @@ class Registry:
             if hook is not None:
                 hook(self._saw_registration)
         _call_after(torch.nn.Module, "__setstate__", self.modules.add)
-        _call_after(torch.optim.Optimizer, "__init__", self.optimizers.add)
+        _call_after(torch.optim.Optimizer, "__init__", self._saw_optimizer)
         for name in _SCHEDULERS:
             kind = getattr(torch.optim.lr_scheduler, name, None)
             if kind is not None:
@@ -104,6 +106,16 @@ class Registry:
             self.scalers.add(thing)
         else:
             self.schedulers.add(thing)
+
+    def made_at(self, optimizer: Any) -> str:
+        """Return the job's line that made an optimizer, "" where that is not known."""
+        reference, line = self._made.get(id(optimizer), (None, ""))
+        return line if reference is not None and reference() is optimizer else ""
+
+    def _saw_optimizer(self, optimizer: Any) -> None:
+        self.optimizers.add(optimizer)
+        alive = {number: entry for number, entry in self._made.items() if entry[0]() is not None}
+        self._made = {**alive, id(optimizer): (weakref.ref(optimizer), job_line())}
 
     def roots(self) -> List[Any]:
         """The outermost modules that own parameters of the optimizers, in order of arrival.

@@ -1,8 +1,7 @@
 """`supervise doctor`: check this machine and, given a command, the job's Python.
 
-It starts the job's interpreter, never the job: `_job_check.py` trains a tiny model there,
-reports which metrics to expect, and what the script's text
-says of its checkpoints.
+It starts the job's interpreter, and the job only with `--wiring`: `_job_check.py` trains a tiny
+model there, reports which metrics to expect, and what the script's text says of its checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ from ..errors import InputError, UsageError
 from ..runtime import environment
 from ..runtime.host import MATMUL_S, HealthGate, Start
 from ..runtime.launcher import SLOTS
+from ..store.audit import read_audit
 from ..store.run_directory import FORMAT as RUN_FORMAT
+from ..store.run_records import read_rows
+from ..trials.trial_runs import ArmSpec, run_arm
 from ._job_check import (
     REPORTED,
     STEPS,
@@ -51,6 +53,9 @@ from ._params import PROGRAM, JobCommand
 
 HEALTH_S = 150.0  # longer than all parts of a look together may take
 OLDEST_PROBE = (3, 9)
+# Steps of the job that show its wiring, 16-bit updates too; of which counts need the least.
+WIRING_STEPS, LEAST_STEPS = 24, 8
+WIRING_S = 600.0  # for them
 FORMATS = {"policy": POLICY_FORMAT, "probe": environment.PROBE_FORMAT, "run directory": RUN_FORMAT}
 
 # Headings for the answers about metrics, and which answers each one lists.
@@ -90,9 +95,16 @@ class Check:
     is_flag=True,
     help="Also look for faults of this host, as before a relaunch; devices compute for 5 s.",
 )
+@click.option(
+    "--wiring",
+    is_flag=True,
+    help=f"Start COMMAND for {WIRING_STEPS} steps: are all of its weights trained?",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tuple[str, ...]) -> int:
+def doctor_command(
+    run_dir: Path | None, health: bool, wiring: bool, as_json: bool, argv: tuple[str, ...]
+) -> int:
     """Check this machine and the job's Python.
 
     Given COMMAND, it says whether the job can be started again from a checkpoint, and lists every
@@ -102,9 +114,13 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
     matrices on each device that is not in use, and compare them with their known product: in
     a scheduler's prolog this keeps jobs off a broken host.
 
+    With --wiring the job is started, unlike otherwise: it makes its first steps as it always does
+    and writes what it writes, is only observed, and then asked to end.
+
     \b
     Examples:
       supervise doctor
+      supervise doctor --wiring -- python train.py --out /tmp/trial
       supervise doctor -- torchrun --nproc-per-node 8 train.py
       supervise doctor --health -- python train.py
 
@@ -119,6 +135,10 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
         measured = list_metric_availability(probed, reason, world_size(argv, os.environ))
     if health:
         checks += _check_health(argv)
+    if wiring:
+        if not argv:
+            raise UsageError("no command given", hint=f"{PROGRAM} doctor --wiring -- COMMAND")
+        checks += _check_wiring(argv)
     broken = any(check.status == "fail" for check in checks)
     if as_json:
         listed = [asdict(check) for check in checks]
@@ -187,6 +207,38 @@ def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
     start = Start(Path.cwd(), python=find_interpreter(argv) if is_program else None)
     for finding in gate.check_host(start, HEALTH_S, alive=False):
         yield Check(finding.check, statuses.get(finding.verdict, "ok"), finding.text)
+
+
+def _check_wiring(argv: tuple[str, ...]) -> Iterator[Check]:
+    """Let the job make its first steps, observed, and return what the rules say of its wiring."""
+    with (
+        tempfile.TemporaryDirectory(prefix="supervise-wiring-") as folder,
+        progress_line(f"the first {WIRING_STEPS} steps of the job", is_counted=False),
+    ):
+        spec = ArmSpec(
+            name="job",
+            argv=argv,
+            cwd=Path.cwd(),
+            out=Path(folder, "out"),
+            steps=WIRING_STEPS,
+            warmup=0,
+            policy="nano",
+            options=["--mode", "observe"],
+            limit_s=WIRING_S,
+        )
+        outcome = run_arm(spec, Path(folder), os.environ)
+        rows = [row.step for row in read_rows(outcome.run)]
+        records = list(read_audit(outcome.run.audit_path))
+        rules = (r for r in records if r["kind"] == "rule" and r["rule"].startswith("wiring."))
+        reasons = {f"rule {r['rule']}: {r['data'].get('when', '')}" for r in rules}
+        sent = (r["data"]["message"] for r in records if r["kind"] == "notify_intent")
+        messages = [message for message in sent if message["why"] in reasons]
+    for message in messages:
+        yield Check("wiring", "fail", f"{message['title']}; {message['next']}")
+    if len(rows) < LEAST_STEPS:
+        yield Check("wiring", "note", f"{len(rows)} steps were seen, {LEAST_STEPS} are needed")
+    elif not messages:
+        yield Check("wiring", "ok", f"nothing is wrong with it in {len(rows)} steps")
 
 
 def _shared_memory() -> Check:

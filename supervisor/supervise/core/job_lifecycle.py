@@ -21,6 +21,7 @@ from . import (
     notices,
     opening,
     runbook_runner,
+    wiring_faults,
     withdrawal,
 )
 from .host_health import HEALTH_NOTICE
@@ -204,6 +205,7 @@ GIVE_UP = "give-up"  # name of the runbook
 ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "continuity": effect_verification.on_continuity,
     "resume-refused": effect_verification.on_continuity,
+    "wiring": wiring_faults.on_wiring,
     withdrawal.ENDED: withdrawal.on_pause_ended,
     "signal": on_preempt_signal,
     "training-ended": on_training_ended,

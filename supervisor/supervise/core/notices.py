@@ -370,6 +370,118 @@ class GoesOnOtherwise(Notice, frozen=True, kw_only=True):
     remedies: str
 
 
+class OfWiring(Notice, frozen=True, kw_only=True):
+    """How the job is put together: told once, and no incident; `made`: the job's line to look at.
+
+    Attributes:
+        names: of a few tensors or layers, and how many more there are.
+    """
+
+    KIND = WATCHER
+    WHY = "rule {rule}: {expression}"
+    rule: str
+    expression: str = ""
+    names: str = ""
+    made: str = ""
+
+
+class WithoutGradient(OfWiring, frozen=True, kw_only=True):
+    TITLE = "{count} of {total} tensors of the optimizer never had a gradient: {names}"
+    WHAT = "these weights stay as they began, while the others train"
+    NEXT = (
+        "look between them and the loss for detach(), no_grad(), .data, or a reentrant checkpoint "
+        "whose input needs no gradient (use_reentrant=False mends that); the optimizer is made at "
+        "{made}"
+    )
+    count: int
+    total: int
+
+
+class LossCutOff(OfWiring, frozen=True, kw_only=True):
+    TITLE = "no tensor of the optimizer ever had a gradient: {names}"
+    WHAT = "all weights stay as they began: the job runs and learns nothing"
+    NEXT = (
+        "check that backward() is called, and that the loss has its graph: no item(), detach() or "
+        "new tensor in between; the optimizer is made at {made}"
+    )
+
+
+class WithoutOptimizer(OfWiring, frozen=True, kw_only=True):
+    TITLE = "{count} tensors of the model have gradients and are in no optimizer: {names}"
+    WHAT = "these weights stay as they began, while the others train"
+    NEXT = (
+        "give them to the optimizer, and make it when the model is complete, or freeze them by "
+        "requires_grad_(False); it is made at {made}"
+    )
+    count: int
+
+
+class OptimizerOfOthers(OfWiring, frozen=True, kw_only=True):
+    TITLE = (
+        "the optimizer holds tensors of another model; those of the one that trains are in none: "
+        "{names}"
+    )
+    WHAT = "the model stays as it began: {count} tensors have gradients and never change"
+    NEXT = (
+        "make the optimizer after the model is made, loaded, copied or wrapped; it is made at "
+        "{made}"
+    )
+    count: int
+
+
+class ModelInEval(OfWiring, frozen=True, kw_only=True):
+    TITLE = "the model is in eval mode in the training steps: {names}"
+    WHAT = "dropout does nothing there, and normalization goes by old statistics"
+    NEXT = "call model.train() before the first step, and again after each evaluation"
+
+
+class RoundedAway(OfWiring, frozen=True, kw_only=True):
+    TITLE = "{share:.0f} % of the 16-bit weights do not move: {names}"
+    WHAT = "their updates are below half the spacing of the type, and are rounded away"
+    NEXT = "keep the weights in float32 and compute under torch.autocast, or keep a master copy"
+    share: float
+
+
+class NormsAlone(OfWiring, frozen=True, kw_only=True):
+    TITLE = "each rank's BatchNorm normalizes over {rows:.0f} rows of its own"
+    WHAT = "its statistics are noisy, and those that are saved are of one rank"
+    NEXT = (
+        "before DistributedDataParallel: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), or "
+        "GroupNorm"
+    )
+    rows: float
+
+
+class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
+    TITLE = "the gradients are clipped in {share:.0f} % of the steps, by {ratio:.0e}; {course}"
+    WHAT = "updates are that many times smaller than the gradients ask for"
+    NEXT = (
+        "they are clipped while still multiplied by the loss scale {scale}: call "
+        "scaler.unscale_(optimizer) first; the clip is at {made}; {otherwise}"
+    )
+    share: float
+    ratio: float
+    course: str = ""
+    scale: str = ""
+    otherwise: str = ""
+
+
+class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
+    TITLE = "a step moves the weights by {ratio:.0e} of their size; {course}"
+    WHAT = "at this size they take a million steps to change"
+    NEXT = "check the learning rate ({rate:.3g}), the scale of the loss, and the clip"
+    ratio: float
+    rate: float | None = None
+    course: str = ""
+
+
+class UpdatesTooLarge(OfWiring, frozen=True, kw_only=True):
+    TITLE = "each step moves the weights by {ratio:.2g} times their size"
+    WHAT = "nothing that they learned outlives a step"
+    NEXT = "lower the learning rate: supervise lr RUN 0.1; then check its schedule"
+    ratio: float
+
+
 class EpochsSkipped(Notice, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = (

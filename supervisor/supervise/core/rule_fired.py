@@ -20,6 +20,7 @@ from . import (
     rule_news,
     rule_scope,
     runbook_runner,
+    wiring_faults,
     withdrawal,
 )
 from .incident import (
@@ -193,6 +194,9 @@ def _answer(
                 opening.notify_alongside(ctx, rule, alarm)
             if rule.severity == "SEV0" and muted.startswith("session_end:"):
                 is_told |= opening.notify_alone(ctx, rule, alarm, is_told=is_told)
+            continue
+        if rule.runbook is None and rule_scope.rule_family(ctx.policy, rule) == rule_scope.WIRING:
+            wiring_faults.report(ctx, monitor, rule)
             continue
         is_told |= opening.open_or_join(
             ctx, monitor, rule, alarm, is_told=is_told, grown=rule.id in grown

@@ -14,6 +14,7 @@ from .run_state import State
 
 # Families of rules, by what they read.
 LIVENESS, SPEED, HARDWARE, DATA, TRAINING = "liveness", "speed", "hardware", "data", "training"
+WIRING = "wiring"  # of the job, as it is written; the name of the pack, too
 TIMES = frozenset(
     (
         *("step_time", "forward_time", "backward_time", "optimizer_time", "input_time"),
@@ -60,6 +61,8 @@ def rule_metrics(policy: Policy, rule: Rule) -> set[str]:
 
 def rule_family(policy: Policy, rule: Rule) -> str:
     """Return what a rule is about; of a rule that reads of several families it is the training."""
+    if _pack(rule.id) == WIRING:
+        return WIRING
     read = rule_metrics(policy, rule)
     for name, family_metrics in ((LIVENESS, frozenset[str]()), (SPEED, TIMES), (HARDWARE, MACHINE)):
         if read <= family_metrics:
@@ -102,7 +105,9 @@ def incident_still_fires(policy: Policy, state: State, incident: Incident) -> bo
     """Return whether a rule fires that is not apart from the incident."""
     firing = set(state.firing(policy))
     return any(
-        rule.id in firing and not is_apart(policy, incident, rule)
+        rule.id in firing
+        and not is_apart(policy, incident, rule)
+        and (rule.runbook is not None or rule_family(policy, rule) != WIRING)
         for rule in policy.rules
         if firing
     )

@@ -35,6 +35,7 @@ from .model.decisions import (
 from .model.events import Event
 from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
+from .model.payload import WiringFacts
 from .model.policy import Ledger, Policy
 from .notices import Notice
 from .rank_monitor import RankMonitor
@@ -130,9 +131,9 @@ class MessageDrafts:
     def __init__(self) -> None:
         self._drafts: dict[str | None, MessageDraft] = {}
 
-    def add(self, draft: MessageDraft, *, replace: bool) -> None:
-        """Take a message, and merge it into an earlier one about the same incident."""
-        key = None if draft.incident is None else draft.incident.id
+    def add(self, draft: MessageDraft, *, replace: bool, subject: str | None = None) -> None:
+        """Take a message, and merge it into an earlier one about the same incident, or subject."""
+        key = subject if draft.incident is None else draft.incident.id
         if key in self._drafts:
             self._drafts[key].merge(draft, replace=replace)
         else:
@@ -190,6 +191,8 @@ class RuleMemory:
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         silenced: rule id -> (frame_count until which it is silent, operator).
         reported: rule id -> what people last heard of it. growing: -> what they are to hear.
+        wiring: metric -> what is known of that fault of the job's wiring. wiring_reported: kinds of
+            messages about it that people have got.
     """
 
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
@@ -200,6 +203,8 @@ class RuleMemory:
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
     reported: dict[str, Reported] = field(default_factory=dict)
     growing: dict[str, str] = field(default_factory=dict)
+    wiring: dict[str, WiringFacts] = field(default_factory=dict)
+    wiring_reported: set[str] = field(default_factory=set)
 
     def copy(self) -> RuleMemory:
         return copy.deepcopy(self)

@@ -82,6 +82,7 @@ DATA: dict[str, dict[str, Any]] = {
     "continuity": _TOLD,
     "resume-refused": _TOLD,
     "measurement-changed": {"metrics": list},
+    "wiring": {"metric": str, "names": list, "count": int, "total": int, "made": str},
     "collector-off": {"metrics": list},
     "weights-restored": {"attempt": int, "to": int},
     "training-ended": {"done": int, "total": int, "stopped": bool},

@@ -161,8 +161,8 @@ class Notice:
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
     `failure`, `capabilities`, `measurement-changed`, `safeguard`, `discards`, `drill`, `shard`,
     `quarantine`, `rollback-unavailable`, `weights-restored`, `continuity`, `resumed`,
-    `resume-refused`, `pause-ended`, `report`, `suspended`, `stopped`, `slow-start`, `orphans`,
-    `orphans-left`, `preempt`, `host-health`, `training-ended`, `identity-changed`,
+    `resume-refused`, `wiring`, `pause-ended`, `report`, `suspended`, `stopped`, `slow-start`,
+    `orphans`, `orphans-left`, `preempt`, `host-health`, `training-ended`, `identity-changed`,
     `approval-delivered`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.

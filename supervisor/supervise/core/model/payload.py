@@ -169,6 +169,27 @@ class Shards(Struct, frozen=True):
     shards: Mapping[str, str] | None = None
 
 
+class WiringFacts(Struct, frozen=True):
+    """`wiring`: what a message about the wiring of the job needs beside a metric.
+
+    Attributes:
+        names: of a few of the tensors or layers. count: how many there are; total: of how many.
+        made: the job's line that made the optimizer, or that clips; "" where it is not known.
+    """
+
+    metric: str = ""
+    names: Sequence[str] = ()
+    count: int = 0
+    total: int = 0
+    made: str = ""
+
+    @property
+    def named(self) -> str:
+        """Return the names, and how many more there are."""
+        more = self.count - len(self.names)
+        return ", ".join([*self.names, *([f"{more} more"] if more and self.names else [])])
+
+
 class ChangedMetrics(Struct, frozen=True):
     """`measurement-changed`: metrics that are measured in another way from now on."""
 

@@ -1,0 +1,421 @@
+"""Wiring of a job: faults by the names of tensors, and silence about programs that are meant so."""
+
+import pytest
+
+STEPS = 24
+COUNTS = (
+    "tensors_without_gradient",
+    "tensors_without_optimizer",
+    "tensors_of_others",
+    "modules_in_eval",
+)
+
+PREAMBLE = """
+import copy
+from torch.utils.checkpoint import checkpoint
+
+
+class Body(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(16, width), nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(width, 16)
+
+    def features(self, x):
+        h = self.norm(self.table(x))
+        for block in self.blocks:
+            h = h + torch.relu(block(h))
+        return self.drop(h)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def batch():
+    x = torch.randint(0, 16, (16, 9))
+    return x[:, :-1], x[:, 1:]
+
+
+def loss_of(logits, y):
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+
+
+def train(model, *optimizers, forward=None, before=lambda step: None):
+    for step in range(STEPS):
+        before(step)
+        x, y = batch()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of((forward or model)(x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+STEPS, adam = {steps}, torch.optim.Adam
+model = Body()
+"""
+
+FAULTS = {
+    "detached-inside": (
+        "tensors_without_gradient",
+        7,
+        ["table.weight", "norm.weight", "norm.bias"],
+        """
+train(model, adam(model.parameters()), forward=lambda x: model.head(model.features(x).detach()))
+""",
+    ),
+    "reentrant-checkpoint": (
+        "tensors_without_gradient",
+        4,
+        ["blocks.0.weight", "blocks.0.bias", "blocks.1.weight"],
+        """
+import warnings
+warnings.simplefilter("ignore")
+model.table.requires_grad_(False), model.norm.requires_grad_(False)
+train(model, adam([p for p in model.parameters() if p.requires_grad]),
+      forward=lambda x: model.head(checkpoint(
+          lambda h: model.blocks[1](model.blocks[0](h)), model.norm(model.table(x)),
+          use_reentrant=True)))
+""",
+    ),
+    "detached-loss": (
+        "tensors_without_gradient",
+        9,
+        ["table.weight", "norm.weight", "norm.bias"],
+        """
+optimizer = adam(model.parameters())
+for step in range(STEPS):
+    x, y = batch()
+    loss = torch.tensor(loss_of(model(x), y).item(), requires_grad=True)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    "head-replaced-later": (
+        "tensors_without_optimizer",
+        2,
+        ["head.weight", "head.bias"],
+        """
+optimizer = adam(model.parameters())
+model.head = nn.Linear(8, 16)
+train(model, optimizer)
+""",
+    ),
+    "block-forgotten": (
+        "tensors_without_optimizer",
+        2,
+        ["blocks.1.weight", "blocks.1.bias"],
+        """
+train(model, adam([*model.table.parameters(), *model.head.parameters(), *model.norm.parameters(),
+                   *model.blocks[0].parameters()]))
+""",
+    ),
+    "model-copied-later": (
+        "tensors_of_others",
+        9,
+        ["Body.table.weight", "Body.norm.weight", "Body.norm.bias"],
+        """
+optimizer = adam(model.parameters())
+old, model = model, copy.deepcopy(model)
+train(model, optimizer)
+""",
+    ),
+    "model-made-anew": (
+        "tensors_of_others",
+        9,
+        ["table.weight", "norm.weight", "norm.bias"],
+        """
+optimizer = adam(model.parameters())
+model = Body()
+train(model, optimizer)
+""",
+    ),
+    "eval-mode": (
+        "modules_in_eval",
+        1,
+        ["drop (Dropout)"],
+        """
+model.eval()
+train(model, adam(model.parameters()))
+""",
+    ),
+}
+
+HEALTHY = {
+    "frozen-backbone": """
+for part in (model.table, model.norm, model.blocks):
+    part.requires_grad_(False)
+train(model, adam(model.parameters()))
+""",
+    "backbone-left-out": "train(model, adam(model.head.parameters()))",
+    "backbone-in-eval": """
+class Tuned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.top = model, nn.Linear(8, 16)
+
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.body.features(x)
+        return self.top(h)
+
+tuned = Tuned()
+tuned.body.eval()
+train(tuned, adam(tuned.parameters()))
+""",
+    "lora": """
+class Lora(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+model.requires_grad_(False)
+model.blocks = nn.ModuleList(map(Lora, model.blocks))
+train(model, adam([p for p in model.parameters() if p.requires_grad]))
+""",
+    "gan": """
+maker, judge = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+first, second = adam(maker.parameters()), adam(judge.parameters())
+for step in range(STEPS):
+    judge.train()
+    fake = maker(torch.randn(8, 4))
+    second.zero_grad()
+    (judge(fake.detach()).mean() - judge(torch.randn(8, 8)).mean()).backward()
+    second.step()
+    judge.eval()
+    first.zero_grad()
+    (-judge(fake).mean()).backward()
+    first.step()
+""",
+    "tied-weights": """
+model.head.weight = model.table.weight
+train(model, adam(model.parameters()))
+""",
+    "idle-experts": """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, h):
+        gates = self.router(h).softmax(-1)
+        best = gates.argmax(-1).clamp(max=1)
+        out = torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            mask = best == number
+            if mask.any():
+                out[mask] = expert(h[mask]) * gates[mask][:, number : number + 1]
+        return out
+
+model.blocks[1] = Experts()
+train(model, adam(model.parameters()))
+""",
+    "sam": """
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(STEPS):
+    x, y = batch()
+    loss_of(model(x), y).backward()
+    with torch.no_grad():
+        moves = [p.grad * 0.01 for p in model.parameters()]
+        torch._foreach_add_(list(model.parameters()), moves)
+    optimizer.zero_grad()
+    loss_of(model(x), y).backward()
+    with torch.no_grad():
+        torch._foreach_sub_(list(model.parameters()), moves)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "accumulation": """
+optimizer = adam(model.parameters())
+for step in range(STEPS):
+    for micro in range(4):
+        x, y = batch()
+        (loss_of(model(x), y) / 4).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "moving-average": """
+mean = copy.deepcopy(model)
+def follow(step):
+    with torch.no_grad():
+        for a, b in zip(mean.parameters(), model.parameters()):
+            a.lerp_(b, 0.1)
+train(model, adam(model.parameters()), before=follow)
+""",
+    "teacher-in-the-model": """
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = model, copy.deepcopy(model)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.teacher(x)
+        return self.student(x) + 0.0 * target
+
+pair = Pair()
+def follow(step):
+    for a, b in zip(pair.teacher.parameters(), pair.student.parameters()):
+        a.data.lerp_(b.data, 0.1)
+train(pair, adam(pair.parameters()), before=follow)
+""",
+    "lbfgs": """
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+x, y = batch()
+def closure():
+    optimizer.zero_grad()
+    loss = loss_of(model(x), y)
+    loss.backward()
+    return loss
+for step in range(STEPS):
+    optimizer.step(closure)
+""",
+    "unfreezing": """
+for part in (model.table, model.norm, model.blocks):
+    part.requires_grad_(False)
+def thaw(step):
+    if step == 4:
+        model.requires_grad_(True)
+train(model, adam(model.parameters()), before=thaw)
+""",
+    "unfreezing-by-groups": """
+optimizer = adam([*model.table.parameters(), *model.blocks.parameters(), *model.head.parameters()])
+def thaw(step):
+    if step == 2:
+        optimizer.add_param_group({"params": list(model.norm.parameters())})
+train(model, optimizer, before=thaw)
+""",
+    "two-tasks-by-turns": """
+model.other = nn.Linear(8, 16)
+turn = iter(range(10**6))
+train(model, adam(model.parameters()), forward=lambda x: (
+    model.other if next(turn) % 2 else model.head)(model.features(x)))
+""",
+    "a-head-for-later": "model.other = nn.Linear(8, 16); train(model, adam(model.parameters()))",
+    "a-token-for-later": """
+model.mask = nn.Parameter(torch.zeros(8))
+train(model, adam(model.parameters()))
+""",
+    "sparse-rows": """
+model.table = nn.Embedding(500, 8, sparse=True)
+rest = [p for p in model.parameters() if p is not model.table.weight]
+train(model, torch.optim.SparseAdam([model.table.weight]), adam(rest))
+""",
+    "target-network": """
+target = copy.deepcopy(model)
+def forward(x):
+    with torch.no_grad():
+        target(x)
+    return model(x)
+def follow(step):
+    if step % 10 == 9:
+        target.load_state_dict(model.state_dict())
+train(model, adam(model.parameters()), forward=forward, before=follow)
+""",
+    "evaluation-within": """
+def evaluate(step):
+    if step % 3 == 0:
+        model.eval()
+        with torch.no_grad():
+            model(batch()[0])
+        model.train()
+train(model, adam(model.parameters()), before=evaluate)
+""",
+    "input-is-optimized": """
+image = torch.zeros(4, 8, requires_grad=True)
+optimizer = adam([image], lr=0.1)
+for step in range(STEPS):
+    optimizer.zero_grad()
+    model.head(image).pow(2).mean().backward()
+    optimizer.step()
+""",
+    "a-loop-of-ones-own": """
+optimizer = adam([*model.table.parameters(), *model.head.parameters()])
+rest = [*model.norm.parameters(), *model.blocks.parameters()]
+def descend(step):
+    for p in rest:
+        if p.grad is not None:
+            p.data.sub_(p.grad, alpha=0.1)
+            p.grad = None
+train(model, optimizer, before=descend)
+""",
+}
+
+FEW = ("backbone-in-eval", "gan", "idle-experts", "teacher-in-the-model")  # not in the chaos lane
+
+
+def run(probed, source, **options):
+    text = PREAMBLE.replace("{steps}", str(STEPS)) + source + "\nfinish(model)\n"
+    return probed.run(text, **options)
+
+
+def reports(job):
+    return {n.data["metric"]: n for n in job.notices if n.kind == "wiring"}
+
+
+@pytest.mark.parametrize("name", [*FAULTS, "reentrant-checkpoint as on a device"])
+def test_a_fault_of_the_wiring_is_reported_by_the_names_of_tensors(probed, name):
+    name, _, late = name.partition(" ")
+    metric, count, names, source = FAULTS[name]
+    job = run(probed, source, late=bool(late))
+    (report,) = reports(job).values()
+    assert report.data["metric"] == metric
+    assert report.data["names"] == names
+    assert report.step <= 9
+    counts = {m: max(f.get(m, 0.0) for f in job.frames) for m in COUNTS}
+    assert counts == {**dict.fromkeys(COUNTS, 0.0), metric: float(count)}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.chaos) for n in HEALTHY]
+)
+def test_a_program_that_is_meant_so_is_silent_and_keeps_its_weights(probed, bare, name):
+    job = run(probed, HEALTHY[name])
+    assert not reports(job)
+    assert all(f.get(m, 0.0) == 0.0 for f in job.frames for m in COUNTS)
+    assert any(m in f for f in job.frames for m in COUNTS)
+    assert job.output[-1] == run(bare, HEALTHY[name]).output[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "low", "high"), [("bfloat16", 1e-5, 60, 100), ("bfloat16", 1e-2, 0, 40)]
+)
+def test_the_share_of_16_bit_weights_that_updates_leave_as_they_are(probed, kind, rate, low, high):
+    """Gains near 1 stay at any usual rate."""
+    source = (
+        f"model.to(torch.{kind}); train(model, adam(model.parameters(), lr={rate})); model.float()"
+    )
+    job = run(probed, source)
+    (share,) = [f["weights_rounded_away"] for f in job.frames if "weights_rounded_away" in f]
+    assert low <= share <= high
+    assert ("weights_rounded_away" in reports(job)) is (share > 50)
+
+
+CLIPS = """
+optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+for step in range(4):
+    x, y = batch()
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model(x), y)).backward()
+    {unscale}
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize("unscale", ["", "scaler.unscale_(optimizer)"])
+def test_a_clip_of_scaled_gradients_is_known_by_the_scale_and_its_line(probed, unscale):
+    job = run(probed, CLIPS.format(unscale=unscale))
+    ratios = [f["clip_ratio"] for f in job.frames]
+    assert [f["clip_loss_scale"] for f in job.frames] == [1.0 if unscale else 65536.0] * 4
+    assert all(ratio < 1e4 if unscale else ratio > 1e5 for ratio in ratios)
+    assert ("clip_loss_scale" in reports(job)) is not bool(unscale)
