@@ -5,10 +5,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from supervise import notifiers
-from supervise.core.model import LossCurve, Message, NotifyError
+from supervise.core.model import Message, NotifyError
 from supervise.notifiers import PagerDutySender, SlackBotSender, SlackSender, WebhookSender
 
-NAN = float("nan")
 WIDE = st.text(alphabet=st.sampled_from('a&<>"\\\n\u0000é漢🔥\ud800'), max_size=5000)
 
 
@@ -142,27 +141,3 @@ def test_slack_needs_an_address_or_a_token_with_a_channel(keys, flaw):
 
     assert [key for key, _ in form(**keys).check()] == [flaw]
     assert form(token_env="B", channel="C").check() == form(url_env="A").check() == []
-
-
-CURVE = LossCurve("train_loss_raw", 3, [1, 2, 3, 2, 3], [0, 0, 0, 1, 1], [2.0, 2.1, 9.0, NAN, 2.0])
-
-
-def test_the_end_of_an_incident_has_a_plot_in_its_thread(hook, message):
-    """In three steps; what a plot comes to is said, and the message is delivered in any case."""
-    bot = SlackBotSender("xoxb-TOPSECRET", "C1", hook.url)
-    first = {"ok": True, "channel": "C1", "ts": "17.5"}
-    place = {"ok": True, "upload_url": hook.url, "file_id": "F1"}
-    hook.answers += [(200, {}, json.dumps(each).encode()) for each in (first, place)]
-
-    assert bot.send(message(kind="closed", curve=CURVE), key="run:1") == "delivered"
-    post, begin, upload, end = hook.requests
-    assert post[0].endswith("/chat.postMessage") and b"CURVE" not in post[2]
-    assert begin[0].endswith("/files.getUploadURLExternal")
-    assert begin[2] == b"filename=loss.png&length=%d" % len(upload[2])
-    assert upload[2].startswith(b"\x89PNG") and "authorization" not in upload[1]
-    done = json.loads(end[2])
-    assert (done["channel_id"], done["thread_ts"], done["files"][0]["id"]) == ("C1", "17.5", "F1")
-
-    hook.answers[:] = [(200, {}, json.dumps(each).encode()) for each in (first, first, {})]
-    said = bot.send(message(kind="closed", curve=CURVE), key="run:2")
-    assert said == "delivered in its thread; the plot was not uploaded: Slack: unknown error"

@@ -349,10 +349,6 @@ class TypeClasses:
             return "object"
         return "iterator" if hasattr(kind, "__next__") or kind in _RAW else "other"
 
-    def is_constant(self, value: Any) -> bool:
-        """Whether a value is immutable data."""
-        return self.class_of(type(value)) == "constant"
-
 
 def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in names)

@@ -6,20 +6,17 @@ mention nor link. Incoming webhooks cannot edit or thread: each change of an inc
 A bot answers in the thread of the first message, which then shows the newest state.
 
 Source: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks,
-https://docs.slack.dev/reference/methods/chat.postMessage,
-https://docs.slack.dev/reference/methods/files.getUploadURLExternal
+https://docs.slack.dev/reference/methods/chat.postMessage
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
-from ..core.model.interfaces import LossCurve, Message, NotifyError, Severity
+from ..core.model.interfaces import Message, NotifyError, Severity
 from ._channel_settings import (
     TIMEOUT_S,
     ChannelSettings,
@@ -27,15 +24,12 @@ from ._channel_settings import (
     Sender,
     clip_text,
     fit_payload,
-    is_private,
     message_footer,
     message_sentences,
     required_url,
     required_variable,
 )
 
-WIDTH, HEIGHT, DPI = 7.0, 2.6, 110  # inches; 770 x 286 pixels, as wide as a thread on a phone needs
-SHOWN, ABANDONED, OPENED = "#2b6cb0", "#b8c4d0", "#c53030"
 MAX_BYTES = 8000
 MAX_ANSWER = 64_000  # bytes; it repeats the message
 API = "https://slack.com/api"
@@ -48,44 +42,13 @@ PASSING = (
 )
 
 
-def draw_png(curve: LossCurve) -> bytes | None:
-    """Return a PNG of the loss by step, undone steps paler; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    newest = max(curve.attempts, default=0)
-    for attempt in sorted(set(curve.attempts)):
-        steps = _values_of(attempt, curve, curve.steps)
-        values = _values_of(attempt, curve, curve.values)
-        axes.plot(steps, values, color=SHOWN if attempt == newest else ABANDONED, linewidth=1.4)
-    axes.axvline(curve.opened_at, color=OPENED, linewidth=1.0, linestyle="--")
-    axes.set_xlabel("step")
-    axes.set_ylabel(curve.metric)
-    axes.spines[["top", "right"]].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _values_of(attempt: int, curve: LossCurve, values: Sequence[float]) -> list[float]:
-    return [
-        v
-        for v, attempt_of_value in zip(values, curve.attempts, strict=True)
-        if attempt_of_value == attempt
-    ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Slack(ChannelSettings):
     """Messages in a Slack channel; with a bot token one thread per incident.
 
     Attributes:
         url_env: the environment variable that holds the incoming webhook's URL.
-        token_env: in its place, that which holds a bot token (scope `chat:write`; with
-            `files:write` and the extra `plots` the end of an incident has a plot of the loss).
+        token_env: in its place, that which holds a bot token (scope `chat:write`).
         channel: of the bot: the id of the channel, such as `C0123456789`.
         allow_http: accept a plain http URL of another machine.
     """
@@ -152,12 +115,9 @@ class SlackBotSender:
     ) -> None:
         self.min_sev: Severity = min_sev
         self._channel = channel
-        self._headers = {"authorization": f"Bearer {token}"}
+        self._headers = {"authorization": f"Bearer {token}", "content-type": JSON_TYPE}
         self._post = Poster(f"{api}/chat.postMessage", timeout_s=timeout_s)
         self._update = Poster(f"{api}/chat.update", timeout_s=timeout_s)
-        self._timeout_s = timeout_s
-        self._begin_file = Poster(f"{api}/files.getUploadURLExternal", timeout_s=timeout_s)
-        self._end_file = Poster(f"{api}/files.completeUploadExternal", timeout_s=timeout_s)
         self._threads: dict[str, tuple[str, str]] = {}  # incident -> channel, time of the first
 
     def send(self, message: Message, *, key: str) -> str:
@@ -167,7 +127,6 @@ class SlackBotSender:
         further try would say it twice.
         """
         thread = self._threads.get(message.incident or "")
-        picture = None if message.curve is None else draw_png(message.curve)
         keys: dict[str, Any] = {"channel": self._channel, "metadata": _metadata(key)}
         if thread is not None:
             keys["thread_ts"] = thread[1]
@@ -182,11 +141,6 @@ class SlackBotSender:
                 self._call(self._update, build_slack_body(message, update))
             except NotifyError as error:
                 outcome += f"; the first message was not updated: {error}"
-        if picture is not None:
-            try:
-                self._upload(picture, f"{message.incident}: loss", thread)
-            except NotifyError as error:
-                outcome += f"; the plot was not uploaded: {error}"
         return outcome
 
     def _remember(self, incident: str | None, thread: tuple[str, str]) -> None:
@@ -195,28 +149,9 @@ class SlackBotSender:
             while len(self._threads) > KEPT:
                 del self._threads[next(iter(self._threads))]
 
-    def _upload(self, picture: bytes, title: str, thread: tuple[str, str]) -> None:
-        """Put a picture into a thread, in the three steps that Slack asks for."""
-        form = urlencode({"filename": "loss.png", "length": len(picture)}).encode()
-        answer = self._call(self._begin_file, form, "application/x-www-form-urlencoded")
-        url = str(answer.get("upload_url", ""))
-        if not is_private(url):
-            raise NotifyError("Slack gave no https address", retry_after_s=None)
-        upload = Poster(url, timeout_s=self._timeout_s)
-        upload.exchange(picture, {"content-type": "application/octet-stream"}, 0)
-        completion = {
-            "files": [{"id": answer.get("file_id"), "title": title}],
-            "channel_id": thread[0],
-            "thread_ts": thread[1],
-        }
-        self._call(self._end_file, json.dumps(completion).encode())
-
-    def _call(
-        self, method: Poster, content: bytes, content_type: str = JSON_TYPE
-    ) -> Mapping[str, Any]:
+    def _call(self, method: Poster, content: bytes) -> Mapping[str, Any]:
         """Call a method of the Web API, which says in an answer of 200 whether it worked."""
-        headers = {**self._headers, "content-type": content_type}
-        raw = method.exchange(content, headers, MAX_ANSWER)
+        raw = method.exchange(content, self._headers, MAX_ANSWER)
         try:
             answer = json.loads(raw)
         except ValueError:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.model.formats import RECORDS, printable
-from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
+from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Message
 from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
 from .incident_facts import LOSSES, attempt_starts
@@ -461,17 +461,7 @@ def add_report_to_message(message: Message, report: IncidentReport) -> Message:
         why=EXPRESSION.sub(r"\1", message.why),
         next=advice,
         card=tuple(lines),
-        curve=_curve(report) if over else None,
     )
-
-
-def _curve(report: IncidentReport) -> LossCurve | None:
-    series, metric = report.series, report.loss.metric
-    if series is None or not series.signals.get(metric):
-        return None
-    values = [math.nan if v is None else v for v in series.signals[metric]]
-    opened_step = series.steps[min(series.opened_at, len(series.steps) - 1)]
-    return LossCurve(metric, opened_step, series.steps, series.attempts, values)
 
 
 def _message_card(message: Message, report: IncidentReport, read: str) -> list[tuple[str, str]]:

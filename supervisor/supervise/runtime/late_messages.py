@@ -136,7 +136,7 @@ def write_undelivered(
             {
                 "channel": item.channel,
                 "settings": notify[item.channel],
-                "message": replace(item.message, curve=None),
+                "message": item.message,
                 "keys": item.keys,
                 "due": system.wall_time(item.age_s),
                 "attempts": item.tries,

@@ -21,7 +21,7 @@ __getattr__ = lazy_exports(
         ),
         "failure": "Failure, FailureClass, LOG_FAILURE, THREAD_FAILURE, classify_failure",
         "formats": "format_reading",
-        "interfaces": "Detector, LossCurve, Message, HAS_NOTE, Note, NotifyError",
+        "interfaces": "Detector, Message, HAS_NOTE, Note, NotifyError",
         "payload": "CheckpointState, NOTHING, Payload, Rewarm",
         "policy": (
             "Approval, Budget, Checkpoints, HOLD, HostHealth, Inhibit, JobSettings, "

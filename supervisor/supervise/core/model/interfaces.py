@@ -160,22 +160,6 @@ KINDS = (OPENED, UPDATED, ACTION, APPROVAL, CLOSED, FINISHED, WATCHER)  # of mes
 
 
 @dataclass(frozen=True, slots=True)
-class LossCurve:
-    """The loss around an incident, one entry per point.
-
-    Attributes:
-        metric: name of the loss. opened_at: the step at which the incident opened.
-        attempts: rollback epoch of each point; values: NaN where there is none.
-    """
-
-    metric: str
-    opened_at: int
-    steps: Sequence[int]
-    attempts: Sequence[int]
-    values: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """A message for people. Its fields are plain text; notifiers escape it for their medium.
 
@@ -195,7 +179,6 @@ class Message:
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
         at: when it was decided, UTC ISO-8601.
-        curve: of an incident that is over, for channels that show pictures; not kept for later.
     """
 
     run: str
@@ -219,7 +202,6 @@ class Message:
     request: str = ""
     acknowledged_by: str = ""
     at: str = ""
-    curve: LossCurve | None = None
 
 
 class NotifyError(Exception):
