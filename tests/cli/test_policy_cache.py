@@ -11,6 +11,9 @@ version: supervise/v1
 policy: cached
 extends: 'base.yaml'  # ours
 use: [own]
+probe: {share: 3%}
+mechanisms: {every: 70}
+sampling: {attention: 30}
 job: {relaunch: {args: [--resume, "{checkpoint}"]}, checkpoints: {glob: ["out/*.pt"]}}
 """
 PACK = """\
@@ -43,7 +46,17 @@ def launch(supervise, tmp_path, monkeypatch):
         code, _, err = supervise("run", *given)
         assert code == 0 and "cannot be made" not in err, err
         started = json.loads((home / "run.json").read_text())
-        policy = (started["policy_digest"], started["mode"], (home / "policy.yaml").read_text())
+        told = json.loads((home / "probe.json").read_text())
+        told = {
+            k: v for k, v in told.items() if str(home) not in str(v) and k not in ("run", "shm")
+        }
+        assert (told["sampling"]["share"], told["mechanisms"]["every"]) == (0.03, 70)
+        policy = (
+            started["policy_digest"],
+            started["mode"],
+            (home / "policy.yaml").read_text(),
+            told,
+        )
         return policy, err.replace(home.name, "RUN")
 
     return run

@@ -35,6 +35,23 @@ def test_a_late_result_fires_its_rule_and_opens_an_incident_at_its_own_step(tell
     assert story.replayed() == story.recorded()
 
 
+def test_an_incident_says_which_mechanism_it_is_of_and_what_the_others_do(tell):
+    """A fault of the step size moves attention as well; routers that stayed are not the cause."""
+    detectors = {
+        "order": above("qk_d3_ratio", 0.1),
+        "flat": above("router_token_entropy", 0.9),
+        "kernel": above("key_gradient_sum", 1.0),
+    }
+    rules = (rule_on(detectors, "order", "SEV2"),)
+    story = tell(detectors=detectors, rules=rules, inhibit=(), healthy=100)
+
+    late(story, 75, qk_d3_ratio=0.2, router_token_entropy=0.5, key_gradient_sum=5.0)
+
+    (opened,) = story.kinds("incident", "opened")
+    assert "of step size: attention moved too, routers stayed" in opened.reason
+    assert story.replayed() == story.recorded()
+
+
 def test_streams_are_judged_in_their_own_order_whatever_comes_between(tell):
     """Each detector sees its steps in order, and reads as in a run of that stream alone."""
     trend = Trend("rank", window=16, slope_per_1k_gt=1.0)

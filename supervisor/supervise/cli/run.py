@@ -31,7 +31,15 @@ from ..catalog import shipped
 from ..catalog.shipped import locate_policy
 from ..core.model.decisions import MODES
 from ..core.model.payload import DrillOrder, Payload
-from ..core.model.policy import JobSettings, Policy, Safeguards, Sampling, Savepoints
+from ..core.model.policy import (
+    JobSettings,
+    Mechanisms,
+    Policy,
+    ProbeSettings,
+    Safeguards,
+    Sampling,
+    Savepoints,
+)
 from ..core.model.redaction import Redactor
 from ..errors import InputError, SuperviseError, UsageError, named_error
 from ..runtime import environment
@@ -66,7 +74,9 @@ class LaunchPart(msgspec.Struct, frozen=True):
     digest: str
     mode: str
     savepoints: Savepoints | None
+    probe: ProbeSettings
     sampling: Sampling
+    mechanisms: Mechanisms | None
     safeguards: Safeguards
     notify: dict[str, dict[str, Any]]
     job: JobSettings

@@ -13,7 +13,7 @@ from itertools import pairwise
 from . import rule_scope, run_phase, spike_classifier
 from .frames import LOSS
 from .incident import Incident, LossCase, first_breach
-from .model.decisions import BREACH
+from .model.decisions import BREACH, OK
 from .model.policy import EARLY, Planned, Policy, Rule
 from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
 from .rank_monitor import RankMonitor
@@ -43,6 +43,31 @@ BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks a
 OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
 OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
 GRAD, UPDATE = "grad_global_norm", "update_norm"
+# What faults of their own move: of a kernel, of a router, of the rate.
+MECHANISMS = {
+    "attention": frozenset(
+        (
+            *("key_gradient_sum", "max_attn_logit", "attn_logit_heads_over_100", "attn_entropy"),
+            *("dw_spectral_entropy", "dw_spectral_entropy_band", "qk_d2_spectral_entropy_band"),
+            "qk_d3_spectral_entropy_band",
+        )
+    ),
+    "routers": frozenset(
+        (
+            *("router_token_entropy", "router_weight_similarity", "router_conditioning"),
+            *("moe_util_entropy", "moe_load_balance_loss", "moe_drop_rate"),
+        )
+    ),
+    "step size": frozenset(("qk_d3_ratio", "learning_rate", UPDATE, "update_to_weight")),
+}
+# Those that move first, or alone.
+EARLIEST = frozenset(
+    (
+        *("key_gradient_sum", "dw_spectral_entropy", "dw_spectral_entropy_band", "qk_d3_ratio"),
+        *("qk_d2_spectral_entropy_band", "qk_d3_spectral_entropy_band", "router_token_entropy"),
+        *("router_weight_similarity", "router_conditioning"),
+    )
+)
 NORMS = 32  # frames whose median a norm had just before: they grow and fall with the training
 ARTEFACT = "eval_artifact_hash"
 THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
@@ -243,6 +268,28 @@ def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
     return (
         run_phase.describe_rate_growth(monitor.history.series(RATE), monitor.step) if large else ""
     )
+
+
+def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+    """Return which of attention, routers and step size a rule is about, and what the others do.
+
+    Their faults have signatures of their own: what stayed where it was is not the cause. "" for
+    rules about anything else, and where no other one is judged.
+    """
+    about = rule_scope.rule_metrics(policy, rule)
+    is_early = not about.isdisjoint(EARLIEST)
+    own = next((name for name, ids in MECHANISMS.items() if is_early and about <= ids), None)
+    others: dict[str, list[str]] = {"moved too": [], "stayed": []}
+    for name, ids in MECHANISMS.items() if own is not None else ():
+        codes = {
+            code
+            for (_, detector), code in zip(monitor.detectors, monitor.codes, strict=True)
+            if detector.metrics and ids.issuperset(detector.metrics)
+        }
+        if name != own and codes & {OK, BREACH}:
+            others["moved too" if BREACH in codes else "stayed"].append(name)
+    texts = [f"{' and '.join(names)} {word}" for word, names in others.items() if names]
+    return f"of {own}: {', '.join(texts)}" if texts else ""
 
 
 def matching_planned_event(

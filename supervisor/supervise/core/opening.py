@@ -207,7 +207,8 @@ def open_or_join(
     breach, news, explains = first_breach(numbers, monitor.step_of(rule)), True, False
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
     text = _text(rule, alarm, grown=grown) if slow is None else slow.text
-    text = "; ".join(filter(None, (text, diagnosis.explain_by_rate(ctx.policy, monitor, rule))))
+    causes = diagnosis.explain_by_rate, diagnosis.compare_mechanisms
+    text = "; ".join(filter(None, (text, *(of(ctx.policy, monitor, rule) for of in causes))))
     if incident is None:
         incident = open_incident(
             ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see, slow=slow
