@@ -117,7 +117,7 @@ MASKS = (
     (r"\b[0-9a-f]{64}\b", "DIGEST"),
     (r"\b\d{8}-\d{6}-[0-9a-f]{6}\b", "RUN"),
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "BOOT"),
-    (r"\(\d+ s ago\)", "(AGE)"),
+    (r"\((\d+ [a-z]+ ?)+ago\)", "(AGE)"),
 )
 READING = (
     *(("status",), ("why",), ("why", "--json"), ("replay",), ("audit", "verify")),
