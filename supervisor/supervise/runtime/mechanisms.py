@@ -179,7 +179,7 @@ class MechanismMonitor:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # nothing yet
             self._line += os.read(process.stdout.fileno(), LONGEST_LINE)
         if not self._line.endswith(b"\n"):
             if process.poll() is not None:
