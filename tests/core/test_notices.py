@@ -627,18 +627,24 @@ TABLE = [
     *(
         (
             kind,
-            RUN | {"error": "StoreError: gone"},
+            RUN | {"error": "StoreError: gone"} | pid,
             (
                 title,
                 "the job goes on; nothing that goes wrong in it is reported, and no command is "
                 "taken",
                 "StoreError: gone; its traceback is in RUN/supervisor.log",
-                COMES_BACK,
+                then,
             ),
         )
-        for kind, title in (
-            ("Unwatched", "this run is not watched any more"),
-            ("Unprotected", "this run is not protected any more: nothing is acted on"),
+        for kind, pid, title, then in (
+            ("Unwatched", {}, "this run is not watched any more", COMES_BACK),
+            (
+                "Unprotected",
+                {"pid": 7},
+                "this run is not protected any more: nothing is acted on",
+                "to go on protected now: kill -KILL 7 && supervise adopt RUN, unless a container "
+                f"or a batch job ends with process 7; {COMES_BACK}",
+            ),
         )
     ),
     ("EndMeant", RUN | {"end": "stopped", "outcome": "code 0"}, ("stopped", "code 0", "", "")),

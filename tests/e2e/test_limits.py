@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import shutil
 import signal
@@ -154,3 +156,26 @@ def test_an_error_of_ours_that_ends_the_protection_is_told_everywhere(supervise,
     assert "protection is off: an error of supervise: KeyError" in status.stdout
     assert refused.returncode and "the protection of run is off" in refused.stderr
     assert "Traceback" in (home / "supervisor.log").read_text()
+
+
+def test_another_supervisor_takes_over_from_one_that_gave_up(supervise, halves, receiver):
+    """By the command of the message: the job is not touched, and commands are taken again."""
+    (url, received), run = receiver(200), supervise.run_of()
+    supervise.env["HOOK"] = url
+    options = ["-p", halves, "--notify", "webhook:HOOK", "--run-dir", "run"]
+    job = tiny("--steps", 100000, "--sleep", 0.01)
+    supervise.start("run", *options, "--", *job, by=("-c", BROKEN))
+    wait_until(lambda: received and run.state.get("protection_off"), "the message and the status")
+    command = re.search(r"kill -KILL (\d+) && supervise adopt ([^\s,]+),", str(received))
+    assert command, received
+    os.kill(int(command[1]), signal.SIGKILL)
+    adopter = supervise.start("adopt", command[2])
+    wait_until(lambda: run.state.get("step", -1) > 100, "steps beyond the error")
+    accepted, again = supervise("lr", "run", "0.5"), run.state
+    adopter.send_signal(signal.SIGTERM)
+    said = adopter.communicate(timeout=120)[1]
+
+    assert accepted.returncode == 0, said
+    assert "protection_off" not in again and again["attempt"] == 0
+    assert adopter.returncode == 128 + signal.SIGTERM, said
+    supervise.prove("run")

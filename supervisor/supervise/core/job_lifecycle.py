@@ -172,10 +172,14 @@ def _report_space(ctx: StepContext, event: Notice, form: type[notices.SpaceNotic
     ctx.messages.add(draft, replace=False)
 
 
-def supervision_ended_message(error: str, *, acts: bool) -> MessageDraft:
-    """Return what every channel is told where an error of ours has ended the supervision."""
+def supervision_ended_message(error: str, *, acts: bool, pid: int | None = None) -> MessageDraft:
+    """Return what every channel is told where an error of ours has ended the supervision.
+
+    Args:
+        pid: of the supervisor, where another one can take over from it.
+    """
     form = notices.Unprotected if acts else notices.Unwatched
-    draft = MessageDraft.of(form(severity="SEV1", error=error))
+    draft = MessageDraft.of(form(severity="SEV1", error=error, pid=pid))
     draft.to_all = True
     return draft
 

@@ -710,8 +710,12 @@ class Unwatched(Notice, frozen=True, kw_only=True):
     TITLE = "this run is not watched any more"
     WHAT = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
     WHY = "{error}; its traceback is in RUN/supervisor.log"
-    NEXT = COMES_BACK
+    NEXT = (
+        "to go on protected now: kill -KILL {pid} && supervise adopt RUN, unless a container or a "
+        "batch job ends with process {pid}; " + COMES_BACK
+    )
     error: str
+    pid: int | None = None
 
 
 class Unprotected(Unwatched, frozen=True, kw_only=True):

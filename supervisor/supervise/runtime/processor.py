@@ -14,6 +14,7 @@ cannot delay the exit) and its later result is dropped.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import shlex
 import socket
@@ -300,9 +301,8 @@ class EventProcessor:
         self.views.make("status", end_protection, self._run, self.lost_to)
 
     def _post_unwatched(self, outbox: Outbox) -> None:
-        draft = job_lifecycle.supervision_ended_message(
-            self.lost_to, acts=self.policy.mode in ACTING_MODES
-        )
+        acts = self.policy.mode in ACTING_MODES
+        draft = job_lifecycle.supervision_ended_message(self.lost_to, acts=acts, pid=os.getpid())
         message = self.message(draft.decision(draft.kind, self.state.step, self.state.attempt))
         outbox.post(message, key=f"{self._run.id}:{job_lifecycle.UNPROTECTED}", to_all=True)
 
