@@ -18,7 +18,7 @@ from supervise.core.model import (
     RelaunchSettings,
 )
 
-from .conftest import Verify, above, good, messages, rule_on, runbook_of, save
+from .conftest import Verify, above, good, messages, one_rule, rule_on, runbook_of, save
 
 ACTION = "inc-1/1/0-relaunch"
 
@@ -48,6 +48,17 @@ def stopping(tell):
         return story
 
     return begin
+
+
+def test_a_trouble_begins_with_the_first_of_the_steps_that_were_counted(stopping):
+    """Of 3 in 50, not 50 steps ago: a checkpoint from before these three is good."""
+    often = replace(above("train_loss_raw", 5.0), m_of_n=(3, 50))
+    story = stopping(**one_rule(often, "SEV1", "back"))
+    story.frames(2.0, 8.0, 2.0)
+    assert not story.actions()
+    story.frames(8.0)
+
+    assert story.actions() == [ACTION] and story.state.incident.breach_step == 60
 
 
 @pytest.fixture

@@ -467,14 +467,15 @@ class Incident:
 def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
     """Return the earliest step at which any detector behind a rule may have been in breach.
 
-    A coupling tells the first step of its match; one that needs m of n samples in breach may have
-    met the first of them n - 1 steps ago.
+    A coupling tells the first step of its match; one that needs m of n samples in breach how many
+    samples ago it met the first of them.
     """
     steps = [step]
     for reading in numbers.values():
         if reading.get("code") != "BREACH":
             continue
-        steps.append(step - max(0, formats.reading_integer(reading, "of", 1) - 1))
+        window = formats.reading_integer(reading, "of", 1)
+        steps.append(step - max(0, formats.reading_integer(reading, "oldest", window) - 1))
         first_step = formats.reading_table(reading, "match").get("first_step", step)
         steps.append(first_step if isinstance(first_step, int) else step)
     return min(steps)

@@ -138,12 +138,10 @@ class Debounced(Memory):
         return BREACH if self.firing else OK
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of the debounce."""
-        return {
-            "breaching": self.bits.bit_count(),
-            "needed": self.need,
-            "of": self.mask.bit_length(),
-        }
+        """Return the numbers of the debounce; `oldest`: samples since the first that breached."""
+        window = self.mask.bit_length()
+        vote = {"oldest": self.bits.bit_length()} if self.need < window else {}
+        return {"breaching": self.bits.bit_count(), "needed": self.need, "of": window, **vote}
 
 
 def check_quota(for_: int, m_of_n: tuple[int, int] | None) -> list[tuple[str, str]]:

@@ -91,7 +91,8 @@ MEASURES = {
 TOLD = frozenset(
     (
         *("code", "metric", "step", "steps", "value", "threshold", "clear", "samples", "median"),
-        *("scale", "reference", "transform", "breaching", "needed", "of", "raw", "values", "fast"),
+        *("scale", "reference", "transform", "breaching", "needed", "of", "oldest", "raw"),
+        *("values", "fast"),
         *(
             "nonfinite",
             "match",
