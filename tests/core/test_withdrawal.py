@@ -289,6 +289,17 @@ def test_bad_weights_are_taken_back(asked, loss):
     assert any("automatic action started" in message["title"] for message in messages(story))
 
 
+@pytest.mark.parametrize(
+    ("was", "begins"),
+    [([[10, 2.2], [20, 2.0], [35, 4.0]], 35), ([[10, 2.2], [20, 4.0], [35, 2.1]], 40)],
+)
+def test_no_savepoint_is_gone_back_to_whose_weights_were_bad_already(asked, was, begins):
+    """The loss of the run had shown it later than the probe batch did."""
+    story = asked(BAD, was=was)
+
+    assert verbs(story)[-1] == "touch" and story.state.incident.breach_step == begins
+
+
 @pytest.mark.parametrize("result", [{"was": []}, {"was": WAS[2:]}, {"loss": NAN}])
 def test_where_nobody_knows_it_goes_on(asked, result):
     assert verbs(asked(GOOD, **result)) == ["check_weights", "snapshot", "touch"]

@@ -62,7 +62,7 @@ from .model.decisions import (
     VerificationStarted,
 )
 from .model.events import Finished
-from .model.payload import NOTHING, Outcome, Payload
+from .model.payload import NOTHING, Outcome, Payload, WeightsArgs
 from .model.policy import HOLD, Runbook, first_relaunch, level_of, next_level
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
 
@@ -489,6 +489,11 @@ def _on_weights_checked(
         return
     new = action_planning.evidence_for_rollback(ctx.state, incident, result)
     incident.deferred.weights_check = None
+    order = run.intent.args.parse(WeightsArgs)
+    bad_step = result.read(Outcome).first_bad_step(order.within, order.before_step)
+    if bad_step is not None:  # its weights are no remedy
+        incident.breach_step = bad_step
+        opening.suspect_checkpoints(ctx.state, incident)
     reason = f"{incident.trigger.asked_by}: {incident.headline}"
     _announce(ctx, incident, run, f"{new}; {reason}" if new else reason)
 

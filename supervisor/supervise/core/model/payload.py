@@ -387,6 +387,20 @@ class Outcome(Struct, frozen=True):
         """
         return min([loss for step, loss in self.was if step < before_step][-2:], default=0.0)
 
+    def first_bad_step(self, within: float, before_step: int) -> int | None:
+        """Return the first of the newest savepoints before a step whose loss was too high already.
+
+        That is: beyond `within` times the lowest one before it, as at all savepoints since.
+        """
+        losses = [(step, loss) for step, loss in self.was if step < before_step]
+        bad_step = None
+        for index in range(len(losses) - 1, 0, -1):
+            step, loss = losses[index]
+            if loss <= within * min(earlier for _, earlier in losses[:index]):
+                break
+            bad_step = step
+        return bad_step
+
     def loss_ratio(self, before_step: int) -> float:
         """Return how many times that the loss is now; infinite where it is NaN, or not known."""
         was = self.loss_before(before_step)
