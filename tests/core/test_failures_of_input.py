@@ -246,6 +246,21 @@ def begun(tell):
     return story
 
 
+def test_the_rank_that_the_others_wait_for_is_named_and_not_where_they_wait(tell):
+    detectors = {"slow": replace(above("straggler_ratio", 1.33), for_=20)}
+    rule = replace(rule_on(detectors, "slow", "SEV1", see="straggler"), id="ranks.costly_rank")
+    usual = {"straggler_ratio": 1.0, "straggler_rank": 0.0, "straggler_part": 0.0}
+    late = usual | {"straggler_ratio": 5.0, "straggler_rank": 2.0}
+    story = tell(names=(*NAMES, *usual), detectors=detectors, rules=(rule,), inhibit=())
+    story.rows(*[row(host_cpu_wait=0.5) | usual] * 100)
+    story.rows(*[row(backward_time=0.124, host_cpu_wait=0.5) | late] * 40)
+
+    (message,) = messages(story)
+    assert "x as long since step 100: rank 2 in its" in message["verdict"]
+    assert "backward" not in message["verdict"]
+    assert story.replayed() == story.recorded()
+
+
 def test_slow_steps_that_are_over_within_seconds_are_on_record_only(begun):
     begun.rows(*[row(**SLOW)] * 3, *[row()] * 37)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from msgspec import structs
+
 from . import rule_scope, run_phase, spike_classifier
 from .frames import LOSS
 from .incident import Incident, LossCase, first_breach
@@ -231,7 +233,11 @@ def slow_step_of_rule(
     """Return since when steps take longer, and what in them, for a rule about speed; else None."""
     if rule_scope.rule_family(policy, rule) != rule_scope.SPEED:
         return None
-    return find_slow_step(monitor.history.series, breach)
+    slow = find_slow_step(monitor.history.series, breach)
+    readings = monitor.numbers(rule).values()
+    where = next((r["where"] for r in readings if r.get("code") == "BREACH" and "where" in r), "")
+    # What rank 0 spends in its backward pass is the wait for that rank.
+    return slow and structs.replace(slow, where=str(where))
 
 
 def explain_passing_slowness(

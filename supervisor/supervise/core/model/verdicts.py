@@ -163,12 +163,13 @@ PARTS = {  # metric -> where the time goes
 }
 
 
-class SlowStep(Struct, frozen=True):
+class SlowStep(Struct, frozen=True, omit_defaults=True):
     """Steps that take longer.
 
     Attributes:
         since: the first such step. before_s, now_s: what a step took, and takes.
         part: the metric of the part that explains most of it, "" for none; part_s: what that takes.
+        where: the rank that the others wait for, and what it is slow at; "" where that is not so.
     """
 
     since: int
@@ -176,12 +177,13 @@ class SlowStep(Struct, frozen=True):
     now_s: float
     part: str = ""
     part_s: float = 0.0
+    where: str = ""
 
     @property
     def cause(self) -> str:
         """Return where the time goes, "" where that is not one part."""
-        if not self.part:
-            return ""
+        if self.where or not self.part:
+            return self.where
         return f"{PARTS[self.part]}, {_duration(self.part_s)} of {_duration(self.now_s)}"
 
     @property
