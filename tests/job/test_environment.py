@@ -194,6 +194,8 @@ def test_a_name_alone_keeps_no_directory_but_any_segment_of_a_living_process_doe
         remove_environment(path)
         assert path.is_dir()
     Path(writer.path).unlink()
+    (path / "owner").unlink()
+    os.mkfifo(path / "owner")
     remove_environment(path)
     assert not path.exists()
 

@@ -368,7 +368,7 @@ def remove_environment(path: Path) -> None:
     """
     with suppress(OSError):
         ours = path.name.startswith(f"supervise-{os.getuid()}-") and files.is_own_directory(path)
-        if ours and (path / OWNER).is_file():
+        if ours and os.path.lexists(path / OWNER):  # whatever it was replaced by
             _clear(path)
 
 
