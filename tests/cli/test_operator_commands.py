@@ -33,6 +33,7 @@ def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
         (("pause", "RUN"), 0, "inc-1/1/0-pause done"),
         (("resume", "RUN"), 1, "the job is not paused"),
         (("savepoint", "RUN"), 1, "failed: no room for it"),
+        (("save", "RUN"), 0, "inc-1/1/0-checkpoint done"),
         (("rollback", "RUN", "--before", "9"), 0, "inc-1/1/1-rollback done"),
         (("skip", "RUN", "--steps", "2"), 0, "inc-1/1/0-skip_step done"),
         (("approve", "RUN", "ask-1", "--sha", "0"), 1, "no request 'ask-1' is waiting"),

@@ -336,12 +336,13 @@ def test_a_person_may_exceed_a_budget_and_it_counts(tell):
     assert story.state.ledger.usage(story.policy.budgets, 0, 0)["lr_scale"] == "2/1"
 
 
-def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
+@pytest.mark.parametrize(("word", "verb"), [("savepoint", "savepoint"), ("save", "checkpoint")])
+def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell, word, verb):
     """No ladder, no hold: the answer of the job is on record and the run goes on."""
     story = tell(answer=lambda key: ({}, "no room"), healthy=50)
-    story.say("savepoint")
+    story.say(word)
 
-    assert story.kinds("abort")[0].reason == "inc-1/1/0-savepoint failed: no room"
+    assert story.kinds("abort")[0].reason == f"inc-1/1/0-{verb} failed: no room"
     assert "command of anna failed" in story.kinds("notify_intent")[-1].data["message"]["title"]
     assert story.state.machine == "suspect"
     story.frames(2.0, times=30)

@@ -251,7 +251,6 @@ def test_a_header_out_of_range_is_a_fault_of_the_segment(
 
 
 NOTICE = {"notice": "note", "message": "m", "step": 3, "frame": 4, "data": {}}
-LATE = {"stream": "savepoint", "attempt": 1, "values": {"rank": 0.5, "norm": float("nan")}}
 SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 4}}
 
 
@@ -289,20 +288,6 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
                 {"notice": "checkpoint-saved", "data": {**SAVED, "file": {"size": 1}}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "attempt": "0"}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "seconds": [1]}},
-                {"notice": "late-frame"},
-                *(
-                    {"notice": "late-frame", "data": {**LATE, **wrong}}
-                    for wrong in (
-                        {"stream": "run"},
-                        {"attempt": -1},
-                        {"values": [1.0]},
-                        {"values": {"rank": "1"}},
-                        {"values": {"rank": None}},
-                        {"left_out": "x"},
-                    )
-                ),
-                {"notice": "late-frame", "data": LATE, "step": -1},
-                {"notice": "late-frame", "data": LATE, "step": None},
             )
         ),
         *(
@@ -356,16 +341,6 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
             writer.post(json.dumps({**NOTICE, "notice": kind, "data": each}).encode())
 
     assert [event.kind for event in segment.poll()] == [kind for kind in sound for _ in range(3)]
-
-
-def test_a_letter_with_a_late_frame_is_one(writer, segment):
-    """Its step is that of the letter, not the one at which it was sent."""
-    writer.post(json.dumps({**NOTICE, "notice": "late-frame", "data": LATE}).encode())
-
-    (event,) = segment.poll()
-
-    assert (event.stream, event.attempt, event.step) == ("savepoint", 1, NOTICE["step"])
-    assert event.values["rank"] == 0.5 and event.values["norm"] != event.values["norm"]
 
 
 def test_a_status_that_nobody_could_write_down_is_not_taken(writer, segment):

@@ -25,8 +25,8 @@ from . import _streams
 from ._params import ARGV, PROGRAM, RESUMING, missing_dashes
 
 OPERATOR_COMMANDS = (
-    *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "rollback"),
-    *("lr", "skip", "quarantine", "stop"),
+    *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "save"),
+    *("rollback", "lr", "skip", "quarantine", "stop"),
 )
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),

@@ -451,6 +451,21 @@ def savepoint(operands: tuple[str, ...]) -> Order:
     return run, {}
 
 
+@_command()
+def save(operands: tuple[str, ...]) -> Order:
+    """Write a checkpoint in the job's own format.
+
+    At the end of the step under way, in a file of its own, which is then verified: for instance
+    where the job's newest one is damaged. Refused before the job has saved one itself.
+
+    \b
+    Examples:
+      supervise save runs/20260105-101112-7f3a9c
+    """
+    run, _ = split_run(operands, 0, 0)
+    return run, {}
+
+
 @_command(
     "[RUN]",
     click.option(

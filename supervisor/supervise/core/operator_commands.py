@@ -219,6 +219,7 @@ VERBS: Mapping[str, Callable[[OperatorCommand, CommandArgs], tuple[str, Keys]]] 
     "pause": lambda event, args: ("pause", {"lease": LONGEST_S}),
     "resume": lambda event, args: ("resume", {}),
     "savepoint": lambda event, args: ("savepoint", {}),
+    "save": lambda event, args: ("checkpoint", {}),
     "skip": lambda event, args: (
         "skip_step",
         {"count": parse_count(event, "steps", args.steps, 1)},

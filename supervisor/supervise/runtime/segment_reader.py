@@ -25,13 +25,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, TypeGuard
 
 from msgspec import Struct, field
 
 from supervise_probe import wire
 
-from ..core.model.events import Announced, Beat, Event, Frame, Gap, LateFrame, Notice, Stream
+from ..core.model.events import Announced, Beat, Event, Frame, Gap, Notice
 from ..core.model.payload import NOTHING, Payload
 from ..errors import SegmentError
 from ..store import files
@@ -98,7 +98,6 @@ DATA: dict[str, dict[str, Any]] = {
         "counters": dict,
     },
 }
-LATE = "late-frame"  # a notice of its own step, with data {stream, attempt, values: {name: number}}
 # What is reckoned with of an ack's result, and what an ack of a verb that was done must hold.
 RESULT = {
     **dict.fromkeys(("attempt", "step", "seen_attempt", "ack_step"), int),
@@ -161,22 +160,7 @@ def is_letter(value: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]
     if not 0 <= value["frame"] < MAX_STEP:
         return False
     kind = value["notice"]
-    if kind == LATE:
-        return value["step"] is not None and value["step"] >= 0 and _is_late(value["data"])
     return kind not in OWN and _has_shape(value["data"], DATA.get(kind, {}))
-
-
-def _is_late(data: Mapping[str, Any]) -> bool:
-    """Whether the data of a letter are those of a late frame."""
-    if data.keys() != {"stream", "attempt", "values"} or not isinstance(data["values"], dict):
-        return False
-    attempt, values = data["attempt"], data["values"].values()
-    is_attempt = _is(attempt, int) and 0 <= attempt < MAX_ATTEMPT
-    return (
-        data["stream"] in get_args(Stream)
-        and is_attempt
-        and all(_is(value, int | float) for value in values)
-    )
 
 
 def is_bounded(value: Any) -> bool:
@@ -696,7 +680,7 @@ class Segment:
                 continue
             elif is_letter(letter, NOTICE):
                 frame, kind = letter.pop("frame"), letter.pop("notice")
-                numbered.append((frame, self._event(number, kind=kind, **letter)))
+                numbered.append((frame, self._notice(number, kind=kind, **letter)))
             else:
                 bad += lost or 1
                 newest = number + max(lost - 1, 0)
@@ -704,14 +688,6 @@ class Segment:
             message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
             numbered.append((self._frames.next, self._notice(newest, kind="note", message=message)))
         return numbered
-
-    def _event(self, letter: int, **fields: Any) -> Notice | LateFrame:
-        if fields["kind"] != LATE:
-            return self._notice(letter, **fields)
-        data = fields["data"]
-        values = {name: float(value) for name, value in data["values"].items()}
-        at_ns = self._clock()
-        return LateFrame(at_ns, data["stream"], data["attempt"], fields["step"], values)
 
     def _notice(self, letter: int, **fields: Any) -> Notice:
         return Notice(
