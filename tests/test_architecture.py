@@ -226,6 +226,13 @@ def beside(module: Module) -> Iterator[str]:
         yield f"{module.path}:{error.lineno} is not Python 3.9: {error.msg}"
 
 
+def matched(module: Module) -> Iterator[str]:
+    """Before Python 3.11.5 a possessive group matches too little, see CPython's issue 106052."""
+    for number, line in enumerate(module.text.splitlines(), 1):
+        if re.search(r"\)[+*?]\+", line) and module.name.startswith("supervise"):
+            yield f"{module.path}:{number} has a possessive group; write an atomic one, (?>...)"
+
+
 def span(node: ast.AST) -> int:
     """Return how many lines the outermost functions in `node` take, or `node` if it is one."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -316,6 +323,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     beside,
     small,
     introduced,
+    matched,
     named,
     printed,
     through_the_face,

@@ -48,7 +48,8 @@ _LOGIN = re.compile(
     re.IGNORECASE,
 )
 _QUERY = re.compile(
-    r"(?:[?&;]|%3F|%26)(?P<name>(?:(?!%3D|%26)[\w.%-])++)(?:=|%3D)((?:(?!%3F|%26)[^&;#\s'\"<>])+)",
+    r"(?:[?&;]|%3F|%26)(?P<name>(?>(?:(?!%3D|%26)[\w.%-])+))"
+    r"(?:=|%3D)((?:(?!%3F|%26)[^&;#\s'\"<>])+)",
     re.IGNORECASE,
 )
 _BIDIRECTIONAL = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # of Unicode
