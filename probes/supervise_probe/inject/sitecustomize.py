@@ -117,7 +117,11 @@ def leave(deferred: "Dict[int, Any]") -> None:
     """Record the error that ends this process, if one does; its exit code stays."""
     try:
         status, frames = deferred.get(get_ident(), (None, ()))
-        if getattr(sys, "last_value", None) is not None or status not in (None, 0):
+        error = getattr(sys, "last_value", None)
+        # Nothing is recorded of an interrupt, and what a first import evaluates makes its 130 a 1.
+        if isinstance(error, KeyboardInterrupt):
+            return
+        if error is not None or status not in (None, 0):
             load().leave(os.path.splitext(CONFIG)[0], status, frames)
     except Exception:  # the job ends as it would have
         pass
