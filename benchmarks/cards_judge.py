@@ -37,13 +37,16 @@ WINDOWS = (4, 8, 16, 32)
 SAME, ROUNDED, RATIO, LEVEL = 0.02, 0.006, 0.10, 1.05
 LAST = 20  # steps at the end that say how it ended
 GOOD_WINDOW = 8
+SLOW_RATIO = 1.5  # times the time of a step, to be slow
 
 SLOWLY = {"creep": CREEP, "attention_bias": FAR}  # kinds of faults that show so late
 HEALTHY = ("none", "evaluates", "decays", "restarts")
 # Fault -> words of its cause.
 RATE, INPUT = r"learning.?rate|\blr\b|schedule", r"batch|data|input|target|label|token|loader"
 MOMENTS, CRASH = r"moment|optimi[sz]er", "connection closed|crash"
+ENDS = ("kill", "dead_rank", "full_disk", "crash", "hang", "resume_moments", "resume_schedule")
 DATA = ("bad_batch", "bad_batches", "dark", "one_token", "repeated_tokens")
+INPUTS = (*DATA, "heals", "new_data")
 CAUSES = {
     **dict.fromkeys(("rate", "rate_stays", "creep", "lr_spike"), RATE),
     **dict.fromkeys(("bad_batch", "bad_batches", "heals", "new_data"), INPUT),
@@ -63,6 +66,7 @@ CAUSES = {
     "crash": r"crash|drill|error|exit",
 }
 RESUMED, SAVED = ("resume_moments", "resume_schedule"), 40
+ENDED = ("JOB ENDED", "JOB ENDED, NOT RECOVERED")
 LASTING = ("dark", "one_token", "rate_stays", "creep", "drift")
 SLOW = ("slow_input", "hang", "evaluates")
 TIMES = ("throughput", "host", "hang", "straggler", "input_stall", "data_stall")
@@ -81,6 +85,7 @@ METRICS = {
     "step time": "step_time",
     "step_time": "step_time",
 }
+AGAIN = "RUNNING AGAIN, NOT AS BEFORE"
 END = "-"  # stands for an incident where a message is about none
 LIVE_ONLY = (
     *("ack", "approve", "deny", "lr", "pause", "quarantine", "release", "reload", "resume"),
@@ -88,14 +93,19 @@ LIVE_ONLY = (
 )
 N = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 NAME = rf"\b({'|'.join(sorted(METRICS, key=len, reverse=True))})"
-COMMAND = re.compile(r"supervise [a-z][a-z-]*(?: [^;·()\n]*)?")
-ARROW = re.compile(rf"{NAME} {N} → (?:{N}|NaN|Inf)(?: at step (\d+))?")
-BEFORE = re.compile(rf"{NAME} (?:= |is )?{N} ?\((?:{N} before|before:? {N}|was {N})\)")
+COMMAND = re.compile(r"supervise -?-?[a-z][a-z-]*(?: [^;·()\n]*)?")
+RATIO_TEXT = r"(?: \(×[^)]*\))?"
+ARROW = re.compile(rf"{NAME}(?: went)? {N} → (?:{N}|NaN|Inf){RATIO_TEXT}(?: at step (\d+))?")
+BEFORE = re.compile(
+    rf"{NAME} (?:= |is )?{N}(?: [a-z%/]+)? ?"
+    rf"\((?:{N}(?: [a-z]+)? before(?: step \d+)?|before:? {N}(?: [a-z%/]+)?(?:, [^()]*)?|was {N})\)"
+)
+LIMIT = re.compile(rf"{NAME} {N}(?: [a-z%/]+)? \(before {N}(?: [a-z%/]+)?, limit {N}")
 TIMES_OF = re.compile(rf"{NAME}(?: {N},)? (?:×{N}|{N} times its (?:baseline|level))")
 FELL = re.compile(rf"{NAME} fell to {N} ?%")
-UNCHANGED = re.compile(r"\(([^()]*) stayed as before\)")
+UNCHANGED = re.compile(r"(?:\(|; )([^();]*) stayed as before")
 AT_STEP = re.compile(rf"{NAME} {N} at step (\d+)")
-PLAIN = re.compile(rf"{NAME} {N}(?=[ ,;]|$)(?! →)")
+PLAIN = re.compile(rf"{NAME} {N}(?=[ ,;]|$)(?! →| at step)")
 ONSET = re.compile(
     r"moved first \((\d+)\)|moved together,? in step (\d+)"
     r"|(?:from|since|began (?:at|in)) step (\d+)"
@@ -105,6 +115,7 @@ WORDS = re.compile(
     r"\b(?:skip reason|tier T\d|halted)\b|\bnot [a-z_]+\.[a-z_]+|×\d\S*e[+-]\d+"
     r"|\b[a-z]+(?:_[a-z]+)+\b(?![.:(])"
 )
+UNIT = {"ms": 1000.0, "s": 1.0}
 NOTHING = re.compile(
     r"nothing was done|did nothing|^nothing: |the job was not changed"
     r"|none of its rules has an action|no automatic action"
@@ -217,6 +228,8 @@ class Truth:
             if metric in row.values and row.step < self.cell.at:
                 of_job.setdefault(row.step, []).append(row.values[metric])
         past = [v for step, v in self.series(metric, plain=True) if step < self.cell.at]
+        if metric == "step_time":  # of this run: another one has had its machine's own load
+            past = [v for step, v in self.series(metric) if step < self.cell.at]
         found = self._levels(past)
         if self.cell.kind == "creep":  # it may be seen so late, from values as high
             rows = self.series(metric)
@@ -428,7 +441,9 @@ def _rate(truth: Truth, line: Line) -> Iterator[False_]:
     rows = truth.series("learning_rate")
     plain = dict(truth.series("learning_rate", plain=True))
     same = all(math.isclose(v, plain[s], rel_tol=1e-3) for s, v in rows if s in plain)
-    found = re.search(r"\blr (?:×|\(\d)|\blr (?:and [^(;]*)?moved|\blr, [^(;]*moved", line.prose)
+    rate = r"\b(?:lr|learning rate)"
+    moved = rf"{rate} (?:×|went|\(\d)|{rate} (?:and [^(;]*)?moved|{rate}, [^(;]*moved"
+    found = re.search(moved, line.prose)
     if found and rows and same and not line.place.endswith("title"):
         yield "schedule", found[0], "the rate followed its schedule"
 
@@ -477,21 +492,37 @@ def _values(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[Fals
     for match in BEFORE.finditer(text):
         metric = METRICS[match[1]]
         yield from _before(truth, metric, _numbers(match, 3, 4, 5), match[0])
+    yield from _compared(truth, line)
     for match in AT_STEP.finditer(text):
         yield from _value(truth, line, METRICS[match[1]], float(match[2]), int(match[3]), match[0])
     if line.place in ("opened what", "updated what"):
         for match in PLAIN.finditer(text):
             yield from _value(truth, line, METRICS[match[1]], float(match[2]), None, match[0])
-    if "= unknown" in text:
-        yield (
-            "value",
-            re.sub(r".*?([^;,]*= unknown[^;,]*).*", r"\1", text).strip(),
-            "it is measured",
-        )
+    if match := re.search(r"[^;,]*(?:= |limit )unknown[^;,]*", text):
+        yield "value", match[0].strip(), "it is measured"
     for match in TIMES_OF.finditer(text):
         yield from _ratio(truth, line, METRICS[match[1]], _numbers(match, 3, 4), match[0])
     for match in FELL.finditer(text):
         yield from _ratio(truth, line, METRICS[match[1]], float(match[2]) / 100.0, match[0])
+
+
+def _compared(truth: Truth, line: Line) -> Iterator[False_]:
+    """Judge values that stand beside a limit, or the level before."""
+    text = line.prose
+    for match in LIMIT.finditer(text):
+        value, before, limit = map(float, match.groups()[1:])
+        if (value > before) is not (value > limit):
+            yield "limit", match[0], "the value is within it"
+    for match in re.finditer(rf"{N} (ms|s), {N} (ms|s) before", text):
+        yield from _before(truth, "step_time", float(match[3]) / UNIT[match[4]], match[0])
+    for match in re.finditer(rf"rate went from {N} to {N} at step (\d+)", text):
+        yield from _before(truth, "learning_rate", float(match[1]), match[0])
+        yield from _value(truth, line, "learning_rate", float(match[2]), None, match[0])
+    for match in re.finditer(rf"NOT come back into its band: {N} at the end, {N} before", text):
+        yield from _before(truth, "train_loss_raw", float(match[2]), match[0])
+        now = truth.level_at(line.step)
+        if now is not None and abs(float(match[1]) - now) > RATIO * now:
+            yield "value", match[0], f"it is {now:.4g}"
 
 
 def _slower(truth: Truth, line: Line) -> Iterator[False_]:
@@ -520,7 +551,10 @@ def _before(truth: Truth, metric: str, value: float, said: str) -> Iterator[Fals
 def _value(
     truth: Truth, line: Line, metric: str, value: float, step: int | None, said: str
 ) -> Iterator[False_]:
-    rows = [r for r in truth.since(metric, line.event) if step is None or r.step == step]
+    rows = truth.since(metric, line.event)
+    if step is not None:
+        every = (r for r in truth.rows if r.step == step and r.event <= line.event)
+        rows = [r for r in every if metric in r.values]
     of_job = {r.step: mean(o.values[metric] for o in rows if o.step == r.step) for r in rows}
     both = [(r, {r.values[metric], of_job[r.step]}) for r in rows]  # a rank's, and the job's
     near = [r for r, values in both if any(abs(v - value) <= ROUNDED * abs(value) for v in values)]
@@ -595,13 +629,30 @@ def _cost(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
         made = [r.step for r in truth.rows if r.rank == 0 and not r.attempt and r.step in again]
         if line.is_card and abs(int(match[1]) - len(made)) > 1:
             yield "cost", match[0], f"repeated are {len(made)}"
-    for match in re.finditer(r"without that the weights are lost at step (\d+)", text):
+    for match in re.finditer(r"the weights were lost at step (\d+)", text):
         of_step = [r.values for r in truth.rows if r.step == int(match[1])]
         numbers = [v.get(n, 0.0) for v in of_step for n in ("train_loss_raw", "grad_global_norm")]
         if int(match[1]) not in skipped or all(map(math.isfinite, numbers)):
             yield "cost", match[0], "all was finite in that step, or it was not skipped"
+    yield from _held(truth, line)
     for match in re.finditer(rf"\({N} did the harm\)", text):
         yield from _value(truth, line, "learning_rate", float(match[1]), None, match[0])
+
+
+def _held(truth: Truth, line: Line) -> Iterator[False_]:
+    """Judge what slow steps cost, and at which rate the job is held."""
+    text = line.prose
+    for match in re.finditer(rf"the steps took {N} s longer", text):
+        times = [v for s, v in truth.series("step_time") if s >= truth.cell.at]
+        level = truth.levels("step_time")
+        lost = sum(max(0.0, v - level[-1][0]) for v in times) if level else 0.0
+        if level and not 0.5 * lost - 1.0 <= float(match[1]) <= 1.5 * lost + 1.0:
+            yield "cost", match[0], f"it was {lost:.1f} s"
+    for match in re.finditer(rf"rate (?:is )?held at {N} at most", text):
+        acts = [int(r["ack_step"]) for verb, r in truth.done(line.event) if verb == "hold_rate"]
+        rates = [v for s, v in truth.series("learning_rate") if acts and s > acts[-1] + 2]
+        if not acts or any(rate > 1.01 * float(match[1]) for rate in rates):
+            yield "done", match[0], f"it was {max(rates, default=0.0):.3g}"
 
 
 def _ours(truth: Truth, line: Line) -> Iterator[False_]:
@@ -623,8 +674,10 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
         words = re.sub(r"\. (No evidence|Evidence: ).*", "", command).strip().rstrip(".,")
         if reason := refusal(words):
             yield "next", words, reason
-        elif line.is_card and words.split()[1] in LIVE_ONLY:
+        elif line.is_card and words.split()[1] in LIVE_ONLY and about.get("state") != AGAIN:
             yield "next", words, "the run has ended"
+    if _is_about_fault(truth, about):
+        yield from _restart(truth, line)
     match = re.search(r"[^;]*(architecture|QK-norm|attention logits)[^;]*", line.prose)
     if match and truth.cell.kind != "attention_bias":
         yield "advice", match[0].strip(), f"it was {truth.cell.fault}"
@@ -633,7 +686,7 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     again = re.search(r"start the job again(?![^;]*(fix|again|first))", line.prose)
     if truth.cell.kind == "hang" and again:
         yield "next", again[0], "the deadlock comes again, at the same step"
-    if re.match(r"nothing\b(?! is asked)", line.text) and line.is_card:
+    if re.match(r"nothing\b(?! is asked| to do now; by day)", line.text) and line.is_card:
         if truth.code != 0:
             yield "next", "nothing", f"the job ended with code {truth.code}"
         elif truth.cell.kind in LASTING and about["opened"]["step"] >= truth.cell.at:
@@ -642,10 +695,35 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
             yield "next", "nothing", f"the loss is {truth.level_at(truth.last_step):.4g}"
 
 
+def _restart(truth: Truth, line: Line) -> Iterator[False_]:
+    """Judge from which checkpoint to start again, and from where what was saved is bad."""
+    verified = {
+        match[1]: int(match[2])
+        for record in truth.log
+        if (
+            match := re.match(r"checkpoint (ckpt-\d+) of step (\d+) was verified", record["reason"])
+        )
+        and record.get("event", 0) <= line.event
+    }
+    for match in re.finditer(r"from (ckpt-\d+) of step (\d+)", line.text):
+        if verified.get(match[1]) != int(match[2]):
+            yield "next", match[0], f"verified are {verified}"
+        elif int(match[2]) >= truth.cell.at and truth.cell.kind not in ENDS:
+            yield "next", match[0], f"it was saved after the fault at {truth.cell.at}"
+    bad = r"(?:saved since|given from|change at|damaged in|slow from|data of|in) step (\d+)"
+    for match in re.finditer(bad, line.prose):
+        late = SLOWLY.get(truth.cell.kind, NEAR)
+        if not any(at - NEAR <= int(match[1]) <= at + late for at in truth.cell.onsets):
+            yield "onset", match[0], f"fault at {truth.cell.at}"
+    if "what the model is given" in line.prose and truth.cell.kind not in INPUTS:
+        yield "advice", "mend what the model is given", f"it was {truth.cell.fault}"
+
+
 def refusal(words: str) -> str:
     """Return why a command line is none, "" where it parses."""
     try:
         command, context, rest = group, None, shlex.split(words)[1:]
+        rest = ["run", *rest] if rest[0].startswith("-") else rest
         name = "supervise"
         while True:
             if not isinstance(command, click.Group):
@@ -662,6 +740,7 @@ def refusal(words: str) -> str:
 
 def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_]:
     at = truth.cell.at
+    yield from _slow_end(truth, line)
     rows = [r for r in truth.rows if r.rank == 0 and "train_loss_raw" in r.values]
     for match in BACK.finditer(line.prose):
         if re.search(r"(NOT|not) $", line.prose[: match.start()]) or not about:
@@ -687,12 +766,8 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
     since = [r for r in rows if r.step >= at - NEAR and r.event <= line.event]
     out = [r for r in since if not r.values["train_loss_raw"] <= truth.bound]
     if "stayed in its band" in line.prose and len(out) > 1 and _is_about_fault(truth, about):
-        value = out[0].values["train_loss_raw"]
-        yield (
-            "proof",
-            "stayed in its band",
-            f"{value:.4g} at {out[0].step}, above {truth.bound:.4g}",
-        )
+        value = f"{out[0].values['train_loss_raw']:.4g}"
+        yield "proof", "stayed in its band", f"{value} at {out[0].step}, above {truth.bound:.4g}"
     for match in re.finditer(r"norms (as before|are up)", line.prose, re.IGNORECASE):
         pairs = [_end(truth, name) for name in ("grad_global_norm", "update_norm")]
         ratios = [now / then for now, then in pairs if now is not None and then]
@@ -706,6 +781,27 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
             and about.get("opened", {}).get("step", 0) >= at - NEAR
         ):
             yield "proof", match[0], f"the loss is {truth.level_at(line.step):.4g} at {line.step}"
+
+
+def _slow_end(truth: Truth, line: Line) -> Iterator[False_]:
+    """Judge until when the steps are said to be slow."""
+    rows = [v for s, v in truth.series("step_time") if s <= line.step]
+    past = [v for s, v in truth.series("step_time") if s < truth.cell.at][-LAST:]
+    if not past or not rows:
+        return
+    middle = median(past)
+    now = median(rows[-LAST:]) / middle
+    if "still slow: " in line.prose and now < SLOW_RATIO:
+        yield "proof", "still slow", f"steps take {now:.2g} times as long"
+    for match in re.finditer(r"slow until about step (\d+)", line.prose):
+        until = int(match[1])
+        near = [v for s, v in truth.series("step_time") if until - GOOD_WINDOW < s <= until]
+        later = [v for s, v in truth.series("step_time") if until + NEAR < s <= until + LAST]
+        if (
+            median(near) < SLOW_RATIO * middle
+            or median(later or [middle]) > 2 * SLOW_RATIO * middle
+        ):
+            yield "proof", match[0], f"{_listed(v / middle for v in near)} times as long"
 
 
 def _end(truth: Truth, metric: str) -> tuple[float | None, float | None]:
@@ -779,6 +875,12 @@ def _status(truth: Truth, about: Mapping[str, Any]) -> Iterator[False_]:
             f"{title}; {about['proof']['text'][:60]}",
             "the loss was as before at the end",
         )
+    if (status == "JOB DOWN") is not (truth.code != 0 and status in (*ENDED, "JOB DOWN")):
+        yield "status", title, f"the job ended with code {truth.code}"
+    if status == "JOB ENDED, NOT RECOVERED" and well:
+        yield "status", title, f"the loss is {truth.level_at(step):.4g}, as before"
+    if (status == AGAIN) is not (cell.kind in RESUMED and status in ("RECOVERED", AGAIN)):
+        yield "status", title, f"it was {cell.fault}"
     if status == "WITHDRAWN" and about["did"]["acted"]:
         yield "contradiction", title, about["did"]["text"]
 

@@ -8,6 +8,7 @@ has to be made again (`Told.differs`).
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -140,7 +141,8 @@ class _Replay:
 
     def message(self, decision: Notified, number: int) -> Sent:
         """Return what people read of it, as of now."""
-        message = message_of(decision, self.run.id, "", str(self.run.path))
+        job = shlex.join(self.run.describe().argv)
+        message = message_of(decision, self.run.id, "", str(self.run.path), job)
         if message.incident and message.incident in self.incidents[-1:]:
             message = add_report_to_message(message, self.report(message.incident))
         text = render_console(message, colour=False).replace("supervise: ", "").rstrip()

@@ -31,7 +31,10 @@ LAYERS = {
     "core": (),
     "detectors": ("supervise.core",),
     "actions": ("supervise.core.model",),
-    "notifiers": ("supervise.core.model", "supervise.json_schemas", "supervise.system"),
+    "notifiers": (
+        *("supervise.core.model", "supervise.core.notices"),
+        *("supervise.json_schemas", "supervise.system"),
+    ),
     "catalog": (
         "supervise.core",
         "supervise.detectors",

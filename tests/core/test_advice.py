@@ -19,6 +19,9 @@ WORDS = {
     "rate": "learning rate 0.001 to 0.048 (step 150)",
     "recurring": "3 excursions within 400 steps",
     "skipped": "step 150",
+    "start": "start it again from ckpt-1 of step 99 (/c/1)",
+    "stop": "supervise stop RUN; ",
+    "jump": "went from 0.001 to 0.048 at step 150",
 }
 OF, F = SpikeClass, Fact
 
@@ -31,13 +34,15 @@ OF, F = SpikeClass, Fact
         (OF.STRUCTURAL, [F.RATE, F.ATTENTION, F.EXHAUSTED], "set it right, then go back: " + BACK),
         (OF.SUSPECT, [F.RATE, F.RECURRING, F.BACK], "set the schedule right"),
         (OF.UNDECIDED, [F.RATE], "compare it with what was meant"),
-        (OF.NUMERIC, [F.RATE, F.BACK], "set the schedule right, it will jump again"),
+        (OF.NUMERIC, [F.RATE, F.BACK], "set the learning-rate schedule right, or it jumps again"),
         (OF.NUMERIC, [F.RATE], "to go back: " + BACK),
         (OF.PLATEAU, [F.RATE], "set it right, then go back: " + BACK),
-        (OF.SCHEDULE, [F.RATE, F.BACK], "it will jump again"),
+        (OF.SCHEDULE, [F.RATE, F.BACK], "compare the learning-rate schedule with the one meant"),
+        (OF.NO_EXCURSION, [F.RATE_STOPPED], "find why the learning rate went from 0.001 to 0.048"),
         (OF.SCHEDULE, [F.RATE], "to go back: " + BACK),
         # A dead input, and one bad batch.
-        (OF.STRUCTURAL, [F.INPUT, F.EXHAUSTED], "mend what the model is given, from step 150"),
+        (OF.STRUCTURAL, [F.INPUT, F.EXHAUSTED], "look at what the model is given from step 150"),
+        (OF.RECOVERABLE, [F.INPUT], "ask whether the data was meant to change at step 150"),
         (OF.SUSPECT, [F.INPUT, F.BACK], "look at the batch of step 150"),
         (OF.DATA, [F.INPUT, F.BACK], "look at the batch of step 150: it may come again"),
         (OF.DATA, [F.INPUT], "replay the batches from step 150 on a copy"),
@@ -59,19 +64,20 @@ OF, F = SpikeClass, Fact
         (OF.STRUCTURAL, [], "lower the learning rate: supervise lr RUN 0.5; then go back: " + BACK),
         (OF.STRUCTURAL, [F.HELD, F.UNDONE], "a lower learning rate did not help"),
         (OF.STRUCTURAL, [F.EXHAUSTED, F.UNDONE], "nothing that was tried helped"),
-        (OF.STRUCTURAL, [F.ENDED], "start again: " + BACK),
+        (OF.STRUCTURAL, [F.ENDED], "then start it again from ckpt-1"),
         (OF.NUMERIC, [], "the weights may be damaged; to go back: " + BACK),
-        (OF.NUMERIC, [F.UNDONE, F.BACK], "find what was not finite first, in step 150"),
+        (
+            OF.NUMERIC,
+            [F.UNDONE, F.BACK],
+            "so the weights may have been damaged in step 150",
+        ),
         (OF.PLATEAU, [F.UNDONE], "the rollback did not help"),
         (OF.PLATEAU, [], "go back 100 steps or more before step 150, and skip 200 to 500 batches"),
         (OF.CUT, [], "compare the tokens per update with what was meant; to go back: " + BACK),
         (OF.CUT, [F.BACK], "compare the tokens per update with what was meant"),
-        (OF.CONTAINED, [], "no rollback needed: step 150 changed no weight; find the first"),
-        (
-            OF.CONTAINED,
-            [F.INPUT],
-            "no rollback needed: step 150 changed no weight; look at the batch",
-        ),
+        (OF.CONTAINED, [], "find the first value that was not finite, in step 150; no rollback is"),
+        (OF.CONTAINED, [F.INPUT], "look at the data of step 150; no rollback is needed: step 150"),
+        (OF.CONTAINED, [F.UNDONE], "so the weights may have been damaged in step 150"),
         (OF.SUSPECT, [F.RECURRING, F.BACK], "3 excursions within 400 steps; compare the batches"),
         (OF.SUSPECT, [F.BACK, F.ENDED], "try a lower learning rate on a short run"),
         (OF.SUSPECT, [F.BACK], "a lower rate: supervise lr RUN 0.5"),
@@ -93,11 +99,6 @@ def test_the_advice_follows_the_cause_the_model_and_what_was_tried(kind, facts, 
         (OF.NO_EXCURSION, [], ""),
         (OF.RECOVERABLE, [F.BACK, F.RATE], ""),
         (OF.EXPECTED, [], "it was planned"),
-        (
-            OF.RECOVERABLE,
-            [F.INPUT],
-            "if the data was not meant to change, look at the batch of step 150",
-        ),
         (OF.NUMERIC, [F.DRILL, F.BACK, F.UNDONE], "a drill did it, on purpose"),
         (OF.SUSPECT, [F.DRILL, F.BACK, F.RATE], "a drill did it, on purpose"),
         (OF.UNDECIDED, [F.DRILL, F.BACK], "a drill did it, on purpose"),
@@ -157,7 +158,8 @@ def test_a_job_that_does_not_go_on_from_its_checkpoint_is_not_nothing_to_do(tell
     story.frames(2.0, times=60)
     closed = [message for message in messages(story) if message["kind"] == "closed"]
 
-    assert closed[-1]["next"].startswith("the job does not train on from its checkpoint")
+    asked = "supervise stop RUN; the job does not train on from its checkpoint"
+    assert closed[-1]["next"].startswith(asked)
     assert closed[-1].get("lead") is None
 
 
@@ -196,7 +198,7 @@ def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):
     closed = [message for message in messages(story) if message["kind"] == "closed"]
 
     assert closed[-1]["next"].endswith("--runbook data-skew")
-    assert closed[-1].get("lead") is None
+    assert closed[-1]["lead"] == Lead.BEFORE_NEXT
 
 
 def test_codes_and_kinds_of_records_are_words(tell):
@@ -206,7 +208,9 @@ def test_codes_and_kinds_of_records_are_words(tell):
     story.rows({"train_loss_raw": 2.0, "skip_reason": 2.0})
     message = messages(story)[-1]
 
-    assert message["verdict"].startswith("an update was skipped: NaN or Inf in its gradient")
+    assert message["verdict"].startswith(
+        "an update was skipped: NaN or Inf in its loss or gradient"
+    )
     assert "1.5" not in message["verdict"] and "skip_reason" not in message["title"]
 
 

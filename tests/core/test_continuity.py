@@ -266,7 +266,12 @@ def no_batch_at_first(step):
 @pytest.mark.parametrize(
     ("change", "severity", "text", "remedy"),
     [
-        (new_rate, "SEV2", "learning rate 0.000149 where it was", "scheduler's state_dict"),
+        (
+            new_rate,
+            "SEV2",
+            "learning rate 0.000149 at step 33, 0.000934 before",
+            "scheduler's state_dict",
+        ),
         (new_moments, "SEV2", "update 4", "optimizer's state_dict"),
         (no_batch_at_first, "SEV2", "batches 31.. are those of steps 0..", "position in the data"),
         (lambda s: {"tokens_per_update": 256.0}, "SEV2", "256 tokens per update where", "batch"),
@@ -284,7 +289,7 @@ def test_what_is_not_as_before_is_reported_within_five_steps(
     story.rows(*(row(s, **change(s)) for s in range(31, 36)))
     (message,) = messages(story)[before:]
     assert message["severity"] == severity
-    assert text in message["title"] and remedy in message["next"]
+    assert text in message["verdict"] and remedy in message["next"]
 
     story.rows(*(row(s, **change(s)) for s in range(36, CRASH + 30)))
     assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
@@ -297,7 +302,7 @@ def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed
     for change, cause in ((new_rate, "started over"), (half, "is not where it was")):
         story = crashed()
         story.rows(*(row(s, **change(s)) for s in range(31, 36)))
-        assert f"the schedule {cause}" in messages(story)[-1]["title"]
+        assert f"the schedule {cause}" in messages(story)[-1]["verdict"]
 
 
 def half(step):

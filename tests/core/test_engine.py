@@ -35,7 +35,7 @@ def test_a_spike_is_softened_verified_and_closed(tell):
     (fired,) = story.kinds("rule", "fired")
     numbers = {"code": "BREACH", "value": 8.0, "threshold": 5.0, "metric": "train_loss_raw"}
     assert fired.data["numbers"]["high"].items() >= numbers.items()
-    assert "train_loss_raw 8 (limit 5)" in fired.reason
+    assert "loss 8 (limit 5)" in fired.reason
     assert story.actions() == ["inc-1/1/0-reach"]
     assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
     assert story.kinds("incident", "opened")[0].data["band"]["level"] == 2.0

@@ -211,8 +211,8 @@ def row(**parts):
     ("part", "words"),
     [
         ({"other_time": 0.124}, "reading data, or other code outside of forward"),
-        ({"input_time": 0.124}, "waiting for data, 124 ms of 133 ms"),
-        ({"backward_time": 0.124}, "in the backward pass, 124 ms of 129 ms"),
+        ({"input_time": 0.124}, "waiting for data (124 ms of 133 ms)"),
+        ({"backward_time": 0.124}, "the backward pass (124 ms of 129 ms)"),
         ({"forward_time": 0.03, "backward_time": 0.03, "other_time": 0.03}, "90 ms, 9 ms before"),
     ],
 )
@@ -229,7 +229,7 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
 
     story.exit(0)
     closing = messages(story)[-2]
-    assert closing["next"].startswith("what to check: "), "what lasts is not nothing to do"
+    assert closing["next"].startswith("to look closer: "), "what lasts is not nothing to do"
 
 
 SLOW = {"other_time": 0.124}  # 15 times as long
@@ -256,7 +256,7 @@ def test_the_rank_that_the_others_wait_for_is_named_and_not_where_they_wait(tell
     story.rows(*[row(backward_time=0.124, host_cpu_wait=0.5) | late] * 40)
 
     (message,) = messages(story)
-    assert "x as long since step 100: rank 2 in its" in message["verdict"]
+    assert "as long since step 100: 129 ms, 9 ms before; rank 2 in its" in message["verdict"]
     assert "backward" not in message["verdict"]
     assert story.replayed() == story.recorded()
 

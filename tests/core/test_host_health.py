@@ -142,7 +142,7 @@ IDLE = RankStand("", 0.0, 59, 30.0)
 REDUCES = IDLE._replace(collective=Collective(121, "all_reduce", True), place="train.py:30 in step")
 DONE = IDLE._replace(collective=Collective(120, "all_reduce", False))
 LOADS = DONE._replace(place="train.py:9 in load")
-BACKWARD = IDLE._replace(place="train.py:28 in step", in_backward=True)
+BACKWARD = IDLE._replace(place="train.py:28 in step()", in_backward=True)
 BARRIER = IDLE._replace(collective=Collective(121, "barrier", True), place="train.py:40 in save")
 WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
 
@@ -190,7 +190,12 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
             "rank 1 took another path: it waits in all_reduce (call 121) at train.py:30 in step; "
             "ranks 0, 2 wait in the backward",
         ),
-        (BACKWARD, REDUCES, (1,), "path: it waits in the backward at train.py:28 in step; ranks 0"),
+        (
+            BACKWARD,
+            REDUCES,
+            (1,),
+            "path: it waits in the backward at train.py:28 in step(); ranks 0",
+        ),
         (BACKWARD._replace(cpu=0.9), REDUCES, (1,), "rank 1 computes at train.py:28 in step"),
         (IDLE, IDLE, (), "which of 3 ranks the others wait for is unknown"),
         (IDLE, BACKWARD, (), "which of 3 ranks the others wait for is unknown"),
@@ -261,7 +266,7 @@ Current thread 0x00007f0000000002 (most recent call first):
 
 
 def test_the_place_is_the_deepest_frame_of_the_job_in_its_main_thread():
-    assert deepest_own_frame(main_frames(STACKS.splitlines())) == "train.py:28 in step"
+    assert deepest_own_frame(main_frames(STACKS.splitlines())) == "train.py:28 in step()"
     assert main_frames(STACKS.replace("Current thread", "Thread").splitlines()) == []
     py_spy = 'Thread 71 (idle): "MainThread"\n    recv (socket.py:5)\n    load (jobs/a.py:9)\n'
-    assert deepest_own_frame(main_frames(py_spy.splitlines())).endswith(" in recv")
+    assert deepest_own_frame(main_frames(py_spy.splitlines())).endswith(" in recv()")

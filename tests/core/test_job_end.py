@@ -100,7 +100,7 @@ def test_the_terms_of_a_policy():
     [
         ("saved", "INFO", "ended at step 49 after SIGTERM, with a checkpoint"),
         ("failed", "INFO", "ended at step 49 after SIGTERM, without a checkpoint"),
-        ("requested", "SEV1", "the job ended with signal 12 (SIGUSR2) at step 49"),
+        ("requested", "SEV1", "the job is DOWN: it ended with signal 12 (SIGUSR2) at step 49"),
     ],
 )
 def test_people_are_notified_once_of_what_is_lost(tell, phase, severity, title):
@@ -164,7 +164,7 @@ def test_success_before_the_planned_length_is_reported_and_a_failure_as_one(
     early = ("SEV1", f"the job ended with code 0 after {shortfall}")
     assert found == (early if shortfall else ("INFO", f"finished at step {STEPS - 1}"))
     failed = end(tell(job=JobSettings(steps=steps)), 1)
-    assert failed == ("SEV1", "the job ended with code 1 at step 49")
+    assert failed == ("SEV1", "the job is DOWN: it ended with code 1 at step 49")
 
 
 @pytest.mark.parametrize(("signal", "by_drill"), [(9, True), (11, False)])

@@ -49,7 +49,7 @@ def test_a_launcher_that_was_asked_to_end_has_not_crashed(tell):
 
     assert (story.state.job.over, story.actions()) == (True, [])
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
-    assert message["title"].endswith("SignalException: Process 7 got signal: 15")
+    assert message["verdict"].startswith("SignalException: Process 7 got signal: 15")
 
 
 def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
@@ -134,7 +134,7 @@ def test_a_crash_is_answered_by_its_class(tell, relaunch, starts, why):
     assert (len(started), story.state.job.over) == (starts, True)
     message = messages(story)[-1]
     assert "ended with code 1 at step" in message["title"]
-    assert "E: boom at train.py:41 (rank 1)" in message["title"]
+    assert "E: boom at train.py:41 (rank 1)" in message["verdict"]
     assert why in message["verdict"]
     assert story.actions()[-1].endswith("snapshot")
 
@@ -154,7 +154,7 @@ def test_a_thread_that_ends_is_news_and_no_cause(tell):
     story.exit(1)
 
     last = messages(story)[-1]
-    assert last["title"].endswith(": E") and "KeyError: 'shard'" in last["why"]
+    assert last["verdict"].startswith("E; also recorded: KeyError: 'shard'")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
     story.exit(1)
 
     assert story.state.job.cause.type == cause
-    assert messages(story)[-1]["title"].endswith(f": {cause}")
+    assert messages(story)[-1]["verdict"].startswith(cause)
 
 
 def test_a_line_of_a_log_is_news_once_per_class(tell):
@@ -338,8 +338,8 @@ def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, 
     [
         (True, -2, "INFO interrupted at step 49"),
         (True, 130, "INFO interrupted at step 49"),
-        (True, 1, "SEV1 the job ended with code 1 at step 49"),
-        (False, -2, "SEV1 the job ended with signal 2 (SIGINT) at step 49"),
+        (True, 1, "SEV1 the job is DOWN: it ended with code 1 at step 49"),
+        (False, -2, "SEV1 the job is DOWN: it ended with signal 2 (SIGINT) at step 49"),
     ],
 )
 def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
@@ -374,7 +374,9 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
     assert [d.reason for d in story.kinds("verify", "failed")] == [why]
     assert story.state.job.over and has_start_failed(story.state)
     message = messages(story)[-1]
-    assert message["title"] == ("the restarted job ended with code 2 before its first step")
+    assert (
+        message["title"] == "the job is DOWN: its restart ended with code 2 before its first step"
+    )
     assert "it already ended at step 49 before" in message["verdict"]
     assert message["why"] == f"it was started with {given}"
     assert message["next"].startswith("check job.relaunch in the policy")
@@ -453,8 +455,8 @@ def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
     story.finish(stop["id"], {"exit_code": 78, "returncode": -15})
     assert story.state.job.over
     last = messages(story)[-1]
-    assert last["title"] == "stopped by policy at step 49"
-    assert last["why"].endswith(given_up["verdict"])
+    assert last["title"] == "the job is DOWN: supervise stopped it at step 49, as the policy says"
+    assert given_up["verdict"] in last["verdict"]
     assert story.replayed() == story.recorded()
 
 
@@ -481,7 +483,7 @@ def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
     assert story.state.machine == "holding"
     assert works in messages(story)[-1]["verdict"]
     assert messages(story)[-1]["next"].endswith(
-        "then: supervise release RUN (automatic actions on again)"
+        "then, for automatic actions again: supervise release RUN"
     )
 
 

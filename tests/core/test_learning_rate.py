@@ -255,7 +255,7 @@ def test_what_the_rate_did_not_do_is_taken_back_and_goes_on_at_the_scheduled_rat
 def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_given_up(run):
     story = run()
     feed(story, 2.0, 30)
-    assert "which is held lower" in messages(story)[-1]["next"]
+    assert "at a lower learning rate" in messages(story)[-1]["next"]
     feed(story, 8.0, 1)
     assert [args["limit"] for args in plans(story, "hold_rate")] == [0.005]
     assert plans(story, "rollback")[1]["before_step"] == story.step - 10

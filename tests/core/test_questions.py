@@ -126,7 +126,7 @@ def test_a_smaller_batch_is_one_that_stays(tell, counts, kind):
     found = closed(story).data["spike"]
 
     assert found["class"] == kind
-    assert "tokens_per_update 64, 512 before" in found["questions"]["else_happened"]["text"]
+    assert "target tokens per update 64, 512 before" in found["questions"]["else_happened"]["text"]
 
 
 def test_a_loss_that_stays_nan_is_not_contained(tell):
@@ -158,7 +158,7 @@ def test_question_four_knows_what_happened(tell):
 
     kinds = [event["kind"] for event in events]
     assert kinds == ["planned", "operator", "drill", "rate", "skipped"]
-    assert events[3]["text"] == "learning rate 0.001 to 0.03"
+    assert events[3]["text"] == "learning rate went from 0.001 to 0.03"
 
 
 def go_back(story, to):
@@ -191,8 +191,8 @@ def test_a_relapse_after_the_ladder_holds_with_its_class(tell):
 
     assert story.state.machine == "holding"
     assert held.data["spike"]["class"] == "structural instability"
-    assert "the training is unstable" in message["verdict"]
-    assert message["next"].endswith("then: supervise release RUN (automatic actions on again)")
+    assert "the loss does not come back" in message["verdict"]
+    assert message["next"].endswith("then, for automatic actions again: supervise release RUN")
 
     story.frames(2.0, times=100)  # it calms down later: it stays what it was
     story.say("release", "ann")
@@ -326,7 +326,10 @@ def test_what_outlives_the_ladder_behind_a_jump_of_the_jobs_own_rate_is_its_sche
     held = story.kinds("incident", "held")[0].data["spike"]
 
     assert held["class"] == "learning rate jump"
-    assert "the job's own learning rate 0.001 to 0.1 (step 300)" in messages(story)[-1]["verdict"]
+    assert (
+        "the job's own learning rate went from 0.001 to 0.1 (step 300)"
+        in messages(story)[-1]["verdict"]
+    )
     assert verdict(story)["class"] == "learning rate jump", "and so to the end of the incident"
 
 

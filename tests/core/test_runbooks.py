@@ -136,7 +136,7 @@ def test_evidence_is_taken_and_then_nothing_acts(wrong):
     assert story.actions() == ["inc-1/1/0-snapshot"]
     assert story.state.machine == "holding"
     (held,) = story.kinds("incident", "held")
-    assert held.reason.startswith("held: wrong: grad_global_norm 20")
+    assert held.reason.startswith("held: wrong: gradient norm 20")
     assert held.step == 50
 
     told = len(story.kinds("notify_intent"))
@@ -158,7 +158,7 @@ def test_evidence_that_fails_does_not_keep_it_from_holding(wrong):
 
     assert story.state.machine == "holding"
     (held,) = story.kinds("incident", "held")
-    assert held.reason.startswith("held: wrong: grad_global_norm 20")
+    assert held.reason.startswith("held: wrong: gradient norm 20")
     assert held.reason.endswith("the snapshot failed: no room on the disk")
     assert story.say("release").data["ok"]
     story.frames(2.0, times=30)
@@ -373,7 +373,7 @@ def test_the_rank_that_it_began_on_has_to_be_back_in_its_band(tell, newest, veri
 
     texts = [record.reason for record in story.kinds("verify")]
     assert any("no rule fired for 5 steps" in text for text in texts) == verified
-    assert any("above its band" in text for text in texts) != verified
+    assert any("and its band ends at" in text for text in texts) != verified
 
 
 # ── a command that some ranks carried out and others did not ──────────────────────────────────────

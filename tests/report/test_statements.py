@@ -40,7 +40,20 @@ def checker(monkeypatch):
         ("Proof  the loss stayed in its band", "proof"),
         ("Proof  recovered so far", ""),
         ("Cost   3.0 s paused", "cost"),
-        ("Cost   1 update skipped; without that the weights are lost at step 41", "cost"),
+        ("Cost   1 update skipped; the weights were lost at step 41", "cost"),
+        ("What   learning rate 0.1 (before 0.001, limit 0.0025)", ""),
+        ("What   loss 9 (before 2.5, limit 3)", "before"),
+        ("What   loss 9 (before 2, limit 12)", "limit"),
+        ("Cause  the learning rate went 0.001 → 0.1 (×100) at step 40", ""),
+        ("Cause  the learning rate went 0.002 → 0.1 (×50) at step 40", "before"),
+        ("Did    learning rate held at 0.001 at most", "done"),
+        ("Proof  the loss did NOT come back into its band: 9 at the end, 2 before", "value"),
+        ("Next   start it again from ckpt-1 of step 39 (/c/1)", ""),
+        ("Next   start it again from ckpt-1 of step 42 (/c/1)", "next"),
+        ("Next   start it again from ckpt-2 of step 39 (/c/2)", "next"),
+        ("Next   use no checkpoint that was saved since step 60", "onset"),
+        ("Next   mend what the model is given from step 40 on", "advice"),
+        ("Next   nothing to do now; by day: look at the schedule", ""),
         ("Did    weights of step 39 restored; it was withdrawn", "order"),
         ("Cause  lr ×100 at step 40; what it did is seen from step 41", ""),
         ("Next   watch attention logits", "advice"),
@@ -63,6 +76,8 @@ def test_a_false_statement_on_a_card_is_found(checker, line, false):
     order = {"id": "a", "verb": "rollback", "touches_job": True}
     done = {"action": {"id": "a"}, "result": {"step": 39, "from_step": 44}}
     log = [{"kind": "intent", "data": {"action": order}, "event": 44, "reason": "rollback"}]
+    saved = "checkpoint ckpt-1 of step 39 was verified"
+    log += [{"kind": "note", "data": {}, "event": 41, "reason": saved}]
     log += [{"kind": "commit", "data": done, "event": 45, "reason": "rollback done"}]
     ours = rows(lambda n: 9.0 if 40 < n < 45 else 2.01, lambda n: 0.1 if 40 <= n < 45 else 1e-3)
     plain = rows(lambda n: 2.0, lambda n: 1e-3)

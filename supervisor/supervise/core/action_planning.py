@@ -272,7 +272,7 @@ def new_evidence_against_weights(state: State, incident: Incident, old: Withdraw
 
 VERB = "check_weights"
 SOONER = 4  # times, where nobody can say
-BATCH = "data"  # kind of an event, see `spike_classifier`
+BATCH, WEIGHTS_GOOD = "data", "weights"  # kinds of events, see `spike_classifier`
 
 
 def begins_with_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
@@ -317,7 +317,7 @@ def explain_good_weights(
     # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
     if loss is not None or not order.waits or old is not None:
         return ""
-    return f"whether the weights are good is not known ({outcome.why})"
+    return "it is not known yet whether the weights are good"
 
 
 def reduce_to_evidence(
@@ -349,7 +349,9 @@ def reduce_to_evidence(
     run.terms.reduced_reason = reason
     run.terms.repeated = old is not None and event == old.data_event
     if is_known or event:
-        state.context.happened.append(Happened(incident.breach_step, state.attempt, BATCH, reason))
+        is_seen = event or input_change_since_onset(state, incident) is not None
+        kind = BATCH if is_seen else WEIGHTS_GOOD
+        state.context.happened.append(Happened(incident.breach_step, state.attempt, kind, reason))
 
 
 def withdrawn_runbook_due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None:
@@ -378,4 +380,4 @@ def evidence_for_rollback(state: State, incident: Incident, result: Payload) -> 
     if probe and was_judged:
         probe += f", {old.loss:.4g} then"
     judged = "the weights were good" if was_judged else "nothing could judge the weights"
-    return f"new since step {old.step}, when {judged}: {new}{probe}"
+    return f"{new}; at step {old.step} {judged}{probe}"

@@ -6,21 +6,25 @@ where one would still help."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from . import action_planning, diagnosis, rule_scope, withdrawal
-from .incident import Incident
+from .incident import STANDING_VERBS, Incident, verb_of
+from .job_recipes import fill_recipe
 from .model.action import Refused
+from .model.checkpoint_registry import choose_checkpoint
 from .model.decisions import Advice, Lead
-from .model.policy import Policy
-from .model.verdicts import SpikeClass, Verdict
+from .model.policy import Policy, Runbook
+from .model.verdicts import PARTS, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, State
 from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined
 from .trends import median
 
+NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
 SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
 
 
@@ -37,6 +41,7 @@ class Fact(StrEnum):
     BACK = "the loss is back in its band"
     UNDONE = "the weights of before were restored"
     HELD = "the learning rate was held lower"
+    RATE_STOPPED = "a jump of the learning rate was stopped by a hold"
     EXHAUSTED = "all that may be tried was tried"
     ENDED = "the job has ended"
 
@@ -56,45 +61,59 @@ def _line(kind: SpikeClass, text: str, *facts: Fact, lead: Lead | None = None) -
 
 _OF, _F = SpikeClass, Fact
 GO_BACK = "to go back: {back}"
+COMPARE = "compare the learning-rate schedule with the one meant"
+WHY_JUMP = "find why the learning rate {jump}: its schedule, or code that sets it"
+IN_WEIGHTS = (
+    "going back cured it, so the weights may have been damaged in step {onset}: look at the batch "
+    "of that step, and for memory errors of the device (nvidia-smi -q -d ECC)"
+)
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
+    _line(_OF.NO_EXCURSION, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
     _line(_OF.RECOVERABLE, "", _F.DRILL, lead=Lead.NOTHING),
     _line(
         _OF.RECOVERABLE,
-        "if the data was not meant to change, look at the batch of step {onset}",
+        "ask whether the data was meant to change at step {onset}, and look at that batch",
         _F.INPUT,
-        lead=Lead.NOTHING,
     ),
+    _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.RECOVERABLE, "the learning rate was held: set its schedule right", _F.HELD),
     _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
     _line(_OF.NUMERIC, "a drill did it, on purpose", _F.DRILL, _F.BACK, lead=Lead.NOTHING),
-    _line(_OF.NUMERIC, "{rate}: set the schedule right, it will jump again", _F.RATE, _F.BACK),
-    _line(_OF.NUMERIC, f"{{rate}}: set the schedule right, it will jump again; {GO_BACK}", _F.RATE),
+    _line(
+        _OF.NUMERIC,
+        "set the learning-rate schedule right, or it jumps again: {rate}",
+        _F.RATE,
+        _F.BACK,
+    ),
+    _line(
+        _OF.NUMERIC,
+        f"set the learning-rate schedule right, or it jumps again: {{rate}}; {GO_BACK}",
+        _F.RATE,
+    ),
     _line(_OF.NUMERIC, "look at the batch of step {onset}: it may come again", _F.INPUT, _F.BACK),
     _line(_OF.NUMERIC, f"look at the batch of step {{onset}}; {GO_BACK}", _F.INPUT),
-    _line(_OF.NUMERIC, "find what was not finite first, in step {onset}", _F.UNDONE, _F.BACK),
+    _line(_OF.NUMERIC, IN_WEIGHTS, _F.UNDONE, _F.BACK),
     _line(_OF.NUMERIC, f"the weights may be damaged; {GO_BACK}"),
-    _line(_OF.CONTAINED, "find what was not finite first, in step {onset}", _F.UNDONE),
+    _line(_OF.CONTAINED, WHY_JUMP, _F.RATE_STOPPED),
+    _line(_OF.CONTAINED, IN_WEIGHTS, _F.UNDONE),
     _line(
         _OF.CONTAINED,
-        "no rollback needed: {skipped} changed no weight; look at the batch of step {onset}",
+        "look at the data of step {onset}; no rollback is needed: {skipped} changed no weight",
         _F.INPUT,
     ),
     _line(
         _OF.CONTAINED,
-        "no rollback needed: {skipped} changed no weight; find the first value that was not finite",
+        "find the first value that was not finite, in step {onset}; no rollback is needed: "
+        "{skipped} changed no weight",
     ),
     # The job changed something itself.
-    _line(
-        _OF.SCHEDULE,
-        "compare the schedule with the one meant: it will jump again",
-        _F.BACK,
-    ),
-    _line(_OF.SCHEDULE, "compare the schedule with the one meant: it jumps again", _F.UNDONE),
-    _line(_OF.SCHEDULE, f"compare the schedule with the one meant; {GO_BACK}"),
+    _line(_OF.SCHEDULE, f"{COMPARE}: {{rate}}", _F.BACK),
+    _line(_OF.SCHEDULE, f"{COMPARE}, it jumps again: {{rate}}", _F.UNDONE),
+    _line(_OF.SCHEDULE, f"{COMPARE}: {{rate}}; {GO_BACK}"),
     _line(_OF.CUT, "compare the tokens per update with what was meant", _F.BACK),
     _line(_OF.CUT, f"compare the tokens per update with what was meant; {GO_BACK}"),
     _line(_OF.DATA, "look at the batch of step {onset}: it may come again", _F.BACK),
@@ -118,10 +137,10 @@ LINES: Sequence[Line] = (
     _line(_OF.STRUCTURAL, f"a drill did it, on purpose; {GO_BACK}", _F.DRILL),
     _line(_OF.STRUCTURAL, "{rate}: set it right: it jumps again", _F.RATE, _F.UNDONE),
     _line(_OF.STRUCTURAL, "{rate}: set it right, then go back: {back}", _F.RATE),
-    _line(_OF.STRUCTURAL, "mend what the model is given, from step {onset}", _F.INPUT, _F.UNDONE),
     _line(
         _OF.STRUCTURAL,
-        "mend what the model is given, from step {onset}; {back}",
+        "look at what the model is given from step {onset} on; if that was not meant: {stop}mend "
+        "it, then {start}",
         _F.INPUT,
     ),
     _line(
@@ -154,7 +173,7 @@ LINES: Sequence[Line] = (
         "back to before step {onset}: supervise checkpoints RUN",
         _F.EXHAUSTED,
     ),
-    _line(_OF.STRUCTURAL, "check precision, kernels and batch size; start again: {back}", _F.ENDED),
+    _line(_OF.STRUCTURAL, "check precision, kernels and batch size; then {start}", _F.ENDED),
     _line(_OF.STRUCTURAL, "lower the learning rate: supervise lr RUN 0.5; then go back: {back}"),
     # The loss is back, and something is not.
     _line(_OF.SUSPECT, "a drill did it, on purpose", _F.DRILL, lead=Lead.NOTHING),
@@ -203,18 +222,24 @@ def advise_after_verdict(
     skipped = verdict.skipped
     words = {
         "back": rollback_or_restart_command(policy, state, incident),
-        "onset": str(min((incident.breach_step, *skipped[:1]))),
+        "onset": str(skipped[0] if skipped else onset_of(incident)),
+        "start": start_again(policy, state, incident.breach_step),
+        "stop": "" if state.job.returncode is not None else "supervise stop RUN; ",
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
+        "jump": _rate_jump(incident),
         "recurring": verdict.recurring or "the norms stayed up",
         "skipped": f"step {skipped[0]}" if skipped else "",
     }
     if skipped and skipped[0] != skipped[-1]:
         words["skipped"] = f"what was wrong in steps {skipped[0]} to {skipped[-1]}"
-    advice = choose_advice(verdict.kind, {*_facts(policy, state, incident, verdict)}, words)
-    if "supervise " in advice.rest or (advice.lead is not None and not advice.rest):
+    facts = {*_facts(policy, state, incident, verdict)}
+    advice = choose_advice(verdict.kind, facts, words)
+    if advice.lead is not None:
         return advice
-    numbers = "" if advice.lead else f"; the numbers: supervise why RUN {incident.id}"
-    return Advice(advice.lead, f"{advice.rest}{numbers}")
+    quiet = Lead.BEFORE_NEXT if Fact.ENDED in facts else Lead.LATER
+    is_over = Fact.BACK in facts or verdict.kind in (SpikeClass.CONTAINED, SpikeClass.NO_EXCURSION)
+    numbers = "" if "supervise " in advice.rest else f"numbers: supervise why RUN {incident.id}"
+    return Advice(quiet if is_over else None, advice.rest, numbers)
 
 
 def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> Iterator[Fact]:
@@ -224,7 +249,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
-        (Fact.INPUT, "data" in kinds or bool(rule_scope.input_rules(policy, incident))),
+        (Fact.INPUT, "data" in kinds or _is_input_other(policy, state, incident)),
         (Fact.ATTENTION, _has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
         (Fact.ROUTING, _has_moved(policy, incident, monitor, ("moe_", "router_"))),
         (Fact.NO_OBJECTIVE, monitor is not None and not monitor.is_objective),
@@ -232,11 +257,32 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.BACK, is_loss_rejoined(verdict)),
         (Fact.UNDONE, case.rolled_back),
         (Fact.HELD, bool(incident.recovery.rate_limits)),
+        (Fact.RATE_STOPPED, is_rate_held(incident) and bool(_rate_jump(incident))),
         (Fact.EXHAUSTED, case.exhausted),
         (Fact.ENDED, state.job.returncode is not None),
     ):
         if holds:
             yield fact
+
+
+def is_rate_held(incident: Incident) -> bool:
+    """Return whether an action of the incident holds the learning rate, or held it."""
+    return any(verb_of(undo) in STANDING_VERBS for _, undo in incident.recovery.undos)
+
+
+def _rate_jump(incident: Incident) -> str:
+    """Return how the learning rate jumped at the onset, "" where it did not."""
+    jump = incident.case.jump
+    if jump is None:
+        return ""
+    return f"went from {jump.before:.3g} to {jump.after:.3g} at step {jump.step}"
+
+
+def _is_input_other(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether what the model is given is other than before, by a rule or its statistics."""
+    if rule_scope.input_rules(policy, incident):
+        return True
+    return action_planning.input_change_since_onset(state, incident) is not None
 
 
 def _has_moved(
@@ -266,6 +312,12 @@ def _has_moved(
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def onset_of(incident: Incident) -> int:
+    """Return the step at which it began, as people are told."""
+    is_near = 0 <= incident.breach_step - incident.opened_step <= NEAR
+    return min(incident.breach_step, incident.opened_step) if is_near else incident.breach_step
+
+
 def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back to before an incident, "" where it would be refused."""
     form = policy.verbs.get("rollback")
@@ -283,32 +335,106 @@ def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
 
 def rollback_or_restart_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back, or which checkpoint to start from where none does."""
-    start = f"start from a checkpoint from before step {incident.breach_step}: supervise "
-    return rollback_command(policy, state, incident) or f"{start}checkpoints RUN"
+    start = start_again(policy, state, incident.breach_step)
+    return rollback_command(policy, state, incident) or start
+
+
+def start_again(policy: Policy, state: State, before_step: float = math.inf) -> str:
+    """Return how to start the job again, with the newest good checkpoint from before a step."""
+    command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
+    checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
+    if checkpoint is None:
+        which = "" if before_step == math.inf else f" from before step {before_step}"
+        listed = f"none{which} is verified; all of them: supervise checkpoints RUN"
+        return f"start it again from a checkpoint that you trust ({listed}): {command[0]}"
+    relaunch = policy.job.relaunch
+    if relaunch is not None:
+        command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in relaunch.args]
+    name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path})"
+    return f"start it again from {name}: {' '.join(command)}"
 
 
 def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the choices of a person while no action runs by itself."""
+    """Return what a person should do while no action runs by itself, and what else would do."""
+    start = start_again(policy, state, incident.breach_step)
     if state.job.returncode is not None:
-        return "start it again by hand; good checkpoints: supervise checkpoints RUN"
-    ways = [rollback_command(policy, state, incident), "supervise stop RUN"]
+        return start
+    back, stop = rollback_command(policy, state, incident), f"supervise stop RUN, then {start}"
+    if is_fed_wrongly(policy, state, incident):
+        stop = f"supervise stop RUN, mend what the model is given, then {start}"
+        ways = [stop, back]
+    else:
+        has_start = choose_checkpoint(state.checkpoints.good(), incident.breach_step) is not None
+        ways = [stop, back] if incident.case.rolled_back and has_start else [back, stop]
     if state.job.paused:
         ways.insert(0, "supervise resume RUN")
-    return "choose: " + " or ".join(filter(None, ways))
+    recommended, *others = filter(None, ways)
+    return f"recommended: {recommended}" + (f"; or: {'; or: '.join(others)}" if others else "")
+
+
+def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether a rule about what the model is given fires."""
+    firing = set(state.firing(policy))
+    return any(rule.id in firing for rule in rule_scope.input_rules(policy, incident))
 
 
 def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the choices of a person in a hold; a rollback does not end it."""
+    """Return what a person should do in a hold; a rollback does not end it."""
     ways = manual_choices(policy, state, incident)
-    return f"{ways}; then: supervise release RUN (automatic actions on again)"
+    return f"{ways}; then, for automatic actions again: supervise release RUN"
 
 
-def advice_after_stop(incident: Incident) -> str:
+def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
+    """Return what is left to do where an action was not carried out."""
+    onset = onset_of(incident)
+    if not withdrawal.is_loss_out_of_band(state, incident):
+        return Advice(Lead.NOTHING, withdrawal.describe_job_status(policy, state))
+    if is_fed_wrongly(policy, state, incident):
+        then = f"mend what the model is given from step {onset} on"
+        then += f", then {start_again(policy, state, onset)}"
+        return Advice(None, f"the loss is still too high: supervise stop RUN, {then}")
+    change = action_planning.input_change_since_onset(state, incident)
+    text = "the loss is still above its band"
+    if change is not None:
+        text += f"; ask by day whether the data was meant to change at step {onset}"
+    return Advice(Lead.FOLLOWS, text)
+
+
+def advice_after_stop(policy: Policy, state: State, incident: Incident) -> str:
     """Return what follows when a rule has stopped the job; what stood still may do so again."""
-    then = "start it again from a good checkpoint: supervise checkpoints RUN"
     if incident.trigger.still:
-        then = f"mend what it waited for, or it may stop there again; then {then}"
-    return f"{then}; evidence: supervise why RUN {incident.id}"
+        then = start_again(policy, state)
+        return f"mend what it waited for, or it may stop there again; then {then}"
+    return start_again(policy, state, incident.breach_step)
+
+
+def after_crash(policy: Policy, state: State, remedy: str) -> str:
+    """Return what follows when the job has ended by itself; `remedy`: of what ended it."""
+    first = remedy or "read the end of the job's output"
+    return f"the job is down; {first}; then {start_again(policy, state)}"
+
+
+# ── what a runbook does ───────────────────────────────────────────────────────────────────────────
+
+EFFECTS = {  # of verbs that change the job
+    "rollback": "the weights of an earlier step are restored",
+    "relaunch": "the job is started again from a checkpoint",
+    "hold_rate": "the learning rate is held where it was before",
+    "lr_scale": "the learning rate is lowered",
+    "clip": "gradients are clipped",
+    "update_clip": "updates are clipped",
+    "skip_step": "the next updates are skipped",
+    "quarantine": "the suspect shards are left out",
+    "stop": "the job is stopped",
+}
+
+
+def describe_runbook(state: State, incident: Incident, book: Runbook) -> str:
+    """Return what a runbook does to the job, in words."""
+    context = action_planning.basic_context(state, incident)
+    pairs = zip(book.verbs, book.steps, strict=True)
+    due = [verb for verb, step in pairs if verb in EFFECTS and step.is_due(context)]
+    return ", then ".join(EFFECTS[verb] for verb in dict.fromkeys(due))
 
 
 def machine_checks(policy: Policy, state: State, incident: Incident) -> str:
@@ -328,7 +454,7 @@ def show_runbook_command(name: str) -> str:
     """Return the command that prints a runbook, as a clause; "" for none."""
     if not name:
         return ""
-    return f"what to check: supervise policy show RUN/policy.yaml --runbook {name}"
+    return f"to look closer: supervise policy show RUN/policy.yaml --runbook {name}"
 
 
 def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:
@@ -361,33 +487,51 @@ def wrong_after_restart(state: State, incident: Incident) -> str:
     return "; ".join(parts)
 
 
-def unresolved_at_end(state: State, incident: Incident) -> str:
-    """Return what is still wrong, or in force, when an incident ends; "" for nothing."""
-    limits, monitor = incident.recovery.rate_limits, state.monitors.get(incident.case.rank)
-    rate, ended = "", state.job.returncode is not None
-    if limits and not ended and monitor is not None and monitor.value("lr_hold") is not None:
-        rate = (
-            f"the learning rate stays at {limits[-1]:.3g} at most until the job asks for no more; "
-            "to let it go: supervise lr RUN 1.0"
-        )
-    return "; ".join(filter(None, (wrong_after_restart(state, incident), rate)))
+def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy: str) -> str:
+    """Return how to go on where a restart has left something wrong."""
+    stop = "" if state.job.returncode is not None else "supervise stop RUN; "
+    return f"{stop}{remedy}; then {start_again(policy, state, incident.breach_step)}"
+
+
+FREE_RATE = "to give the job its own learning rate back: supervise lr RUN 1.0"
+
+
+def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
+    """Return how the learning rate is, and how to let it go; "" where it was never held."""
+    monitor, recovery = state.monitors.get(incident.case.rank), incident.recovery
+    if monitor is None or state.job.returncode is not None or not is_rate_held(incident):
+        return "", ""
+    if monitor.value("lr_hold") is None:
+        return "the hold of the learning rate is over, and the job's own rate is in use", ""
+    jump = incident.case.jump
+    limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
+    height = "where it was before" if limit is None else f"at {limit:.3g} at most"
+    return f"the learning rate is held {height} until the job asks for no more", FREE_RATE
 
 
 def advice_at_end(
     policy: Policy, state: State, incident: Incident, verdict: Verdict | None
 ) -> Advice:
-    """Return the advice of an incident that ends; what is still open comes first."""
-    then = Advice(Lead.NOTHING, "")
+    """Return the advice of an incident that ends; what is still wrong comes first."""
+    ended, then = state.job.returncode is not None, Advice(Lead.NOTHING, "")
+    quiet = Lead.BEFORE_NEXT if ended else Lead.LATER
     if verdict is not None:
         checks = machine_checks(policy, state, incident)
         then = (
-            Advice(None, checks)
+            Advice(quiet, checks)
             if checks
             else advise_after_verdict(policy, state, incident, verdict)
         )
     if then.lead == Lead.NOTHING and (checks := lasting_checks(policy, state, incident)):
-        then = Advice(None, checks)
-    rest = unresolved_at_end(state, incident)
-    if not rest:
-        return then
-    return Advice(None, "; ".join(filter(None, (rest, then.rest))))
+        then = Advice(quiet, checks)
+    if then.lead == Lead.NOTHING and incident.slow is not None:
+        where = f" ({PARTS[incident.slow.part]})" if incident.slow.part else ""
+        text = f"find what made the steps slow from step {incident.slow.since} on{where}"
+        then = Advice(quiet, text)
+    if ended and then.lead is None and verdict is not None and not is_loss_rejoined(verdict):
+        use = f"use no checkpoint that was saved since step {onset_of(incident)}"
+        then = Advice(None, f"{use}; {then.rest}", then.live)
+    if wrong := wrong_after_restart(state, incident):
+        return Advice(None, remedy_with_restart(policy, state, incident, wrong))
+    rate, live = rate_in_force(state, incident)
+    return Advice(then.lead, "; ".join(filter(None, (then.rest, rate))), live or then.live)

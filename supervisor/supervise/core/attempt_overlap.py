@@ -30,6 +30,15 @@ UPDATES, LEAST = 64, 8  # newest updates before, and how many say what is usual
 # An evaluation varies by what one differed from the next before, and a little in any case.
 EVALUATIONS, NEARLY = 8, 0.05
 OTHER_BATCHES = "other batches"
+THINGS = {  # what may be another one than before
+    "rate": "another learning rate",
+    "update": "new optimizer moments",
+    "batches": "other positions in its data",
+    OTHER_BATCHES: "other batches",
+    "gradient": "another gradient norm",
+    "tokens": "other numbers of tokens per update",
+    "evaluation": "another evaluation loss",
+}
 NAMES = (
     *("learning_rate_scheduled", "learning_rate", "batch_fingerprint", "train_loss_raw"),
     *("grad_global_norm", "update_norm", "tokens_per_update", "val_loss"),
@@ -66,6 +75,11 @@ class Difference(NamedTuple):
     name: str
     text: str
     remedy: str
+
+    @property
+    def thing(self) -> str:
+        """What is another one, in words."""
+        return THINGS[self.name]
 
     @property
     def matters(self) -> bool:
@@ -159,9 +173,9 @@ class Overlap:
             return None
         from_start = all(self._is_start(s - self.first, rate) for s, _, rate in self._rates)
         cause = "the schedule started over" if from_start else "the schedule is not where it was"
-        text = f"learning rate {current:.3g} where it was {previous:.3g} at step {step} before; "
+        text = f"learning rate {current:.3g} at step {step}, {previous:.3g} before the restart; "
         text += cause
-        return Difference("rate", text, "save and load the scheduler's state_dict")
+        return Difference("rate", text, "let the job save and load its scheduler's state_dict")
 
     def _is_start(self, step: int, rate: float) -> bool:
         """Whether the run had that rate so many steps after its begin, or a step off."""
@@ -183,7 +197,7 @@ class Overlap:
                 return None
         text = f"update {now.moved / usual:.2g} times as large per learning rate as before, at step"
         text += f" {step} ({now.moved:.3g} for {usual:.3g}); the optimizer's moments are new"
-        return Difference("update", text, "save and load the optimizer's state_dict")
+        return Difference("update", text, "let the job save and load its optimizer's state_dict")
 
     def _batch(self, step: int, was: Row, now: Row) -> Difference | None:
         if now.batch is None or was.batch is None:

@@ -120,7 +120,7 @@ def report_unactionable(
         status=status,
         runbook=f"{substitute}{name}",
         refusal=refusal,
-        advice=Advice(None, f"{ways}; all reasons: supervise why RUN {incident.id}{then}"),
+        advice=Advice(None, f"{ways}{then}", f"all reasons: supervise why RUN {incident.id}"),
     )
     ctx.send(notice, replace=True)
 
@@ -197,6 +197,7 @@ def close_incident(
             spike=verdict,
             superseded_by=superseded_by,
             outcome=outcome,
+            returncode=ctx.state.job.returncode,
         )
     )
     summary = ""
@@ -263,12 +264,12 @@ def advice_after_relapse(policy: Policy, state: State, incident: Incident) -> Ad
     name, _ = next_level(policy.ladder, level)
     then = "automatic actions stop, and a person is needed" if name == HOLD else f"{name} runs"
     if book and incident.case.rate and _is_affordable(policy, state, incident, book):
-        then = (
-            f"{book.name} runs again if it is the learning rate, which is held lower; else {then}"
-        )
+        then = f"{book.name} runs once more, at a lower learning rate; if that is no help, {then}"
+    then = f"if it comes back: {then}"
     if wrong := advice.wrong_after_restart(state, incident):
-        return Advice(None, f"{wrong}; if it comes back, {then}")
-    return Advice(Lead.NOTHING, f"if it comes back, {then}")
+        return Advice(None, f"{advice.remedy_with_restart(policy, state, incident, wrong)}; {then}")
+    rate, live = advice.rate_in_force(state, incident)
+    return Advice(Lead.NOTHING, "; ".join(filter(None, (rate, then))), live)
 
 
 def is_rate_hold(state: State, incident: Incident, book: Runbook) -> bool:

@@ -15,6 +15,7 @@ from msgspec import structs
 from . import rule_scope, run_phase, spike_classifier
 from .frames import LOSS
 from .incident import Incident, LossCase, first_breach
+from .model import formats
 from .model.decisions import BREACH, OK
 from .model.policy import EARLY, Planned, Policy, Rule
 from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
@@ -38,6 +39,7 @@ from .trends import (
     robust_spread,
 )
 
+LATER = 64  # steps from which on a new onset has another level before it; project default
 RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
 BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
 COUNTS = ("tokens_per_update",)  # the denominator of a loss
@@ -104,7 +106,11 @@ def start_loss_case(
     is_raised = band is not None and _is_raised(band, losses, onset)
     if not is_raised:  # else it would be the level of the trouble itself
         calm = calm_end_step(losses, onset) if monitor.is_objective else onset
-        case.band, case.loss_before = fit_loss_band(losses, calm), _value_before(losses, calm)
+        case.band = fit_loss_band(losses, calm)
+        if case.loss_before is None or onset - incident.opened_step > LATER:
+            case.loss_before = _value_before(losses, calm)
+    if case.jump is None:
+        case.jump = run_phase.find_rate_jump(history.series(RATE), onset, state.phase.settled)
     case.norms = {
         metric: median(values[-NORMS:])
         for metric in (GRAD, UPDATE, CLIPPED)
@@ -445,6 +451,13 @@ def values_before(monitor: RankMonitor, metric: str, onset: int) -> list[float]:
     return [v for step, v in monitor.history.series(metric) if step < onset - EXCLUDED][-PRE:]
 
 
+def level_before(monitor: RankMonitor, metric: str, breach: int) -> float | None:
+    """Return the healthy value of a metric just before it changed, None where it did not."""
+    points = monitor.history.series(metric)
+    change = find_jump(points, breach) if metric == RATE else find_change(points, breach)
+    return None if change is None else change.before
+
+
 def planned_events_near(policy: Policy, onset: int) -> list[Planned]:
     """Return the announced events that an onset may belong to."""
     return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
@@ -485,7 +498,7 @@ def _rates(monitor: RankMonitor, onset: int, highest: float) -> Iterator[Context
     own = scheduled.get(jump.step, 0.0)
     is_own = bool(steps) and own >= OWN_JUMP * scheduled[steps[-1]] > 0.0
     whose = "the job's own learning rate" if is_own else "learning rate"
-    text = f"{whose} {jump.before:.3g} to {dict(rates)[jump.step]:.3g}"
+    text = f"{whose} went from {jump.before:.3g} to {dict(rates)[jump.step]:.3g}"
     yield ContextEvent(jump.step, OWN_RATE if is_own else "rate", text)
 
 
@@ -512,7 +525,7 @@ def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
                 stays = abs(median(late or [far[1]]) - middle) > OUTLIER * scale
                 if kind == "logging" and stays:
                     kind = "batch"
-                text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
+                text = f"{formats.readable_metric(metric)} {far[1]:.3g}, {middle:.3g} before"
                 yield ContextEvent(far[0], kind, text)
 
 

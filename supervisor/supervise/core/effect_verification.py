@@ -36,7 +36,7 @@ from math import isfinite
 
 from msgspec import structs
 
-from . import notices, runbook_runner
+from . import advice, notices, runbook_runner
 from .attempt_overlap import CLOSE, STARTS, Overlap, Row, compared_columns, compared_row
 from .diagnosis import UPDATE
 from .frames import LOSS
@@ -46,6 +46,8 @@ from .model.decisions import (
     ACTING_MODES,
     BREACH,
     UNKNOWN,
+    Advice,
+    Lead,
     StepDiffers,
     VerificationFailed,
     WeightsRestored,
@@ -122,11 +124,18 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
         gravest = next((one for one in differences if one.matters), differences[0])
         texts = "; ".join(one.text for one in differences)
         matters = gravest.matters
+        remedies = "; ".join(one.remedy for one in differences)
+        then = Advice(Lead.LATER, remedies)
+        if matters and incident is not None:
+            then = Advice(
+                None, advice.remedy_with_restart(ctx.policy, ctx.state, incident, remedies)
+            )
         otherwise = notices.GoesOnOtherwise(
             severity="SEV2" if matters else "INFO",
+            things=" and ".join(dict.fromkeys(one.thing for one in differences)),
             differences=texts,
-            consequence="nothing is rolled back for it" if matters else "the training goes on",
-            remedies="; ".join(one.remedy for one in differences),
+            consequence="nothing corrects it by itself" if matters else "the training goes on",
+            advice=then,
         )
         ctx.send(otherwise)
 
@@ -277,8 +286,9 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         progress.clear_steps, progress.last_trouble = needed - 1, lacking
     if progress.clear_steps >= needed:
         loss, loss_before = monitor.value(LOSS), incident.case.loss_before
-        loss_text = f", loss {loss:.4g}" if loss is not None else ""
-        loss_text += f" ({loss_before:.4g} before)" if loss_before is not None and loss_text else ""
+        loss_text = f", loss {loss:.3g}" if loss is not None else ""
+        if loss_before is not None and loss_text:
+            loss_text += f" ({loss_before:.3g} before the incident)"
         reason = f"no rule fired for {needed} steps after {run.runbook.name}{loss_text}"
         differs = relaunch_differences(state)
         reason += f"; but {differs}" if differs else ""
@@ -382,10 +392,11 @@ def _still_ill(monitor: RankMonitor, incident: Incident, run: RunbookExecution) 
     newest = [point for point in monitor.history.series(LOSS) if point[0] >= first_step]
     if len(newest) < SOON:
         return ""
-    over = median([loss - band.limit_at(step) for step, loss in newest[-CLEARLY:]])
-    if over <= 0.0:
+    losses = newest[-CLEARLY:]
+    if median([loss - band.limit_at(step) for step, loss in losses]) <= 0.0:
         return ""
-    text = f"the median of the newest {CLEARLY} losses is {over:.3g} above its band"
+    text = f"the loss is {median([loss for _, loss in losses]):.3g}, and its band ends at "
+    text += f"{band.limit_at(losses[-1][0]):.3g}"
     return f"{run.runbook.name} did not help: {len(newest)} steps after it {text}"
 
 

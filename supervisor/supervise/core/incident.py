@@ -10,7 +10,7 @@ What did not help is taken back before anything else is tried.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from .model.events import OperatorCommand
 from .model.interfaces import Reading, yaml_name
 from .model.payload import NOTHING, Outcome, Payload, RateArgs, RelaunchArgs
 from .model.policy import Runbook
-from .model.verdicts import ContextEvent, Verdict
-from .run_phase import RateCause
+from .model.verdicts import ContextEvent, SlowStep, Verdict
+from .run_phase import RateCause, RateJump
 from .trends import Band
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
@@ -238,6 +238,7 @@ class LossCase:
     loss_before: float | None = None
     norms: dict[str, float] = field(default_factory=dict)
     rate: RateCause | None = None
+    jump: RateJump | None = None
     context: list[ContextEvent] = field(default_factory=list)
     excursion: Excursion = field(default_factory=Excursion)
     rolled_back: bool = False
@@ -418,7 +419,7 @@ class Incident:
     Attributes:
         opened_step: newest step then. breach_step: the first that may be part of the trouble.
         rules: ids of those that joined it. headline: what it is about, one line.
-        run: the runbook in progress.
+        slow: since when steps take longer, where it is that. run: the runbook in progress.
         acknowledged_by: the operator who acknowledged it.
         ordered_by: the operator whose order opened it.
         reported_ns: when people were last told of it, 0 for never.
@@ -432,6 +433,7 @@ class Incident:
     rules: list[str]
     headline: str = ""
     phase: str = OPEN
+    slow: SlowStep | None = None
     run: RunbookExecution | None = None
     acknowledged_by: str = ""
     ordered_by: str = ""
@@ -481,51 +483,76 @@ def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
     return min(steps)
 
 
-# What is compared with the limit: the first of these that a reading holds (see wording.MEASURES).
+# What is compared with the limit: the first of these that a reading holds (see formats.MEASURES),
+# in words where the limit is no value of the metric.
 HEADLINES = {
-    "sum": "accumulated drift {:.3g}",
+    "sum": "high for too long",
     "ratio": "{:.3g} times its baseline",
-    "residual": "residual {:.3g}",
-    "distance": "{:.3g} widths off",
-    "bound": "at least {:.3g} per 1000 steps",
-    "z": "z {:.1f}",
+    "residual": "{:.3g} off its course",
+    "distance": "{:.3g} times as far off its course as usual",
+    "bound": "rising by at least {:.3g} in 1000 steps",
+    "z": "{:.3g} times as far off as usual",
     "value": "",
 }
 
 
-def breach_headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
-    """Return the breaching metrics behind a rule in one line, each with its number and limit.
+def breach_headline(
+    numbers: Mapping[str, Reading],
+    otherwise: str,
+    level_before: Callable[[str], float | None] = lambda metric: None,
+) -> str:
+    """Return the breaching metrics behind a rule in one line: "loss 9 (before 3, limit 4.5)".
 
     Where none has numbers: the detectors in breach, or else `otherwise`.
+
+    Args:
+        level_before: the healthy value of a metric just before, None where it is not known.
     """
     parts: list[str] = []
-    measures: dict[str, list[str]] = {}  # a metric with its value -> how far that is off
+    limits: dict[str, list[float]] = {}  # a metric with its value -> limits, and comments
+    comments: dict[str, list[str]] = {}
+    zeros: set[str] = set()  # a count, or a norm: none is below its limit
     for reading in numbers.values():
-        metric, limit = reading.get("metric"), reading.get("threshold")
+        metric = formats.reading_text(reading, "metric")
         if reading.get("code") == "BREACH" and "signal" in reading:
             parts.append(formats.format_silence(reading))
-        if reading.get("code") != "BREACH" or metric is None:
+        if reading.get("code") != "BREACH":
             continue
-        if meaning := formats.coded_value_text(str(metric), reading.get("value")):
+        counted = formats.reading_integer(reading, "breaching", 0)
+        if not metric and counted and not reading.get("nonfinite"):
+            parts.append(
+                f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
+            )
+        if not metric:
+            continue
+        if meaning := formats.coded_value_text(metric, reading.get("value")):
             parts.append(meaning)
             continue
-        for key, form in HEADLINES.items():
-            if isinstance(reading.get(key), float):
-                text = form.format(reading[key])
-                if isinstance(limit, (int, float)):
-                    limit_text = formats.format_limit(reading[key], reading)
-                    text = f"{text} ({limit_text})" if text else limit_text
-                value = f"{metric} {reading.get('last_block', reading['value']):.4g}"
-                value += f", {reading['where']}" if "where" in reading else ""
-                measures.setdefault(value, []).append(text)
-                break
-    for value, texts in measures.items():
-        limits = ", ".join(dict.fromkeys(filter(None, texts)))
-        alone = limits.startswith("limit ")  # of the value itself
-        parts.append(f"{value} ({limits})" if alone else f"{value}, {limits}" if limits else value)
+        key = next((key for key in HEADLINES if isinstance(reading.get(key), float)), "")
+        value = formats.finite_number(reading.get("last_block", reading.get("value")))
+        if not key or value is None:
+            continue
+        text = f"{formats.readable_metric(metric)} {formats.quantity(metric, value)}"
+        text += f" on {reading['where']}" if "where" in reading else ""
+        limit, before = formats.limit_value(key, reading), level_before(metric)
+        limits.setdefault(text, []).extend([] if limit is None else [limit])
+        zeros |= {text} if value == limit == 0.0 else set()
+        details = comments.setdefault(text, [])
+        if before is not None and not details:
+            details.append(f"before {formats.quantity(metric, before)}")
+        if limit is None:
+            details.append(HEADLINES[key].format(reading[key]))
+        limits[text].sort(key=lambda limit: abs(limit - value))
+    for text, details in comments.items():
+        nearest = [
+            "must be above 0" if text in zeros else f"limit {limit:.3g}"
+            for limit in limits[text][:1]
+        ]
+        details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
+        parts.append(f"{text} ({', '.join(details)})" if details else text)
     for reading in numbers.values():
         names = formats.reading_names(reading, "nonfinite")
-        parts += [f"{name} is NaN or Inf" for name in names]
+        parts += [f"{formats.readable_metric(str(name))} is NaN or Inf" for name in names]
     breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
     return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
 
@@ -534,7 +561,7 @@ def breach_symptom(numbers: Mapping[str, Reading]) -> str:
     """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
     for reading in numbers.values():
         for name in formats.reading_names(reading, "nonfinite"):
-            return f"{formats.metric_in_words(str(name))} is NaN or Inf"
+            return f"{formats.readable_metric(str(name))} is NaN or Inf"
         if reading.get("code") != "BREACH":
             continue
         if "signal" in reading:
@@ -544,7 +571,7 @@ def breach_symptom(numbers: Mapping[str, Reading]) -> str:
         if meaning := formats.coded_value_text(metric, value):
             return meaning
         if metric and isinstance(value, (int, float)):
-            return f"{formats.metric_in_words(metric)} {value:.4g}"
+            return f"{formats.readable_metric(metric)} {formats.quantity(metric, float(value))}"
     return ""
 
 

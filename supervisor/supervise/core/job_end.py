@@ -58,7 +58,11 @@ from .run_state import JobLife, Restarts, StepContext
 
 INTERRUPTED = (-2, 130)
 KILLED = (-9, 137)
-KILLED_MEANS = "signal 9 often means out of memory: see the kernel log"
+KILLED_MEANS = "something outside of the job killed it"
+KILLED_THEN = (
+    "look for the kernel's memory killer (dmesg -T | grep -i 'killed process'), else in the logs "
+    "of the scheduler and the container"
+)
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 EVIDENCE = "evidence"  # name of the runbook
 
@@ -89,15 +93,18 @@ def end_run_if_over(ctx: StepContext) -> None:
     incident = state.incident
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
+    is_bad = job.returncode != 0 and not _good_end(job, state.step)
+    if incident is None and is_bad and not job.stopping and job.cause is not None:
+        incident = _crash_incident(ctx, _caused(job, end_text + location))
     job.over = True
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
-        then = None if job.returncode == 0 else Advice(None, notices.OUTPUT)
+        then = _advice(ctx, incident) if is_bad else None
         closing.close_incident(
             ctx, incident, f"{end_text}; {reason}" if reason else end_text, JOB_ENDED, then
         )
     ctx.move("exited", f"{end_text}; {reason}" if reason else end_text)
-    _notify_end(ctx, incident, end_text + location, reason, failed=failed)
+    _notify_end(ctx, incident, exit_text(job.returncode) + location, reason, failed=failed)
 
 
 def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
@@ -210,41 +217,58 @@ def _notify_end(
     ctx.send(_bad_end(ctx, incident, end_text, why, failed=failed), replace=True, incident=incident)
 
 
+def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
+    """Return how to go on after an end that nobody asked for, or a rule."""
+    job = ctx.state.job
+    if job.stopping and incident is not None:
+        return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
+    remedy = KILLED_THEN if job.returncode in KILLED else ""
+    if job.cause is not None:
+        remedy = job.cause.then
+    return Advice(None, advice.after_crash(ctx.policy, ctx.state, remedy))
+
+
 def _bad_end(
     ctx: StepContext, incident: Incident | None, end_text: str, why: str, *, failed: bool
 ) -> notices.Notice:
     """Return what people hear of an end that nobody asked for, or a rule; see `_notify_end`."""
     job, step, cause = ctx.state.job, ctx.state.step, ctx.state.job.cause
-    ended = f"the job {exit_text(job.returncode)}"
+    ended, then = f"the job {exit_text(job.returncode)}", _advice(ctx, incident)
+    failure = "" if cause is None else cause.text
     if job.stopping and incident is None:
-        return notices.JobStopped(severity="SEV1", step=step, outcome=ended)
+        return notices.JobStopped(severity="SEV1", step=step, outcome=ended, advice=then)
     if job.stopping and incident is not None:
         return notices.JobStoppedIn(
             severity="SEV1",
             step=step,
-            outcome=ended,
+            outcome=f"{ended}, and is not started again by itself",
             headline=incident.headline,
-            advice=Advice(None, advice.advice_after_stop(incident)),
+            advice=then,
         )
     if failed:
-        end = f"the restarted job {exit_text(job.returncode)} before its first step"
         return notices.RestartFailed(
-            severity="SEV1", end=_caused(job, end), cause=why, command=job.restarted_with
+            severity="SEV1",
+            end=f"{exit_text(job.returncode)} before its first step",
+            failure=failure,
+            cause=why,
+            command=job.restarted_with,
+            advice=Advice(None, f"check job.relaunch in the policy; {then.rest}"),
         )
     if job.unfit_host:
-        return notices.HostUnfit(severity="SEV1", end=_caused(job, end_text), cause=why)
+        return notices.HostUnfit(severity="SEV1", end=end_text, failure=failure, cause=why)
     if not why and not ctx.policy.job.on_crash:
-        why = "not restarted: the policy has no job.on_crash"
+        why = "it is not started again by itself: the policy has no job.on_crash"
     meaning = KILLED_MEANS if job.returncode in KILLED else ""
     if cause is not None:
         meaning = cause.title
     return notices.JobFailed(
         severity="SEV1",
-        end=_caused(job, end_text),
+        end=end_text,
+        failure=failure,
         cause=why,
         meaning="" if meaning in why else meaning,
         others="" if cause is None else _describe_others(job, cause),
-        remedy="" if cause is None else cause.then,
+        advice=then,
     )
 
 
@@ -290,11 +314,8 @@ def _describe_others(job: JobLife, cause: Failure) -> str:
     )
     failure_shown = next((failure for failure in independent if failure.text != cause.text), None)
     if failure_shown is None:
-        return (
-            f"{len(other_failures)} other processes ended with it"
-            if len(other_failures) > 1
-            else ""
-        )
+        count = len(other_failures)
+        return f"{count} other processes of the job ended after it" if count > 1 else ""
     more_text = f", and {len(other_failures) - 1} more" if len(other_failures) > 1 else ""
     return f"also recorded: {failure_shown.text}{more_text}"
 

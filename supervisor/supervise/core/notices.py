@@ -12,17 +12,19 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from .model import formats
 from .model.decisions import Advice, Lead
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, UPDATED, WATCHER
+from .model.payload import Payload
 from .model.verdicts import SpikeClass
 
 CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
-OUTPUT = f"read the end of the job's output; {CHECKPOINTS}"
 NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
 COMES_BACK = (
     "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
 )
 FIELD = re.compile(r"\{(\w+)")
+COMMON = ("severity", "incident", "advice")
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,13 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     severity: str
     incident: str = ""
+
+    @property
+    def facts(self) -> Payload:
+        """Its fields, but for those that each message has."""
+        names = (name for name in self.__struct_fields__ if name not in COMMON)
+        fields = {name: getattr(self, name) for name in names}
+        return Payload({name: value for name, value in fields.items() if value not in ("", None)})
 
     @property
     def title(self) -> str:
@@ -89,18 +98,18 @@ class OfRule(Advised, frozen=True, kw_only=True):
 
 
 class RuleFires(OfRule, frozen=True, kw_only=True):
-    TITLE = "{incident}: {subject} at step {step} ({rule})"
+    TITLE = "{incident}: {subject} at step {step}"
 
 
 class RuleFiresAlone(OfRule, frozen=True, kw_only=True):
     """It is a SEV0, and an action of the incident before is under way."""
 
-    TITLE = "{subject} at step {step} ({rule})"
+    TITLE = "{subject} at step {step}"
 
 
 class RuleFiresBeside(OfRule, frozen=True, kw_only=True):
     KIND = WATCHER
-    TITLE = "{subject} at step {step} ({rule})"
+    TITLE = "{subject} at step {step}"
 
 
 class RuleIsBlind(OfRule, frozen=True, kw_only=True):
@@ -109,7 +118,7 @@ class RuleIsBlind(OfRule, frozen=True, kw_only=True):
 
 
 class RuleGrows(OfRule, frozen=True, kw_only=True):
-    TITLE = "{incident}: {rule} grows"
+    TITLE = "{incident}: worse than before at step {step}"
 
 
 class RuleFlapping(Notice, frozen=True, kw_only=True):
@@ -259,10 +268,9 @@ class ActionStarts(Advised, frozen=True, kw_only=True):
     cause: str
 
 
-class EvidenceOf(Notice, frozen=True, kw_only=True):
+class EvidenceOf(Advised, frozen=True, kw_only=True):
     TITLE = "{incident}: {headline}"
     WHAT = "{standstill}"
-    NEXT = "evidence: supervise why RUN {incident}"
     headline: str
     standstill: str = ""
 
@@ -284,13 +292,11 @@ class CommandFailed(Notice, frozen=True, kw_only=True):
     error: str
 
 
-class ActionWithdrawn(Notice, frozen=True, kw_only=True):
+class ActionWithdrawn(Advised, frozen=True, kw_only=True):
     KIND = ACTION
-    TITLE = "{incident}: {runbook} withdrawn"
+    TITLE = "{incident}: {runbook} is not carried out"
     WHAT = "{cause}"
     WHY = "{headline}"
-    LEAD = Lead.NOTHING
-    NEXT = "the job keeps training, and no action is in progress"
     runbook: str
     cause: str
     headline: str
@@ -361,13 +367,12 @@ class RanksUnfenceableRelaunch(RanksUnfenceable, frozen=True, kw_only=True):
 # ── the job ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class GoesOnOtherwise(Notice, frozen=True, kw_only=True):
-    TITLE = "the job goes on otherwise than before its restart: {differences}"
-    WHAT = "{consequence}"
-    NEXT = "{remedies}"
+class GoesOnOtherwise(Advised, frozen=True, kw_only=True):
+    TITLE = "since its restart the job has {things}"
+    WHAT = "{differences}; {consequence}"
+    things: str
     differences: str
     consequence: str
-    remedies: str
 
 
 class OfWiring(Notice, frozen=True, kw_only=True):
@@ -659,7 +664,7 @@ class SpaceNotice(Notice, frozen=True, kw_only=True):
 
     @property
     def to_free(self) -> str:
-        need = f"free {_size(self.need_bytes or 0)} on {self.mount}"
+        need = f"free {formats.format_bytes(self.need_bytes or 0)} on {self.mount}"
         fills = f"what fills it: du -xm {self.mount} | sort -n | tail"
         return f"{need}; {fills}; old runs: supervise gc --older-than 1d {self.runs}"
 
@@ -671,9 +676,9 @@ class RecordSpaceShort(SpaceNotice, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        text = f"it is written from a reserve of {_size(self.reserve_bytes)}"
+        text = f"it is written from a reserve of {formats.format_bytes(self.reserve_bytes)}"
         if self.seconds is not None:
-            text += f", about {_duration(self.seconds)} at this rate"
+            text += f", about {formats.format_seconds(self.seconds)} at this rate"
         if self.acts:
             text += ", and actions go on; when it is used up, nothing is acted on any more"
         return text
@@ -724,14 +729,6 @@ class Unprotected(Unwatched, frozen=True, kw_only=True):
     TITLE = NOT_PROTECTED
 
 
-def _size(count: int) -> str:
-    return f"{max(1, round(count / 1e6))} MB" if count >= 1e5 else f"{round(count / 1e3)} kB"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
-
-
 # ── the end of the job ────────────────────────────────────────────────────────────────────────────
 
 
@@ -759,11 +756,10 @@ class JobEndedEarly(Notice, frozen=True, kw_only=True):
     shortfall: str
 
 
-class JobStopped(Notice, frozen=True, kw_only=True):
+class JobStopped(Advised, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "stopped by policy at step {step}"
+    TITLE = "the job is DOWN: supervise stopped it at step {step}, as the policy says"
     WHAT = "{outcome}"
-    LEAD = Lead.NOTHING
     step: int
     outcome: str
 
@@ -772,50 +768,48 @@ class JobStoppedIn(Advised, frozen=True, kw_only=True):
     """As before, about an incident."""
 
     KIND = FINISHED
-    TITLE = "stopped by policy at step {step}"
-    WHAT = "{outcome}"
-    WHY = "{headline}"
+    TITLE = "the job is DOWN: supervise stopped it at step {step}, as the policy says"
+    WHAT = "{headline}; {outcome}"
     step: int
     outcome: str
     headline: str
 
 
-class JobFailed(Notice, frozen=True, kw_only=True):
-    """It ended by itself; `remedy`: of what ended it, `meaning`: in a few words."""
+class JobFailed(Advised, frozen=True, kw_only=True):
+    """It ended by itself; `meaning`: of the failure that ended it, `others`: what else ended."""
 
     KIND = FINISHED
-    TITLE = "{end}"
-    WHAT = "{meaning}; {cause}"
-    WHY = "{others}"
-    NEXT = f"{{remedy}}; {OUTPUT}"
+    TITLE = "the job is DOWN: it {end}"
+    WHAT = "{failure}; {meaning}; {others}; {cause}"
     end: str
+    failure: str = ""
     cause: str = ""
     meaning: str = ""
     others: str = ""
-    remedy: str = ""
 
 
-class RestartFailed(Notice, frozen=True, kw_only=True):
+class RestartFailed(Advised, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "{end}"
-    WHAT = "{cause}"
+    TITLE = "the job is DOWN: its restart {end}"
+    WHAT = "{failure}; {cause}"
     WHY = "it was started with {command}"
-    NEXT = f"check job.relaunch in the policy; {OUTPUT}"
     end: str
     cause: str
     command: str
+    failure: str = ""
 
 
 class HostUnfit(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "{end}"
-    WHAT = "{cause}"
+    TITLE = "the job is DOWN: it {end}, and cannot run on this host"
+    WHAT = "{failure}; {cause}"
     NEXT = (
         "repair or free what is named, or start the job on another host; to look again: "
         "supervise doctor --health -- COMMAND"
     )
     end: str
     cause: str
+    failure: str = ""
 
 
 class CheckpointDamaged(Advised, frozen=True, kw_only=True):
@@ -844,6 +838,56 @@ class PolicyInForce(Notice, frozen=True, kw_only=True):
     name: str
     mode: str
     changes: str
+
+
+# ── channels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChannelFailed(Notice, frozen=True, kw_only=True):
+    """To the other channels; `silent_s`: for how long it has delivered nothing, None: not long."""
+
+    KIND = WATCHER
+    TITLE = "{channel}: {messages} not delivered"
+    WHAT = "no message was delivered for {silent_s:.0f} s; last error: {error}"
+    WHY = "notifications are not reaching this channel; the run itself goes on as before"
+    NEXT = (
+        "check the settings and the service of {channel}; state of the channels: supervise status "
+        "RUN"
+    )
+    channel: str
+    messages: str
+    error: str
+    silent_s: float | None = None
+
+
+class ChannelRecovered(Notice, frozen=True, kw_only=True):
+    """`lost`: messages that were given up."""
+
+    KIND = WATCHER
+    TITLE = "{channel} works again"
+    WHAT = "the waiting messages are being delivered"
+    channel: str
+    lost: int = 0
+
+    @property
+    def verdict(self) -> str:
+        return f"{formats.count_messages(self.lost)} lost" if self.lost else super().verdict
+
+    @property
+    def then(self) -> Advice:
+        return Advice(None, "read them with: supervise why RUN" if self.lost else "")
+
+
+class Digest(Notice, frozen=True, kw_only=True):
+    """Of messages that were held back; `titles`: of the first ones."""
+
+    KIND = WATCHER
+    TITLE = "digest of {messages}"
+    WHAT = "{titles}"
+    WHY = "they waited for the end of quiet hours, or were too many in an hour"
+    NEXT = "list all of them with: supervise audit show RUN"
+    messages: str
+    titles: str
 
 
 def _kinds(form: type[Notice]) -> Iterator[type[Notice]]:

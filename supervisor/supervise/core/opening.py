@@ -14,7 +14,8 @@ it was fed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from . import advice, diagnosis, notices, rule_news, rule_scope, withdrawal
 from .approvals import ALLOW
@@ -33,6 +34,7 @@ from .incident import (
 )
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
+    ACTING_MODES,
     BREACH,
     SEVERITIES,
     Advice,
@@ -206,7 +208,8 @@ def open_or_join(
     numbers: Mapping[str, Reading] = alarm.numbers if isinstance(alarm, RuleFired) else {}
     breach, news, explains = first_breach(numbers, monitor.step_of(rule)), True, False
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
-    text = _text(rule, alarm, grown=grown) if slow is None else slow.text
+    level_before = partial(diagnosis.level_before, monitor, breach=breach)
+    text = _text(rule, alarm, level_before, grown=grown) if slow is None else slow.text
     causes = diagnosis.explain_by_rate, diagnosis.compare_mechanisms
     text = "; ".join(filter(None, (text, *(of(ctx.policy, monitor, rule) for of in causes))))
     if incident is None:
@@ -239,8 +242,10 @@ def _report(
 ) -> None:
     """Notify people of a rule of the open incident."""
     skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or incident.case.excursion.skipped
-    now: Lead | None = Lead.SKIPPED if skipped else Lead.NO_ACTION
-    if incident.escalation.runs:  # something was done about it
+    now: Lead | None = Lead.SKIPPED if skipped else _lead_of(ctx.policy, rule)
+    if incident.run is not None:
+        now = Lead.UNDER_WAY
+    elif incident.escalation.runs:  # something was done about it
         now = None
     now = Lead.OFF if incident.phase == HELD else now
     form: type[notices.OfRule] = notices.RuleFires
@@ -248,7 +253,7 @@ def _report(
     if isinstance(alarm, RuleBlind):
         form, then = notices.RuleIsBlind, "state of the probe: supervise status RUN"
     else:
-        subject = _subject(ctx.policy, rule, alarm.numbers)
+        subject = rule.title or breach_symptom(alarm.numbers) or rule.id
     notice = form(
         severity=rule.severity,
         incident=incident.id,
@@ -262,24 +267,37 @@ def _report(
     ctx.send(notice)
 
 
-def _text(rule: Rule, alarm: RuleFired | RuleBlind, *, grown: bool = False) -> str:
+def _lead_of(policy: Policy, rule: Rule) -> Lead:
+    """Return whether any rule about the same acts by itself."""
+    about = rule_scope.rule_family(policy, rule)
+    about = rule_scope.TRAINING if about == rule_scope.DATA else about
+    acts = any(
+        other.runbook is not None
+        and rule_scope.rule_family(policy, other) == about
+        and policy.mode_of(other) in ACTING_MODES
+        for other in policy.rules
+    )
+    return Lead.FOLLOWS if acts else Lead.NO_ACTION
+
+
+def _text(
+    rule: Rule,
+    alarm: RuleFired | RuleBlind,
+    level_before: Callable[[str], float | None] = lambda metric: None,
+    *,
+    grown: bool = False,
+) -> str:
     """Return the numbers of a rule in one line, or why there are none."""
     if isinstance(alarm, RuleBlind):
         return alarm.reason
-    return f"{breach_headline(alarm.numbers, rule.text)}{f'; {rule_news.GROWN}' if grown else ''}"
+    text = breach_headline(alarm.numbers, rule.text, level_before)
+    return f"{text}; {rule_news.GROWN}" if grown else text
 
 
 def _step(state: State, alarm: RuleFired | RuleBlind) -> int:
     """Return the step that an alarm is about: the newest one, but for what is measured late."""
     late = alarm.measured_step if isinstance(alarm, RuleFired) else None
     return state.step if late is None else late
-
-
-def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
-    """Return the subject of a message about a rule: a fault of the data by title, else a number."""
-    if rule.title and rule_scope.rule_family(policy, rule) == rule_scope.DATA:
-        return rule.title
-    return breach_symptom(numbers) or rule.id
 
 
 def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: bool) -> bool:
@@ -294,7 +312,7 @@ def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: boo
             expression=rule.text,
             numbers=_text(rule, alarm),
             step=_step(ctx.state, alarm),
-            subject=breach_symptom(alarm.numbers) or rule.id,
+            subject=rule.title or breach_symptom(alarm.numbers) or rule.id,
             advice=Advice(None, "it is answered when the action under way is over"),
         )
         ctx.send(alone)
@@ -451,6 +469,7 @@ def open_incident(
         severity,
         [rule] if rule else [],
         headline=text,
+        slow=slow,
         ordered_by=order[0],
     )
     record_incident_baseline(ctx.policy, state, monitor, incident)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from . import advice, diagnosis, notices, rule_scope
 from .incident import HELD, OPEN, Incident, breach_headline
-from .model.decisions import BREACH, Advice, RuleFlaps, RuleGrew, RuleSettled
+from .model.decisions import BREACH, Advice, Lead, RuleFlaps, RuleGrew, RuleSettled
 from .model.interfaces import Reading
 from .model.policy import Policy, Rule
 from .rank_monitor import RankMonitor, RuleWatch
@@ -132,7 +132,10 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             rule=rule.id,
             expression=rule.text,
             numbers=text,
-            advice=Advice(None, advice.show_runbook_command(rule.see)),
+            step=state.step,
+            advice=Advice(
+                Lead.UNDER_WAY if incident.run else None, advice.show_runbook_command(rule.see)
+            ),
         )
         ctx.send(grows)
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .model.policy import EARLY, LATE, STEADY, Policy
-from .trends import EXCLUDED, median
+from .trends import EXCLUDED, find_jump, median
 
 Series = Sequence[tuple[int, float]]  # (step, value), ascending
 SETTLED, NEAR = 32, 1.1  # frames at a rate, within a tenth, that are no harm; project defaults
@@ -43,6 +44,22 @@ class RateCause:
     cleared: bool
     limit: float | None = None
     reason: str = ""
+
+
+class RateJump(NamedTuple):
+    """A learning rate that left its schedule: at which step, from what, to what."""
+
+    step: int
+    before: float
+    after: float
+
+
+def find_rate_jump(rates: Series, onset: int, highest: float) -> RateJump | None:
+    """Return the jump of the learning rate near an onset, None for none; see `find_jump`."""
+    jump = find_jump(rates, onset, highest)
+    if jump is None:
+        return None
+    return RateJump(jump.step, jump.before, max(rate for step, rate in rates if step >= jump.step))
 
 
 def find_rate_cause(

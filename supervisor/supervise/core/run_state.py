@@ -35,7 +35,7 @@ from .model.decisions import (
 from .model.events import Event
 from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
-from .model.payload import WiringFacts
+from .model.payload import NOTHING, Payload, WiringFacts
 from .model.policy import Ledger, Policy
 from .notices import Notice
 from .rank_monitor import RankMonitor
@@ -70,12 +70,15 @@ class MessageDraft:
     acknowledged_by: str = ""
     to_all: bool = False
     explanation: str = ""
+    form: str = ""
+    facts: Payload = NOTHING
 
     @classmethod
     def of(cls, notice: Notice, incident: Incident | None = None) -> MessageDraft:
         """Return the draft of a typed fact, about `incident` alone."""
         texts = notice.title, notice.verdict, notice.reason, notice.then
-        return cls(incident, notice.KIND, notice.severity, *texts)
+        form = type(notice).__name__
+        return cls(incident, notice.KIND, notice.severity, *texts, form=form, facts=notice.facts)
 
     def merge(self, other_draft: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
@@ -94,6 +97,8 @@ class MessageDraft:
         self.request = other_draft.request or self.request
         self.acknowledged_by = other_draft.acknowledged_by or self.acknowledged_by
         self.to_all |= other_draft.to_all
+        if replace:
+            self.form, self.facts = other_draft.form, other_draft.facts
         self.explanation = self.explanation or other_draft.explanation
 
     def decision(self, kind: str, step: int, attempt: int) -> Notified:
@@ -107,11 +112,14 @@ class MessageDraft:
             why=self.reason,
             lead=self.next.lead,
             next=self.next.rest,
+            live=self.next.live,
             step=step,
             rules=() if incident is None else tuple(incident.rules),
             request=self.request,
             acknowledged_by=self.acknowledged_by,
             to_all=self.to_all,
+            form=self.form,
+            facts=self.facts,
         )
         return Notified(
             step=step,
@@ -624,52 +632,28 @@ class StepContext:
                 StateChanged(reason=reason, event=event, before=previous_state, after=target)
             )
 
-    def notify(
-        self,
-        severity: str,
-        title: str,
-        *,
-        kind: str = "",
-        incident: Incident | None = None,
-        verdict: str = "",
-        reason: str = "",
-        then: Advice | str = "",
-        replace: bool = False,
-    ) -> None:
-        """Notify people, at most once per event about each incident.
-
-        The first title stands, unless a later call has `replace`.
-
-        Args:
-            kind: one of `interfaces.KINDS`; UPDATED while an incident is open, else WATCHER. A
-                message of the kind WATCHER is about no incident, and FINISHED about the one given.
-            incident: the open one, unless another one is given.
-        """
-        if incident is None and kind not in (WATCHER, FINISHED):
-            incident = self.state.incident
-        kind = kind or (WATCHER if incident is None else UPDATED)
-        pending = self.state.approvals.pending if kind == APPROVAL else None
-        request = pending.id if pending is not None else ""
-        if incident is not None:
-            incident.reported_ns = self.state.at_ns
-        advice = Advice(None, then) if isinstance(then, str) else then
-        draft = MessageDraft(incident, kind, severity, title, verdict, reason, advice, request)
-        self.messages.add(draft, replace=replace)
-
     def send(
         self, notice: Notice, *, replace: bool = False, incident: Incident | None = None
     ) -> None:
-        """Notify people of a typed fact; see `notify`."""
-        self.notify(
-            notice.severity,
-            notice.title,
-            kind=notice.KIND,
-            incident=incident,
-            verdict=notice.verdict,
-            reason=notice.reason,
-            then=notice.then,
-            replace=replace,
-        )
+        """Notify people, at most once per event about each incident.
+
+        The first title stands, unless a later call has `replace`. A message without a kind is
+        UPDATED while an incident is open, else WATCHER. One of the kind WATCHER is about no
+        incident, and FINISHED about the one given.
+
+        Args:
+            incident: the open one, unless another one is given.
+        """
+        kind = notice.KIND
+        if incident is None and kind not in (WATCHER, FINISHED):
+            incident = self.state.incident
+        draft = MessageDraft.of(notice, incident)
+        draft.kind = kind or (WATCHER if incident is None else UPDATED)
+        pending = self.state.approvals.pending if kind == APPROVAL else None
+        draft.request = pending.id if pending is not None else ""
+        if incident is not None:
+            incident.reported_ns = self.state.at_ns
+        self.messages.add(draft, replace=replace)
 
     def close(self) -> list[Decision]:
         """Return the decisions, the messages to people last."""

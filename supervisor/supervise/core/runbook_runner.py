@@ -11,6 +11,7 @@ from math import inf
 
 from . import (
     action_planning,
+    advice,
     approvals,
     checkpoint_wait,
     closing,
@@ -260,29 +261,27 @@ def start_runbook(
 def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
     """Nothing stands against a runbook that touches the job: people are told that it runs."""
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
-    name = run.runbook.name
-    lead, then = None, f"{name} runs by itself; nothing to do, the result follows"
+    effect = advice.describe_runbook(ctx.state, incident, run.runbook)
+    lead, live = Lead.UNDER_WAY, ""
+    then = f"{run.runbook.name}: {effect}" if effect else ""
     if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.describe_relaunch(
             ctx.policy.job.relaunch, order.path, order.step
         )
         name = order.checkpoint
-        lead, then = Lead.NOTHING, f"the job is started again from {name} of step {order.step}"
+        then = f"the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
         then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
     if closing.is_rate_hold(ctx.state, incident, run.runbook):
-        then += "; to let the job's own rate go: supervise lr RUN 1.0"
+        live = advice.FREE_RATE
     if "stop" in run.runbook.verbs:
-        lead, then = (
-            None,
-            "the job is stopped once evidence is collected; be ready to start it again",
-        )
+        then = "the job is stopped once evidence is collected; how to start it again follows"
     starts = notices.ActionStarts(
         severity=incident.severity,
         incident=incident.id,
         runbook=run.runbook.name,
         cause=reason,
-        advice=Advice(lead, then),
+        advice=Advice(lead, then, live),
     )
     ctx.send(starts)
 
@@ -363,6 +362,19 @@ def _enter_acting(ctx: StepContext, incident: Incident, reason: str) -> None:
     ctx.move("run", reason)
 
 
+def _send_evidence(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+    goes_on = run.index + 1 < len(run.runbook.steps)
+    live = f"evidence: supervise why RUN {incident.id}"
+    evidence = notices.EvidenceOf(
+        severity=incident.severity,
+        incident=incident.id,
+        headline=incident.headline,
+        standstill=run.standstill,
+        advice=Advice(Lead.UNDER_WAY if goes_on else None, live=live),
+    )
+    ctx.send(evidence)
+
+
 def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
@@ -394,13 +406,7 @@ def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
             ctx.record(VerificationStarted(reason=text))
             return
         elif verb == "notify":
-            evidence = notices.EvidenceOf(
-                severity=incident.severity,
-                incident=incident.id,
-                headline=incident.headline,
-                standstill=run.standstill,
-            )
-            ctx.send(evidence)
+            _send_evidence(ctx, incident, run)
             run.index += 1
         elif verb == HOLD:
             closing.hold_after_runbook(ctx, incident, run)
@@ -625,6 +631,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
             runbook=run.runbook.name,
             cause=reason,
             headline=incident.headline,
+            advice=advice.after_withdrawal(ctx.policy, ctx.state, incident),
         )
         ctx.send(withdrawn, replace=True)
     start_waiting_runbook(ctx)

@@ -62,7 +62,7 @@ SENTENCES: Mapping[SpikeClass, str] = {  # a class in a message
     SpikeClass.RECOVERABLE: "the loss is back to normal",
     SpikeClass.PLATEAU: "the loss stays higher than before",
     SpikeClass.DATA: "the loss stays higher than before, since an unusual batch",
-    SpikeClass.STRUCTURAL: "the training is unstable: the loss does not come back",
+    SpikeClass.STRUCTURAL: "the loss does not come back",
     SpikeClass.SUSPECT: "the loss is back to normal, its cause may remain",
     SpikeClass.ARTEFACT: "the logged loss is higher, the evaluation is not",
     SpikeClass.EXPECTED: "a planned change explains the loss",
@@ -169,19 +169,19 @@ def _class(case: Evidence, questions: Questions) -> SpikeClass:
         else (SpikeClass.UNDECIDED, SpikeClass.RECOVERABLE)
     )
     if case.exhausted:
-        return cause or (SpikeClass.DATA if _happened(case, "data") else unstable)
+        return cause or (SpikeClass.DATA if _is_of_data(case) else unstable)
     if not rejoined_answer.excursion and back != NO:
         return SpikeClass.CONTAINED if case.skipped else SpikeClass.NO_EXCURSION
     if case.planned:
         return SpikeClass.EXPECTED
     if back == YES:
-        learned = normal != NO or _happened(case, "data")  # other data have other norms
+        learned = normal != NO or _is_of_data(case)  # other data have other norms
         return (cause or suspect) if case.recurring or not learned else SpikeClass.RECOVERABLE
     if back == UNKNOWN or rejoined_answer.in_time:
         return SpikeClass.UNDECIDED
     if cause == SpikeClass.SCHEDULE:
         return SpikeClass.SCHEDULE
-    if _happened(case, "data"):
+    if _is_of_data(case):
         return SpikeClass.DATA
     if normal == NO:  # whatever an evaluation says
         return cause or unstable
@@ -195,6 +195,11 @@ def _known_cause(case: Evidence) -> SpikeClass | None:
     if _happened(case, OWN_RATE):
         return SpikeClass.SCHEDULE
     return SpikeClass.CUT if _happened(case, "batch") else None
+
+
+def _is_of_data(case: Evidence) -> bool:
+    """Return whether the data was other, or must have been as the weights are good."""
+    return _happened(case, "data") or _happened(case, "weights")
 
 
 def _happened(case: Evidence, kind: str) -> bool:

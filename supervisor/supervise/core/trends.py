@@ -191,7 +191,8 @@ def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
     far = BEYOND * (high - low)
     if low - far <= now <= high + far:
         return ""
-    return f"{formats.metric_in_words(name)} {now:.3g} (before {low:.3g} to {high:.3g})"
+    shown = median(since[:NEWEST_LOOKS])  # the same number however many looks there are by now
+    return f"{formats.readable_metric(name)} {shown:.3g} (before {low:.3g} to {high:.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +279,15 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
     if time_before <= 0.0 or now < SLOWER * time_before:
         return None
     limit, since = (time_before * now) ** 0.5, points[-1][0]
-    fast = 0
-    for step, value in reversed(points):
-        fast = 0 if value > limit else fast + 1
+    fast, is_slow = 0, False
+    for step, value in reversed(points):  # the newest may be fast again
+        is_slow |= value > limit
+        fast = 0 if value > limit or not is_slow else fast + 1
         if fast > 1:
             break
         since = step if value > limit else since
+    early = [value for step, value in points if step < since][-BEFORE:]
+    time_before = median(early) if len(early) >= LEAST else time_before
     part, part_now = "", 0.0
     grown = MOST_OF_IT * (now - time_before)
     for name in PARTS:
@@ -298,6 +302,7 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
     return SlowStep(since, time_before, now, part, part_now)
 
 
+LATE, FEWEST = 32, 4  # steps just before a change, and values in them that are enough of them
 FEW, MANY = 16, 64  # samples that a course is fitted to: as many as lie on one line
 STRAIGHT = 2.0  # standard errors: a slope is one, and the newest quarter is off its line
 FLOOR = 0.005  # of the level: no series is taken to be quieter
@@ -407,8 +412,13 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[Course, list[float]]:
 
 
 def healthy_value(points: Sequence[tuple[int, float]], otherwise: float) -> float:
-    """Return the median of the newest finite values, `otherwise` where there are none."""
-    values = [value for _, value in points if math.isfinite(value)][-LEAST:]
+    """Return the median of the newest finite values, `otherwise` where there are none.
+
+    Of a metric that is measured in few steps, only those of the last ones.
+    """
+    finite = [(step, value) for step, value in points if math.isfinite(value)][-LEAST:]
+    late = [value for step, value in finite if step > finite[-1][0] - LATE]
+    values = late if len(late) >= FEWEST else [value for _, value in finite]
     return median(values) if values else otherwise
 
 

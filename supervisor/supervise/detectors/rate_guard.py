@@ -226,7 +226,7 @@ class RateGuardWatch(Memory):
             "metric": self.spec.metrics_[self.worst],
             "value": self.value,
             "ratio": self.value / top if is_known else None,
-            "threshold": self.spec.over * top,
+            "threshold": self.spec.over,
             "reference": top,
             "settled": since >= self.spec.settle,
             "breaching": beyond,

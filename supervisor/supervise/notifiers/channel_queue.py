@@ -20,13 +20,16 @@ import shlex
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import cast
 
 from msgspec import Struct
 
+from ..core import notices
+from ..core.model import formats
 from ..core.model.interfaces import (
     APPROVAL,
     CLOSED,
@@ -36,6 +39,7 @@ from ..core.model.interfaces import (
     WATCHER,
     Message,
     NotifyError,
+    Severity,
 )
 from ..system import Thread
 from ._channel_settings import Route, Sender
@@ -111,44 +115,39 @@ class Health:
 
 def build_failed_message(trouble: Trouble, template: Message, now: float) -> Message:
     """Return the message to the other channels; `template`: any message of the run."""
-    count, lasted = trouble.undelivered, now - trouble.since_s
-    since = f"no message was delivered for {lasted:.0f} s; " if lasted >= FAILED_S else ""
-    return replace(
-        template,
-        incident=None,
-        kind=WATCHER,
-        card=(),
-        rules=(),
+    lasted_s = now - trouble.since_s
+    notice = notices.ChannelFailed(
         severity="SEV2",
-        title=f"{trouble.channel}: {_messages(count)} not delivered",
-        verdict=f"{since}last error: {trouble.error}",
-        why="notifications are not reaching this channel; the run itself goes on as before",
-        next=f"check the settings and the service of {trouble.channel}; state of the channels: "
-        f"supervise status {shlex.quote(template.directory)}",
-        facts=(),
+        channel=trouble.channel,
+        messages=formats.count_messages(trouble.undelivered),
+        error=trouble.error,
+        silent_s=lasted_s if lasted_s >= FAILED_S else None,
     )
+    return _build(notice, template)
 
 
 def build_recovered_message(trouble: Trouble, template: Message) -> Message:
     """Return the message after the next successful delivery."""
-    lost = f"{_messages(trouble.lost)} lost" if trouble.lost else ""
+    notice = notices.ChannelRecovered(severity="SEV2", channel=trouble.channel, lost=trouble.lost)
+    return _build(notice, template)
+
+
+def _build(notice: notices.Notice, template: Message) -> Message:
     return replace(
         template,
         incident=None,
         kind=WATCHER,
         card=(),
         rules=(),
-        severity="SEV2",
-        title=f"{trouble.channel} works again",
-        verdict=lost or "the waiting messages are being delivered",
-        why="",
-        next=f"read them with: supervise why {shlex.quote(template.directory)}" if lost else "",
         facts=(),
+        severity=cast(Severity, notice.severity),
+        title=notice.title,
+        verdict=notice.verdict,
+        why=notice.reason,
+        next=notice.then.text.replace("RUN", shlex.quote(template.directory)),
+        form=type(notice).__name__,
+        subject="",
     )
-
-
-def _messages(count: int) -> str:
-    return f"{count} message was" if count == 1 else f"{count} messages were"
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,20 +500,11 @@ class ChannelQueue:
     def _digest(self) -> Item:
         items = sorted(self._held, key=lambda item: item.order)
         count = sum(len(item.keys) for item in items)
-        titles: Sequence[str] = [f"[{i.message.severity}] {i.message.title}" for i in items[:8]]
-        message = replace(
-            items[0].message,
-            incident=None,
-            kind=WATCHER,
-            card=(),
-            rules=(),
-            title=f"digest of {count} message{'s' if count > 1 else ''}",
-            verdict=" · ".join(titles),
-            why="they waited for the end of quiet hours, or were too many in an hour",
-            next="list all of them with: supervise audit show "
-            + shlex.quote(items[0].message.directory),
-            facts=(),
-        )
+        titles = " · ".join(f"[{i.message.severity}] {i.message.title}" for i in items[:8])
+        first = items[0].message
+        messages = f"{count} message{'s' if count > 1 else ''}"
+        digest = notices.Digest(severity=first.severity, messages=messages, titles=titles)
+        message = _build(digest, first)
         self._number += 1
         keys = [key for item in items for key in item.keys]
         return Item(message, keys, 0.0, self._number, min(item.due_s for item in items))

@@ -29,9 +29,15 @@ BACKOFF_S = 1.0
 RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/(?:incidents/|supervisor\.log))")
 
 
-def message_of(decision: Notified, run: str, audit_head: str, directory: str = "RUN") -> Message:
-    """Return the message of a `notify_intent`; its commands name `directory` in place of RUN."""
+def message_of(
+    decision: Notified, run: str, audit_head: str, directory: str = "RUN", job: str = "COMMAND"
+) -> Message:
+    """Return the message of a `notify_intent`.
+
+    Its commands name `directory` in place of RUN, and `job` in place of COMMAND.
+    """
     text = decision.message
+    then = fill_run_placeholder(text.advice.text, directory).replace("-- COMMAND", f"-- {job}")
     return Message(
         run=run,
         incident=decision.incident,
@@ -39,7 +45,7 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
         title=text.title,
         verdict=fill_run_placeholder(text.verdict, directory),
         why=fill_run_placeholder(text.why, directory),
-        next=fill_run_placeholder(text.advice.text, directory),
+        next=then,
         step=text.step,
         audit_head=audit_head,
         directory=directory,
@@ -47,6 +53,8 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
         rules=tuple(text.rules),
         request=text.request,
         acknowledged_by=text.acknowledged_by,
+        form=text.form,
+        subject=str(text.facts.get("subject", "")),
     )
 
 

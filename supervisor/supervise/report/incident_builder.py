@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -100,7 +101,7 @@ def build_incident_report(
         response=Response(text=case.response(), acted=case.acted),
         cost=case.cost(),
         proof=case.proof(),
-        next=NextStep(text=case.next_step(directory)),
+        next=NextStep(text=case.next_step()),
         loss=Loss(metric=loss, spark=_spark(case.series, loss)),
         series=case.series,
         conditions=case.conditions,
@@ -173,6 +174,8 @@ class _Case:
         self.diagnosis = _diagnosis(self.incident)
         self.standstill = next((s for a in self.actions if (s := a.effect.standstill)), "")
         self.acted = True if self.skipped else _acted(self.incident)
+        self.slowness = facts.slowness(self.opened.slow_step, self.tape)
+        self.run = run
 
     def closing(self) -> Closing | None:
         record = next((r for r in reversed(self.incident) if is_closing(r)), None)
@@ -196,7 +199,7 @@ class _Case:
 
     def observation(self) -> Observation:
         text = sentences.describe_observation(
-            self.opened, self.moves, self.conditions, self.failure
+            self.opened, self.moves, self.conditions, self.failure, self.skipped
         )
         return Observation(text=text, moves=self.moves, band=self.opened.band, onset=self.onset)
 
@@ -220,7 +223,7 @@ class _Case:
             standstill=self.standstill,
             diagnosis=self.diagnosis,
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
-            inputs=sentences.describe_bad_inputs(self.rules, self.conditions),
+            inputs=sentences.inputs(self.rules, self.conditions, onset),
         )
         cause = sentences.describe_cause(opened, moves, candidates, unchanged, self.diagnosis)
         return cause, sentences.title_trigger(self.diagnosis, candidates)
@@ -235,21 +238,23 @@ class _Case:
             suppressed=self.suppressed,
             refusals=facts.refused_runbooks(self.incident),
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
+            opened_by_rule=bool(self.opened.rule),
         )
 
     def cost(self) -> Cost:
-        by_it = self.status in (Status.JOB_ENDED, Status.STOPPED)
+        by_it = self.status in (Status.DOWN, Status.STOPPED)
         intent = _newest(self.incident, decisions.ActionPlanned)
         return sentences.describe_cost(
             self.actions,
             status=self.status,
             skipped=len(self.skipped),
             budgets={} if intent is None else dict(intent.budget),
-            ended_at=self.incident[-1].step if by_it and not self.end.endswith("code 0") else None,
+            ended_at=self.incident[-1].step if by_it else None,
             acted=self.acted,
             unaided=sentences.estimate_unaided_cost(
                 self.status, self.skipped, self.moves, self.actions, self.failure
             ),
+            lost_s=0.0 if self.slowness is None else self.slowness.lost_s,
         )
 
     def proof(self) -> Proof:
@@ -263,17 +268,24 @@ class _Case:
             loss_left=self._loss_left(),
             skipped=bool(self.skipped),
             good=facts.good_steps(self.incident, self.policy),
+            slowness="" if self.slowness is None else self.slowness.text,
+            height=self._height(),
         )
 
-    def next_step(self, directory: str) -> str:
-        return sentences.describe_next_step(
-            self.status,
-            self.message_texts,
-            self.failure,
-            self.approval,
-            [f"{c.text}: {c.remedy}" for c in self.verification if c.remedy],
-            directory,
+    def next_step(self) -> str:
+        return sentences.next_step(
+            self.status, self.message_texts, self.failure, self.approval, self.run
         )
+
+    def _height(self) -> str:
+        """Return how high the newest losses are, for a sentence; "" where no frame shows it."""
+        loss = loss_metric_of(self.series)
+        points = [] if self.tape is None or not loss else self.tape.newest(loss, facts.LAST)
+        before = next((move.level for move in self.moves if move.metric in LOSSES), None)
+        if not points or before is None:
+            return ""
+        now = sentences.format_significant(median(points))
+        return f": {now} at the end, {sentences.format_significant(before)} before"
 
     def _loss_left(self) -> bool:
         """Return whether the loss was out of its band, as far as that is known."""
@@ -452,7 +464,7 @@ def _title_without_rule(
     if failure is None:
         return f"Crash: {chief.headline}"
     if not failure.title:
-        return f"Crash: {failure.text}"
+        return f"Crash: {failure.summary}"
     name = "" if failure.kind == EXIT else failure.type
     rank = f" on rank {failure.rank}" if failure.rank is not None and failure.world_size > 1 else ""
     return f"Crash: {failure.title}{f' ({name})' if name else ''}{rank}"
@@ -473,7 +485,7 @@ def _title_of_readings(incident: Sequence[Record], rule: str) -> str:
 
 
 def _capitalized(metric: str) -> str:
-    name = sentences.metric_name(metric)
+    name = formats.readable_metric(metric)
     return name[:1].upper() + name[1:]
 
 

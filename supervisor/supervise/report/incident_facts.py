@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, log
+from statistics import median
 from typing import cast
 
 from msgspec.structs import asdict, replace
@@ -24,7 +25,7 @@ from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
 from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Policy, Rule
-from ..core.model.verdicts import SlowStep
+from ..core.model.verdicts import NO, Rejoined, SlowStep, slow_duration
 from ..core.rule_scope import MACHINE
 from ..core.rule_scope import is_machine_rule as is_of_machine
 from ..core.trends import LEAST, Change, find_change, find_jump
@@ -68,10 +69,10 @@ ENDS = {
     decisions.RELEASED: Status.RELEASED,
     decisions.SUPERSEDED: Status.SUPERSEDED,
     decisions.SESSION_ENDED: Status.SESSION_ENDED,
-    decisions.JOB_ENDED: Status.JOB_ENDED,
 }
 VERIFY = decisions.VerificationPassed.KIND
 REFUSALS = (decisions.RunbookRefused, decisions.RunbookWithdrawn)
+CLEARLY = 2.0  # times the width of a band, to be out of it for good; project default
 NEAR = 50  # steps before the first breach at which a drill counts as its cause
 
 
@@ -459,6 +460,36 @@ def find_onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Ons
     return Onset(first.first_step, first.earliest_step, first.latest_step, first.metric)
 
 
+LAST = 16  # newest points that say how it is now; project default
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """How slow the steps are by now, and what that has cost; `lost_s`: seconds."""
+
+    text: str
+    lost_s: float
+
+
+def slowness(slow: SlowStep | None, tape: Tape | None) -> Slowness | None:
+    """Return how slow the steps of an incident about speed are, None where no frame shows it."""
+    if slow is None or tape is None or not (newest := tape.newest("step_time", LAST)):
+        return None
+    now, middle = median(newest), math.sqrt(slow.before_s * slow.now_s)
+    times = [(step, value) for step, value in tape.points("step_time") if step >= slow.since]
+    late = [(step, value) for step, value in times if value > middle]
+    text = f"{slow_duration(now)} per step at the end"
+    if now > middle or not late:
+        text = f"still slow: {text}"
+    else:
+        rows = [n for n in range(2, len(times)) if all(v > middle for _, v in times[n - 2 : n + 1])]
+        until = f" until about step {times[rows[-1]][0]}" if rows else ""
+        text = f"slow{until}, and not any more: {text}"
+    steps = times[-1][0] - slow.since + 1 if times else 0
+    lost = sum(value - slow.before_s for _, value in late)
+    return Slowness(text, steps * lost / max(1, len(times)))
+
+
 def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
     """Return what happened in order; the middle of a very long one is counted only."""
     rows = [
@@ -480,7 +511,7 @@ def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineE
 def status_of(incident: Sequence[Record]) -> Status:
     """Return the status of an incident from its records."""
     status, acted, stopped, withdrawn = Status.OPEN, False, False, False
-    verified = False
+    verified = differs = False
     orders: dict[str, decisions.ActionOrder] = {}
     for record in incident:
         decision = record.decision
@@ -502,15 +533,36 @@ def status_of(incident: Sequence[Record]) -> Status:
             withdrawn, status = True, Status.OPEN
         elif isinstance(decision, decisions.IncidentHeld):
             status = Status.HELD
+        elif isinstance(decision, decisions.StepDiffers):
+            differs |= decision.what == "differs"
         elif isinstance(decision, decisions.IncidentClosed):
-            status = ENDS[decision.outcome]
-            if stopped and status == Status.JOB_ENDED:
-                status = Status.STOPPED
-            if status == Status.RECOVERED and not verified:
-                status = Status.DONE
+            status = _status_of_end(decision, stopped=stopped)
+            if status == Status.RECOVERED:
+                status = Status.DIFFERS if differs else status if verified else Status.DONE
             if status == Status.CLEARED and withdrawn and not acted:
                 status = Status.WITHDRAWN
     return status
+
+
+def is_still_out(rejoined: Rejoined) -> bool:
+    """Return whether the newest losses are clearly out of the band."""
+    residual, width = rejoined.residual, rejoined.band
+    if rejoined.answer != NO or not isinstance(residual, float) or not isinstance(width, float):
+        return False
+    return residual > CLEARLY * width
+
+
+def _status_of_end(closed: decisions.IncidentClosed, *, stopped: bool) -> Status:
+    """Return the status by the outcome, and how the job ended where that has ended it."""
+    if closed.outcome != decisions.JOB_ENDED:
+        return ENDS[closed.outcome]
+    if stopped:
+        return Status.STOPPED
+    if closed.returncode:
+        return Status.DOWN
+    rejoined = None if closed.spike is None else closed.spike.questions.rejoined
+    is_ill = rejoined is not None and rejoined.excursion and is_still_out(rejoined)
+    return Status.UNRECOVERED if is_ill else Status.JOB_ENDED
 
 
 LOSSES = ("train_loss_raw", "train_loss")
@@ -574,6 +626,12 @@ class Tape:
             pairs = (self.points_since[n : n + 2] for n in range(0, len(self.points_since), 2))
             self.points_since = [point for pair in pairs for point in _worst(pair)]
             self.stride *= 2
+
+    def newest(self, metric: str, count: int) -> list[float]:
+        """Return the newest values of a metric, in any attempt."""
+        points = [*self.points_before, *self.points_since, *self._cell]
+        values = (value for _, _, row in points if (value := row.get(metric)) is not None)
+        return [value for value in values if math.isfinite(value)][-count:]
 
     def has_loss(self) -> bool:
         """Return whether any point holds a loss."""

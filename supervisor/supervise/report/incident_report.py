@@ -35,13 +35,16 @@ class Status(StrEnum):
     WAITING = "APPROVAL PENDING"
     HELD = "HELD"
     RECOVERED = "RECOVERED"
+    DIFFERS = "RUNNING AGAIN, NOT AS BEFORE"
     CLEARED = "CLEARED"
     DONE = "DONE"
     NOT_RECOVERED = "NOT RECOVERED"
     WITHDRAWN = "WITHDRAWN"
     RELEASED = "RELEASED"
     STOPPED = "STOPPED"
+    DOWN = "JOB DOWN"
     JOB_ENDED = "JOB ENDED"
+    UNRECOVERED = "JOB ENDED, NOT RECOVERED"
     SESSION_ENDED = "SESSION ENDED"
     SUPERSEDED = "SUPERSEDED"
 
@@ -53,6 +56,7 @@ MEANINGS = {
     Status.WAITING: "a person is asked whether the actions may run",
     Status.HELD: "automatic actions are off; a person is needed",
     Status.RECOVERED: "verified: the actions helped and it did not come back",
+    Status.DIFFERS: "the job runs again, and something is not as it was before its end",
     Status.CLEARED: (
         "its rules are not in breach any more; nothing was done about it, or nothing verified"
     ),
@@ -63,7 +67,9 @@ MEANINGS = {
     Status.WITHDRAWN: "its reason was over before an action came to change the job",
     Status.RELEASED: "a person ended the hold",
     Status.STOPPED: "the job was stopped because of it",
+    Status.DOWN: "the job ended by itself, and is not started again",
     Status.JOB_ENDED: "the job ended before it was over",
+    Status.UNRECOVERED: "the job ended as a finished one does, with a loss that had not come back",
     Status.SESSION_ENDED: "the training that it was about ended",
     Status.SUPERSEDED: (
         "an incident of the training began; what this one was about may go on beside it"
@@ -200,7 +206,8 @@ class ActionEffect(Struct, frozen=True):
 
     Attributes:
         step: to which the weights went back; from_step: from where.
-        held_s: how long a pause lasted. standstill: which rank holds the job up, and where.
+        rate_limit: of a learning rate. held_s: how long a pause lasted.
+        standstill: which rank holds the job up, and where.
         path, sha256, files, missing: of an evidence bundle.
     """
 
@@ -208,6 +215,7 @@ class ActionEffect(Struct, frozen=True):
     step: int | None = None
     from_step: int | None = None
     paused_step: int | None = None
+    rate_limit: float | None = None
     held_s: float | None = None
     resumed: bool = True
     standstill: str = ""
@@ -512,6 +520,13 @@ class Loss(Struct, frozen=True):
 
     metric: str
     spark: str
+
+    @property
+    def legend(self) -> str:
+        """What the marks in it mean."""
+        marks = {"!": "! NaN or Inf", "⟲": "⟲ went back"}
+        texts = [text for mark, text in marks.items() if mark in self.spark]
+        return f" ({', '.join(texts)})" if texts else ""
 
 
 class Bundle(Struct, frozen=True):

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import UnsetType
 
+from ..core import notices
 from ..core.model import formats
 from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
 from ..core.model.payload import Rewarm
-from ..core.model.verdicts import NO, YES, NormChange, SpikeClass, Verdict
+from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
 from .incident_facts import LOSSES, RATE, SIGNALS
@@ -34,6 +36,7 @@ from .incident_report import (
     Move,
     Onset,
     Proof,
+    RunOrigin,
     Status,
     Suppression,
     UnchangedArea,
@@ -44,43 +47,18 @@ CAUSES = {  # what comes into a title behind "after"
     SpikeClass.DATA: "an unusual batch",
     SpikeClass.CUT: "a change of the batch size",
 }
-SELF = re.compile(r";? ?(the numbers|all reasons|evidence): supervise why RUN inc-\d+")
 SYMPTOMS = ("attention", "routing", "ranks", "spread of the ranks")  # of a cause, areas
 SKIPS = ("update_skipped", "skip_reason")  # what was done about it
 EVENTS = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
-ROUTINE = ("action", "drill", "checkpoint")  # events that explain nothing, or are shown elsewhere
+# Events that explain nothing, or are shown elsewhere.
+ROUTINE = ("action", "drill", "checkpoint", "reflex", "skipped", "weights")
 RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
 FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
 SKIPPED, SKIP_REASON = "update_skipped", "skip_reason"
+SOON = 5  # steps until a rule about what began at the onset fires; project default
 MAX_LISTED = 4  # of several like things in one sentence
+OVER = (Status.RECOVERED, Status.DONE)
 QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
-
-# Metrics in words, as people read them on a card. A metric without words is named by its id.
-METRIC_NAMES: Mapping[str, str] = {
-    "train_loss": "loss",
-    "grad_global_norm": "grad norm",
-    "learning_rate": "lr",
-    "dataloader_stall_frac": "share of time waiting for data (%)",
-    "host_mem_growth": "host memory growth (bytes/h)",
-    "host_mem_used": "host memory in use (%)",
-    "param_digest_mismatch": "parameter digests that differ between ranks",
-    "rank_probe_dispersion": "spread of the ranks on one batch",
-    "opt_state_finite": "optimizer moments finite (1 is yes)",
-    "rerun_mismatch": "steps that did not repeat",
-    "straggler_ratio": "step time of the slowest rank over the median",
-    "loss_dispersion": "spread of the loss over ranks",
-    "batch_dispersion": "spread of the token entropy over ranks",
-    "gpu_util": "GPU utilization",
-    "tokens_per_second": "tokens per second",
-    "ckpt_verified": "checkpoint verified (1 is yes)",
-    "update_skipped": "update skipped",
-}
-
-
-def metric_name(metric: str) -> str:
-    """Return a metric in words."""
-    name = METRIC_NAMES.get(metric) or formats.metric_in_words(metric)
-    return name if name != metric else metric.replace("_", " ")
 
 
 def format_significant(value: Any) -> str:
@@ -100,8 +78,13 @@ def describe_observation(
     moves: Sequence[Move],
     conditions: Sequence[Condition],
     failure: Failure | None,
+    skipped: Sequence[int] = (),
 ) -> str:
-    """Return what was observed: the loss first, then how far other signals moved with it."""
+    """Return what was observed: the loss first, then how far other signals moved with it.
+
+    Args:
+        skipped: steps whose update a safeguard skipped: that its norm is 0 says no more.
+    """
     if opened.slow_step is not None:
         return opened.slow_step.text
     if not opened.rule:
@@ -114,7 +97,8 @@ def describe_observation(
     named = {move.metric for move in signals}
     named |= set() if loss is None else {loss.metric}
     signals.sort(key=lambda move: not math.isfinite(move.peak))
-    parts = [change_text(move) for move in signals]
+    shown = [move for move in signals if not (move.peak == 0.0 and move.peak_step in skipped)]
+    parts = [change_text(move) for move in shown]
     text = "; ".join(filter(None, ("" if loss is None else _loss(loss), ", ".join(parts))))
     if not judged_metrics and loss is None:  # what moved beside it is not what the rule saw
         return opened.headline
@@ -134,7 +118,7 @@ def describe_observation(
 
 def change_text(move: Move) -> str:
     """Return how far a signal went from its healthy value just before: "update norm ×28"."""
-    name, ratio = metric_name(move.metric), move.ratio
+    name, ratio = formats.readable_metric(move.metric), move.ratio
     if not math.isfinite(move.peak):
         return f"{name} NaN or Inf too"
     if ratio is None or ratio < 0.0 or move.level < 0.0:
@@ -163,7 +147,9 @@ def _loss(loss: Move) -> str:
 def _condition(condition: Condition) -> str:
     """Return one breach in words: "step time 1.2, limit 0.8; before 0.4"."""
     if condition.nonfinite:
-        return ", ".join(f"{metric_name(name)} is NaN or Inf" for name in condition.nonfinite)
+        return ", ".join(
+            f"{formats.readable_metric(name)} is NaN or Inf" for name in condition.nonfinite
+        )
     limit = format_significant(condition.limit)
     if condition.signal:
         return f"{condition.text}, newest step {condition.step}"
@@ -171,16 +157,21 @@ def _condition(condition: Condition) -> str:
         return ""
     if text := formats.coded_value_text(condition.metric, condition.value):
         return text
-    text = f"{metric_name(condition.metric)} = {format_significant(condition.value)}"
+    unit = formats.UNITS.get(condition.metric, "")
+    text = (
+        f"{formats.readable_metric(condition.metric)} {format_significant(condition.value)}{unit}"
+    )
     text += f" on {condition.module}" if condition.module else ""
     if condition.measure == "difference" and condition.baseline is None:
-        return f"{text} (must be {limit})"
+        return f"{text} (must be {limit}{unit})"
     if condition.baseline is not None:
-        return f"{text} (before {format_significant(condition.baseline)})"
-    if condition.measure != "value":
+        return f"{text} (before {format_significant(condition.baseline)}{unit})"
+    if condition.measure == "sum":
+        return f"{text} (high for too long)"
+    if condition.measure != "value" or condition.limit is None:
         return text
     at_zero = condition.value == condition.limit == 0.0  # a count, or a norm: none is below
-    return f"{text} ({'must be above 0' if at_zero else f'limit {limit}'})"
+    return f"{text} ({'must be above 0' if at_zero else f'limit {limit}{unit}'})"
 
 
 # ── Cause ─────────────────────────────────────────────────────────────────────────────────────────
@@ -218,12 +209,14 @@ def cause_candidates(
         Candidate("operator", operator, None, None),
         Candidate("standstill", standstill, None, None),  # what ended the job is a consequence
         Candidate("error", error, None, None),
-        Candidate("data", "" if rate else inputs, None, None),
+        Candidate("data", "" if rate else inputs or _data_change(diagnosis), None, None),
         Candidate("diagnosis", _diagnosed(diagnosis), None, None),
         Candidate("host", "" if slow is None else slow.cause, slow.since if slow else None, None),
     ]
     if rate is not None:
-        text = f"{change_text(rate)} at step {rate.first_step}"
+        level, peak = map(format_significant, (rate.level, rate.peak))
+        text = f"the learning rate went {level} → {peak} (×{_two_digits(rate.ratio or 0.0)}) "
+        text += f"at step {rate.first_step}"
         rows.append(Candidate("rate", text, rate.first_step, rate))
     for area, move in changed.items():
         if move.earliest_step <= onset.latest and move.metric != RATE:
@@ -247,6 +240,12 @@ def _diagnosed(diagnosis: Verdict | None) -> str:
     events = [e for e in diagnosis.questions.else_happened.events if e.kind == kind]
     texts = [f"{event.text} (step {event.step})" for event in events[:2]]
     return ", ".join(texts) or f"class {diagnosis.kind}"
+
+
+def _data_change(diagnosis: Verdict | None) -> str:
+    """Return how it is known that the data changed, "" where it is not."""
+    events = () if diagnosis is None else diagnosis.questions.else_happened.events
+    return next((event.text for event in events if event.kind == "data"), "")
 
 
 def title_trigger(diagnosis: Verdict | None, candidates: Sequence[Candidate]) -> str:
@@ -276,18 +275,18 @@ def describe_cause(
     is_known = first not in ("", *SYMPTOMS)
     unchanged = [area for area in unchanged if area.area not in {c.kind for c in candidates}]
     kind: Any = first if first in RECORDED else "diagnosis"
-    if first == "rate" or (not is_known and order):
-        kind, text = "order", order or text
-        events = "" if first == "rate" else events
-        text += f"; also near it: {events}" if events else ""
-        text += "" if is_known else f"; what moved them is unknown{_looked_at(unchanged)}"
+    if first == "rate":
+        kind, text = "order", f"{text}; {order}" if order else text
     elif not is_known:
-        kind = "unknown"
-        reason = f"nothing on record explains it{_looked_at(unchanged)}"
-        reason += f"; near it: {'; '.join(filter(None, (text, events)))}" if text or events else ""
+        kind = "order" if order else "unknown"
+        nearby = [part for part in (text, events) if part]
         if not opened.rule:
-            reason = "no process of the job recorded how it ended"
-        text = f"unknown: {reason}"
+            text = "no process of the job recorded how it ended"
+        else:
+            text = order or "nothing on record explains it"
+            text += "".join(f"; near it: {part}" for part in nearby)
+            text += _looked_at(unchanged)
+        text = f"unknown: {text}"
     elif order and first not in FINAL:
         text = f"{text}; {order}"
     return Cause(text, kind, is_known, candidates, unchanged)
@@ -295,10 +294,10 @@ def describe_cause(
 
 def _looked_at(unchanged: Sequence[UnchangedArea]) -> str:
     """Return what stayed as before, so that it is no cause."""
-    return f" ({_and([a.area for a in unchanged])} stayed as before)" if unchanged else ""
+    return f"; {_and([a.area for a in unchanged])} stayed as before" if unchanged else ""
 
 
-def describe_bad_inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition]) -> str:
+def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition], onset: Onset) -> str:
     """Return what was wrong with the batches by the gravest rule about them, "" for nothing."""
     by_rule: dict[str, list[Condition]] = {}
     for condition in conditions:
@@ -313,7 +312,8 @@ def describe_bad_inputs(rules: Sequence[FiredRule], conditions: Sequence[Conditi
     rule = min(about_inputs, key=lambda rule: (rule.severity, rule.step))
     breach = next((_condition(c) for c in by_rule[rule.rule] if c.is_breach), "")
     title = rule.title[:1].lower() + rule.title[1:] or f"rule {rule.rule}"
-    return f"{title}, from step {rule.step}{f': {breach}' if breach else ''}"
+    first = onset.step if onset.step <= rule.step <= onset.step + SOON else rule.step
+    return f"{title}, from step {first}{f': {breach}' if breach else ''}"
 
 
 def _order(moves: Sequence[Move]) -> str:
@@ -328,7 +328,7 @@ def _order(moves: Sequence[Move]) -> str:
     for move in moves:
         if not groups or move.earliest_step > groups[-1][0].latest_step:
             groups.append((move, []))
-        groups[-1][1].append(metric_name(move.metric))
+        groups[-1][1].append(formats.readable_metric(move.metric))
     (first, names), *later = groups
     if not later:
         return f"{_and(names)} moved together, in step {first.first_step}"
@@ -365,6 +365,7 @@ def describe_response(
     suppressed: Sequence[Suppression],
     refusals: Sequence[tuple[int, str]],
     unprotected: bool,
+    opened_by_rule: bool,
 ) -> str:
     """Return what was done, and what was asked or refused where nothing was.
 
@@ -373,10 +374,9 @@ def describe_response(
         skipped: steps whose update a safeguard skipped.
     """
     rows = action_texts(actions, verified=status == Status.RECOVERED)
-    parts = [text for _, text in sorted([*rows, *refusals[-2:]])]
+    parts = list(dict.fromkeys(text for _, text in sorted([*rows, *refusals[-2:]])))
     if skipped:
-        further = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
-        parts.insert(0, f"skipped the update of step {skipped[0]}{further}")
+        parts.insert(0, f"skipped {_updates(skipped)}")
     if approval is not None and approval.answer is None and status == Status.WAITING:
         parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
     elif approval is not None and approval.answer not in (None, "approved"):
@@ -387,13 +387,26 @@ def describe_response(
     if plan is not None:
         parts.append(f"nothing to the job: mode {plan[0]}; enforce would have run {plan[1]}")
     elif not parts:
-        reason = "none of its rules has an action"
+        reason = "the policy has no action for this"
+        if not opened_by_rule:
+            reason = "the policy has no job.on_crash, so the job is not started again"
         if unprotected:
             reason = "the record of the run could not be written, and without it nothing is done"
         elif mode in ("observe", "shadow"):
             reason = f"mode {mode}"
         parts.append(f"nothing: {reason}")
     return " · ".join(parts)
+
+
+def _updates(steps: Sequence[int]) -> str:
+    """Return "the updates of steps 120 to 122"."""
+    if len(steps) == 1:
+        return f"the update of step {steps[0]}"
+    if len(steps) == 2:
+        return f"the updates of steps {steps[0]} and {steps[1]}"
+    if steps[-1] - steps[0] == len(steps) - 1:
+        return f"the updates of steps {steps[0]} to {steps[-1]}"
+    return f"{len(steps)} updates of steps {steps[0]} to {steps[-1]}"
 
 
 def action_texts(actions: Sequence[Action], *, verified: bool) -> list[tuple[int, str]]:
@@ -437,9 +450,13 @@ def _succeeded(action: Action) -> str:
 def _snapshot(action: Action) -> str:
     missing = action.effect.missing
     more = f" and {len(missing) - 2} more" if len(missing) > 2 else ""
-    return (
-        f"evidence saved (missing: {', '.join(missing[:2])}{more})" if missing else "evidence saved"
-    )
+    without = f" without {', '.join(missing[:2])}{more}" if missing else ""
+    return f"evidence saved{without}"
+
+
+def _from(action: Action) -> str:
+    step = action.effect.from_step
+    return "" if step is None else f"; the step numbers go on from {step}"
 
 
 def _relaunch(action: Action) -> str:
@@ -457,8 +474,8 @@ def _rewarm(rewarm: Rewarm | None, *, verified: bool) -> str:
     if rewarm is None or not rewarm.steps:
         return ""
     if verified:
-        return f" · lr re-warmed over {rewarm.steps} steps"
-    return f" (lr to re-warm in {rewarm.steps} steps)"
+        return f" · learning rate raised again over {rewarm.steps} steps"
+    return f" (the learning rate rises again over {rewarm.steps} steps)"
 
 
 def _resume(action: Action) -> str:
@@ -467,9 +484,11 @@ def _resume(action: Action) -> str:
 
 
 def _hold_rate(action: Action) -> str:
-    order = action.order
+    order, limit = action.order, action.effect.rate_limit
+    if order.limit is None and limit is not None:
+        return f"learning rate held at {limit:.3g} at most"
     if order.limit is not None:
-        return f"lr held at {order.limit:.3g} at most ({order.harmful:.3g} did the harm)"
+        return f"learning rate held at {order.limit:.3g} at most ({order.harmful:.3g} did the harm)"
     return "learning rate free again" if order.lift else "learning rate held"
 
 
@@ -484,7 +503,7 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     "snapshot": _snapshot,
     "savepoint": lambda action: "savepoint written",
     "rollback": lambda action: (
-        f"weights of step {_step(action.effect.step)} restored; the loop went on"
+        f"weights of step {_step(action.effect.step)} restored{_from(action)}"
     ),
     "relaunch": _relaunch,
     "stop": lambda action: "job stopped",
@@ -493,9 +512,9 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     "skip_step": lambda action: f"{action.order.count} updates skipped",
     "quarantine": _quarantine,
     "check_weights": lambda action: (
-        "weights compared on the probe batch"
+        "weights tested on a batch kept for that"
         if "loss" in action.result
-        else "the weights could not be judged"
+        else "weights tested, without a result"
     ),
     "profile": lambda action: "profile taken",
 }
@@ -524,13 +543,14 @@ def describe_cost(
     ended_at: int | None = None,
     acted: bool | None,
     unaided: Estimate | None = None,
+    lost_s: float = 0.0,
 ) -> Cost:
     """Return what it cost: repeated steps, pauses, budgets, and the run if that ended.
 
     Args:
         skipped: updates that a safeguard skipped. budgets: name -> used/limit.
         ended_at: the step at which the run ended because of it.
-        unaided: what nothing would have cost.
+        unaided: what nothing would have cost. lost_s: that slow steps took longer.
     """
     budgets = budgets or {}
     repeated, progress_lost, relaunches, paused_s, ordered_skips = _losses(actions)
@@ -549,6 +569,8 @@ def describe_cost(
         parts.append(f"{skipped} update{'s' * (skipped > 1)} skipped")
     if relaunches:
         parts.append(f"{relaunches} restart{'s' if relaunches > 1 else ''}")
+    if lost_s >= 0.5:
+        parts.append(f"the steps took {lost_s:.0f} s longer in all")
     if acted is False and not parts:
         parts.append("nothing: the job was not changed")
     parts += filter(None, [", ".join(_spent(budgets, actions))])
@@ -594,7 +616,8 @@ def _spent(budgets: Mapping[str, str], actions: Iterable[Action]) -> Iterable[st
         spent, _, limit = str(text).partition("/")
         if name in names and limit and spent != "0":
             plural = "" if limit == "1" else "s"
-            yield f"{spent} of {limit} {name.replace('_', ' ')}{plural} used"
+            name = "rate change" if name == "lr_scale" else name.replace("_", " ")
+            yield f"{spent} of {limit} {name}{plural} used"
 
 
 def describe_proof(
@@ -608,57 +631,73 @@ def describe_proof(
     loss_left: bool,
     skipped: bool,
     good: tuple[int, int] | None,
+    slowness: str = "",
+    height: str = "",
 ) -> Proof:
-    """Return what shows that it is over.
+    """Return what shows that it is over, or that it is not.
 
     Args:
         end: how it ended, "" while it is open. hold: why automatic actions are off.
         loss_left: the loss was out of its band. skipped: a safeguard skipped updates.
         good: steps without trouble since the actions helped, and how many are required.
+        slowness: of an incident about speed, how it is at the end. height: of the loss then.
     """
     passed = [check for check in verification if check.kind == "passed"]
     rejoined = None if diagnosis is None else diagnosis.questions.rejoined
     back = rejoined is not None and rejoined.answer == YES
     rejoined_step = rejoined.step if rejoined is not None and back and loss_left else None
-    parts = []
-    if back and not loss_left:
-        parts.append("the loss stayed in its band")
-    elif back:
-        step = "" if rejoined_step is None else f" at step {rejoined_step}"
-        parts.append(f"loss back in its band{step}")
-    elif rejoined is not None and rejoined.answer == NO and rejoined.excursion:
-        parts.append("loss NOT back in its band")
-    elif passed:
-        parts.append(passed[-1].text)
-    if status == Status.RECOVERED:
+    course = slowness or _course(rejoined, rejoined_step, height, loss_left=loss_left)
+    parts = [course or (passed[-1].text if passed else "")]
+    if status in (Status.RECOVERED, Status.DIFFERS):
         parts.append(end.removeprefix("recovered: "))
     has_verdict = diagnosis is not None and (back or status == Status.RECOVERED)
     remaining = [check.text for check in verification if check.kind == "differs"]
-    parts += [f"but {'; '.join(remaining)}"] if remaining else _norms(diagnosis, told=has_verdict)
+    if remaining:
+        parts.append(f"but {'; '.join(remaining)}")
+    elif not slowness:
+        parts += _norms(diagnosis, is_shown=has_verdict)
 
     def proven(text: str, *, verified: bool) -> Proof:
         steps, required = good or (None, None)
         return Proof(verified, rejoined_step, text, steps, required, remaining)
 
-    if status == Status.RECOVERED and passed:
-        return proven("; ".join(parts), verified=True)
+    if (status == Status.RECOVERED and passed) or status == Status.DIFFERS:
+        return proven("; ".join(parts), verified=status == Status.RECOVERED)
     reason = _unproven(status, end, hold, passed, back=back)
     if status == Status.CLEARED and skipped:
         reason = "its rules cleared; the skipped updates never reached the weights"
     elif status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
         reason = "its rules cleared; that the actions caused it was not verified"
-    ended = (back or good is not None) and status == Status.JOB_ENDED
+    ended = status == Status.UNRECOVERED or (
+        (rejoined is not None or slowness or good is not None) and status == Status.JOB_ENDED
+    )
     if ended and good is not None:
         parts.insert(0, f"recovered so far: {good[0]} good steps of {good[1]}")
         reason = end
     with_parts = ended or status in (Status.CLEARED, Status.NOT_RECOVERED, Status.RELEASED)
     plain = ended or status in (
-        *(Status.HELD, Status.CLEARED, Status.WATCHING),
-        *(Status.WITHDRAWN, Status.STOPPED, Status.JOB_ENDED, Status.DONE),
+        *(Status.OPEN, Status.HELD, Status.CLEARED, Status.WATCHING),
+        *(Status.WITHDRAWN, Status.STOPPED, Status.JOB_ENDED, Status.DOWN, Status.DONE),
     )
     reason = reason if plain else f"not verified: {reason}"
     text = "; ".join([*filter(None, parts), reason] if with_parts else [reason])
     return proven(text, verified=False)
+
+
+def _course(
+    rejoined: Rejoined | None, rejoined_step: int | None, height: str, *, loss_left: bool
+) -> str:
+    """Return where the loss is, "" where nothing says that."""
+    if rejoined is None:
+        return ""
+    if rejoined.answer == YES and not loss_left:
+        return "the loss stayed in its band"
+    if rejoined.answer == YES:
+        return (
+            f"loss back in its band{'' if rejoined_step is None else f' at step {rejoined_step}'}"
+        )
+    is_out = rejoined.answer == NO and rejoined.excursion
+    return f"the loss did NOT come back into its band{height}" if is_out else ""
 
 
 def describe_probation(verification: Sequence[Check]) -> str:
@@ -670,7 +709,7 @@ def describe_probation(verification: Sequence[Check]) -> str:
 def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, back: bool) -> str:
     """Return why nothing was proven; `back`: the loss is in its band."""
     return {
-        Status.OPEN: "it is not over",
+        Status.OPEN: "none yet: it is not over",
         Status.ACTING: "the actions are under way",
         Status.WATCHING: f"not yet: {describe_probation(passed)}",
         Status.WAITING: "nothing was done yet",
@@ -683,16 +722,19 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
         Status.RELEASED: "a person ended the hold; nothing was verified after it",
         Status.SUPERSEDED: "an incident of the training began before it was over",
         Status.SESSION_ENDED: "the training ended before anything could be verified",
-        Status.STOPPED: f"none: the job was stopped; {end}",
-        Status.JOB_ENDED: end if back else f"none: {end}",
+        Status.STOPPED: "none: supervise stopped the job, which is down",
+        Status.JOB_ENDED: end,
+        Status.UNRECOVERED: end,
+        Status.DOWN: "none: the job is down",
         Status.RECOVERED: "no verification is on record",
+        Status.DIFFERS: "",
         Status.DONE: f"none: nothing was wrong before it; {end.removeprefix('recovered: ')}",
     }[status]
 
 
-def _norms(diagnosis: Verdict | None, *, told: bool) -> list[str]:
+def _norms(diagnosis: Verdict | None, *, is_shown: bool) -> list[str]:
     """Return how the norms are, compared with those just before."""
-    if diagnosis is None or not told:
+    if diagnosis is None or not is_shown:
         return []
     answer = diagnosis.questions.norms_stayed
     norms = {} if isinstance(answer.metrics, UnsetType) else dict(answer.metrics)
@@ -708,9 +750,9 @@ def _norms(diagnosis: Verdict | None, *, told: bool) -> list[str]:
 
 def _share(name: str, norm: NormChange) -> str:
     if norm.before <= 0.0:
-        before, after = format_significant(norm.before), format_significant(norm.after)
-        return f"{metric_name(name)} {before} to {after}"
-    return f"{metric_name(name)} ×{_two_digits(norm.after / norm.before)}"
+        before, after = map(format_significant, (norm.before, norm.after))
+        return f"{formats.readable_metric(name)} {before} to {after}"
+    return f"{formats.readable_metric(name)} ×{_two_digits(norm.after / norm.before)}"
 
 
 def estimate_unaided_cost(
@@ -721,62 +763,63 @@ def estimate_unaided_cost(
     failure: Failure | None,
 ) -> Estimate | None:
     """Return what nothing would have cost, None where no record shows that."""
-    helped = status in (Status.RECOVERED, Status.WATCHING)
+    helped = status in (Status.RECOVERED, Status.DIFFERS, Status.WATCHING)
     went_back = helped and any(a.verb in ("rollback", "relaunch") and a.ok for a in actions)
     is_broken = any(not math.isfinite(move.peak) for move in moves)
     if skipped and is_broken:
         reason = "an update with NaN or Inf leaves no weight as it was"
-        return Estimate(f"with no action the weights are lost at step {skipped[0]}", reason)
+        return Estimate(
+            f"had nothing been done, the weights were lost at step {skipped[0]}", reason
+        )
     if helped and failure is not None and any(a.verb == "relaunch" and a.ok for a in actions):
-        return Estimate("with no action the run ends there", "the process had ended")
+        return Estimate("had nothing been done, the run had ended there", "the process had ended")
     if went_back and is_broken:
-        return Estimate("with no action every further step is lost", "NaN or Inf does not go away")
+        return Estimate(
+            "had nothing been done, every further step was lost", "NaN or Inf does not go away"
+        )
     return None
 
 
-def describe_next_step(
+ANSWERS_HOLD = (notices.Held, notices.StillHeld, notices.StillOff, notices.StillUnhelped)
+
+
+def next_step(
     status: Status,
     messages: Sequence[MessageText],
     failure: Failure | None,
     approval: Approval | None,
-    remaining: Sequence[str],
-    run: str,
+    run: RunOrigin,
 ) -> str:
-    """Return what a person should do, with commands to paste.
-
-    Args:
-        remaining: what to do about what goes on otherwise than before. run: as people name it.
-    """
+    """Return what a person should do, with commands to paste."""
     if status == Status.WAITING and approval is not None:
         asked = [message for message in messages if message.request == approval.id]
         if len(asked) > 1:  # the loss came back meanwhile
-            return _named(asked[-1].advice.text, run)
+            return _pasted(asked[-1].advice.text, run)
         timeout = (
             f"without an answer within {approval.timeout_s:.0f} s "
             f"the answer is {approval.on_timeout}"
         )
-        deny = f"supervise deny {run} {approval.id}"
-        return f"supervise approve {run} {approval.id} (or: {deny}); {timeout}"
+        names = f"RUN {approval.id}"
+        return _pasted(f"supervise approve {names} (or: supervise deny {names}); {timeout}", run)
     messages = [message for message in messages if message.advice]
     if status == Status.HELD:  # later messages are about rules that fire meanwhile
-        messages = [m for m in messages if "supervise release" in m.next] or messages
+        forms = {form.__name__ for form in ANSWERS_HOLD}
+        messages = [message for message in messages if message.form in forms] or messages
     advice = messages[-1].advice if messages else Advice()
-    text = SELF.sub("", advice.rest).strip("; ")
-    done = status in (Status.RECOVERED, Status.DONE)
-    if remaining and advice.lead == Lead.NOTHING:
-        return _named("; ".join(remaining), run)
-    if done and (advice.lead == Lead.NOTHING or not text):
-        return "nothing"
-    ended = status in (Status.JOB_ENDED, Status.HELD, Status.OPEN)
-    if failure is not None and ended and failure.then not in text:
-        text = "; ".join(filter(None, (failure.then, text)))
-    elif advice.lead == Lead.NOTHING:
-        text = "; ".join(filter(None, ("nothing", text)))
+    rest = advice.rest
+    if advice.lead == Lead.NOTHING:
+        return "; ".join(filter(None, ("nothing", _pasted(rest, run))))
+    text = Advice(advice.lead, rest).text if rest else ""
+    if failure is not None and status in (Status.DOWN, Status.HELD, Status.OPEN):
+        text = text if failure.then in text else "; ".join(filter(None, (failure.then, text)))
     if not text:
-        quiet = status in (Status.CLEARED, Status.WITHDRAWN)
-        return "nothing is asked of you" if quiet else "no advice on record"
-    return _named(text, run)
+        quiet = status in (*OVER, Status.CLEARED, Status.WITHDRAWN)
+        return "nothing" if quiet else "no advice on record"
+    return _pasted(text, run)
 
 
-def _named(text: str, run: str) -> str:
-    return re.sub(r"\bRUN\b", lambda _: run, text)
+def _pasted(text: str, run: RunOrigin) -> str:
+    """Put the run and its job in the place of RUN and COMMAND."""
+    directory = shlex.quote(run.directory)
+    text = re.sub(r"\bRUN\b", lambda _: directory, text)
+    return text.replace("-- COMMAND", f"-- {shlex.join(run.command)}") if run.command else text

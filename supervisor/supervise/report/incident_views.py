@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.model.formats import RECORDS, printable
+from ..core.model.formats import RECORDS, printable, readable_metric
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Message
 from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
@@ -27,7 +27,7 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .incident_sentences import describe_probation, format_significant, metric_name
+from .incident_sentences import describe_probation, format_significant
 from .pages import LOG, Figure, Line, Mark, Scale, render_template
 from .records import time_of_day
 
@@ -59,7 +59,7 @@ def render_card(report: IncidentReport) -> Iterator[str]:
     for name, text in report.sentences:
         yield f"{name:7}{text}"
     if report.loss.spark:
-        yield f"{'Loss':7}{report.loss.spark}"
+        yield f"{'Loss':7}{report.loss.spark}{report.loss.legend}"
     yield f"{'Next':7}{report.next.text}; evidence: {_evidence(report)}"
     if not report.final:
         yield f"{'State':7}{report.status_meaning}; {report.run.phase}"
@@ -364,9 +364,9 @@ def _figure(name: str, series: Series, limit: float | None) -> Figure | None:
         else f"{format_significant(low)} to {format_significant(high)}"
     )
     return Figure(
-        title=f"{metric_name(name)}{', log scale' if scale.is_log else ''}",
+        title=f"{readable_metric(name)}{', log scale' if scale.is_log else ''}",
         description=(
-            f"{metric_name(name)} over steps {steps[0]} to {steps[-1]}: "
+            f"{readable_metric(name)} over steps {steps[0]} to {steps[-1]}: "
             f"from {format_significant(low)} to {format_significant(high)}"
         ),
         extent=extent,
@@ -449,7 +449,7 @@ def add_report_to_message(message: Message, report: IncidentReport) -> Message:
     verdict = observation if is_own else message.verdict or observation
     lines = _message_card(message, report, f"{verdict} {message.why}")
     if report.loss.spark:
-        lines.append(("Loss", report.loss.spark))
+        lines.append(("Loss", f"{report.loss.spark}{report.loss.legend}"))
     advice = message.next
     if over and report.evidence.bundles and "evidence: " not in advice:
         evidence = f"evidence: {message.directory}/incidents/{message.incident}/"
@@ -493,5 +493,7 @@ def _message_title(message: Message, report: IncidentReport) -> str:
         return f"{title} · {report.status}"
     if message.kind == OPENED and report.is_of_rule:
         return f"{title} at step {message.step}"
+    if message.subject and title.startswith(f"{message.incident}: {message.subject}"):
+        return f"{title} at step {message.step}"  # its newest rule names it
     news = message.title.removeprefix(f"{message.incident}: ")
     return title if news in title else f"{title}: {news}"

@@ -439,7 +439,7 @@ class EventProcessor:
         """Return what people are told by a decision to notify them."""
         directory = str(self._run.path.absolute())
         message = replace(
-            message_of(decision, self._run.id, self.recorder.head, directory),
+            message_of(decision, self._run.id, self.recorder.head, directory, self._job),
             host=socket.gethostname(),
             job=self._job,
             policy=self.policy.name,

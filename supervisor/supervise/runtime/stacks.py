@@ -346,7 +346,8 @@ def deepest_own_frame(frames: Sequence[re.Match[str]]) -> str:
 
 
 def _location(frame: re.Match[str]) -> str:
-    return f"{PurePath(frame['file']).name}:{frame['line']} in {frame['name']}"
+    name = frame["name"] if frame["name"].startswith("<") else f"{frame['name']}()"
+    return f"{PurePath(frame['file']).name}:{frame['line']} in {name}"
 
 
 def main_stack(marks: Path, pid: int) -> str:

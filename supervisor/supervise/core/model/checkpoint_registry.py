@@ -172,7 +172,7 @@ class Checkpoints:
         return Checkpoints(self._known, self._wrong_starts)
 
 
-def choose_checkpoint(good: Iterable[Checkpoint], step: int) -> Checkpoint | None:
+def choose_checkpoint(good: Iterable[Checkpoint], step: float) -> Checkpoint | None:
     """Return the newest good checkpoint whose step is below `step`, or None.
 
     One with weights only is returned if there is no other.

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from .events import PolicyChanges
 from .interfaces import Reading
-from .payload import Json, Payload
+from .payload import NOTHING, Json, Payload
 from .verdicts import BandRange, ShardAccount, SlowStep, Verdict
 
 # A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,
@@ -197,8 +197,10 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """The rule and its numbers, or what else it is about."""
-        return self.reason[len(f"{self.severity} ") :]
+        """The numbers of its rule, or what else it is about."""
+        return self.reason[
+            len(f"{self.severity} {self.rule}: " if self.rule else f"{self.severity} ") :
+        ]
 
 
 class RuleJoined(Decision, frozen=True, kw_only=True):
@@ -259,6 +261,7 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     Attributes:
         outcome: RECOVERED, CLEARED, REBASELINED, RELEASED, SUPERSEDED, SESSION_ENDED or JOB_ENDED.
         acted: a runbook was started. superseded_by: the rule that began another incident.
+        returncode: of the job, None while it runs.
     """
 
     KIND, WHAT = "incident", "closed"
@@ -269,6 +272,7 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     spike: Verdict | None = None
     superseded_by: str = ""
     outcome: str
+    returncode: int | None = None
 
     @property
     def cause(self) -> str:
@@ -477,19 +481,32 @@ class StepDiffers(Decision, frozen=True, kw_only=True):
 
 
 class Lead(StrEnum):
-    """The first clause of an advice that asks people for nothing yet."""
+    """The first clause of an advice: whether people are asked for anything now."""
 
     NOTHING = "nothing to do"
-    NO_ACTION = "no automatic action yet"
-    SKIPPED = "the update was skipped, and nothing else is done yet"
+    LATER = "nothing to do now; by day:"
+    BEFORE_NEXT = "before the next run:"
+    FOLLOWS = "nothing to do now: an automatic action follows if it lasts or gets worse"
+    UNDER_WAY = "nothing to do: an automatic action is under way, and its result follows"
+    NO_ACTION = "the policy has no automatic action for this"
+    SKIPPED = (
+        "nothing to do now: the update was skipped, so that no weight changed; it is told if it "
+        "goes on"
+    )
     OFF = "automatic actions are off"
 
 
 class Advice(Struct, frozen=True):
-    """What comes next: whether people are asked for anything, and what, with a command."""
+    """What comes next: whether people are asked for anything, and what, with a command.
+
+    Attributes:
+        live: what only readers of a message can use: a command to the run as it is then, or to the
+            card.
+    """
 
     lead: Lead | None = None
     rest: str = ""
+    live: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.lead or self.rest)
@@ -497,7 +514,14 @@ class Advice(Struct, frozen=True):
     @property
     def text(self) -> str:
         """The advice in one line."""
-        return "; ".join(filter(None, (self.lead, self.rest)))
+        joint = " " if self.lead in (Lead.LATER, Lead.BEFORE_NEXT) else "; "
+        text = joint.join(filter(None, (self.lead, self.rest)))
+        return "; ".join(filter(None, (text, self.live)))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is asked of people now."""
+        return self.lead in (Lead.NOTHING, Lead.LATER, Lead.FOLLOWS, Lead.UNDER_WAY, Lead.SKIPPED)
 
 
 class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -505,9 +529,10 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         kind: one of `interfaces.KINDS`. step: newest one. rules: of the incident.
-        lead, next: what comes next; see `Advice`.
+        lead, next, live: what comes next; see `Advice`.
         request: id of the approval that is asked for. acknowledged_by: an operator.
         to_all: it goes to every channel, whatever its least severity.
+        form, facts: the class of the newest notice in it, and its fields; see `notices`.
     """
 
     kind: str
@@ -518,15 +543,18 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next: str
     step: int
     rules: Sequence[str]
+    live: str = ""
     request: str = ""
     acknowledged_by: str = ""
     to_all: bool = False
     lead: Lead | None = None
+    form: str = ""
+    facts: Payload = NOTHING
 
     @property
     def advice(self) -> Advice:
         """What comes next."""
-        return Advice(self.lead, self.next)
+        return Advice(self.lead, self.next, self.live)
 
 
 class Notified(Decision, frozen=True, kw_only=True):

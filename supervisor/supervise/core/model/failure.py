@@ -99,21 +99,25 @@ class Failure:
     traceback: str = ""
 
     @property
-    def text(self) -> str:
-        """Return it in one line: "RuntimeError: out of range at train.py:41 (rank 1)"."""
+    def summary(self) -> str:
+        """Its error in one line, without its place."""
         line_text = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
         line_text = (
             line_text if len(line_text) <= SHOWN_CHARS else f"{line_text[: SHOWN_CHARS - 1]}…"
         )
         name = "" if self.kind == EXIT and line_text else self.type
-        summary = ": ".join(filter(None, (name, line_text)))
+        return ": ".join(filter(None, (name, line_text)))
+
+    @property
+    def text(self) -> str:
+        """Return it in one line: "RuntimeError: out of range at train.py:41 (rank 1)"."""
         origin_text = f" at {self.file}:{self.line}" if self.line else f" in {self.file}"
         origin_text = origin_text if self.file else ""
         details = [self.within, f"thread {self.thread}" if self.thread else ""]
         if self.rank is not None and (self.world_size > 1 or self.rank):
             details.append(f"rank {self.rank}")
         origin = ", ".join(filter(None, details))
-        return f"{summary}{origin_text}" + (f" ({origin})" if origin else "")
+        return f"{self.summary}{origin_text}" + (f" ({origin})" if origin else "")
 
 
 def exit_text(returncode: int | None) -> str:

@@ -111,18 +111,37 @@ TOLD = frozenset(
 )
 
 
-# Metrics in a title; others by their names.
+# Metrics in words; others by their ids, without the underscores.
 METRICS = {
+    "train_loss": "loss",
     "train_loss_raw": "loss",
     "train_loss_ema": "smoothed loss",
     "grad_global_norm": "gradient norm",
-    "update_norm": "update norm",
     "learning_rate": "learning rate",
-    "step_time": "step time",
     "batch_top1_share": "share of the commonest token",
     "batch_token_entropy": "entropy of the batch",
-    "batch_token_drift": "KL of the batch's tokens from those before",
+    "batch_token_drift": "distance (KL) of the batch's tokens from those before",
     "batch_unique_ratio": "share of different tokens",
+    "tokens_per_update": "target tokens per update",
+    "dataloader_stall_frac": "share of time waiting for data",
+    "host_mem_growth": "growth of the host's memory in use",
+    "host_mem_used": "host memory in use",
+    "param_digest_mismatch": "parameter digests that differ between ranks",
+    "rank_probe_dispersion": "spread of the ranks on one batch",
+    "opt_state_finite": "optimizer moments finite (1 is yes)",
+    "rerun_mismatch": "steps that did not repeat",
+    "straggler_ratio": "step time of the slowest rank over the median",
+    "loss_dispersion": "spread of the loss over ranks",
+    "batch_dispersion": "spread of the token entropy over ranks",
+    "gpu_util": "GPU utilization",
+    "ckpt_verified": "checkpoint verified (1 is yes)",
+}
+UNITS = {
+    "step_time": " s",
+    "dataloader_stall_frac": " %",
+    "host_mem_used": " %",
+    "gpu_util": " %",
+    "host_mem_growth": " bytes/h",
 }
 
 # Metrics whose values are codes: what each means, from 0 on.
@@ -131,9 +150,9 @@ CODES: Mapping[str, Sequence[str]] = {
     "skip_reason": (
         "the update was applied",
         "an update was skipped: the gradient scaler overflowed",
-        "an update was skipped: NaN or Inf in its gradient (skip_nonfinite)",
+        "an update was skipped: NaN or Inf in its loss or gradient",
         "an update was skipped by a command",
-        "an update was skipped: its gradient was far larger than usual (skip_outliers)",
+        "an update was skipped: its gradient was far larger than usual",
     ),
 }
 # Kinds of audit records, for people.
@@ -164,15 +183,20 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else " " for c in text)
 
 
-def metric_in_words(name: str) -> str:
+def readable_metric(name: str) -> str:
     """Return a metric in words."""
-    return METRICS.get(name, name)
+    return METRICS.get(name) or name.replace("_", " ")
+
+
+def quantity(name: str, value: float) -> str:
+    """Return a value of a metric with three digits that count, and its unit."""
+    return f"{value:.3g}{UNITS.get(name, '')}"
 
 
 def coded_value_text(name: str, value: object) -> str:
     """Return what the value of a metric of codes means, "" for any other metric or value."""
     if name == "batch_fingerprint":  # neither it nor what it is compared with tells a person more
-        return "the checksum of the batch says so"
+        return "each batch has the checksum of the one before"
     meanings, code = CODES.get(name, ()), finite_number(value)
     return meanings[int(code)] if code is not None and code in range(len(meanings)) else ""
 
@@ -247,6 +271,27 @@ def format_limit(measure: ReadingValue, numbers: Reading) -> str:
     return f"{line}, clear {format_number(clear)}" if lasts else line
 
 
+def limit_value(measure: str, numbers: Reading) -> float | None:
+    """Return the limit in force as a value of the metric, None where the measure has none."""
+    value, limit, clear = map(
+        finite_number, (numbers.get(measure), numbers.get("threshold"), numbers.get("clear"))
+    )
+    if value is None or limit is None:
+        return None
+    if clear is not None and (value - limit) * (value - clear) < 0:  # it lasts, by this one
+        limit = clear
+    level = next((v for k in ("median", "reference") if (v := finite_number(numbers.get(k)))), None)
+    scale = finite_number(numbers.get("scale"))
+    if measure == "value":
+        return limit
+    if measure == "ratio" and level is not None:
+        return limit * level
+    if measure != "z" or level is None or scale is None or numbers.get("transform") == "abs":
+        return None
+    is_log = numbers.get("transform") == "log"
+    return level * math.exp(min(limit * scale, 700.0)) if is_log else level + limit * scale
+
+
 def format_baseline(numbers: Reading) -> str:
     """Return "baseline 2.31 +- 0.02 over steps 120..247 (128 samples)"; "" when there is none."""
     level = next((numbers[k] for k in ("median", "reference", "level") if k in numbers), None)
@@ -303,7 +348,7 @@ def format_silence(numbers: Reading, *, limited: bool = True) -> str:
         numbers.get("value"),
         numbers.get("threshold"),
     )
-    line = f"no {metric_in_words(reading_text(numbers, 'signal'))} for {_rounded(value)} {unit}"
+    line = f"no {readable_metric(reading_text(numbers, 'signal'))} for {_rounded(value)} {unit}"
     return f"{line} (limit {_rounded(limit_value)} {unit})" if limited else line
 
 
@@ -333,3 +378,18 @@ def _coupled(numbers: Reading) -> str:
 
 def _is_plain(value: ReadingValue) -> bool:
     return value is not None and not isinstance(value, (Mapping, list, tuple))
+
+
+def format_bytes(count: int) -> str:
+    """Return a size in MB or kB."""
+    return f"{max(1, round(count / 1e6))} MB" if count >= 1e5 else f"{round(count / 1e3)} kB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in seconds or minutes."""
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+def count_messages(count: int) -> str:
+    """Return "1 message was", or "2 messages were"."""
+    return f"{count} message was" if count == 1 else f"{count} messages were"

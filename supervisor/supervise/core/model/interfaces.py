@@ -179,6 +179,7 @@ class Message:
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
         at: when it was decided, UTC ISO-8601.
+        form, subject: the class of its notice, and what a rule in it is about; see `notices`.
     """
 
     run: str
@@ -202,6 +203,8 @@ class Message:
     request: str = ""
     acknowledged_by: str = ""
     at: str = ""
+    form: str = ""
+    subject: str = ""
 
 
 class NotifyError(Exception):

@@ -155,9 +155,9 @@ class Verdict(Struct, frozen=True, omit_defaults=True, rename={"kind": "class"})
 
 PARTS = {  # metric -> where the time goes
     "input_time": "waiting for data",
-    "forward_time": "in the forward pass",
-    "backward_time": "in the backward pass",
-    "optimizer_time": "in the optimizer",
+    "forward_time": "the forward pass",
+    "backward_time": "the backward pass",
+    "optimizer_time": "the optimizer",
     "checkpoint_time": "writing checkpoints",
     "other_time": "reading data, or other code outside of forward, backward and optimizer",
 }
@@ -184,18 +184,19 @@ class SlowStep(Struct, frozen=True, omit_defaults=True):
         """Return where the time goes, "" where that is not one part."""
         if self.where or not self.part:
             return self.where
-        return f"{PARTS[self.part]}, {_duration(self.part_s)} of {_duration(self.now_s)}"
+        return f"{PARTS[self.part]} ({slow_duration(self.part_s)} of {slow_duration(self.now_s)})"
 
     @property
     def text(self) -> str:
         """Return it in one line."""
-        text = f"steps take {self.now_s / self.before_s:.2g}x as long since step {self.since}"
-        return (
-            f"{text}: {self.cause or f'{_duration(self.now_s)}, {_duration(self.before_s)} before'}"
-        )
+        text = f"steps take {self.now_s / self.before_s:.2g} times as long since step {self.since}"
+        text += f": {slow_duration(self.now_s)}, {slow_duration(self.before_s)} before"
+        if self.where:
+            return f"{text}; {self.where}"
+        return f"{text}; most of it is {self.cause}" if self.cause else text
 
 
-def _duration(seconds: float) -> str:
+def slow_duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
 
 
