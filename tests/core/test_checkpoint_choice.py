@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions import LrScale, Relaunch, Rollback, Snapshot
-from supervise.core import needed_before_step, needs_dense_sampling, retained_savepoint_step
+from supervise.core import awaited_checkpoint_bound, needs_dense_sampling, retained_savepoint_step
 from supervise.core.model import (
     Approval,
     Budget,
@@ -371,7 +371,7 @@ def test_the_search_begins_while_evidence_is_taken(calming):
     story.frames(8.0)
 
     assert story.actions()[-1] == "inc-1/2/0-snapshot"
-    assert needed_before_step(story.policy, story.state) == 50
+    assert awaited_checkpoint_bound(story.policy, story.state) == 50
     assert "from before step 50 are verified at once" in messages(story)[-1]["next"]
 
 

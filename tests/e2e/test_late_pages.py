@@ -45,7 +45,7 @@ def test_the_next_run_sends_what_was_not_delivered(supervise, hook, paged):
     undelivered = run.kinds("run_end")[0]["data"]["undelivered"]
     [message] = [message for message in undelivered if message["severity"] == "SEV1"]
     assert message["channel"] == "webhook"
-    assert "not delivered to webhook: SEV1 " in run.stderr
+    assert "not delivered to webhook: SEV1 the job ended" in run.stderr
     assert "supervise outbox flush run" in run.stderr
     count = len(undelivered)
     assert f"{count} messages of the end of the run" in supervise("status", run.directory).stdout

@@ -61,7 +61,7 @@ class Sources(NamedTuple):
     steps: int
 
 
-Build = Callable[[Sources], Any]
+Builder = Callable[[Sources], Any]
 
 
 class Layout(NamedTuple):
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
         kinds: what state dicts are in it: "module", "optimizer".
     """
 
-    build: Build
+    build: Builder
     alive: bool
     kinds: Set[str]
 
@@ -104,13 +104,13 @@ class Learner:
             state_dict = self._state_dict(value)
             if state_dict is not None:
                 kind, owner = state_dict
-                return Layout(build_state_dict(path, weakref.ref(owner)), True, {kind})
+                return Layout(state_dict_builder(path, weakref.ref(owner)), True, {kind})
         if type(value) in (dict, OrderedDict, list, tuple) and depth < DEPTH:
             return self._container(path, value, depth)
         if type(value) in PLAIN:
             return Layout(self._plain(path, key, value), False, set())
         return Layout(
-            build_first(self._variables.holders(value), build_unknown(path)), False, set()
+            first_builder(self._variables.holders(value), unknown_builder(path)), False, set()
         )
 
     def _container(self, path: str, value: Any, depth: int) -> Layout:
@@ -127,7 +127,7 @@ class Learner:
         alive = any(part.alive for part in parts)
         kinds: Set[str] = set().union(*(part.kinds for part in parts))
         holders = [] if alive else self._variables.holders(value)
-        return Layout(build_first(holders, build), alive, kinds)
+        return Layout(first_builder(holders, build), alive, kinds)
 
     # ── sources of a value ───────────────────────────────────────────────────────────────────
 
@@ -140,13 +140,13 @@ class Learner:
                 for table in ("_parameters", "_buffers"):
                     for name, member in getattr(module, table).items():
                         if member is not None and _same_memory(member, tensor):
-                            build = build_member(path, weakref.ref(module), table, name)
+                            build = member_builder(path, weakref.ref(module), table, name)
                             return Layout(build, True, {"module"})
         return Layout(
-            build_first(self._variables.holders(tensor), build_unknown(path)), False, set()
+            first_builder(self._variables.holders(tensor), unknown_builder(path)), False, set()
         )
 
-    def _generator(self, value: Any) -> Optional[Build]:
+    def _generator(self, value: Any) -> Optional[Builder]:
         for read, state in self._generators:
             if is_equal(self._torch, state, value):
                 return lambda now: read()
@@ -175,7 +175,7 @@ class Learner:
             return kind, owners[0]
         return None
 
-    def _plain(self, path: str, key: str, value: Any) -> Build:
+    def _plain(self, path: str, key: str, value: Any) -> Builder:
         """A literal may equal a count by accident, so an unnamed int counts as no literal."""
         names = self._variables.named(key, value)
         counts = type(value) is int and value == self._steps
@@ -184,15 +184,15 @@ class Learner:
             for constant in self._variables.constants
         )
         if names:
-            return build_variable(path, names, build_steps if counts else build_unknown(path))
+            return variable_builder(path, names, count_steps if counts else unknown_builder(path))
         if counts and not literal:
-            return build_steps
+            return count_steps
         if literal and type(value) is str and not self._variables.has(key):
             return lambda now: value
         reason = f": no variable named {key!r} held the same when it was saved"
         if type(value) is int:
             reason += f", nor was that the number of steps, {self._steps}"
-        return build_unknown(path, reason)
+        return unknown_builder(path, reason)
 
 
 def is_equal(torch: Any, a: Any, b: Any) -> bool:
@@ -267,8 +267,8 @@ def _shared(owner: Any, value: Dict[Any, Any]) -> int:
 # ── what builds one entry ─────────────────────────────────────────────────────────────────────
 
 
-def build_state_dict(path: str, reference: Any) -> Build:
-    """Return what builds the state dict of a weakly referenced object."""
+def state_dict_builder(path: str, reference: Any) -> Builder:
+    """Return a builder of the state dict of a weakly referenced object."""
 
     def build(now: Sources) -> Any:
         owner = reference()
@@ -279,8 +279,8 @@ def build_state_dict(path: str, reference: Any) -> Build:
     return build
 
 
-def build_member(path: str, reference: Any, table: str, name: str) -> Build:
-    """Return what builds one parameter or buffer of a weakly referenced module."""
+def member_builder(path: str, reference: Any, table: str, name: str) -> Builder:
+    """Return a builder of one parameter or buffer of a weakly referenced module."""
 
     def build(now: Sources) -> Any:
         member = getattr(reference(), table, {}).get(name)
@@ -291,8 +291,8 @@ def build_member(path: str, reference: Any, table: str, name: str) -> Build:
     return build
 
 
-def build_first(holders: List[Name], otherwise: Build) -> Build:
-    """Return what builds the object that a variable holds, else `otherwise`."""
+def first_builder(holders: List[Name], otherwise: Builder) -> Builder:
+    """Return a builder of the object that a variable holds, else `otherwise`."""
 
     def build(now: Sources) -> Any:
         for name in holders:
@@ -304,8 +304,8 @@ def build_first(holders: List[Name], otherwise: Build) -> Build:
     return build
 
 
-def build_variable(path: str, names: List[Name], otherwise: Build) -> Build:
-    """Return what builds the value of the nearest variables, if these agree."""
+def variable_builder(path: str, names: List[Name], otherwise: Builder) -> Builder:
+    """Return a builder of the value of the nearest variables, if these agree."""
 
     def build(now: Sources) -> Any:
         pairs = [(n, now.variables.get(n)) for n in names if not now.stale(n, False)]
@@ -321,13 +321,13 @@ def _nearness(name: Name) -> Tuple[Any, int]:
     return name.scope, len(name.way)
 
 
-def build_steps(now: Sources) -> int:
-    """Return the count of steps; a `Build` itself."""
+def count_steps(now: Sources) -> int:
+    """Return the count of steps; a `Builder` itself."""
     return now.steps
 
 
-def build_unknown(path: str, reason: str = "") -> Build:
-    """Return what refuses an entry without a source; `why` ends the sentence."""
+def unknown_builder(path: str, reason: str = "") -> Builder:
+    """Return a builder that refuses an entry without a source; `reason` ends the sentence."""
 
     def build(now: Sources) -> Any:
         raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{reason}")

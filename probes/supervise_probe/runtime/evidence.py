@@ -35,14 +35,14 @@ def write_evidence(
     with files.replacing_file(stacks) as file:
         faulthandler.dump_traceback(file, all_threads=True)
     paths.append(stacks)
-    for name, content in (("rng", random_states(torch)), ("batches", batches)):
+    for name, content in (("rng", read_random_states(torch)), ("batches", batches)):
         path = os.path.join(directory, f"rank-{rank}-{name}.json")
         files.replace_file(path, json.dumps(content, default=_plain).encode("utf-8", "replace"))
         paths.append(path)
     return paths
 
 
-def random_states(torch: Any) -> Dict[str, Any]:
+def read_random_states(torch: Any) -> Dict[str, Any]:
     """Return the states of Python's, NumPy's and torch's generators, read without drawing."""
     states: Dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy: Any = sys.modules.get("numpy")

@@ -369,7 +369,7 @@ HEADLINE_CHARS = 200
 _asked: Dict[int, Tuple[Any, Sequence[Any]]] = {}
 
 
-def watch_exit() -> None:
+def record_exit_statuses() -> None:
     """Listen to `sys.exit`. To be called once."""
     global _asked
     _asked = getattr(sys.exit, "asked", _asked)

@@ -30,7 +30,7 @@ class RandomState(NamedTuple):
     content: Any
 
 
-def global_random_states(torch: ModuleType) -> List[RandomState]:
+def capture_random_states(torch: ModuleType) -> List[RandomState]:
     """The state of torch's CPU generator, of CUDA's if initialised, of numpy and `random`."""
     generators = {"torch": torch.default_generator}
     if torch.cuda.is_initialized():
@@ -53,7 +53,7 @@ def restore_random_state(states: List[RandomState]) -> None:
 
 
 def seed_all(torch: ModuleType, number: int) -> None:
-    """Let every generator of `global_random_states` begin at `number`."""
+    """Let every generator of `capture_random_states` begin at `number`."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         for generator in torch.cuda.default_generators:

@@ -279,7 +279,7 @@ def _undone(
         raise RefusedError("modules of the model have come or gone since")
     tensors = (*state.weights.values(), *state.tensors.values())
     weights = Weights(torch, tensors, copies=trial)
-    chance = forward_inputs.global_random_states(torch)
+    chance = forward_inputs.capture_random_states(torch)
     gate = context.gate
     gate.in_forward, inside = True, gate.in_forward
     enabled = torch.is_grad_enabled()

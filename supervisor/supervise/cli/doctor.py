@@ -384,7 +384,11 @@ WAYS = "observe | shadow | approve | enforce"
 
 @click.command(name="init", cls=JobCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-p", "--policy", "base", metavar="NAME", help="Shipped policy that it extends. Default: nano."
+    "-p",
+    "--policy",
+    "base",
+    metavar="NAME",
+    help="Shipped policy that it extends. Default: nano; large with several ranks.",
 )
 @click.option(
     "-o",
@@ -397,19 +401,18 @@ WAYS = "observe | shadow | approve | enforce"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ...]) -> int:
-    """Write a policy for COMMAND in a few lines, and check both.
+    """Write a policy for COMMAND, and check it.
 
-    It extends a shipped policy. How the job resumes is recognised in script and command. Then
-    the checks of `supervise doctor` are made. The job is not started. With several ranks the
-    default is `large`.
+    It extends a shipped policy. How the job resumes is read from its script and command. Then
+    policy, machine and command are checked as by `supervise doctor`. The job is not started.
 
     \b
     Examples:
       supervise init -- python train.py
       supervise init --policy medium --out policies/big.yaml -- torchrun train.py
 
-    Exit codes: 0 written, and nothing is broken; 1 something is broken, and written unless that
-    is the command; 64 wrong usage, or the file exists.
+    Exit codes: 0 written; 1 a check failed (written all the same, unless the command cannot be
+    started); 64 wrong usage, or the file exists.
     """
     from ..catalog import load_policy
 

@@ -228,11 +228,15 @@ def _citations(
     type=click.Path(path_type=Path, exists=True),
     callback=_citations,
     metavar="TRIAL",
-    help="Name a canary trial or drill suite in the stability record: its directory or audit log.",
+    help="Refer to a canary trial or drill suite in the record of this run (`supervise record`).",
 )
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
-@click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
-@click.option("--fresh", is_flag=True, help="With --resume-run: from no checkpoint, at step 0.")
+@click.option(
+    "--resume-run",
+    is_flag=True,
+    help="Adopt the run in --run-dir, or go on from it if it has ended.",
+)
+@click.option("--fresh", is_flag=True, help="With --resume-run: start the command as it is given.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option(
     "--metrics-port",
@@ -252,7 +256,7 @@ def _citations(
 @click.option(
     "--metrics-per-rank", "per_rank", is_flag=True, help="Serve the job's metrics of each rank."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and the gravest messages.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run_command(
     policy: str | None,
@@ -273,9 +277,9 @@ def run_command(
 ) -> int:
     """Start COMMAND and watch it under a policy.
 
-    The policy decides when to notify people and when to act on the job. Arguments, terminal,
-    signals and exit code of the command pass through unchanged. Without --policy the run is
-    observed under `nano` and never changed.
+    The policy decides when to notify people and when to act on the job; --policy nano acts.
+    Without --policy the run is observed under `nano` and never changed. Arguments, terminal,
+    signals and, unless the run is stopped, the exit code of the command pass through unchanged.
 
     With --watch-policy an edit of the policy, its base, packs or runbooks is reloaded as by
     `supervise reload` once it passes `supervise policy check`. It never raises the mode.
@@ -288,8 +292,8 @@ def run_command(
     With --resume-run the same command line can be repeated, as a service manager does: a run in
     --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
     new one starts in D.2, then D.3 and so on, from the newest verified checkpoint, as
-    `job.relaunch` of the policy says. Without that it is refused; --fresh starts the command as it
-    is, which may write over the checkpoints.
+    `job.relaunch` of the policy says. Where that is not possible it is refused; --fresh starts the
+    command as it is given, which may write over the checkpoints.
 
     \b
     Examples:

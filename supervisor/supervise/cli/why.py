@@ -387,7 +387,7 @@ Points = Mapping[str, Sequence[tuple[int, float]]]
 @click.option("--good", type=int, metavar="N", help="Step of the last good evaluation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def triage_command(run: Path, good: int | None, as_json: bool) -> None:
-    """Find why a score got worse: harness, data or model.
+    """Find why an evaluation got worse: harness, data or model.
 
     For evaluations that fell while the curves of training look well. The order is strict, the
     cheapest and likeliest first: what is on record is compared before and since the last

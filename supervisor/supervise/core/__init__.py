@@ -13,7 +13,7 @@ __getattr__ = lazy_exports(
     {
         "action_planning": "plan_context, retained_savepoint_step",
         "advice": "Fact, choose_advice",
-        "checkpoint_wait": "needed_before_step",
+        "checkpoint_wait": "awaited_checkpoint_bound",
         "diagnosis": "describe_recurring_onsets",
         "engine": "compare_decisions, replay_decisions, initial_state, step",
         "frames": "JobFrames, fold_rank_values",

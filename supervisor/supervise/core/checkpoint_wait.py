@@ -90,7 +90,7 @@ def report_refused(
         severity=incident.severity,
         incident=incident.id,
         runbook=book.name,
-        before_step=needed_before_step(ctx.policy, ctx.state),
+        before_step=awaited_checkpoint_bound(ctx.policy, ctx.state),
     )
     ctx.send(awaits, replace=True)
 
@@ -137,7 +137,10 @@ def pause_for_checkpoint(ctx: StepContext, incident: Incident) -> bool:
     Not one that stands still: it ruins nothing meanwhile, and could not take the order.
     """
     policy, state = ctx.policy, ctx.state
-    request, before_step = awaited_checkpoint(policy, state), needed_before_step(policy, state)
+    request, before_step = (
+        awaited_checkpoint(policy, state),
+        awaited_checkpoint_bound(policy, state),
+    )
     if request is None or before_step is None or not request.candidates or request.pauses:
         return False
     if (
@@ -169,7 +172,10 @@ def pause_for_checkpoint(ctx: StepContext, incident: Incident) -> bool:
 
 def explain_failed_search(policy: Policy, state: State) -> str:
     """Say why a job that was paused for a checkpoint waits in vain, "" while it does not."""
-    request, before_step = awaited_checkpoint(policy, state), needed_before_step(policy, state)
+    request, before_step = (
+        awaited_checkpoint(policy, state),
+        awaited_checkpoint_bound(policy, state),
+    )
     if request is None or before_step is None or request.candidates != 0 or not request.pauses:
         return ""
     return f"no checkpoint from before step {before_step} is good" if state.job.paused else ""
@@ -211,8 +217,8 @@ def awaited_checkpoint(policy: Policy, state: State) -> AwaitedCheckpoint | None
     return request if request.name in policy.runbooks else None
 
 
-def needed_before_step(policy: Policy, state: State) -> int | None:
-    """Return before which step a checkpoint must be of that a refused relaunch waits for.
+def awaited_checkpoint_bound(policy: Policy, state: State) -> int | None:
+    """Return the step before which the checkpoint must lie that a refused relaunch waits for.
 
     None while none does.
     """

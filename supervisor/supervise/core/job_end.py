@@ -50,7 +50,7 @@ from .model.decisions import (
     VerificationFailed,
 )
 from .model.events import Announced
-from .model.failure import EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
+from .model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
@@ -94,7 +94,7 @@ def end_run_if_over(ctx: StepContext) -> None:
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
     is_bad = job.returncode != 0 and not _good_end(job, state.step)
-    if incident is None and is_bad and not job.stopping and _is_known(job.cause):
+    if incident is None and is_bad and not job.stopping and job.cause is not None:
         incident = _crash_incident(ctx, _caused(job, end_text + location))
     job.over = True
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
@@ -181,11 +181,6 @@ def _take_evidence(ctx: StepContext, incident: Incident, reason: str) -> None:
     incident.phase = ACTING
     ctx.move("run", reason)
     runbook_runner.proceed_runbook(ctx, incident)
-
-
-def _is_known(cause: Failure | None) -> bool:
-    """Return whether a failure says why the job ended; an exit does so by its class only."""
-    return cause is not None and (cause.kind != EXIT or bool(cause.cls))
 
 
 def _caused(job: JobLife, end_text: str) -> str:

@@ -145,7 +145,7 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
 
     The engine is told when the number of those that it may be changes.
     """
-    before_step = checkpoint_wait.needed_before_step(processor.policy, processor.state)
+    before_step = checkpoint_wait.awaited_checkpoint_bound(processor.policy, processor.state)
     if before_step is None:
         return
     remaining = checkpoints.count_candidates(before_step)

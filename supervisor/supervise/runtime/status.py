@@ -714,7 +714,7 @@ def _open(incident: Incident | None) -> OpenIncident | None:
 
 
 def _awaited(policy: Policy, state: State) -> str:
-    before_step = checkpoint_wait.needed_before_step(policy, state)
+    before_step = checkpoint_wait.awaited_checkpoint_bound(policy, state)
     awaited = checkpoint_wait.awaited_checkpoint(policy, state)
     if before_step is None or awaited is None:
         return ""
