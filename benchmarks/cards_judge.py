@@ -66,7 +66,7 @@ CAUSES = {
     "crash": r"crash|drill|error|exit",
 }
 RESUMED, SAVED = ("resume_moments", "resume_schedule"), 40
-ENDED = ("JOB ENDED", "JOB ENDED, NOT RECOVERED")
+ENDED = ("JOB FINISHED", "JOB FINISHED, NOT RECOVERED")
 LASTING = ("dark", "one_token", "rate_stays", "creep", "drift")
 SLOW = ("slow_input", "hang", "evaluates")
 TIMES = ("throughput", "host", "hang", "straggler", "input_stall", "data_stall")
@@ -868,7 +868,7 @@ def _status(truth: Truth, about: Mapping[str, Any]) -> Iterator[False_]:
         yield "status", title, f"the loss is {truth.level_at(step):.4g} at step {step}"
     if status == "NOT RECOVERED" and well and about["rules"]:
         yield "status", title, f"the loss is {truth.level_at(step):.4g}, as before"
-    ended = status == "JOB ENDED" and truth.code == 0
+    ended = status == ENDED[0] and truth.code == 0
     if ended and truth.is_as_undisturbed(step) and "none" in about["proof"]["text"]:
         yield (
             "status",
@@ -877,7 +877,7 @@ def _status(truth: Truth, about: Mapping[str, Any]) -> Iterator[False_]:
         )
     if (status == "JOB DOWN") is not (truth.code != 0 and status in (*ENDED, "JOB DOWN")):
         yield "status", title, f"the job ended with code {truth.code}"
-    if status == "JOB ENDED, NOT RECOVERED" and well:
+    if status == ENDED[1] and well:
         yield "status", title, f"the loss is {truth.level_at(step):.4g}, as before"
     if (status == AGAIN) is not (cell.kind in RESUMED and status in ("RECOVERED", AGAIN)):
         yield "status", title, f"it was {cell.fault}"

@@ -8,9 +8,9 @@ import pytest
 
 from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
-from supervise.core.model import Advice, Lead, SpikeClass
+from supervise.core.model import Advice, JobSettings, Lead, RelaunchSettings, SpikeClass
 
-from .conftest import Verify, above, messages, one_rule, rule_on, runbook_of
+from .conftest import Verify, above, messages, one_rule, rule_on, runbook_of, save
 
 BACK = "supervise rollback RUN --before 150"
 WORDS = {
@@ -69,7 +69,7 @@ OF, F = SpikeClass, Fact
         (
             OF.NUMERIC,
             [F.UNDONE, F.BACK],
-            "so the weights may have been damaged in step 150",
+            "unknown which: look at the batches from step 150",
         ),
         (OF.PLATEAU, [F.UNDONE], "the rollback did not help"),
         (OF.PLATEAU, [], "go back 100 steps or more before step 150, and skip 200 to 500 batches"),
@@ -77,7 +77,11 @@ OF, F = SpikeClass, Fact
         (OF.CUT, [F.BACK], "compare the tokens per update with what was meant"),
         (OF.CONTAINED, [], "find the first value that was not finite, in step 150; no rollback is"),
         (OF.CONTAINED, [F.INPUT], "look at the data of step 150; no rollback is needed: step 150"),
-        (OF.CONTAINED, [F.UNDONE], "so the weights may have been damaged in step 150"),
+        (
+            OF.CONTAINED,
+            [F.UNDONE],
+            "unknown which: look at the batches from step 150",
+        ),
         (OF.SUSPECT, [F.RECURRING, F.BACK], "3 excursions within 400 steps; compare the batches"),
         (OF.SUSPECT, [F.BACK, F.ENDED], "try a lower learning rate on a short run"),
         (OF.SUSPECT, [F.BACK], "a lower rate: supervise lr RUN 0.5"),
@@ -188,6 +192,40 @@ def test_an_update_that_was_skipped_is_said(tell, skips, lead):
     story.rows({"train_loss_raw": 9.0, "update_skipped": skips})
 
     assert messages(story)[-1]["lead"] == lead
+
+
+@pytest.mark.parametrize(
+    ("args", "newer", "how"),
+    [
+        ((), False, " with your job's own option to load it, without which it may begin at step 0"),
+        (("--from", "{checkpoint}"), False, ""),
+        (("--resume",), False, "; --resume lets the job choose, so see that it takes this one"),
+        (("--resume",), True, "; --resume may take a newer one, so move newer ones away first"),
+    ],
+)
+def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(tell, args, newer, how):
+    story = tell(healthy=60, job=JobSettings(relaunch=RelaunchSettings(args=args)))
+    save(story, "ckpt-1", 39)
+    if newer:
+        save(story, "ckpt-2", 49, ok=False)
+    story.exit(1)
+
+    given = [arg.replace("{checkpoint}", "/c/ckpt-1") for arg in args]
+    command = " ".join(["supervise --policy RUN/policy.yaml -- COMMAND", *given])
+    assert messages(story)[-1]["next"].endswith(
+        "; then start it again from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made "
+        f"again){how}: {command}"
+    )
+
+
+def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
+    error = "the job has ended (exit code 0)"
+    story = tell(healthy=60, answer=lambda key: None)
+    story.frames(60.0)
+    story.finish(story.actions()[-1], error=error)
+    held = [message for message in messages(story) if message["form"] == "Held"]
+
+    assert error in held[-1]["verdict"] and "keeps training" not in held[-1]["verdict"]
 
 
 def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):

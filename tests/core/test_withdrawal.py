@@ -280,6 +280,7 @@ def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
     assert "inc-1: back is not carried out" in titles and not any(
         "started" in title for title in titles
     )
+    assert any("decided again within" in (message.get("next") or "") for message in messages(story))
     assert story.state.incident is None and story.state.machine == "nominal"
 
 

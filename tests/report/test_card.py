@@ -200,7 +200,7 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     assert report.response.text == "skipped the updates of steps 100 and 170"
     assert (
         report.cost.text
-        == "2 updates skipped; had nothing been done, the weights were lost at step 100"
+        == "2 updates skipped; without it the weights would have been lost at step 100"
     )
     assert report.response.acted and report.proof.rejoined_step == 101
     assert report.cause.text.startswith("a batch without targets, from step 100: ")
@@ -243,7 +243,7 @@ def test_what_a_drill_does_to_the_training_explains_no_slow_host():
         (
             "ended-early",
             "inc-1",
-            "JOB ENDED",
+            "JOB FINISHED",
             "recovered so far: 58 good steps of 100; loss back in its band at step 202; ",
         ),
         (

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from . import action_planning, diagnosis, rule_scope, withdrawal
 from .incident import STANDING_VERBS, Incident, verb_of
-from .job_recipes import fill_recipe
+from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
-from .model.checkpoint_registry import choose_checkpoint
+from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from .model.decisions import Advice, Lead
 from .model.policy import Policy, Runbook
 from .model.verdicts import PARTS, SpikeClass, Verdict
@@ -64,8 +64,8 @@ GO_BACK = "to go back: {back}"
 COMPARE = "compare the learning-rate schedule with the one meant"
 WHY_JUMP = "find why the learning rate {jump}: its schedule, or code that sets it"
 IN_WEIGHTS = (
-    "going back cured it, so the weights may have been damaged in step {onset}: look at the batch "
-    "of that step, and for memory errors of the device (nvidia-smi -q -d ECC)"
+    "going back ended it, so the weights were damaged or the batches bad, unknown which: look at "
+    "the batches from step {onset} on, and for memory errors of the device (nvidia-smi -q -d ECC)"
 )
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
@@ -223,7 +223,7 @@ def advise_after_verdict(
     words = {
         "back": rollback_or_restart_command(policy, state, incident),
         "onset": str(skipped[0] if skipped else onset_of(incident)),
-        "start": start_again(policy, state, incident.breach_step),
+        "start": start_again(policy, state, _boundary(incident)),
         "stop": "" if state.job.returncode is not None else "supervise stop RUN; ",
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "jump": _rate_jump(incident),
@@ -318,13 +318,19 @@ def onset_of(incident: Incident) -> int:
     return min(incident.breach_step, incident.opened_step) if is_near else incident.breach_step
 
 
+def _boundary(incident: Incident) -> int:
+    """Return the step from which on no checkpoint is to be used."""
+    is_crash = incident.breach_step == incident.recovery.crashed
+    return incident.breach_step if is_crash else onset_of(incident)
+
+
 def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back to before an incident, "" where it would be refused."""
     form = policy.verbs.get("rollback")
     stuck = state.job.returncode is not None or withdrawal.is_stalled(policy, state)
     if form is None or stuck:
         return ""
-    before_step = incident.breach_step
+    before_step = _boundary(incident)
     try:
         ordered = form(**action_planning.OPERATOR_ROLLBACK)
         ordered.plan(action_planning.basic_context(state, incident, before_step, "operator"))
@@ -335,7 +341,7 @@ def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
 
 def rollback_or_restart_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back, or which checkpoint to start from where none does."""
-    start = start_again(policy, state, incident.breach_step)
+    start = start_again(policy, state, _boundary(incident))
     return rollback_command(policy, state, incident) or start
 
 
@@ -345,26 +351,38 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
     if checkpoint is None:
         which = "" if before_step == math.inf else f" from before step {before_step}"
-        listed = f"none{which} is verified; all of them: supervise checkpoints RUN"
-        return f"start it again from a checkpoint that you trust ({listed}): {command[0]}"
-    relaunch = policy.job.relaunch
-    if relaunch is not None:
-        command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in relaunch.args]
-    name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path})"
-    return f"start it again from {name}: {' '.join(command)}"
+        listed = f"none{which} is verified so far; all of them: supervise checkpoints RUN"
+        how = f"with your job's own option to load it: {command[0]}"
+        return f"start it again from a checkpoint that you trust ({listed}), {how}"
+    args = () if policy.job.relaunch is None else policy.job.relaunch.args
+    command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in args]
+    state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"
+    repeated = max(0, state.step - checkpoint.step)
+    name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; "
+    name += f"{repeated} step{' is' if repeated == 1 else 's are'} made again)"
+    newest = state.checkpoints.newest()
+    has_newer = newest is not None and newest.step > checkpoint.step
+    how = ""
+    if not args:
+        how = " with your job's own option to load it, without which it may begin at step 0"
+    elif not any(name_of in arg for arg in args for name_of in (CHECKPOINT, STEP)):
+        how = f"; {' '.join(args)} lets the job choose, so see that it takes this one"
+        if has_newer or before_step < math.inf:
+            how = f"; {' '.join(args)} may take a newer one, so move newer ones away first"
+    return f"start it again from {name}{how}: {' '.join(command)}"
 
 
 def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
     """Return what a person should do while no action runs by itself, and what else would do."""
-    start = start_again(policy, state, incident.breach_step)
+    start = start_again(policy, state, _boundary(incident))
     if state.job.returncode is not None:
         return start
     back, stop = rollback_command(policy, state, incident), f"supervise stop RUN, then {start}"
     if is_fed_wrongly(policy, state, incident):
         stop = f"supervise stop RUN, mend what the model is given, then {start}"
-        ways = [stop, back]
+        ways = [stop, "" if incident.case.rolled_back else back]  # the batches are as they were
     else:
-        has_start = choose_checkpoint(state.checkpoints.good(), incident.breach_step) is not None
+        has_start = choose_checkpoint(state.checkpoints.good(), _boundary(incident)) is not None
         ways = [stop, back] if incident.case.rolled_back and has_start else [back, stop]
     if state.job.paused:
         ways.insert(0, "supervise resume RUN")
@@ -381,6 +399,8 @@ def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
 def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
     """Return what a person should do in a hold; a rollback does not end it."""
     ways = manual_choices(policy, state, incident)
+    if is_fed_wrongly(policy, state, incident) and incident.case.rolled_back:
+        return f"{ways}; to go on as it is, with automatic actions: supervise release RUN"
     return f"{ways}; then, for automatic actions again: supervise release RUN"
 
 
@@ -389,15 +409,25 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
     onset = onset_of(incident)
     if not withdrawal.is_loss_out_of_band(state, incident):
         return Advice(Lead.NOTHING, withdrawal.describe_job_status(policy, state))
+    old = incident.deferred.weights_check
+    again = "" if old is None else f"; decided again {_within(old.retry_frame, state)}"
+    if again and is_fed_wrongly(policy, state, incident):
+        return Advice(Lead.FOLLOWS, f"no rollback yet{again}")
     if is_fed_wrongly(policy, state, incident):
         then = f"mend what the model is given from step {onset} on"
         then += f", then {start_again(policy, state, onset)}"
         return Advice(None, f"the loss is still too high: supervise stop RUN, {then}")
     change = action_planning.input_change_since_onset(state, incident)
-    text = "the loss is still above its band"
+    text = f"most of the newest losses are still above their band{again}"
     if change is not None:
         text += f"; ask by day whether the data was meant to change at step {onset}"
     return Advice(Lead.FOLLOWS, text)
+
+
+def _within(frame: int, state: State) -> str:
+    """Return how far off a frame is."""
+    steps = frame - state.frame_count
+    return "soon" if steps < 1 else f"within {steps} step{'s' if steps > 1 else ''}"
 
 
 def advice_after_stop(policy: Policy, state: State, incident: Incident) -> str:
@@ -405,7 +435,7 @@ def advice_after_stop(policy: Policy, state: State, incident: Incident) -> str:
     if incident.trigger.still:
         then = start_again(policy, state)
         return f"mend what it waited for, or it may stop there again; then {then}"
-    return start_again(policy, state, incident.breach_step)
+    return start_again(policy, state, _boundary(incident))
 
 
 def after_crash(policy: Policy, state: State, remedy: str) -> str:
@@ -489,11 +519,25 @@ def wrong_after_restart(state: State, incident: Incident) -> str:
 
 def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy: str) -> str:
     """Return how to go on where a restart has left something wrong."""
-    stop = "" if state.job.returncode is not None else "supervise stop RUN; "
-    return f"{stop}{remedy}; then {start_again(policy, state, incident.breach_step)}"
+    before_step, overlap = _boundary(incident), state.repeated.overlap
+    differences = () if overlap is None else overlap.differences
+    stop, by_hand = "supervise stop RUN; ", ""
+    if any(difference.name == "rate" for difference in differences):
+        monitor = state.monitors.get(incident.case.rank)
+        rate = None if monitor is None else monitor.value("learning_rate")
+        now = "" if rate is None else f" (now {rate:.3g})"
+        stop = "stop it now, unless this rate is meant, as each further step is trained at it"
+        stop += f"{now}: supervise stop RUN; "
+        checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
+        at = "its step" if checkpoint is None else f"step {checkpoint.step + 1}"
+        by_hand = f"; set the schedule to {at} by hand where the checkpoint holds no state of it"
+    stop = "" if state.job.returncode is not None else stop
+    return f"{stop}{remedy}{by_hand}; then {start_again(policy, state, before_step)}"
 
 
-FREE_RATE = "to give the job its own learning rate back: supervise lr RUN 1.0"
+FREE_RATE = (
+    "to give the job its own learning rate back: supervise lr RUN 1.0 (a factor, not a rate)"
+)
 
 
 def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
@@ -502,7 +546,10 @@ def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
     if monitor is None or state.job.returncode is not None or not is_rate_held(incident):
         return "", ""
     if monitor.value("lr_hold") is None:
-        return "the hold of the learning rate is over, and the job's own rate is in use", ""
+        held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
+        until = f" at step {held[-1][0]}" if held else ""
+        now = "" if rate is None else f", now {rate:.3g}"
+        return f"the hold of the learning rate ended{until}: the job's own rate is in use{now}", ""
     jump = incident.case.jump
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
     height = "where it was before" if limit is None else f"at {limit:.3g} at most"
@@ -529,7 +576,7 @@ def advice_at_end(
         text = f"find what made the steps slow from step {incident.slow.since} on{where}"
         then = Advice(quiet, text)
     if ended and then.lead is None and verdict is not None and not is_loss_rejoined(verdict):
-        use = f"use no checkpoint that was saved since step {onset_of(incident)}"
+        use = f"use no checkpoint that was saved since step {onset_of(incident)}: move them away"
         then = Advice(None, f"{use}; {then.rest}", then.live)
     if wrong := wrong_after_restart(state, incident):
         return Advice(None, remedy_with_restart(policy, state, incident, wrong))

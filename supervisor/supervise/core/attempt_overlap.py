@@ -175,7 +175,7 @@ class Overlap:
         cause = "the schedule started over" if from_start else "the schedule is not where it was"
         text = f"learning rate {current:.3g} at step {step}, {previous:.3g} before the restart; "
         text += cause
-        return Difference("rate", text, "let the job save and load its scheduler's state_dict")
+        return Difference("rate", text, "save and load the scheduler's state_dict from now on")
 
     def _is_start(self, step: int, rate: float) -> bool:
         """Whether the run had that rate so many steps after its begin, or a step off."""

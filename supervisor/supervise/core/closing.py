@@ -71,12 +71,13 @@ def hold_incident(
     then = page_exhausted(ctx, incident) if exhausted or remedies else ""
     ctx.move("hold", reason)
     ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
+    limit = "no other action of the policy is left to try" if case.exhausted else ""
     held = notices.Held(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
         cause=reason,
-        summary=diagnosis.verdict_summary(verdict),
-        status=status,
+        summary="; ".join(filter(None, (limit, diagnosis.verdict_summary(verdict)))),
+        status="" if withdrawal.JOB_HAS_ENDED in reason else status,
         advice=Advice(None, advice.choices_in_hold(policy, state, incident) + then),
     )
     ctx.send(held, replace=True)

@@ -58,10 +58,11 @@ from .run_state import JobLife, Restarts, StepContext
 
 INTERRUPTED = (-2, 130)
 KILLED = (-9, 137)
-KILLED_MEANS = "something outside of the job killed it"
+KILLED_MEANS = "killed, by what is unknown"
 KILLED_THEN = (
-    "look for the kernel's memory killer (dmesg -T | grep -i 'killed process'), else in the logs "
-    "of the scheduler and the container"
+    "look on its host for the kernel's memory killer (dmesg -T | grep -i 'killed process'): if it "
+    "shows an out-of-memory kill, lower memory use first; else look in the logs of the scheduler "
+    "and the container"
 )
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 EVIDENCE = "evidence"  # name of the runbook

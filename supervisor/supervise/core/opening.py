@@ -254,6 +254,8 @@ def _report(
         form, then = notices.RuleIsBlind, "state of the probe: supervise status RUN"
     else:
         subject = rule.title or breach_symptom(alarm.numbers) or rule.id
+    if now == Lead.NO_ACTION and rule.severity == "SEV2":
+        then = "; ".join(filter(None, ("it can wait until day", then)))
     notice = form(
         severity=rule.severity,
         incident=incident.id,

@@ -34,6 +34,7 @@ from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 from .trends import median
 
+JOB_HAS_ENDED = "the job has ended"
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 
 
@@ -46,7 +47,7 @@ def reports_stall(monitor: RankMonitor, rule: Rule) -> bool:
 def describe_job_status(policy: Policy, state: State) -> str:
     """Return how it is with the job while nothing is done about it, as a clause."""
     if state.job.returncode is not None:
-        return "the job has ended"
+        return JOB_HAS_ENDED
     if state.job.paused:
         return "the job is paused"
     if is_stalled(policy, state):

@@ -237,6 +237,7 @@ class _Case:
             approval=self.approval,
             suppressed=self.suppressed,
             refusals=facts.refused_runbooks(self.incident),
+            cause=sentences.data_change(self.diagnosis),
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
             opened_by_rule=bool(self.opened.rule),
         )

@@ -290,7 +290,11 @@ def refused_runbooks(incident: Iterable[Record]) -> list[tuple[int, str]]:
     for record in incident:
         decision = record.decision
         if isinstance(decision, REFUSALS):
-            texts[decision.WHAT, decision.runbook] = record.seq, record.reason
+            text = record.reason
+            if isinstance(decision, decisions.RunbookWithdrawn):
+                cause = text.removeprefix(f"{decision.runbook} withdrawn: ")
+                text = f"{decision.runbook} not carried out at step {record.step}: {cause}"
+            texts[decision.WHAT, decision.runbook] = record.seq, text
     return list(texts.values())
 
 
@@ -471,6 +475,9 @@ class Slowness:
     lost_s: float
 
 
+RESTORED = 1.2  # times the time of a step before, to be as before; project default
+
+
 def slowness(slow: SlowStep | None, tape: Tape | None) -> Slowness | None:
     """Return how slow the steps of an incident about speed are, None where no frame shows it."""
     if slow is None or tape is None or not (newest := tape.newest("step_time", LAST)):
@@ -484,7 +491,10 @@ def slowness(slow: SlowStep | None, tape: Tape | None) -> Slowness | None:
     else:
         rows = [n for n in range(2, len(times)) if all(v > middle for _, v in times[n - 2 : n + 1])]
         until = f" until about step {times[rows[-1]][0]}" if rows else ""
-        text = f"slow{until}, and not any more: {text}"
+        is_slower = now > RESTORED * slow.before_s
+        since = "less slow since" if is_slower else "and not any more"
+        text = f"slow{until}, {since}: {text}"
+        text += f", {slow_duration(slow.before_s)} before" if is_slower else ""
     steps = times[-1][0] - slow.since + 1 if times else 0
     lost = sum(value - slow.before_s for _, value in late)
     return Slowness(text, steps * lost / max(1, len(times)))

@@ -43,8 +43,8 @@ class Status(StrEnum):
     RELEASED = "RELEASED"
     STOPPED = "STOPPED"
     DOWN = "JOB DOWN"
-    JOB_ENDED = "JOB ENDED"
-    UNRECOVERED = "JOB ENDED, NOT RECOVERED"
+    JOB_ENDED = "JOB FINISHED"
+    UNRECOVERED = "JOB FINISHED, NOT RECOVERED"
     SESSION_ENDED = "SESSION ENDED"
     SUPERSEDED = "SUPERSEDED"
 
@@ -68,7 +68,7 @@ MEANINGS = {
     Status.RELEASED: "a person ended the hold",
     Status.STOPPED: "the job was stopped because of it",
     Status.DOWN: "the job ended by itself, and is not started again",
-    Status.JOB_ENDED: "the job ended before it was over",
+    Status.JOB_ENDED: "the job finished before it was over",
     Status.UNRECOVERED: "the job ended as a finished one does, with a loss that had not come back",
     Status.SESSION_ENDED: "the training that it was about ended",
     Status.SUPERSEDED: (

@@ -18,7 +18,7 @@ from ..core import notices
 from ..core.model import formats
 from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
-from ..core.model.payload import Rewarm
+from ..core.model.payload import Outcome, Rewarm
 from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
@@ -209,7 +209,7 @@ def cause_candidates(
         Candidate("operator", operator, None, None),
         Candidate("standstill", standstill, None, None),  # what ended the job is a consequence
         Candidate("error", error, None, None),
-        Candidate("data", "" if rate else inputs or _data_change(diagnosis), None, None),
+        Candidate("data", "" if rate else inputs or data_change(diagnosis), None, None),
         Candidate("diagnosis", _diagnosed(diagnosis), None, None),
         Candidate("host", "" if slow is None else slow.cause, slow.since if slow else None, None),
     ]
@@ -242,7 +242,7 @@ def _diagnosed(diagnosis: Verdict | None) -> str:
     return ", ".join(texts) or f"class {diagnosis.kind}"
 
 
-def _data_change(diagnosis: Verdict | None) -> str:
+def data_change(diagnosis: Verdict | None) -> str:
     """Return how it is known that the data changed, "" where it is not."""
     events = () if diagnosis is None else diagnosis.questions.else_happened.events
     return next((event.text for event in events if event.kind == "data"), "")
@@ -364,6 +364,7 @@ def describe_response(
     approval: Approval | None,
     suppressed: Sequence[Suppression],
     refusals: Sequence[tuple[int, str]],
+    cause: str = "",
     unprotected: bool,
     opened_by_rule: bool,
 ) -> str:
@@ -371,10 +372,13 @@ def describe_response(
 
     Args:
         unprotected: the record of the run ended before the incident did.
+        cause: how the data changed, which is not said twice.
         skipped: steps whose update a safeguard skipped.
     """
     rows = action_texts(actions, verified=status == Status.RECOVERED)
     parts = list(dict.fromkeys(text for _, text in sorted([*rows, *refusals[-2:]])))
+    if cause:
+        parts = [text.replace(cause, "the data changed") for text in parts]
     if skipped:
         parts.insert(0, f"skipped {_updates(skipped)}")
     if approval is not None and approval.answer is None and status == Status.WAITING:
@@ -450,13 +454,13 @@ def _succeeded(action: Action) -> str:
 def _snapshot(action: Action) -> str:
     missing = action.effect.missing
     more = f" and {len(missing) - 2} more" if len(missing) > 2 else ""
-    without = f" without {', '.join(missing[:2])}{more}" if missing else ""
-    return f"evidence saved{without}"
+    lacks = f"; missing: {', '.join(missing[:2])}{more}" if missing else ""
+    return f"evidence saved{lacks}"
 
 
 def _from(action: Action) -> str:
     step = action.effect.from_step
-    return "" if step is None else f"; the step numbers go on from {step}"
+    return "" if step is None else f" at step {step}; the step numbers go on from there"
 
 
 def _relaunch(action: Action) -> str:
@@ -481,6 +485,17 @@ def _rewarm(rewarm: Rewarm | None, *, verified: bool) -> str:
 def _resume(action: Action) -> str:
     paused_s = action.effect.held_s
     return "paused and resumed" if paused_s is None else f"paused {paused_s:.1f} s"
+
+
+def _check_weights(action: Action) -> str:
+    if "loss" not in action.result:
+        return "weights tested, without a result"
+    outcome = action.result.read(Outcome)
+    text = f"its loss is {format_significant(outcome.loss)}"
+    text += "".join(
+        f", and was {format_significant(loss)} at step {step}" for step, loss in outcome.was[-1:]
+    )
+    return f"weights tested on a batch kept for that: {text}"
 
 
 def _hold_rate(action: Action) -> str:
@@ -511,11 +526,7 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     "hold_rate": _hold_rate,
     "skip_step": lambda action: f"{action.order.count} updates skipped",
     "quarantine": _quarantine,
-    "check_weights": lambda action: (
-        "weights tested on a batch kept for that"
-        if "loss" in action.result
-        else "weights tested, without a result"
-    ),
+    "check_weights": _check_weights,
     "profile": lambda action: "profile taken",
 }
 
@@ -768,14 +779,12 @@ def estimate_unaided_cost(
     is_broken = any(not math.isfinite(move.peak) for move in moves)
     if skipped and is_broken:
         reason = "an update with NaN or Inf leaves no weight as it was"
-        return Estimate(
-            f"had nothing been done, the weights were lost at step {skipped[0]}", reason
-        )
+        return Estimate(f"without it the weights would have been lost at step {skipped[0]}", reason)
     if helped and failure is not None and any(a.verb == "relaunch" and a.ok for a in actions):
-        return Estimate("had nothing been done, the run had ended there", "the process had ended")
+        return Estimate("without it the run would have ended there", "the process had ended")
     if went_back and is_broken:
         return Estimate(
-            "had nothing been done, every further step was lost", "NaN or Inf does not go away"
+            "without it every further step would have been lost", "NaN or Inf does not go away"
         )
     return None
 
