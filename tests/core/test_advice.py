@@ -8,7 +8,14 @@ import pytest
 
 from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
-from supervise.core.model import Advice, JobSettings, Lead, RelaunchSettings, SpikeClass
+from supervise.core.model import (
+    Advice,
+    JobSettings,
+    Ladder,
+    Lead,
+    RelaunchSettings,
+    SpikeClass,
+)
 
 from .conftest import Verify, above, messages, one_rule, rule_on, runbook_of, save
 
@@ -216,6 +223,31 @@ def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(tell, ar
         "; then start it again from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made "
         f"again){how}: {command}"
     )
+
+
+@pytest.mark.parametrize(("ratio", "is_offered"), [(1.0, False), (0.0, True)])
+def test_no_other_rollback_is_offered_while_the_batches_are_wrong(tell, ratio, is_offered):
+    detectors = {
+        "high": above("train_loss_raw", 5.0),
+        "same": above("batch_unique_ratio", 0.5),
+    }
+    story = tell(
+        names=("train_loss_raw", "batch_unique_ratio"),
+        detectors=detectors,
+        rules=(rule_on(detectors, "high", "SEV1", "mend"), rule_on(detectors, "same", "SEV2")),
+        inhibit=(),
+        runbooks={"mend": runbook_of("mend", Rollback(), Verify(10, 5))},
+        ladder=Ladder(("mend", "hold"), reset_after_steps=500),
+        answer=lambda key: None,
+    )
+    wrong = {"train_loss_raw": 8.0, "batch_unique_ratio": ratio}
+    story.rows(*[{"train_loss_raw": 2.0, "batch_unique_ratio": 0.0}] * 60, wrong)
+    story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
+    story.attempt = 1
+    story.rows(*[wrong] * 15)
+    held = [message["next"] for message in messages(story) if message["form"] == "Held"]
+
+    assert held and ("supervise rollback RUN" in held[-1]) == is_offered
 
 
 def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):

@@ -270,7 +270,7 @@ def no_batch_at_first(step):
             new_rate,
             "SEV2",
             "learning rate 0.000149 at step 33, 0.000934 before",
-            "scheduler's state_dict",
+            "set the schedule to step 31 by hand where the checkpoint holds no state of it",
         ),
         (new_moments, "SEV2", "update 4", "optimizer's state_dict"),
         (no_batch_at_first, "SEV2", "batches 31.. are those of steps 0..", "position in the data"),
