@@ -459,8 +459,13 @@ def _snapshot(action: Action) -> str:
 
 
 def _from(action: Action) -> str:
-    step = action.effect.from_step
-    return "" if step is None else f" at step {step}; the step numbers go on from there"
+    restored, step = action.effect.step, action.effect.from_step
+    if step is None:
+        return ""
+    undone = ""
+    if restored is not None and restored + 1 < step:
+        undone = f" (steps {restored + 1} to {step} undone)"
+    return f" at step {step}{undone}; the step numbers go on from there"
 
 
 def _relaunch(action: Action) -> str:
