@@ -218,7 +218,9 @@ class Watch:
         self._compiling = torch.compiler.is_compiling
         self._modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
         self._attention = Attention(torch, _batch(torch, inputs)) if "attention" in due else None
-        self.keys = KeyGradients(torch, self._of_keys) if "attention" in due else None
+        # No method of this: they would refer to each other, and only the collector frees that.
+        run = partial(sets.run, "attention", context.gate.without_grad)
+        self.keys = KeyGradients(torch, run) if "attention" in due else None
         self.saw_call: Callable[..., None] = _nothing
         self._activations = Activations(torch) if "activations" in due else None
         self._routing = Routing(torch) if "routing" in due else None
@@ -286,9 +288,6 @@ class Watch:
                 self._look(name, look, which, output)
 
         self._hooks.append(module.register_forward_hook(hook))
-
-    def _of_keys(self, look: Callable[..., Any], *args: Any) -> None:
-        self._sets.run("attention", self._gate.without_grad, look, *args)
 
     def _quiet(self) -> bool:
         """Whether a look would be taken for the job's own: another thread, a tracer, a mode."""
