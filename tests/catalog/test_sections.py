@@ -140,7 +140,7 @@ def test_without_an_objective_the_height_of_a_loss_is_told_only(load: Loader, go
 
     changed = {name for name, given in of(acting).items() if of(told)[name] != given}
     assert changed == {
-        "harm.established",
+        *("harm.established", "harm.early"),
         *(f"loss_spike.{name}" for name in ("coupled", "jump", "startup_spike", "ordered")),
     }
     assert {of(told)[name] for name in changed} == {("SEV2", None)}

@@ -52,7 +52,7 @@ finish(model)
 
 def test_the_trainer(library_pair):
     """Its own log says the same of every step; epochs, evaluations and saves are heard of."""
-    job = library_pair.run(TRAIN)
+    job = library_pair.run(TRAIN, capacity=128)  # as in a run
     log = [row["note"] for row in job.output if "note" in row]
     steps = [row for row in log if "grad_norm" in row]
     assert len(steps) == len(job.frames) == 20

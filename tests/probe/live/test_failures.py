@@ -107,5 +107,5 @@ def test_a_worker_that_deadlocks_before_the_loop_is_a_rank_is_named(probed):
     assert said.startswith("rank 0 waits for data in next(loader) at train.py:")
     assert said.endswith(
         f", after step 3; worker pid {members[1].pid} waits for a lock at train.py:{place} in "
-        "__getitem__"
+        "__getitem__()"
     )
