@@ -115,8 +115,9 @@ def test_a_demo_that_is_interrupted_judges_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args = [sys.executable, "-m", "supervise", "demo", "--run-dir", "run"]
 
-    text, code = on_terminal(args, "policy nano (enforce)", PYTHONPATH=FAST_TORCH)
+    # Imports may swallow an interrupt: from this line on the code of the job itself runs.
+    text, code = on_terminal(args, "bytes, from step 0", PYTHONPATH=FAST_TORCH)
 
     assert code == 130
-    assert "supervise: exit code 130 before the first step" in text
+    assert re.search(r"supervise: exit code 130 (before the first step|at step \d\d?\b)", text)
     assert text.splitlines()[-1] == "supervise: interrupted; next: supervise demo"

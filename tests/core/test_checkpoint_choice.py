@@ -124,7 +124,7 @@ def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
 
     assert story.state.job.over == final
     said = [d.reason for d in story.kinds("notify_intent")[told:]]
-    assert any("ended with signal 2 (SIGINT) at step 60" in text for text in said) == final
+    assert any("ended by SIGINT, as asked, at step 60" in text for text in said) == final
     reasons = [d.reason for d in story.kinds("abort")]
     asked = f"{ACTION} failed: a request to end the job came first"
     assert (asked in reasons) == final

@@ -339,7 +339,7 @@ def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, 
         (True, -2, "INFO interrupted at step 49"),
         (True, 130, "INFO interrupted at step 49"),
         (True, 1, "SEV1 the job is DOWN: it ended with code 1 at step 49"),
-        (False, -2, "SEV1 the job is DOWN: it ended with signal 2 (SIGINT) at step 49"),
+        (False, -2, "SEV1 the job was ended by SIGINT, as asked, at step 49"),
     ],
 )
 def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
@@ -347,7 +347,9 @@ def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
     story = crashing(tell)
     about = {"signal": "SIGINT", "final": True, "killed": False, "typed": typed}
     story.notice("signal", "SIGINT was typed at the terminal", data=about)
+    story.notice("failure", "", data={"type": "KeyboardInterrupt", "leading": True})
     story.exit(code)
+    assert bool(story.kinds("incident", "opened")) == (code == 1)
 
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
     assert f"{message['severity']} {message['title']}" == told

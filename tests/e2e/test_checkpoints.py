@@ -86,7 +86,7 @@ def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise
     assert title.startswith("finished at step ")
     (opened,) = run.kinds("incident", "opened")
     assert (
-        opened["rule"] == "checkpoint.verification_failed" and "checkpoint_ok 0" in opened["reason"]
+        opened["rule"] == "checkpoint.verification_failed" and "checkpoint ok 0" in opened["reason"]
     )
     run_id = json.loads((run.directory / "run.json").read_text())["run"]
     assert supervise("checkpoints", run_id).returncode == 0  # as messages name it, not below ./runs

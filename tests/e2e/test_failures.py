@@ -41,7 +41,8 @@ def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path)
 
     text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:8"
     assert run.returncode == 78 and run.intents == ["snapshot"]
-    assert f"ended with code 1 before its first step: {text}" in run.stderr
+    assert "the job is DOWN: it ended with code 1 before its first step" in run.stderr
+    assert f"supervise:   what  {text}; " in run.stderr
     assert "every start would end the same way (user-error)" in run.stderr
     assert "a GPU or its link reported a fault: NVRM: Xid (PCI:0000:3b:00): 79" in run.stderr
     own = [line for line in run.stderr.splitlines() if not line.startswith("supervise:")]
@@ -52,8 +53,8 @@ def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path)
     assert "a value was not finite: step 7: loss=nan" in run.stderr
     (shown,) = (tmp_path / "run").glob("incidents/*/*/log-*-output.log")
     assert "step 7: loss=nan" in shown.read_text()
-    titles = [body["data"]["title"] for _, body in received]
-    assert any(title.endswith(text) for title in titles), titles
+    texts = [body["data"]["verdict"] for _, body in received]
+    assert any(verdict.startswith(text) for verdict in texts), texts
     (bundle,) = (tmp_path / "run").glob("incidents/*/*/failures.json")
     assert json.loads(bundle.read_text())[0]["cls"] == "user-error"
     assert text in supervise("status", "run").stdout

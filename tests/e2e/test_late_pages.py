@@ -45,7 +45,8 @@ def test_the_next_run_sends_what_was_not_delivered(supervise, hook, paged):
     undelivered = run.kinds("run_end")[0]["data"]["undelivered"]
     [message] = [message for message in undelivered if message["severity"] == "SEV1"]
     assert message["channel"] == "webhook"
-    assert "not delivered to webhook: SEV1 the job ended" in run.stderr
+    assert f"not delivered to webhook: SEV1 {message['title']}" in run.stderr
+    assert "(SIGSEGV): the job is DOWN: it ended with signal 11 (SIGSEGV)" in message["title"]
     assert "supervise outbox flush run" in run.stderr
     count = len(undelivered)
     assert f"{count} messages of the end of the run" in supervise("status", run.directory).stdout

@@ -121,5 +121,5 @@ def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job):
     assert watcher.returncode not in (0, 78), stderr
     assert "launched" not in notes[notes.index("signal") :]
     assert run.kinds("incident", "closed")
-    assert "the job ended with" in run.kinds("notify_intent")[-1]["reason"]
+    assert "the job was ended by SIGTERM, as asked" in run.kinds("notify_intent")[-1]["reason"]
     run.prove()

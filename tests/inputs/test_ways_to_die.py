@@ -142,7 +142,8 @@ def test_what_ended_it_is_named_wherever_people_read_of_it(died, way):
 
     assert re.search(text, end.cause.text), end.cause
     assert end.cause.cls == cls
-    assert end.cause.text in end.console and end.cause.text in end.webhook["title"]
+    assert end.cause.text in end.console
+    assert end.webhook["verdict"].startswith(end.cause.text)
     assert end.cause.title in end.console
     assert end.bundle[0]["type"] == end.cause.type and end.bundle[0]["line"] == end.cause.line
     assert end.cause.text in end.why

@@ -50,13 +50,14 @@ from .model.decisions import (
     VerificationFailed,
 )
 from .model.events import Announced
-from .model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
+from .model.failure import EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
 from .run_state import JobLife, Restarts, StepContext
 
 INTERRUPTED = (-2, 130)
+ENDED_BY_SIGNAL = (*INTERRUPTED, -15, 143, -1, 129)  # those that ask for an end
 KILLED = (-9, 137)
 KILLED_MEANS = "killed, by what is unknown"
 KILLED_THEN = (
@@ -77,7 +78,7 @@ def end_run_if_over(ctx: StepContext) -> None:
         return
     failed = has_start_failed(state)
     end_text = f"the job {exit_text(job.returncode)}"
-    location = f" at step {state.step}" if state.step >= 0 else " before its first step"
+    location = f" {_location(state.step)}"
     if failed:
         end_text, location = (
             f"restarted with {job.restarted_with}, {end_text} before its first step",
@@ -95,7 +96,8 @@ def end_run_if_over(ctx: StepContext) -> None:
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
     is_bad = job.returncode != 0 and not _good_end(job, state.step)
-    if incident is None and is_bad and not job.stopping and job.cause is not None:
+    by_itself = is_bad and not (job.stopping or _ended_as_asked(job))
+    if incident is None and by_itself and _is_known(job.cause):
         incident = _crash_incident(ctx, _caused(job, end_text + location))
     job.over = True
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
@@ -184,6 +186,11 @@ def _take_evidence(ctx: StepContext, incident: Incident, reason: str) -> None:
     runbook_runner.proceed_runbook(ctx, incident)
 
 
+def _is_known(cause: Failure | None) -> bool:
+    """Return whether a failure says why the job ended; an exit does so by its class only."""
+    return cause is not None and (cause.kind != EXIT or bool(cause.cls))
+
+
 def _caused(job: JobLife, end_text: str) -> str:
     """Return how the job ended, with the failure that explains it."""
     return f"{end_text}: {job.cause.text}" if job.cause is not None else end_text
@@ -223,6 +230,8 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
     job = ctx.state.job
     if job.stopping and incident is not None:
         return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
+    if _ended_as_asked(job):
+        return Advice(None, advice.start_again(ctx.policy, ctx.state))
     remedy = KILLED_THEN if job.returncode in KILLED else ""
     if job.cause is not None:
         remedy = job.cause.then
@@ -236,6 +245,13 @@ def _bad_end(
     job, step, cause = ctx.state.job, ctx.state.step, ctx.state.job.cause
     ended, then = f"the job {exit_text(job.returncode)}", _advice(ctx, incident)
     failure = "" if cause is None else cause.text
+    if _ended_as_asked(job):
+        return notices.EndMeant(
+            severity="SEV1",
+            end=f"the job was ended by {job.end_signal}, as asked, {_location(step)}",
+            outcome=f"{ended}, and is not started again",
+            advice=then,
+        )
     if job.stopping and incident is None:
         return notices.JobStopped(severity="SEV1", step=step, outcome=ended, advice=then)
     if job.stopping and incident is not None:
@@ -300,11 +316,22 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
 def _good_end(job: JobLife, step: int) -> str:
     """Return the title of an end that was asked for, "" for others."""
     if job.preempted and (job.stopping or job.returncode in ASKED):
-        return f"ended at step {step} after {job.preempted}"
+        return f"ended {_location(step)} after {job.preempted}"
     if job.stopping:
-        return "" if job.stopped_by == "policy" else f"stopped by {job.stopped_by} at step {step}"
+        return (
+            "" if job.stopped_by == "policy" else f"stopped by {job.stopped_by} {_location(step)}"
+        )
     was_requested = job.interrupted and job.returncode in INTERRUPTED
-    return f"interrupted at step {step}" if was_requested else ""
+    return f"interrupted {_location(step)}" if was_requested else ""
+
+
+def _location(step: int) -> str:
+    return f"at step {step}" if step >= 0 else "before its first step"
+
+
+def _ended_as_asked(job: JobLife) -> bool:
+    """Return whether a signal that asked for the end of the job ended it, and no action of ours."""
+    return job.end_requested and not job.stopping and job.returncode in ENDED_BY_SIGNAL
 
 
 def _describe_others(job: JobLife, cause: Failure) -> str:

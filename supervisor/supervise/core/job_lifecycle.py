@@ -276,7 +276,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.read(Shards).shards or {})
     if event.kind == "signal" and (signal := event.data.read(SignalSent)).final:
-        job.end_requested = True
+        job.end_requested, job.end_signal = True, job.end_signal or signal.signal
         job.interrupted |= signal.typed
         job.unavailable["relaunch"] = END_REQUESTED
         if job.returncode is not None and _relaunch_id(state) is not None:

@@ -732,7 +732,7 @@ class Unprotected(Unwatched, frozen=True, kw_only=True):
 # ── the end of the job ────────────────────────────────────────────────────────────────────────────
 
 
-class EndMeant(Notice, frozen=True, kw_only=True):
+class EndMeant(Advised, frozen=True, kw_only=True):
     """An end that was asked for."""
 
     KIND = FINISHED

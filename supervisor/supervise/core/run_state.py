@@ -296,7 +296,7 @@ class JobLife:
         ended_ns: when it ended last, 0 for never. over: nothing will run any more.
         paused: it was asked to pause, and not seen to go on by our word since.
         stopping: an action of ours ends it. stopped_by: who asked for that.
-        end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
+        end_requested: `end_signal` asked for its end. interrupted: that was typed at its terminal.
         preempted: what asked for its end, and whether the job wrote a checkpoint for that.
         held_signals: names of those that wait for a checkpoint. signalled: any signal came.
         shortfall: how many steps its library made of those planned, "" where it made all or was
@@ -322,6 +322,7 @@ class JobLife:
     stopping: bool = False
     stopped_by: str = "policy"
     end_requested: bool = False
+    end_signal: str = ""
     interrupted: bool = False
     preempted: str = ""
     held_signals: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ MEANINGS = {
     Status.WITHDRAWN: "its reason was over before an action came to change the job",
     Status.RELEASED: "a person ended the hold",
     Status.STOPPED: "the job was stopped because of it",
-    Status.DOWN: "the job ended by itself, and is not started again",
+    Status.DOWN: "the job ended, and is not started again",
     Status.JOB_ENDED: "the job finished before it was over",
     Status.UNRECOVERED: "the job ended as a finished one does, with a loss that had not come back",
     Status.SESSION_ENDED: "the training that it was about ended",
