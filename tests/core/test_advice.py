@@ -50,6 +50,12 @@ OF, F = SpikeClass, Fact
         # A dead input, and one bad batch.
         (OF.STRUCTURAL, [F.INPUT, F.EXHAUSTED], "look at what the model is given from step 150"),
         (OF.RECOVERABLE, [F.INPUT], "ask whether the data was meant to change at step 150"),
+        (
+            OF.RECOVERABLE,
+            [F.INPUT],
+            "if it was not meant: supervise stop RUN; use no checkpoint saved since step 150; "
+            "start it again from ckpt-1 of step 99",
+        ),
         (OF.SUSPECT, [F.INPUT, F.BACK], "look at the batch of step 150"),
         (OF.DATA, [F.INPUT, F.BACK], "look at the batch of step 150: it may come again"),
         (OF.DATA, [F.INPUT], "replay the batches from step 150 on a copy"),
@@ -138,7 +144,7 @@ def test_every_case_has_advice_and_attention_is_named_only_where_it_moved(kind):
 def test_a_request_is_not_urged_once_the_loss_is_back(tell):
     """The gradient still fires, so the request waits; the loss that it is about came back."""
     story = tell(mode="approve", healthy=60, inhibit=())
-    story.frames(8.0, times=3, grad=20.0)
+    story.frames(8.0, grad=20.0)
     story.frames(2.0, times=40, grad=20.0)
     asked = [message for message in messages(story) if message["kind"] == "approval"]
 
@@ -202,15 +208,22 @@ def test_an_update_that_was_skipped_is_said(tell, skips, lead):
 
 
 @pytest.mark.parametrize(
-    ("args", "newer", "how"),
+    ("args", "newer", "first", "how"),
     [
-        ((), False, " with your job's own option to load it, without which it may begin at step 0"),
-        (("--from", "{checkpoint}"), False, ""),
-        (("--resume",), False, "; --resume lets the job choose, so see that it takes this one"),
-        (("--resume",), True, "; --resume may take a newer one, so move newer ones away first"),
+        ((), False, "", "; replace the last argument by your job's own option"),
+        (("--from", "{checkpoint}"), False, "", ""),
+        (("--resume",), False, "", "; --resume lets the job choose, so see that it takes this one"),
+        (
+            ("--resume",),
+            True,
+            "move checkpoints newer than ckpt-1 away, as --resume may take one of them, then ",
+            "",
+        ),
     ],
 )
-def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(tell, args, newer, how):
+def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(
+    tell, args, newer, first, how
+):
     story = tell(healthy=60, job=JobSettings(relaunch=RelaunchSettings(args=args)))
     save(story, "ckpt-1", 39)
     if newer:
@@ -218,11 +231,35 @@ def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(tell, ar
     story.exit(1)
 
     given = [arg.replace("{checkpoint}", "/c/ckpt-1") for arg in args]
+    given = given or ["'<OPTION TO LOAD /c/ckpt-1>'"]
     command = " ".join(["supervise --policy RUN/policy.yaml -- COMMAND", *given])
     assert messages(story)[-1]["next"].endswith(
-        "; then start it again from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made "
-        f"again){how}: {command}"
+        f"; then {first}start it again from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are "
+        f"made again){how}: {command}"
     )
+
+
+@pytest.mark.parametrize(
+    ("is_done", "action"), [(False, "mend runs"), (True, "the effect of mend is verified")]
+)
+def test_what_fires_beside_an_action_names_it(tell, is_done, action):
+    detectors = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
+    story = tell(
+        detectors=detectors,
+        rules=(rule_on(detectors, "high", "SEV1", "mend"), rule_on(detectors, "wild", "SEV0")),
+        inhibit=(),
+        runbooks={"mend": runbook_of("mend", Rollback(), Verify(10, 5))},
+        answer=lambda key: None,
+        healthy=60,
+    )
+    story.frames(8.0)
+    if is_done:
+        story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
+        story.attempt = 1
+    story.frames(8.0, grad=20.0)
+    newest = messages(story)[-1]
+
+    assert (newest["lead"], newest["next"]) == (Lead.UNDER_WAY, action)
 
 
 @pytest.mark.parametrize(("ratio", "is_offered"), [(1.0, False), (0.0, True)])
@@ -245,9 +282,11 @@ def test_no_other_rollback_is_offered_while_the_batches_are_wrong(tell, ratio, i
     story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
     story.attempt = 1
     story.rows(*[wrong] * 15)
-    held = [message["next"] for message in messages(story) if message["form"] == "Held"]
+    held = [message for message in messages(story) if message["form"] == "Held"]
 
-    assert held and ("supervise rollback RUN" in held[-1]) == is_offered
+    assert held and ("supervise rollback RUN" in held[-1]["next"]) == is_offered
+    wrong_data = "a further rollback would not help while the data are the same"
+    assert (wrong_data in held[-1]["verdict"]) != is_offered
 
 
 def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):

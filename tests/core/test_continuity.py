@@ -96,6 +96,8 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, hold
         "step 41 was made again" for _ in range(not holds)
     ]
     assert story.state.machine == ("probation" if holds else "holding")
+    relapse = "if it comes back within 20 steps: no further try, as the policy's ladder has none"
+    assert messages(story)[-1]["next"].startswith(relapse) is holds
     news = [m["severity"] for m in messages(story) if m["title"] == "step 41 was made again"]
     reshuffled = holds and told.get("fingerprint") == "other" and told.get("proof") is None
     news_due = bool(told) and not (holds and told == {"lr": 0.2})
@@ -299,10 +301,16 @@ def test_what_is_not_as_before_is_reported_within_five_steps(
 
 
 def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed):
-    for change, cause in ((new_rate, "started over"), (half, "is not where it was")):
+    for change, cause, brief in (
+        (new_rate, "started over", "the schedule is 31 steps behind"),
+        (half, "is not where it was", "where it was 0.00"),
+    ):
         story = crashed()
         story.rows(*(row(s, **change(s)) for s in range(31, 36)))
-        assert f"the schedule {cause}" in messages(story)[-1]["verdict"]
+        message = messages(story)[-1]
+        assert f"the schedule {cause}" in message["verdict"]
+        stop, _, how = message["next"].partition(f"{brief}")
+        assert stop.startswith("stop it now, unless it is meant (") and "supervise stop RUN" in how
 
 
 def half(step):
@@ -326,6 +334,8 @@ def test_a_job_that_goes_on_as_before_is_not_reported(crashed, change):
     story.rows(*(row(s, **change(s)) for s in range(31, CRASH - 8)))
     titles = [message["title"] for message in messages(story)[before:]]
     assert titles == ["inc-1: recovered so far; watched for 20 more steps"]
+    again = f"if it ends at step {CRASH - 1} again: no further restart, as that is no progress"
+    assert messages(story)[-1]["next"] == again
 
 
 @pytest.mark.parametrize(("saved", "steps"), [(CRASH - 10, 9), (CRASH - 31, 20)])

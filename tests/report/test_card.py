@@ -153,6 +153,24 @@ def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
     assert report.response.text == (anew if refused else went_on)
 
 
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"loss": 3.55}, ", worse (test batch: loss 1.96 at step 125, 3.55 at step 201)"),
+        ({"loss": 2.0}, ", good (test batch: loss 1.96 at step 125, 2 at step 201)"),
+        ({"loss": 2.0, "was": []}, ", unknown (test batch: loss 2 at step 201)"),
+        ({}, ", without a result"),
+    ],
+)
+def test_a_test_of_the_weights_says_how_they_are(result, text):
+    was = {"was": [(100, 2.1), (125, 1.96), (150, 3.6)]} if result else {}
+    report = built(
+        planned("check_weights", before_step=128, within=1.1), finished(**(was | result))
+    )
+
+    assert report.response.text.startswith(f"weights tested{text}")
+
+
 @pytest.mark.parametrize("still", ["rank 2 waits", ""])
 def test_a_standstill_explains_what_ends_it(still):
     """Our own stop, a timeout of a collective: the rank that stood still is the cause of both."""

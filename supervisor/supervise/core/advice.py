@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from . import action_planning, diagnosis, rule_scope, withdrawal
-from .incident import STANDING_VERBS, Incident, verb_of
+from .incident import STANDING_VERBS, Incident, RunbookExecution, verb_of
 from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
 from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
@@ -74,7 +74,8 @@ LINES: Sequence[Line] = (
     _line(_OF.RECOVERABLE, "", _F.DRILL, lead=Lead.NOTHING),
     _line(
         _OF.RECOVERABLE,
-        "ask whether the data was meant to change at step {onset}, and look at that batch",
+        "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
+        "was not meant: {stop}use no checkpoint saved since step {onset}; {start}",
         _F.INPUT,
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
@@ -349,27 +350,34 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     """Return how to start the job again, with the newest good checkpoint from before a step."""
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
     checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
+    # A paste of the command as it is must not begin at step 0.
+    own_option = "; replace the last argument by your job's own option"
     if checkpoint is None:
         which = "" if before_step == math.inf else f" from before step {before_step}"
-        listed = f"none{which} is verified so far; all of them: supervise checkpoints RUN"
-        how = f"with your job's own option to load it: {command[0]}"
-        return f"start it again from a checkpoint that you trust ({listed}), {how}"
+        that = "that is verified meanwhile" if state.job.returncode is None else "that you trust"
+        listed = "none is verified so far; all of them: supervise checkpoints RUN"
+        command.append("'<OPTION TO LOAD IT>'")
+        newest = f"the newest checkpoint{which} {that} ({listed})"
+        return f"start it again from {newest}{own_option}: {' '.join(command)}"
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in args]
     state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"
     repeated = max(0, state.step - checkpoint.step)
     name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; "
     name += f"{repeated} step{' is' if repeated == 1 else 's are'} made again)"
-    newest = state.checkpoints.newest()
-    has_newer = newest is not None and newest.step > checkpoint.step
-    how = ""
+    last = state.checkpoints.newest()
+    has_newer = last is not None and last.step > checkpoint.step
+    first = how = ""
     if not args:
-        how = " with your job's own option to load it, without which it may begin at step 0"
+        how = own_option
+        quoted = checkpoint.path.replace("'", "'\"'\"'")
+        command.append(f"'<OPTION TO LOAD {quoted}>'")
     elif not any(name_of in arg for arg in args for name_of in (CHECKPOINT, STEP)):
         how = f"; {' '.join(args)} lets the job choose, so see that it takes this one"
         if has_newer or before_step < math.inf:
-            how = f"; {' '.join(args)} may take a newer one, so move newer ones away first"
-    return f"start it again from {name}{how}: {' '.join(command)}"
+            first = f"move checkpoints newer than {checkpoint.id} away, as {' '.join(args)} may "
+            first, how = f"{first}take one of them, then ", ""
+    return f"{first}start it again from {name}{how}: {' '.join(command)}"
 
 
 def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
@@ -467,6 +475,18 @@ def describe_runbook(state: State, incident: Incident, book: Runbook) -> str:
     return ", then ".join(EFFECTS[verb] for verb in dict.fromkeys(due))
 
 
+def describe_run(run: RunbookExecution | None) -> str:
+    """Return what the runbook under way is at, "" for none."""
+    if run is None:
+        return ""
+    name, verbs = run.runbook.name, run.runbook.verbs[run.index : run.index + 1]
+    if not run.runbook.verbs:
+        return "what was tried is taken back"
+    if verbs == (action_planning.VERB,):
+        return f"the weights are tested, before {name}"
+    return f"the effect of {name} is verified" if verbs == ("verify",) else f"{name} runs"
+
+
 def machine_checks(policy: Policy, state: State, incident: Incident) -> str:
     """Return what to check of an incident about the machine that lasts, "" for any other."""
     against_weights = rule_scope.against_weights(policy, incident)
@@ -522,12 +542,8 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
     before_step, overlap = _boundary(incident), state.repeated.overlap
     differences = () if overlap is None else overlap.differences
     stop, by_hand = "supervise stop RUN; ", ""
-    if any(difference.name == "rate" for difference in differences):
-        monitor = state.monitors.get(incident.case.rank)
-        rate = None if monitor is None else monitor.value("learning_rate")
-        now = "" if rate is None else f" (now {rate:.3g})"
-        stop = "stop it now, unless this rate is meant, as each further step is trained at it"
-        stop += f"{now}: supervise stop RUN; "
+    for schedule in (difference.schedule for difference in differences if difference.schedule):
+        stop = f"stop it now, unless it is meant ({schedule}): supervise stop RUN; "
         checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
         at = "its step" if checkpoint is None else f"step {checkpoint.step + 1}"
         by_hand = f"; set the schedule to {at} by hand where the checkpoint holds no state of it"

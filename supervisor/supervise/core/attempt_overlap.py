@@ -70,11 +70,13 @@ class Difference(NamedTuple):
 
     Attributes:
         name: rate, update, batches, tokens, gradient, evaluation or OTHER_BATCHES.
+        schedule: how that of the rate is off, in short.
     """
 
     name: str
     text: str
     remedy: str
+    schedule: str = ""
 
     @property
     def thing(self) -> str:
@@ -175,7 +177,11 @@ class Overlap:
         cause = "the schedule started over" if from_start else "the schedule is not where it was"
         text = f"learning rate {current:.3g} at step {step}, {previous:.3g} before the restart; "
         text += cause
-        return Difference("rate", text, "save and load the scheduler's state_dict from now on")
+        schedule = f"the schedule is {self.first} steps behind"
+        if not from_start or self.first < 1:
+            schedule = f"rate {current:.3g} at step {step} where it was {previous:.3g}: {cause}"
+        remedy = "save and load the scheduler's state_dict from now on"
+        return Difference("rate", text, remedy, schedule)
 
     def _is_start(self, step: int, rate: float) -> bool:
         """Whether the run had that rate so many steps after its begin, or a step off."""

@@ -72,6 +72,8 @@ def hold_incident(
     ctx.move("hold", reason)
     ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
     limit = "no other action of the policy is left to try" if case.exhausted else ""
+    if limit and case.rolled_back and advice.is_fed_wrongly(policy, state, incident):
+        limit = "a further rollback would not help while the data are the same"
     held = notices.Held(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
@@ -263,12 +265,20 @@ def advice_after_relapse(policy: Policy, state: State, incident: Incident) -> Ad
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
     name, _ = next_level(policy.ladder, level)
-    then = "automatic actions stop, and a person is needed" if name == HOLD else f"{name} runs"
+    then = f"{name} runs"
+    if name == HOLD:
+        then = "no further try, as the policy's ladder has none after this one; a person is needed"
     if book and incident.case.rate and _is_affordable(policy, state, incident, book):
         then = f"{book.name} runs once more, at a lower learning rate; if that is no help, {then}"
-    then = f"if it comes back: {then}"
+    then = f"if it comes back within {policy.probation_steps} steps: {then}"
+    crashes = state.job.restarts.crashes
+    if crashes and incident.breach_step == incident.recovery.crashed:  # no rule judges it
+        step = crashes[-1]
+        then = f"if it ends at step {step} again: no further restart, as that is no progress"
+        then = then if state.step <= step else ""
     if wrong := advice.wrong_after_restart(state, incident):
-        return Advice(None, f"{advice.remedy_with_restart(policy, state, incident, wrong)}; {then}")
+        remedy = advice.remedy_with_restart(policy, state, incident, wrong)
+        return Advice(None, "; ".join(filter(None, (remedy, then))))
     rate, live = advice.rate_in_force(state, incident)
     return Advice(Lead.NOTHING, "; ".join(filter(None, (rate, then))), live)
 

@@ -256,6 +256,8 @@ def _report(
         subject = rule.title or breach_symptom(alarm.numbers) or rule.id
     if now == Lead.NO_ACTION and rule.severity == "SEV2":
         then = "; ".join(filter(None, ("it can wait until day", then)))
+    if now == Lead.UNDER_WAY:
+        then = "; ".join(filter(None, (advice.describe_run(incident.run), then)))
     notice = form(
         severity=rule.severity,
         incident=incident.id,

@@ -126,6 +126,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
         ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
         if rule.severity == "SEV2" != incident.severity:  # no news within something worse
             continue
+        then = (advice.describe_run(incident.run), advice.show_runbook_command(rule.see))
         grows = notices.RuleGrows(
             severity=rule.severity,
             incident=incident.id,
@@ -133,9 +134,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             expression=rule.text,
             numbers=text,
             step=state.step,
-            advice=Advice(
-                Lead.UNDER_WAY if incident.run else None, advice.show_runbook_command(rule.see)
-            ),
+            advice=Advice(Lead.UNDER_WAY if incident.run else None, "; ".join(filter(None, then))),
         )
         ctx.send(grows)
 

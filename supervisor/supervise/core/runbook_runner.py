@@ -370,7 +370,9 @@ def _send_evidence(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         incident=incident.id,
         headline=incident.headline,
         standstill=run.standstill,
-        advice=Advice(Lead.UNDER_WAY if goes_on else None, live=live),
+        advice=Advice(
+            Lead.UNDER_WAY if goes_on else None, advice.describe_run(run) if goes_on else "", live
+        ),
     )
     ctx.send(evidence)
 

@@ -18,7 +18,7 @@ from ..core import notices
 from ..core.model import formats
 from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
-from ..core.model.payload import Outcome, Rewarm
+from ..core.model.payload import Outcome, Rewarm, WeightsArgs
 from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
@@ -495,12 +495,17 @@ def _resume(action: Action) -> str:
 def _check_weights(action: Action) -> str:
     if "loss" not in action.result:
         return "weights tested, without a result"
-    outcome = action.result.read(Outcome)
-    text = f"its loss is {format_significant(outcome.loss)}"
-    text += "".join(
-        f", and was {format_significant(loss)} at step {step}" for step, loss in outcome.was[-1:]
-    )
-    return f"weights tested on a batch kept for that: {text}"
+    outcome, order = action.result.read(Outcome), action.args.read(WeightsArgs)
+    loss, limit = outcome.loss, order.within * outcome.loss_before(order.before_step)
+    before = [(step, was) for step, was in outcome.was if step < order.before_step][-2:]
+    verdict = "unknown"
+    if before and loss is not None:
+        verdict = "good" if loss <= limit else "worse"
+    at = action.step if outcome.ack_step is None else outcome.ack_step
+    points = [min(before, key=lambda point: point[1])] if before else list(outcome.was[-1:])
+    losses = [f"{format_significant(was)} at step {step}" for step, was in points]
+    losses.append(f"{format_significant(loss)} at step {_step(at)}")
+    return f"weights tested, {verdict} (test batch: loss {', '.join(losses)})"
 
 
 def _hold_rate(action: Action) -> str:
