@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import torch
 from torch import nn
@@ -42,6 +43,7 @@ for step, batch in enumerate(torch.utils.data.DataLoader(Shards(), batch_size=16
         torch.get_rng_state = raise_it  # what the probe's part of the evidence meets
     if step >= 60:
         loss = loss * 1000
+        time.sleep(0.02)  # leaves the evidence time to be complete
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
