@@ -493,7 +493,8 @@ def _values(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[Fals
         metric = METRICS[match[1]]
         yield from _before(truth, metric, _numbers(match, 3, 4, 5), match[0])
     yield from _compared(truth, line)
-    for match in AT_STEP.finditer(text):
+    # The loss of the test batch is of rows that the plain run did not have.
+    for match in AT_STEP.finditer(re.sub(r"\(test batch: [^)]*\)", "", text)):
         yield from _value(truth, line, METRICS[match[1]], float(match[2]), int(match[3]), match[0])
     if line.place in ("opened what", "updated what"):
         for match in PLAIN.finditer(text):

@@ -53,8 +53,8 @@ OF, F = SpikeClass, Fact
         (
             OF.RECOVERABLE,
             [F.INPUT],
-            "if it was not meant: supervise stop RUN; use no checkpoint saved since step 150; "
-            "start it again from ckpt-1 of step 99",
+            "if it was not meant: end the run if it still trains, use no checkpoint saved since "
+            "step 150; start it again from ckpt-1 of step 99",
         ),
         (OF.SUSPECT, [F.INPUT, F.BACK], "look at the batch of step 150"),
         (OF.DATA, [F.INPUT, F.BACK], "look at the batch of step 150: it may come again"),

@@ -75,7 +75,8 @@ LINES: Sequence[Line] = (
     _line(
         _OF.RECOVERABLE,
         "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
-        "was not meant: {stop}use no checkpoint saved since step {onset}; {start}",
+        "was not meant: end the run if it still trains, use no checkpoint saved since step "
+        "{onset}; {start}",
         _F.INPUT,
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
