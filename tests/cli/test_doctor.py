@@ -1,8 +1,9 @@
-"""What a person is told before a run; nothing here starts their job."""
+"""What a person is told before a run; only `--wiring` starts their job."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -232,7 +233,7 @@ model = torch.nn.Sequential(body, head)
 adam = torch.optim.Adam({params})
 for step in range(10**6):
     adam.zero_grad()
-    model(torch.randn(8, 4)).pow(2).mean().backward()
+    (model(torch.randn(8, 4)).pow(2).mean() * {times}).backward()
     adam.step()
 """
 
@@ -248,9 +249,20 @@ for step in range(10**6):
 def test_the_wiring_is_looked_at_in_the_first_steps_of_the_job(doctor, tmp_path, params, status):
     """The job is ended when it has made them, and what is wrong is named."""
     script = tmp_path / "train.py"
-    script.write_text(JOB.format(params=params))
+    script.write_text(JOB.format(params=params, times=1))
     code, checks, _ = doctor("--wiring", "--", sys.executable, script)
 
     assert checks["wiring"][0] == status
     assert ("1.weight, 1.bias" in checks["wiring"][1]) is (status == "fail")
     assert code == int(status == "fail")
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_nan_in_the_first_steps_is_no_good_start(doctor, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(JOB.format(params="model.parameters()", times='float("nan")'))
+    code, checks, _ = doctor("--wiring", "--", sys.executable, script)
+
+    status, text = checks["loss"]
+    assert (code, status) == (1, "fail")
+    assert re.fullmatch(r"NaN or Inf in (\d+) of \1 steps, first in step 0", text)

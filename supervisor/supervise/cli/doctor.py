@@ -6,6 +6,7 @@ model there, reports which metrics to expect, and what the script's text says of
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from ..catalog.loader import failure_classes
 from ..catalog.sections import VERSION as POLICY_FORMAT
 from ..catalog.yaml_document import inline_yaml
 from ..core import host_health
+from ..core.frames import LOSS
 from ..core.job_recipes import Recipe
 from ..core.model.policy import HostHealth
 from ..errors import InputError, UsageError
@@ -227,18 +229,20 @@ def _check_wiring(argv: tuple[str, ...]) -> Iterator[Check]:
             limit_s=WIRING_S,
         )
         outcome = run_arm(spec, Path(folder), os.environ)
-        rows = [row.step for row in read_rows(outcome.run)]
+        rows = list(read_rows(outcome.run))
         records = list(read_audit(outcome.run.audit_path))
-        rules = (r for r in records if r["kind"] == "rule" and r["rule"].startswith("wiring."))
-        reasons = {f"rule {r['rule']}: {r['data'].get('when', '')}" for r in rules}
-        sent = (r["data"]["message"] for r in records if r["kind"] == "notify_intent")
-        messages = [message for message in sent if message["why"] in reasons]
+        sent = [r["data"]["message"] for r in records if r["kind"] == "notify_intent"]
+        messages = [m for m in sent if str(m["facts"].get("rule", "")).startswith("wiring.")]
     for message in messages:
         yield Check("wiring", "fail", f"{message['title']}; {message['next']}")
+    bad = [row.step for row in rows if not math.isfinite(row.values.get(LOSS, 0.0))]
+    if bad:
+        text = f"NaN or Inf in {len(bad)} of {len(rows)} steps, first in step {bad[0]}"
+        yield Check("loss", "fail", text)
     if len(rows) < LEAST_STEPS:
         yield Check("wiring", "note", f"{len(rows)} steps were seen, {LEAST_STEPS} are needed")
     elif not messages:
-        yield Check("wiring", "ok", f"nothing is wrong with it in {len(rows)} steps")
+        yield Check("wiring", "ok", f"no fault of it in {len(rows)} steps")
 
 
 def _shared_memory() -> Check:
