@@ -19,8 +19,7 @@ from typing import Any
 from publish import STREAMED
 
 from supervise_probe import wire
-from supervise_probe.config import Config
-from supervise_probe.context import Reporter
+from supervise_probe.context import Config, Reporter
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer
 from supervise_probe.runtime.guard import Guard

@@ -172,7 +172,7 @@ def measure(name: str) -> dict[str, float]:
 
 def stream(rate: int, seconds: int) -> None:
     """Publish into the segment of the run that this process belongs to."""
-    from supervise_probe.config import read_config
+    from supervise_probe.context import read_config
     from supervise_probe.ipc.segment import Writer
 
     config = read_config(os.environ["SUPERVISE_PROBE"])

@@ -66,7 +66,7 @@ ALSO = {
         "supervise.report.stability_record",
     ),
     "supervise.catalog.metrics": ("supervise.recordings",),  # for its hints
-    "supervise.actions.recovery": ("supervise.actions.learning_rate",),  # the re-warm
+    "supervise.actions.recovery": ("supervise.actions.optimizer",),  # the re-warm
     "supervise.notifiers": ("supervise.notifiers.heartbeat",),
     "supervise.notifiers.outbox": ("supervise.notifiers.channel_queue",),
 }
@@ -90,7 +90,7 @@ BEHIND_THE_FACE = {
     ),
 }
 # These do so still; the list may only get shorter.
-NOT_YET = ("supervise.checkpoints.verification", "supervise.report.incident_files")
+NOT_YET = ("supervise.report.incident_files",)
 ONE_THING = {"adoption"}  # a takeover: `runtime` does what `core` decides
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
 PURE = frozenset(

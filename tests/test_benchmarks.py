@@ -75,12 +75,29 @@ def test_a_supervised_run_misses_above_the_undisturbed_or_nobodys(
     assert bench.misses(ours, nobody, bench.deviation(calm)) == missed
 
 
+FAULTS = {  # of the same drill, with other parameters
+    "healthy": "",
+    "weight_bit": "train_loss_raw",
+    "gradient_bit": "grad_global_norm",
+}
+
+
 @pytest.fixture
 def scorer(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER / "proving"))
     import score
 
     return score
+
+
+def test_a_recording_names_the_metric_that_its_drill_moves(scorer):
+    import record
+    from grid import Cell, Program
+
+    program = Program("made_up", 0, 40)
+    moved = {fault: record.moved(Cell(program, fault, 0, 10)) for fault in FAULTS}
+
+    assert moved == FAULTS
 
 
 def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_path):

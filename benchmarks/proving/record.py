@@ -29,6 +29,7 @@ from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
 from pyarrow import parquet
 
 from supervise.catalog import parse_drill
+from supervise.core.model import plain_json
 from supervise.store import RunDir, read_rows
 from supervise_probe import faults
 
@@ -60,7 +61,9 @@ def command(cell: Cell, run: Path) -> list[str]:
 
 def drill(cell: Cell) -> dict[str, Any]:
     """Return the drill that makes a fault, with all of its parameters; nothing in a healthy run."""
-    return {} if cell.fault == HEALTHY else parse_drill(f"{FAULTS[cell.fault]}@{cell.row}")
+    if cell.fault == HEALTHY:
+        return {}
+    return plain_json(parse_drill(f"{FAULTS[cell.fault]}@{cell.row}"))
 
 
 def moved(cell: Cell) -> str:

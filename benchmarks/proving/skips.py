@@ -33,7 +33,7 @@ from pyarrow import parquet
 from score import RECORDINGS, harms
 
 from supervise.store import RunDir, read_rows
-from supervise_probe.safeguards.skip_outliers import Limits, OutlierRule
+from supervise_probe.safeguards.bad_steps import Limits, OutlierRule
 
 TABLE = Path(__file__).with_name("skips.md")
 WATCHED = 30  # rows from a fault on

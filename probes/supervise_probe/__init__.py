@@ -74,7 +74,7 @@ def install_probe(torch: Any, path: str) -> None:
     """
     global _probe
     if _probe is None:
-        from .config import read_config
+        from .context import read_config
         from .probe import Probe
 
         probe = Probe(torch, read_config(path))

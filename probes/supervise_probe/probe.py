@@ -13,9 +13,9 @@ import platform
 from threading import Lock
 from typing import Any, Dict, Mapping
 
-from . import config as settings
+from . import context as settings
 from .context import ProbeContext, Reporter
-from .hooks import forward, install
+from .hooks import calls, install
 from .hooks.listeners import Listeners
 from .runtime import evidence, failure, files
 from .runtime.guard import Gate, Guard, Part
@@ -41,7 +41,7 @@ class Probe:
         self.parts = self._fresh(config)
         self._listeners = Listeners()
         self._put_listeners()
-        self._around = forward.make_around(torch, self.gate, self._times, self._listeners)
+        self._around = calls.make_around(torch, self.gate, self._times, self._listeners)
 
     def _fresh(self, config: settings.Config) -> Parts:
         """Return the parts of a process that has not trained yet."""
@@ -91,10 +91,10 @@ class Probe:
 
     def _attach(self) -> None:
         for root in self._registry.roots():
-            forward.watch_calls(root, self._around)
+            calls.watch_calls(root, self._around)
 
     def _attach_inside(self) -> None:
-        forward.attach_inside(self._registry, self._around)
+        calls.attach_inside(self._registry, self._around)
 
     # ── a rank ────────────────────────────────────────────────────────────────────────────────
 

@@ -190,7 +190,11 @@ class Parts:
         self.optimizers = Optimizers()
         self.engine = ForeignEngine(context.registry)
         self.scaling = GradScalerState(context.scalars)
-        self.rate = LearningRate(context.torch, context.config, context.scalars)
+        config = context.config
+        first_step = config.first_step if config.attempt else None
+        self.rate = LearningRate(
+            context.torch, context.scalars, config.marks, first_step, config.rewarm
+        )
         self._measure()
         self._sample()
         self._follow_steps()

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.catalog import all_metrics, parse_drill
+from supervise.catalog import all_metrics, drill_facts, parse_drill
 from supervise.core.model import Planned, Policy, Sampling, plain_json
 from supervise.errors import PolicyError, UsageError
 from supervise.runtime import probe_config
-from supervise_probe import faults
 from supervise_probe.sampling.sample_sets import DEFAULTS
 
 from .conftest import HEAD, ONE, Loader, Mistakes
@@ -120,12 +119,10 @@ def test_what_is_no_drill_is_refused(text):
 def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
     """How long it lasts, what it draws, which token and which signal are no size; a hang ends all
     frames."""
-    for name, fault in faults.fault_classes().items():
-        params = faults.complete_parameters(name, {})
-        sizes = [key for key, value in params.items() if isinstance(value, (int, float))]
-        if {*sizes} - {"steps", "seed", "token", "signal"} and name != "hang":
-            assert fault.MOVES in all_metrics(), name
-    assert faults.fault_classes()["bit_flip"].moves({"target": "weight"}) == "train_loss_raw"
+    for name, fault in drill_facts().items():
+        sizes = {key for key, p in fault.parameters.items() if isinstance(p.default, (int, float))}
+        if sizes - {"steps", "seed", "token", "signal"} and name != "hang":
+            assert fault.moves in all_metrics(), name
 
 
 def test_without_an_objective_the_height_of_a_loss_is_told_only(load: Loader, good: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
 
 import pytest
-
-from supervise.checkpoints import verification
 
 from .guard_driver import GuardDriver
 
@@ -15,6 +13,6 @@ from .guard_driver import GuardDriver
 def driver(tmp_path, monkeypatch):
     """See `GuardDriver`; unreported files are verified by its fake interpreter too."""
     driver = GuardDriver(tmp_path)
-    monkeypatch.setattr(verification, "sys", SimpleNamespace(executable=str(driver.python)))
+    monkeypatch.setattr(sys, "executable", str(driver.python))
     yield driver
     driver.guard.close()

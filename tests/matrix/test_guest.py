@@ -7,11 +7,11 @@ WATCH = '''
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OURS = "_supervise_probe"
-PASSED_ON = {("hooks.optimizer", "step"), ("hooks.install", "step_"),
+PASSED_ON = {("hooks.calls", "step"), ("hooks.install", "step_"),
              ("hooks.install", "scale_"), ("hooks.install", "unscale_"),
              ("hooks.install", "clip"), ("hooks.install", "loss"),
              ("hooks.install", "backward"), ("hooks.waits", "fetch"),
-             ("hooks.waits", "start"), ("hooks.forward", "__call__")}
+             ("hooks.waits", "start"), ("hooks.calls", "__call__")}
 ARRIVED = {("runtime.scalars", "read"),        # values, a step ago
            ("sampling.watch", "_router")}      # a copy on the host, which has arrived
 waited = {}

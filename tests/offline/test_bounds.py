@@ -11,8 +11,8 @@ PROBES = Path(__file__).parents[2] / "probes"
 BEGIN = f"""
 import signal, sys, time
 sys.path.append({str(PROBES)!r})
-from supervise_offline.checkpoint import contents
-contents.IDLE_S = 1.0
+from supervise_offline.checkpoint import verify
+verify.IDLE_S = 1.0
 """
 
 
@@ -25,27 +25,26 @@ def test_without_progress_it_ends():
     ignored = "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
 
     assert (
-        run(ignored + "contents.start_stall_alarm()\nwhile True: signal.pause()") == -signal.SIGALRM
+        run(ignored + "verify.start_stall_alarm()\nwhile True: signal.pause()") == -signal.SIGALRM
     )
 
 
 def test_with_progress_it_takes_the_time_that_it_needs():
     """A large part has as much more as its bytes take to read."""
     busy = (
-        "until = time.monotonic() + 1.5\n"
-        "while time.monotonic() < until: contents.report_progress()\n"
+        "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: verify.report_progress()\n"
     )
 
     assert (
-        run(f"contents.start_stall_alarm()\n{busy}contents.report_progress(10**9); time.sleep(1.2)")
+        run(f"verify.start_stall_alarm()\n{busy}verify.report_progress(10**9); time.sleep(1.2)")
         == 0
     )
 
 
 def test_memory_is_bounded_by_what_the_files_have():
     """Four times their size, and some."""
-    begin = "contents.limit_memory(1 << 26)\n"
-    too_much = "bytearray((6 << 26) + contents.MARGIN)"
+    begin = "verify.limit_memory(1 << 26)\n"
+    too_much = "bytearray((6 << 26) + verify.MARGIN)"
 
     assert run(f"{begin}held = bytearray(3 << 26)") == 0
     assert run(f"{begin}try: {too_much}\nexcept MemoryError: sys.exit(7)") == 7

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.safeguards.skip_outliers import (
+from supervise_probe.safeguards.bad_steps import (
     LEAST,
+    LOSS_ON_DEVICE,
     NO_LOSS,
-    ON_DEVICE,
     Limits,
     OutlierRule,
     SkipOutliers,
@@ -139,7 +139,7 @@ def test_a_level_that_stays_becomes_usual():
 
 @pytest.mark.parametrize(
     ("ranks", "loss", "why"),
-    [(2, 2.0, "2 ranks would have to skip"), (1, object(), ON_DEVICE), (1, None, NO_LOSS)],
+    [(2, 2.0, "2 ranks would have to skip"), (1, object(), LOSS_ON_DEVICE), (1, None, NO_LOSS)],
 )
 def test_what_cannot_be_judged_is_said(ranks, loss, why):
     job = Job(ranks=ranks)

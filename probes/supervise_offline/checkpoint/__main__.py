@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
     from supervise_offline import find_torch
-    from supervise_offline.checkpoint import contents, verify
+    from supervise_offline.checkpoint import verify
 finally:
     sys.path.remove(ROOT)
 
@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(json.dumps({"environment": describe_environment(torch)}), flush=True)
     for path in request["paths"]:
-        contents.start_stall_alarm()
+        verify.start_stall_alarm()
         print(json.dumps(verify.verify_checkpoint(torch, path, request)), flush=True)
 
 

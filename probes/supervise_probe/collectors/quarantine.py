@@ -41,8 +41,7 @@ from typing import (
     Tuple,
 )
 
-from ..config import rank_and_world
-from ..context import Refused
+from ..context import Refused, rank_and_world
 from ..runtime import files
 from ..shards import Origin, shard_name, shorten_name
 from . import Collector

@@ -16,8 +16,8 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping
 
 from ..runtime.guard import Hidden, hidden_from_stacklevel, hide_from_compiler, return_unchanged
-from . import forward, saves, waits
-from .optimizer import patch_optimizer
+from . import calls, libraries, waits
+from .calls import patch_optimizer
 
 if TYPE_CHECKING:
     from ..runtime.guard import Gate, Guard
@@ -46,8 +46,8 @@ def install_patches(
     _patch_clips(torch, gate, listeners)
     waits.patch_loader(torch, gate, times, listeners, hidden)
     _patch_losses(torch, gate, listeners)
-    saves.patch_torch_save(torch, gate, guard, listeners)
-    forward.patch_replicas(torch)
+    libraries.patch_torch_save(torch, gate, guard, listeners)
+    calls.patch_replicas(torch)
     waits.patch_collectives(torch, gate, times, hidden)
 
 
@@ -230,11 +230,11 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
         @hidden_from_stacklevel
         def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(input, target, *args, **kwargs)
-            forward = listeners.forward
+            losses = listeners.forward
             if (
                 type(input) is torch.Tensor
                 and type(target) is torch.Tensor
-                and (result.requires_grad or forward.evaluation.waiting or forward.onlooker)
+                and (result.requires_grad or losses.evaluation.waiting or losses.onlooker)
                 and not gate.off_duty()
             ):
                 options = dict(zip(OPTIONS, args), **kwargs)
@@ -243,11 +243,11 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 if result.requires_grad:
                     # The graph of what a checkpoint computes again is soon gone: it proves nothing.
                     whose = None if gate.in_backward else result
-                    forward.loss_taken(input, target, ignored, whose, reduction, result)
-                elif forward.onlooker is not None:
-                    forward.onlooker(input)
+                    losses.loss_taken(input, target, ignored, whose, reduction, result)
+                elif losses.onlooker is not None:
+                    losses.onlooker(input)
                 elif not torch.is_grad_enabled():
-                    forward.evaluation.took(target, ignored, reduction, result)
+                    losses.evaluation.took(target, ignored, reduction, result)
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and

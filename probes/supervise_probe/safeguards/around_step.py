@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 from ..context import Refused
 from ..runtime import files
 from ..runtime.guard import hidden_from_stacklevel
-from .nonfinite import ARMED, NonfiniteGuards
-from .skip_outliers import NAME, Skip, SkipOutliers
+from .bad_steps import ARMED, NAME, NonfiniteGuards, Skip, SkipOutliers
 from .update_clip import GradientClip, UpdateClip
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..context import Refused
-from .nonfinite import ARMED
+from .bad_steps import ARMED
 
 if TYPE_CHECKING:
     from ..collectors.gradient import GradientCollector

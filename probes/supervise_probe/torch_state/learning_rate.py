@@ -16,13 +16,12 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from ..runtime import files
 from .records import TRAIL_LENGTH
 
 if TYPE_CHECKING:
-    from ..config import Config
     from ..runtime.scalars import Scalars
     from .records import OptimizerInfo, Trail
 
@@ -171,14 +170,27 @@ class LearningRate:
     stand where the rate is what did the harm.
     """
 
-    def __init__(self, torch: Any, config: Config, scalars: Scalars) -> None:
-        """Begin; a later launch with what the one before held, and its re-warm."""
+    def __init__(
+        self,
+        torch: Any,
+        scalars: Scalars,
+        marks: str,
+        first_step: Optional[int] = None,
+        rewarm: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Begin; a later launch with what the one before held, and its re-warm.
+
+        Args:
+            marks: directory of what outlives a launch. first_step: of a later launch, else None.
+            rewarm: `{"start", "steps"}`.
+        """
         self._torch, self._scalars = torch, scalars
-        self._path = os.path.join(config.marks, HELD)
-        self.held = _stored(self._path, config.first_step) if config.attempt else Warmup()
-        self._hold_path = os.path.join(config.marks, HOLD)
-        self.hold: Optional[RateHold] = _kept_hold(self._hold_path) if config.attempt else None
-        self._rewarm = config.rewarm
+        self._path, self._hold_path = os.path.join(marks, HELD), os.path.join(marks, HOLD)
+        self.held = Warmup()
+        self.hold: Optional[RateHold] = None
+        if first_step is not None:
+            self.held, self.hold = _stored(self._path, first_step), _kept_hold(self._hold_path)
+        self._rewarm = rewarm
         self.warming, self.jumps = Warmup(), False
         self._limits: Levels = {}
         self.begin_again()

@@ -20,8 +20,8 @@ from . import (
     job_recipes,
     notices,
     opening,
+    rule_news,
     runbook_runner,
-    wiring_faults,
     withdrawal,
 )
 from .host_health import HEALTH_NOTICE
@@ -209,7 +209,7 @@ GIVE_UP = "give-up"  # name of the runbook
 ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "continuity": effect_verification.on_continuity,
     "resume-refused": effect_verification.on_continuity,
-    "wiring": wiring_faults.on_wiring,
+    "wiring": rule_news.on_wiring,
     withdrawal.ENDED: withdrawal.on_pause_ended,
     "signal": on_preempt_signal,
     "training-ended": on_training_ended,

@@ -20,7 +20,6 @@ from . import (
     rule_news,
     rule_scope,
     runbook_runner,
-    wiring_faults,
     withdrawal,
 )
 from .incident import (
@@ -196,7 +195,7 @@ def _answer(
                 is_told |= opening.notify_alone(ctx, rule, alarm, is_told=is_told)
             continue
         if rule.runbook is None and rule_scope.rule_family(ctx.policy, rule) == rule_scope.WIRING:
-            wiring_faults.report(ctx, monitor, rule)
+            rule_news.report(ctx, monitor, rule)
             continue
         is_told |= opening.open_or_join(
             ctx, monitor, rule, alarm, is_told=is_told, grown=rule.id in grown

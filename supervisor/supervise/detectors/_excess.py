@@ -18,8 +18,7 @@ from itertools import islice
 from operator import mul
 
 from ..core.model.decisions import UNKNOWN
-from ._baseline import NORMAL, median_of_sorted
-from ._lines import HUGE
+from ._baseline import HUGE, NORMAL, median_of_sorted
 from ._watch import NEVER, Memory, explain_lacks
 
 QUIET, SUSPECTED, ESTABLISHED, LASTED, LEARNING = range(5)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
-from ._lines import HUGE, Curve, check_knots, cut_lists_after, trim_window
+from ._baseline import HUGE, Curve, check_knots, cut_lists_after, trim_window
 from ._watch import (
     LONGEST,
     UNBEGUN,

@@ -14,8 +14,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
-from ._baseline import median_of_sorted
-from ._lines import HUGE, Curve, check_knots, cut_lists_after, trim_window
+from ._baseline import HUGE, Curve, check_knots, cut_lists_after, median_of_sorted, trim_window
 from ._watch import LONGEST, NEVER, Memory, MetricDetector
 
 BINS = 32  # parts of the `align` interval

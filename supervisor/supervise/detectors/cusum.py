@@ -15,8 +15,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, Reading
 from ..core.model.values import Unit
-from ._baseline import BaselineWatch, median_of_sorted
-from ._lines import HUGE
+from ._baseline import HUGE, BaselineWatch, median_of_sorted
 from ._watch import NEVER, MetricDetector, check_quota, check_window
 
 FITS = 8  # fits of level and scale per window

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
-from ._baseline import median_of_sorted
+from ._baseline import cut_lists_after, median_of_sorted, trim_window
 from ._excess import ExcessWatch
-from ._lines import cut_lists_after, trim_window
 from ._watch import Memory, MetricDetector
 
 ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`

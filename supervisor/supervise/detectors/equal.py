@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Unit
-from ._lines import cut_lists_after
+from ._baseline import cut_lists_after
 from ._watch import Debounced, check_quota
 
 KEPT = 256  # changes of the value that `rewind` can drop

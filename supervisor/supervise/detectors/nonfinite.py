@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Steps
-from ._lines import cut_lists_after, trim_window
+from ._baseline import cut_lists_after, trim_window
 from ._watch import NEVER, Debounced, Memory, check_quota
 
 # Of `gap`, project defaults: samples that show a spacing, and how much longer than usual it may be.

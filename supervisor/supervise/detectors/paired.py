@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
-from ._lines import cut_lists_after
+from ._baseline import cut_lists_after
 from ._watch import NEVER, Debounced, check_quota, explain_lacks
 
 KEPT = 64  # evaluations, and changes of the key, that `rewind` can drop

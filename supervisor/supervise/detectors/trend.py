@@ -13,7 +13,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
-from ._lines import HUGE, exact_mean, lower_rank, pairwise_slopes
+from ._baseline import HUGE, exact_mean, lower_rank, pairwise_slopes
 from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, explain_lacks
 
 BLOCKS = 16
