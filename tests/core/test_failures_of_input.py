@@ -83,6 +83,20 @@ def test_a_rule_counts_rows_or_the_steps_between_them(tell, unit, every, absent,
     assert changes == [("fired", fires), ("cleared", clears)]
 
 
+@pytest.mark.parametrize("unit", ["rows", "steps"])
+def test_a_sampled_metric_that_stays_bad_fires_once(tell, unit):
+    """`keep: 50` counts from the newest bad sample, of one each 20 steps; holes say nothing."""
+    kept = {"unknown": "ignore", "keep_steps": 50, "unit": unit}
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2", **kept), healthy=0)
+    for step in range(400):
+        story.frames(None if step % 20 else 8.0 if 40 <= step < 200 else 2.0)
+
+    assert [(d.data["what"], d.step) for d in story.kinds("rule")] == [
+        ("fired", 40),
+        ("cleared", 230),
+    ]
+
+
 def test_a_rule_in_steps_that_went_back_with_the_run_keeps_firing_as_long(tell):
     rule = one_rule(above("train_loss_raw", 5.0), "SEV2", keep_steps=20, unit="steps")
     story = tell(**rule, healthy=100)

@@ -441,13 +441,15 @@ class RankMonitor:
                 known = step_before if since is None else since[2]  # the known frame before this
                 stands_for = max(1, min(step - known, rule.for_steps))
                 watch.held += 1 if rule.unit == "rows" else stands_for
-            if not watch.firing and watch.held >= rule.for_steps:
-                watch.firing, watch.answered, watch.fired_ns = True, False, at_ns
+            fires = not watch.firing and watch.held >= rule.for_steps
+            sampled_again = watch.firing and since is not None and rule.unknown == "ignore"
+            if fires or sampled_again:
                 by_rows = rule.unit == "rows"
                 watch.keep_until = frame_count + rule.keep_steps * by_rows
                 watch.keep_step = -1 if by_rows else step + rule.keep_steps
-                return True
-            return None
+            if fires:
+                watch.firing, watch.answered, watch.fired_ns = True, False, at_ns
+            return fires or None
         watch.held = 0
         is_kept = frame_count < watch.keep_until or step < watch.keep_step
         if watch.firing and not is_kept:

@@ -65,7 +65,7 @@ class Rule:
         text: `when` as it was written.
         uses: names of the detectors in `when`.
         for_steps: consecutive TRUE frames before it fires; UNKNOWN neither advances nor resets.
-        keep_steps: least number of frames it stays firing.
+        keep_steps: least number of frames it stays firing; with `ignore`, behind a breach too.
         unit: `rows`; with `steps` a frame counts for the steps since the one before that was known.
         cooldown_steps: steps after a runbook in which this rule starts no new one (a new breach is
             a `refire` and climbs the ladder).
