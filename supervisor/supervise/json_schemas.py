@@ -58,7 +58,7 @@ def _described(owner: Any, body: dict[str, Any]) -> dict[str, Any]:
 def _with_any_number(schema: Any) -> Any:
     """Return a schema of draft-07 in which a number may be the text of one that is not finite."""
     if schema == _NUMBER:
-        return _ANY_NUMBER
+        return dict(_ANY_NUMBER)  # a field writes its description into it
     if isinstance(schema, dict):
         if "prefixItems" in schema:  # a later draft's spelling of a tuple
             schema = dict(schema)

@@ -137,7 +137,11 @@ def test_it_has_the_published_form_and_the_numbers_of_the_run(run, verified, sup
         (run.path / "record" / "record.json").read_text()
     )
     page = supervise("record", "--format", "html", run.path)[1]
-    assert not re.search(r"<(script|link|img|b)\b", page) and "lr_spike" in page
+    assert not re.search(r"<(script|link|img|b)\b| style=", page) and "lr_spike" in page
+    chapters = re.findall(r'<a href="#(\w+)">', page)
+    assert len(chapters) == 8 and all(f'<section id="{name}">' in page for name in chapters)
+    assert "1 incident, all closed; 1 action on the job" in page and "<polyline" in page
+    assert record["loss"]["metric"] == "train_loss_raw" and max(record["loss"]["highest"]) > 3.0
 
 
 def test_an_unchanged_run_and_its_record_are_good(run, verified, tmp_path):

@@ -381,6 +381,13 @@ def test_the_page_stands_alone(name):
     assert f'aria-label="loss over steps {report.series.steps[0]}' in page
 
 
+def test_what_a_rollback_undid_is_dashed():
+    """Its step numbers go on, so no step of it is made again."""
+    page = render_files(stories.report("spike"))["incident.html"]
+
+    assert 'class="line left"' in page and "dashed: undone" in page
+
+
 def test_a_document_proceeds_with_its_incident():
     """Open, under way, watched, over: each record moves it on, and nothing is claimed early."""
     records = stories.played("nan").records

@@ -15,9 +15,10 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Sparkline, Static
 
+from ..core.model.events import LossCurve
 from ..core.model.formats import printable
 from ..errors import MISSHAPEN, StoreError, SuperviseError
-from ..runtime.status import LossCurve, Status, format_capabilities
+from ..runtime.status import Status, format_capabilities
 from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ._runs import HIDDEN, LogTail, event_line

@@ -289,10 +289,10 @@ def _plain(value: str) -> str:
 def render_page(report: IncidentReport) -> str:
     """Return the report as one HTML file."""
     band = report.observation.band
-    plots = signal_figures(report.series, None if band is None else band.limit)
+    plots = signal_figures(report, None if band is None else band.limit)
     undone = any(line.kind == "line left" for plot in plots for line in plot.lines)
     notes = {
-        "red: undone by a rollback or restart": undone,
+        "dashed: undone by a rollback or restart": undone,
         "dotted: below it the loss counts as recovered": any(plot.limits for plot in plots),
     }
     run = report.run
@@ -334,7 +334,7 @@ def _subtitle(report: IncidentReport) -> str:
     return " · ".join(filter(None, parts))
 
 
-def signal_figures(series: Series | None, limit: float | None = None) -> list[Figure]:
+def signal_figures(report: IncidentReport, limit: float | None = None) -> list[Figure]:
     """Return one figure per signal with a finite value, the loss first.
 
     x is the order of the frames, as steps repeat after a rollback; the opening and every rollback
@@ -343,13 +343,17 @@ def signal_figures(series: Series | None, limit: float | None = None) -> list[Fi
     Args:
         limit: below which the loss counts as recovered.
     """
+    series = report.series
     if series is None or len(series.steps) < 2:
         return []
-    plots = (_figure(n, series, limit if n in LOSSES else None) for n in series.signals)
+    undone = _undone(series, report.actions)
+    plots = (_figure(n, series, undone, limit if n in LOSSES else None) for n in series.signals)
     return [plot for plot in plots if plot is not None]
 
 
-def _figure(name: str, series: Series, limit: float | None) -> Figure | None:
+def _figure(
+    name: str, series: Series, undone: Sequence[bool], limit: float | None
+) -> Figure | None:
     values = series.signals[name]
     finite = [v for v in values if v is not None and math.isfinite(v)]
     if not finite:
@@ -372,7 +376,7 @@ def _figure(name: str, series: Series, limit: float | None) -> Figure | None:
         extent=extent,
         first_step=steps[0],
         last_step=steps[-1],
-        lines=list(_lines(values, series, scale, count)),
+        lines=list(_lines(values, series, undone, scale, count)),
         name=name,
         marks=list(_marks(series, count, labels=name in LOSSES)),
         limits=[]
@@ -400,13 +404,16 @@ def _marks(series: Series, count: int, *, labels: bool) -> Iterator[Mark]:
 
 
 def _lines(
-    values: Sequence[float | None], series: Series, scale: Scale, count: int
+    values: Sequence[float | None],
+    series: Series,
+    undone: Sequence[bool],
+    scale: Scale,
+    count: int,
 ) -> Iterator[Line]:
     """Yield a line per attempt, and one for what was undone of it.
 
     It is broken where a value is not finite; an absent one is bridged.
     """
-    undone = _undone(series)
     points, current, was_undone = list[str](), None, False
     for n, (value, attempt) in enumerate(zip(values, series.attempts, strict=True)):
         broken = value is not None and not math.isfinite(value)
@@ -419,14 +426,23 @@ def _lines(
     yield from _line(points, undone=was_undone)
 
 
-def _undone(series: Series) -> list[bool]:
-    """Return of each point whether a later attempt made its step again."""
+def _undone(series: Series, actions: Sequence[Action]) -> list[bool]:
+    """Return of each point whether a later attempt made its step again, or a rollback undid it."""
     undone, least = [], math.inf
     ends = {*attempt_starts(series)}
+    gone = [
+        (a.attempt, a.effect.step, a.effect.from_step)
+        for a in actions
+        if a.effect.step is not None and a.effect.from_step is not None
+    ]
     for n in range(len(series.steps) - 1, -1, -1):
-        undone.append(series.steps[n] >= least)
+        step, attempt = series.steps[n], series.attempts[n]
+        undone.append(
+            step >= least
+            or any(attempt <= until and to < step <= since for until, to, since in gone)
+        )
         if n in ends:
-            least = min(least, series.steps[n])
+            least = min(least, step)
     return undone[::-1]
 
 

@@ -2,7 +2,7 @@
 
 Texts of a job may hold anything: every value is escaped, and a character that does not print, such
 as one that reverses the direction of the text, becomes a space. The lines of a figure stretch with
-the page; labels and marks, which must stay readable on a phone, are HTML at positions in percent.
+the page; labels and marks, which must stay readable on a phone, are text that does not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).with_name("templates")
+STYLE = Path(__file__).parents[1] / "web" / "static"  # of the live page, which looks the same
 LOG = 20.0  # a series that spans more than so many times its least value has a log scale
 ROOM = 0.06  # of the height, above and below
 
@@ -36,7 +37,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 30 ms, for pages only
 
     return Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader((TEMPLATES, STYLE)),
         autoescape=True,
         finalize=_printed,
         trim_blocks=True,
@@ -131,8 +132,9 @@ def figure_over_steps(
         band: from which value to which.
         log: a logarithmic scale where the values span more than LOG.
     """
-    finite = [(kind, [p for p in points if math.isfinite(p[1])]) for kind, points in series]
-    steps = [step for _, points in finite for step, _ in points]
+    everything = [(kind, list(points)) for kind, points in series]
+    finite = [(kind, [p for p in points if math.isfinite(p[1])]) for kind, points in everything]
+    steps = [step for _, points in everything for step, _ in points]
     horizontal = list(limits)
     values = [value for _, points in finite for _, value in points]
     if not values:
@@ -146,6 +148,7 @@ def figure_over_steps(
     def x(step: float) -> float:
         return 100.0 * (step - first_step) / width
 
+    broken = [x(step) for _, points in everything for step, v in points if not math.isfinite(v)]
     shaded = None
     if band is not None and all(map(math.isfinite, band)):
         top, bottom = scale.percent_of(band[1]), scale.percent_of(band[0])
@@ -165,6 +168,7 @@ def figure_over_steps(
             for kind, points in finite
             if points
         ],
+        breaks=broken,
         marks=[Mark(kind, x(step)) for kind, step in marks],
         limits=[Mark(kind, scale.percent_of(value)) for kind, value in horizontal],
         band=shaded,

@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,6 +54,7 @@ from .stability_record import (
     JobIdentity,
     OperatorCommand,
     RecordedIncident,
+    RecordedLoss,
     RecordedPolicy,
     RecordedRun,
     Recovery,
@@ -127,6 +129,7 @@ def build_stability_record(
         recovery=no_policy if policy is None else _recovery(policy, records, knowledge),
         gaps=_gaps(log, records, frames, policy),
         cost=_cost(actions, frames),
+        loss=_loss(frames),
         limits=_limits(described, frames, policy, knowledge),
         audit=_audit_state(run, log),
     )
@@ -413,6 +416,12 @@ def _cost(actions: Sequence[Intervention], frames: Frames) -> RunCost:
         if probe_s is None or not step_s
         else round(probe_s / step_s, 6),
     )
+
+
+def _loss(frames: Frames) -> RecordedLoss | None:
+    curve = frames.loss
+    highest = [loss if math.isfinite(loss) else None for loss in curve.losses]
+    return RecordedLoss(frames.loss_name, curve.steps, highest) if curve.steps else None
 
 
 def _limits(

@@ -19,13 +19,14 @@ from msgspec import Struct
 
 from ..core.frames import tokens_of_rank
 from ..core.model.decisions import RuleFired
-from ..core.model.events import Adopted, Announced, Event, Exited, Frame, Gap
+from ..core.model.events import Adopted, Announced, Curve, Event, Exited, Frame, Gap
 from ..core.model.interfaces import Detector, yaml_name
 from ..core.model.payload import Payload
 from ..core.model.policy import HOLD, Policy, Rule
 from ..errors import StoreError
 from ..store import journal
 from ..store.run_directory import RunDir
+from .incident_facts import LOSSES
 from .records import LaunchIdentity, Record
 from .stability_record import (
     Baseline,
@@ -85,6 +86,7 @@ class Frames:
         redone: steps that were undone, since a later attempt made them again.
         skipped: updates that were skipped. tokens: of all ranks, each batch once.
         first_step, last_step: -1 without any. attempts: distinct ones.
+        loss: over the run, of the metric `loss_name`.
         ranks: that published a frame. lost: frames of any rank that were overwritten unread.
         unwatched_s: time between supervisors. down_s: from an end of the job to its next frame.
         span_s: from the first frame to the last.
@@ -106,6 +108,8 @@ class Frames:
     ranks: set[int] = field(default_factory=set)
     announced: dict[str, None] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
+    loss: Curve = field(default_factory=Curve)
+    loss_name: str = ""
     unreadable: str | None = None
     _leader: int | None = None
     _previous: tuple[int, int] = (-1, -1)  # attempt and step
@@ -139,6 +143,9 @@ class Frames:
                 sample.add(value)
             if name == "update_skipped" and value > 0.0:
                 self.skipped += 1
+            if name in LOSSES and self.loss_name in ("", name):
+                self.loss_name = name
+                self.loss.add(step, value)
 
     def median(self, signal: str) -> float | None:
         """Return the healthy median of a signal, None where it is not known."""

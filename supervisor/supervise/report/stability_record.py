@@ -9,19 +9,21 @@ and as one HTML page, which both escape the texts of a job.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
 from ..core.model.decisions import json_document, plain_json
-from ..core.model.formats import format_number, printable
+from ..core.model.formats import format_number, printable, readable_metric
 from ..core.model.payload import Payload
 from ..json_schemas import published_schema
-from .pages import render_template
+from .incident_facts import sparkline
+from .pages import Figure, figure_over_steps, render_template
 
 SCHEMA_ID: Literal["supervise/record/v1"] = "supervise/record/v1"
 KEYS = ("signal", "id", "fault", "incident", "runbook", "rule", "part")  # what names a list's item
@@ -281,6 +283,19 @@ class RunCost(Struct, frozen=True, forbid_unknown_fields=True):
     probe_share: float | Unknown
 
 
+class RecordedLoss(Struct, frozen=True, forbid_unknown_fields=True):
+    """The loss over the run: the highest of the steps up to the next one, null not finite."""
+
+    metric: str
+    steps: Sequence[int]
+    highest: Sequence[float | None]
+
+    @property
+    def values(self) -> list[float]:
+        """With NaN for what is not finite."""
+        return [math.nan if value is None else value for value in self.highest]
+
+
 class AuditedPart(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the run."""
 
@@ -320,6 +335,7 @@ class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     recovery: Sequence[Recovery] | Unknown
     gaps: Gaps
     cost: RunCost
+    loss: RecordedLoss | None = None  # likewise; or no frame has one
     limits: Sequence[str]
     audit: AuditState
 
@@ -373,6 +389,8 @@ def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple
     Where another installation wrote it, what comes from that is left out.
     """
     is_same_installation = recorded.made_by == rebuilt.made_by
+    if recorded.loss is None:
+        rebuilt = msgspec.structs.replace(rebuilt, loss=None)
     paths = [path for path, _, _ in record_differences(recorded, rebuilt)]
     return [
         path for path in paths if is_same_installation or not _is_of_installation(path)
@@ -450,6 +468,16 @@ def record_blocks(record: StabilityRecord) -> Iterator[Block]:
     yield _table("Recovery procedures", record.recovery)
     yield _pairs("Gaps", record.gaps)
     yield _pairs("Cost", record.cost)
+    if record.loss is not None:
+        highest = [math.nan if value is None else value for value in record.loss.highest]
+        yield Block(
+            "Loss",
+            ("field", "value"),
+            [
+                ("metric", record.loss.metric),
+                ("over the run", sparkline(highest, [0] * len(highest))),
+            ],
+        )
     yield Block("Limits", ("limit",), [[text_of(limit)] for limit in record.limits])
     yield _pairs("Audit", record.audit, without="parts")
     yield _table("Audited parts", record.audit.parts)
@@ -486,6 +514,92 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text)
 
 
+# ── page ──────────────────────────────────────────────────────────────────────────────────────────
+
+# Chapters of the page: id, heading, the blocks in it.
+CHAPTERS = (
+    ("run", "The run", ("Run", "Policy", "Changes of the identity", "Trials cited")),
+    ("happened", "What happened", ("Incidents", "Actions on the job", "Interventions", "Cost")),
+    ("faults", "Faults that were injected", ("Faults injected in this run",)),
+    ("unseen", "What was not seen", ("Gaps", "Limits")),
+    (
+        "watched",
+        "What watched",
+        ("Rules, thresholds and lead times", "Monitored signals", "Recovery procedures"),
+    ),
+    ("design", "How the monitors are tested", ("Fault-injection design",)),
+    ("job", "What the job consists of", ("Identity of the job at its first launch",)),
+    ("audit", "What this is read from", ("Audit", "Audited parts", "Written by")),
+)
+# Of what is too wide for a table: the columns that stand for a row until it is opened.
+BRIEF = {
+    "Rules, thresholds and lead times": ("rule", "severity", "state", "fired", "response"),
+    "Monitored signals": ("signal", "meaning", "present in"),
+    "Recovery procedures": ("runbook", "used", "verified", "failed"),
+    "Fault-injection design": ("fault", "meaning", "moves"),
+}
+LONG = 12  # rows, more are folded
+
+
 def render_record_page(record: StabilityRecord) -> str:
-    """Return a record as an HTML page."""
-    return render_template("record", run=record.run.id, blocks=list(record_blocks(record)))
+    """Return a record as an HTML page, of nothing but the record."""
+    blocks = {block.title: block for block in record_blocks(record)}
+    return render_template(
+        "record",
+        record=record,
+        verdict=_verdict(record),
+        tone=_tone(record),
+        figures=[plot for plot in (_loss_figure(record),) if plot is not None],
+        chapters=[
+            (name, heading, [blocks[title] for title in titles if title in blocks])
+            for name, heading, titles in CHAPTERS
+        ],
+        brief={
+            title: [(blocks[title].head.index(name), name) for name in names]
+            for title, names in BRIEF.items()
+            if {*names} <= {*blocks[title].head}
+        },
+        long=LONG,
+    )
+
+
+def _verdict(record: StabilityRecord) -> str:
+    run, incidents, cost = record.run, record.incidents, record.cost
+    still = [incident for incident in incidents if isinstance(incident.end, Unknown)]
+    count = len(record.interventions.actions)
+    return "; ".join(
+        (
+            f"{run.state}, exit code {text_of(run.exit_code)}, {_steps(run.steps_made)} made",
+            f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}"
+            + (f", {len(still)} not closed" if still else ", all closed" if incidents else ""),
+            f"{count} action{'' if count == 1 else 's'} on the job, {_steps(cost.steps)} lost",
+            f"audit log {record.audit.status}",
+        )
+    )
+
+
+def _steps(count: int | Unknown) -> str:
+    return "an unknown number of steps" if isinstance(count, Unknown) else f"{count} steps"
+
+
+def _tone(record: StabilityRecord) -> str:
+    if record.audit.status != "good" or record.run.exit_code not in (0, None):
+        return "bad"
+    return "busy" if any(isinstance(i.end, Unknown) for i in record.incidents) else "good"
+
+
+def _loss_figure(record: StabilityRecord) -> Figure | None:
+    if record.loss is None:
+        return None
+    points = list(zip(map(float, record.loss.steps), record.loss.values, strict=True))
+    opened = [("opened", float(incident.step)) for incident in record.incidents]
+    back = [
+        ("back", float(action.step))
+        for action in record.interventions.actions
+        if action.action in ("rollback", "relaunch") and action.outcome == "done"
+    ]
+    last = record.loss.steps[-1]
+    marks = [mark for mark in (*opened, *back) if record.loss.steps[0] <= mark[1] <= last]
+    title = readable_metric(record.loss.metric)
+    figure = figure_over_steps(title, [("line", points)], marks, log=True)
+    return None if figure is None else replace(figure, name=record.loss.metric, tall=True)

@@ -10,7 +10,6 @@ authoritative.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
@@ -25,7 +24,7 @@ from ..core.incident import Incident
 from ..core.model import state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
-from ..core.model.events import Frame
+from ..core.model.events import Curve, Frame, LossCurve
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
@@ -104,13 +103,6 @@ class UndeliveredMessages(Struct, frozen=True):
     undelivered: int
     since_wall: str
     error: str
-
-
-class LossCurve(Struct, frozen=True):
-    """The loss over the whole run, see `Curve`."""
-
-    steps: Sequence[int] = ()
-    loss: Sequence[float] = ()
 
 
 class Training(Struct, frozen=True, kw_only=True):
@@ -459,7 +451,6 @@ LOSSES = ("job_loss", "train_loss", "train_loss_raw")
 JOB_TOKENS, RANK_TOKENS = "job_tokens", "tokens_per_update"
 SPEED_FRAMES = 64  # that the speed is the mean of; project default
 PAUSE_STEPS = 20  # times the median step: longer than a checkpoint mostly is; project default
-POINTS = 128  # of the curve at most; half as many after it was thinned
 # Options of training scripts that give the optimizer steps of the whole run: Trainer, Lightning,
 # nanoGPT, Megatron-LM, torchtitan, diffusers, and this project's example.
 DIGITS = 15  # of a count of steps, at most: Python refuses to read thousands
@@ -467,35 +458,6 @@ PLANNED = (
     *("max_steps", "max_iters", "steps", "num_steps", "total_steps", "train_iters", "max_step"),
     *("num_iterations", "max_train_steps", "training_steps", "training.steps"),
 )
-
-
-class Curve:
-    """The loss over the whole run in at most POINTS points.
-
-    A point is the highest loss of `stride` frames, so that no spike is lost; NaN counts as highest.
-    When all points are used up, two become one.
-    """
-
-    def __init__(self) -> None:
-        self.stride = 1
-        self.steps: list[int] = []
-        self.losses: list[float] = []
-        self._left = 0  # frames that the newest point still takes
-
-    def add(self, step: int, loss: float) -> None:
-        """Take the loss of one frame."""
-        if self._left:
-            self.losses[-1] = _higher(self.losses[-1], loss)
-            self._left -= 1
-            return
-        if len(self.steps) == POINTS:
-            pairs = zip(self.losses[::2], self.losses[1::2], strict=True)
-            self.losses = [_higher(a, b) for a, b in pairs]
-            self.steps = self.steps[::2]
-            self.stride *= 2
-        self.steps.append(step)
-        self.losses.append(loss)
-        self._left = self.stride - 1
 
 
 class TrainingProgress:
@@ -623,10 +585,6 @@ def _tokens(values: Sequence[float | None], columns: tuple[int, int]) -> tuple[f
 
 def _value(values: Sequence[float | None], column: int) -> float | None:
     return values[column] if 0 <= column < len(values) else None
-
-
-def _higher(a: float, b: float) -> float:
-    return a if math.isnan(a) or a > b else b
 
 
 FAILURES = 8  # shown of them

@@ -7,6 +7,7 @@ a number; they are never the same thing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -278,3 +279,46 @@ Event = (
     | Exited
     | Reloaded
 )
+
+
+POINTS = 128  # of a curve at most; half as many after it was thinned
+
+
+class LossCurve(Struct, frozen=True):
+    """The loss over the whole run, see `Curve`."""
+
+    steps: Sequence[int] = ()
+    loss: Sequence[float] = ()
+
+
+class Curve:
+    """The loss over the whole run in at most POINTS points.
+
+    A point is the highest loss of `stride` frames, so that no spike is lost; NaN counts as highest.
+    When all points are used up, two become one.
+    """
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self.steps: list[int] = []
+        self.losses: list[float] = []
+        self._left = 0  # frames that the newest point still takes
+
+    def add(self, step: int, loss: float) -> None:
+        """Take the loss of one frame."""
+        if self._left:
+            self.losses[-1] = _higher(self.losses[-1], loss)
+            self._left -= 1
+            return
+        if len(self.steps) == POINTS:
+            pairs = zip(self.losses[::2], self.losses[1::2], strict=True)
+            self.losses = [_higher(a, b) for a, b in pairs]
+            self.steps = self.steps[::2]
+            self.stride *= 2
+        self.steps.append(step)
+        self.losses.append(loss)
+        self._left = self.stride - 1
+
+
+def _higher(a: float, b: float) -> float:
+    return a if math.isnan(a) or a > b else b

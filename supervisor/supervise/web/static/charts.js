@@ -1,0 +1,497 @@
+"use strict";
+// Charts that share a window: raw behind smoothed, the undone dashed, incidents and rollbacks.
+
+const RATE = 80; // a metric with fewer points shows each as a dot
+const SKEWED = 20; // a largest value over so many times the median has a log scale
+
+// One metric of one run: [x, min, max, mean, n, steps so far] of what counts, and of each undone path.
+function columns(head, name, axis) {
+  const path = () => [[], [], [], [], [], []];
+  const counts = path();
+  const undone = [];
+  const broken = [];
+  let skipped = 0; // steps that do not lie on the path that counts
+  for (const { n, x, y, undone: ranges } of head.stretches) {
+    if (!y[name]) continue;
+    const [min, max, mean, found] = y[name];
+    let lane = null;
+    let joins = counts[0].length > 0;
+    for (let i = 0; i < n; i++) {
+      const at = x[COLUMNS[axis]][i];
+      const step = x[1][i];
+      if (found[i] < 0) broken.push(at);
+      if (found[i] === 0 || isNaN(mean[i]) || isNaN(at)) continue;
+      const gone = ranges.some(([from, to]) => step >= from && step <= to);
+      if (gone && !lane) {
+        lane = path();
+        undone.push(lane);
+        const last = counts.map((column) => column.at(-1)); // where it left the path that counts
+        if (last[0] < at) lane.forEach((column, k) => column.push(last[k]));
+      } else if (!gone) {
+        if (joins) skipped = step - counts[5].at(-1) - 1;
+        [lane, joins] = [null, false];
+      }
+      const to = gone ? lane : counts;
+      [at, min[i], max[i], mean[i], Math.floor(Math.abs(found[i])), step - skipped].forEach(
+        (value, k) => to[k].push(value));
+    }
+  }
+  return { counts, undone: undone.map(sorted), broken };
+}
+
+function sorted(path) {
+  const order = path[0].map((_, i) => i).sort((a, b) => path[0][a] - path[0][b]);
+  return path.map((column) => order.map((i) => column[i]));
+}
+
+// A moving average by distance in steps, not by points.
+function smoothed([, , , mean, found, step], span) {
+  const decay = Math.exp(-1 / span);
+  let sum = 0;
+  let weight = 0;
+  return mean.map((value, i) => {
+    const fade = decay ** Math.max(1, i ? step[i] - step[i - 1] : found[i]);
+    sum = sum * fade + value * (1 - fade);
+    weight = weight * fade + (1 - fade);
+    return weight ? sum / weight : value;
+  });
+}
+
+class Chart {
+  constructor(view, name, about, { wide = false, limit = null } = {}) {
+    Object.assign(this, { view, name, about, limit });
+    const button = (text, title, onclick) => {
+      const label = `${text === "log" ? "log: " : ""}${title} of ${about.name}`;
+      return h("button", { type: "button", title, "aria-label": label, onclick }, text);
+    };
+    this.value = h("output", { class: "value" });
+    this.log = about.log ? true : null; // null: as the values are
+    this.logs = button("log", "logarithmic y", () => {
+      this.log = !this.isLog;
+      this.draw(true);
+    });
+    const widen = button("⤢", "full width", () => {
+      this.element.classList.toggle("wide");
+      this.draw(true);
+    });
+    const unit = /^(1|loss|)$/.test(about.unit ?? "") ? "" : h("small", {}, about.unit);
+    this.box = h("div", { class: "canvas", role: "img", "aria-label": about.name });
+    const caption = [h("b", { title: about.means || null }, about.name), unit, this.value, this.logs, widen];
+    this.element = h("figure", { class: `chart${wide ? " wide" : ""}` },
+      h("figcaption", {}, caption), this.box);
+  }
+
+  set(heads) {
+    this.heads = heads;
+    if (this.isSeen) this.draw();
+    else this.isStale = true;
+  }
+
+  seen() {
+    this.isSeen = true;
+    if (this.isStale) this.draw();
+    this.isStale = false;
+  }
+
+  // Series of uPlot: for each path min and max without a line (their band is filled), raw, smoothed.
+  draw(anew = false) {
+    if (!this.heads || !this.isSeen) return;
+    const { view } = this;
+    const tables = [];
+    const lines = [{}];
+    const bands = [];
+    const hidden = { stroke: null, points: { show: false } };
+    this.readers = [];
+    this.broken = [];
+    this.paths = [];
+    this.heads.forEach((head, i) => {
+      const { counts, undone, broken } = columns(head, this.name, view.axis);
+      const stroke = colour(`run${i + 1}`);
+      const raw = head.bucket === 1;
+      const dots = counts[0].length > 0 && counts[0].length < RATE;
+      const span = view.span();
+      const smooth = span > 1 && this.about.smooth && !dots ? smoothed(counts, span) : null;
+      const k = lines.length;
+      this.broken.push(...broken);
+      this.paths.push({ counts, undone });
+      this.readers.push([k + 2, k + 3]);
+      tables.push([...counts.slice(0, 4), smooth || counts[3]]);
+      lines.push(hidden, hidden,
+        { stroke: smooth ? `${stroke}66` : null, width: 1, points: { show: false } },
+        { stroke, width: smooth ? 2 : 1.4, points: { show: dots, size: 4.5, fill: stroke } });
+      if (!raw) bands.push({ series: [k + 1, k], fill: `${stroke}30` });
+      for (const lane of undone) {
+        const at = lines.length;
+        const gone = colour("gone");
+        tables.push(lane.slice(0, 4));
+        lines.push(hidden, hidden,
+          { stroke: gone, width: 1.4, dash: [5, 3], points: { show: false } });
+        if (!raw) bands.push({ series: [at + 1, at], fill: `${gone}28` });
+      }
+    });
+    const filled = tables.map((t) => (t[0].length ? t : [[NaN], ...t.slice(1).map(() => [null])]));
+    const data = tables.some((t) => t[0].length) ? uPlot.join(filled) : lines.map(() => []);
+    this.scale();
+    this.logs.setAttribute("aria-pressed", String(this.isLog));
+    const small = innerWidth < 600;
+    this.wide = this.element.classList.contains("wide");
+    const size = [this.box.clientWidth, this.wide ? (small ? 220 : 280) : 165];
+    const key = JSON.stringify([size, lines.length, bands.length, this.isLog, view.axis]);
+    if (this.plot && !anew && key === this.key) {
+      lines.forEach(({ points }, i) => points && Object.assign(this.plot.series[i].points, { show: () => points.show }));
+      this.plot.setData(data, false);
+      this.plot.setScale("x", view.range());
+    } else {
+      this.plot?.destroy();
+      this.key = key;
+      this.plot = new uPlot(this.options(size, lines, bands), data, this.box);
+      this.gestures();
+    }
+    this.read();
+    this.box.setAttribute("aria-label", this.summary());
+  }
+
+  scale() {
+    const means = this.paths.flatMap(({ counts }) => counts[3]).sort((a, b) => a - b);
+    const all = this.paths.flatMap(({ counts, undone }) => [counts, ...undone]);
+    const low = all.reduce((least, path) => path[1].reduce((a, b) => Math.min(a, b), least), Infinity);
+    const high = all.reduce((most, path) => path[2].reduce((a, b) => Math.max(a, b), most), -Infinity);
+    const skewed = high > SKEWED * means[means.length >> 1];
+    this.isLog = low > 0 && (this.log ?? skewed);
+    this.extent = [low, high];
+  }
+
+  options([width, height], series, bands) {
+    const { view } = this;
+    const grid = { stroke: colour("grid"), width: 1 };
+    const look = { stroke: colour("dim"), grid, ticks: { show: false }, gap: 4,
+      font: "11px system-ui, sans-serif" };
+    const round = this.extent[1] / this.extent[0] > 30 ? [1] : [1, 2, 5];
+    const isRound = (y) => !this.isLog || round.includes(+(y / 10 ** Math.floor(Math.log10(y) + 1e-9)).toFixed(6));
+    const filter = (u, splits) => splits.map((y) => (y != null && isRound(y) ? y : null));
+    const room = (u, low, high) => {
+      if (low == null) return [0, 1];
+      const margin = high === low ? Math.abs(low) * 0.05 || 1 : (high - low) * 0.07;
+      return [low - margin, high + margin];
+    };
+    const ratio = (u, low, high) => (low == null ? [1, 10] : [low / 1.15, high * 1.15]);
+    const steps = (u, splits) => splits.map((x) => (view.axis === "time" ? duration(x) : number(x)));
+    const values = (u, splits) => splits.map((y) => (y == null ? "" : number(y)));
+    return {
+      width: Math.max(width, 120), height, series, bands, legend: { show: false },
+      padding: [10, 14, 0, 0],
+      cursor: { sync: { key: view.key, setSeries: false }, points: { show: false }, y: false,
+        drag: { x: true, y: false, setScale: false } },
+      scales: {
+        x: { time: false, range: () => Object.values(view.range()) },
+        y: this.isLog ? { distr: 3, range: ratio } : { range: room },
+      },
+      axes: [
+        { ...look, size: 24, values: steps, space: 76 },
+        { ...look, grid: { ...grid, filter }, size: this.wide && innerWidth >= 600 ? 84 : 54, values, filter, space: 30 },
+      ],
+      hooks: {
+        draw: [(u) => this.over(u)],
+        setCursor: [() => this.read()],
+        setSelect: [(u) => this.select(u)],
+      },
+    };
+  }
+
+  select(u) {
+    const { left, width } = u.select;
+    if (width < 5) return;
+    this.view.zoom(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+  }
+
+  gestures() {
+    const { view, plot } = this;
+    plot.over.addEventListener("dblclick", () => view.zoom());
+    plot.over.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.shiftKey) return;
+      event.preventDefault();
+      const x = plot.posToVal(event.offsetX, "x");
+      const { min, max } = view.range();
+      const factor = event.deltaY > 0 ? 1.25 : 0.8;
+      view.zoom(x - (x - min) * factor, x + (max - x) * factor);
+    }, { passive: false });
+  }
+
+  // The value under the cursor, else the newest.
+  read() {
+    const { plot } = this;
+    if (!plot) return;
+    const { idx } = plot.cursor;
+    const texts = this.readers.map(([raw, smooth]) => {
+      const column = plot.data[smooth] || [];
+      let i = idx ?? column.length - 1;
+      while (i > 0 && column[i] == null) i--;
+      return number(plot.data[raw]?.[i] ?? column[i]);
+    });
+    const coloured = (text, i) => h("span", texts.length > 1 ? { class: `run${i + 1}` } : {}, text);
+    this.value.replaceChildren(...texts.map(coloured));
+  }
+
+  // Incidents, rollbacks, the limit of the rule and what is not finite, over the curves.
+  over(u) {
+    const { view } = this;
+    const { left, top, width, height } = u.bbox;
+    const pixel = devicePixelRatio;
+    const c = u.ctx;
+    const place = (x) => u.valToPos(x, "x", true);
+    const line = (x0, y0, x1, y1, dash = []) => {
+      c.setLineDash(dash.map((d) => d * pixel));
+      c.beginPath();
+      c.moveTo(x0, y0);
+      c.lineTo(x1, y1);
+      c.stroke();
+    };
+    c.save();
+    c.beginPath();
+    c.rect(left, top, width, height);
+    c.clip();
+    c.lineWidth = 1.3 * pixel;
+    for (const incident of view.incidents) {
+      const name = { SEV0: "red", SEV1: "amber" }[incident.severity] || "gone";
+      for (const [from, to] of view.ranges(incident)) {
+        c.fillStyle = `${colour(name)}18`;
+        c.fillRect(place(from), top, Math.max(place(to) - place(from), pixel), height);
+      }
+      c.strokeStyle = colour(name);
+      const x = place(view.at(incident));
+      line(x, top, x, top + height);
+    }
+    c.strokeStyle = colour("good");
+    for (const back of view.backs) {
+      const x = place(view.at(back));
+      line(x, top, x, top + height, [4, 3]);
+    }
+    if (this.limit != null) {
+      c.strokeStyle = colour("dim");
+      const y = u.valToPos(this.limit, "y", true);
+      line(left, y, left + width, y, [2, 4]);
+    }
+    c.fillStyle = colour("red");
+    c.font = `bold ${12 * pixel}px system-ui`;
+    c.textAlign = "center";
+    for (const x of this.broken) c.fillText("✕", place(x), top + 12 * pixel);
+    c.restore();
+  }
+
+  // What the picture shows, for those who do not see it.
+  summary() {
+    const { name, unit } = this.about;
+    const parts = this.paths.map(({ counts, undone }, i) => {
+      const [x, low, high, mean] = counts;
+      const run = this.paths.length > 1 ? `${this.view.sources[i].label}: ` : "";
+      if (!x.length) return `${run}no values`;
+      const last = x.length - 1;
+      const at = (k) => `at ${this.view.axis} ${number(x[k])}`;
+      const least = low.indexOf(low.reduce((a, b) => Math.min(a, b)));
+      const most = high.indexOf(high.reduce((a, b) => Math.max(a, b)));
+      const gone = undone.length ? `; ${plural(undone.length, "undone stretch")}` : "";
+      return `${run}from ${number(mean[0])} ${at(0)} to ${number(mean[last])} ${at(last)}, lowest ` +
+        `${number(low[least])} ${at(least)}, highest ${number(high[most])} ${at(most)}${gone}`;
+    });
+    const broken = this.broken.length ? `; ${plural(this.broken.length, "point")} not finite` : "";
+    return `${name}${unit && unit !== "1" ? ` in ${unit}` : ""}: ${parts.join("; ")}${broken}`;
+  }
+}
+
+// A window over the runs, and the charts in it. `changed`: called when it moves.
+class View {
+  constructor(runs, { axis, window = null, smooth, rank = null } = {}) {
+    Object.assign(this, { runs, axis: axis || "step", window, rank, smooth: smooth ?? "auto" });
+    this.key = `view-${runs.join("-")}`;
+    this.charts = [];
+    this.incidents = [];
+    this.backs = [];
+    this.changed = [];
+    this.full = { min: 0, max: 1 };
+    this.observer = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (isIntersecting) this.charts.find((chart) => chart.box === target)?.seen();
+      }
+    }, { rootMargin: "300px" });
+    addEventListener("theme", () => this.charts.forEach((chart) => chart.draw(true)));
+    let width = 0;
+    new ResizeObserver(([{ contentRect }]) => {
+      if (Math.abs(contentRect.width - width) < 2) return;
+      width = contentRect.width;
+      clearTimeout(this.resized);
+      this.resized = setTimeout(() => this.charts.forEach((chart) => chart.draw()), 100);
+    }).observe(MAIN);
+    this.stats = { loads: 0, paints: [] };
+  }
+
+  // What a chart draws: each run, or of one run each rank, as many as there are colours.
+  get sources() {
+    if (this.rank === "all") {
+      return this.ranks.slice(0, 6).map((rank) => ({ run: this.runs[0], rank, label: `rank ${rank}` }));
+    }
+    return this.runs.map((run) => ({ run, rank: this.rank, label: run }));
+  }
+
+  show(charts) {
+    this.observer.disconnect();
+    for (const chart of this.charts) chart.plot?.destroy();
+    this.charts = charts;
+    for (const chart of charts) this.observer.observe(chart.box);
+  }
+
+  range() {
+    return this.window ? { min: this.window[0], max: this.window[1] } : this.full;
+  }
+
+  // Steps over which curves are averaged: of the window a hundredth.
+  span() {
+    if (this.smooth !== "auto") return Number(this.smooth);
+    const steps = this.heads?.flatMap((head) => head.stretches.flatMap((s) =>
+      s.n ? [s.x[1][0], s.x[1][s.n - 1]] : [])) || [];
+    return steps.length ? Math.max(3, (Math.max(...steps) - Math.min(...steps)) / 100) : 1;
+  }
+
+  // The place of something that has attempt, step and t.
+  at({ attempt, step, t }) {
+    if (this.axis === "time") return t;
+    if (this.axis === "step") return step;
+    const own = this.heads?.[0].stretches.filter((s) => s.n && (attempt == null || s.attempt === attempt));
+    for (const s of own || []) {
+      const i = s.x[1].findIndex((x) => x >= step);
+      if (i >= 0) return s.x[3][i];
+    }
+    return own?.length ? own.at(-1).x[3][own.at(-1).n - 1] : this.full.max;
+  }
+
+  // An incident that a relaunch crosses is shaded in both attempts.
+  ranges(incident) {
+    const end = incident.end_step == null ? null
+      : { attempt: incident.end_attempt, step: incident.end_step, t: incident.end_t };
+    const [from, to] = [this.at(incident), end ? this.at(end) : this.full.max];
+    if (to >= from) return [[from, to]];
+    const old = this.attempts?.find((a) => a.attempt === incident.attempt);
+    const fresh = this.attempts?.find((a) => a.attempt === incident.end_attempt);
+    if (!old || !fresh) return [];
+    return [[from, this.at({ ...old, step: old.last, t: old.end_t })], [this.at({ ...fresh, step: fresh.first }), to]];
+  }
+
+  zoom(from, to) {
+    this.window = from == null ? null : [from, Math.max(to, from + 1e-9)];
+    const [lo, hi] = this.window || [];
+    remember({ lo: lo == null ? null : +lo.toPrecision(8), hi: hi == null ? null : +hi.toPrecision(8) });
+    for (const chart of this.charts) chart.plot?.setScale("x", this.range()); // old pixels at once
+    this.moved();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.load(), 60);
+  }
+
+  moved() {
+    for (const f of this.changed) f();
+  }
+
+  // `live`: only what is new, where that continues what is here.
+  async load(live = false) {
+    const names = [...new Set(this.charts.map((chart) => chart.name))];
+    if (!names.length) return;
+    const began = performance.now();
+    const turn = (this.turn = (this.turn || 0) + 1);
+    const key = JSON.stringify([names, this.axis, this.rank, this.window]);
+    const more = live && key === this.loaded;
+    const [lo, hi] = this.window || [];
+    const width = this.charts[0].box.clientWidth || 400;
+    const px = Math.round(Math.min(1600, Math.max(300, width * 1.2)));
+    const heads = await Promise.all(this.sources.map(async ({ run, rank }, i) => {
+      const query = { x: this.axis, lo, hi, px, rank };
+      if (!more) return series(run, names, query, this.progress);
+      const fresh = await series(run, names, { ...query, from: this.heads[i].next });
+      return fresh.bucket === this.heads[i].bucket ? extend(this.heads[i], fresh)
+        : series(run, names, query);
+    }));
+    if (turn !== this.turn) return;
+    this.heads = heads;
+    this.loaded = key;
+    if (!this.window) this.measure();
+    for (const chart of this.charts) chart.set(heads);
+    this.stats.loads += 1;
+    this.stats.paints.push(performance.now() - began);
+    this.moved();
+    MAIN.dataset.ready = "curves";
+  }
+
+  measure() {
+    let [min, max] = [Infinity, -Infinity];
+    for (const { stretches } of this.heads) {
+      for (const { x } of stretches) {
+        for (const value of x[COLUMNS[this.axis]]) {
+          if (value < min) min = value;
+          if (value > max) max = value;
+        }
+      }
+    }
+    if (min <= max) this.full = { min, max: max + (max - min) * 0.005 + 1e-9 };
+  }
+}
+
+function choice(label, options, value, change) {
+  const buttons = options.map((option) => h("button", { type: "button", "aria-pressed": String(option === value),
+    onclick: (event) => {
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === event.target));
+      change(option);
+    } }, option));
+  return h("span", { class: "segment", role: "group", "aria-label": label }, buttons);
+}
+
+function menu(label, options, value, change) {
+  const items = options.map(([v, text]) => h("option", { value: v, selected: String(v) === String(value) }, text));
+  return h("label", {}, `${label} `, h("select", { onchange: (e) => change(e.target.value) }, items));
+}
+
+function controls(view, ranks = []) {
+  view.ranks = ranks;
+  if (!ranks.includes(view.rank) && view.rank !== "all") view.rank = null;
+  const axis = (name) => {
+    view.axis = name;
+    view.window = null;
+    remember({ x: name === "step" ? null : name, lo: null, hi: null });
+    view.load();
+  };
+  const smooth = (value) => {
+    view.smooth = value;
+    remember({ smooth: value === "auto" ? null : value });
+    for (const chart of view.charts) chart.draw(true);
+  };
+  const rank = (value) => {
+    view.rank = value || null;
+    remember({ rank: value });
+    view.load();
+  };
+  const spans = [["auto", "auto"], [0, "none"], [10, "10 steps"], [50, "50 steps"], [200, "200 steps"],
+    [1000, "1000 steps"]];
+  return [
+    h("label", {}, "over ", choice("x axis", Object.keys(COLUMNS), view.axis, axis)),
+    menu("smoothing", spans, view.smooth, smooth),
+    ranks.length > 1 && menu("rank", [["", "lead"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
+      view.rank ?? "", rank),
+    h("button", { type: "button", onclick: () => view.zoom() }, "whole run"),
+  ];
+}
+
+// Keys of a page with charts.
+function keys(view, boards = []) {
+  document.addEventListener("keydown", (event) => {
+    const { key, target } = event;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (target.matches("input, select, textarea, dialog *, [role=tab]") && key !== "Escape") return;
+    const { min, max } = view.range();
+    const by = { ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25], "+": [0.2, -0.2],
+      "=": [0.2, -0.2], "-": [-0.33, 0.33] }[key];
+    if (by) view.zoom(min + (max - min) * by[0], max + (max - min) * by[1]);
+    else if (key === "0") view.zoom();
+    else if (key === "?") help();
+    else if (key === "/") (boards.search || (() => $("input[type=search]")?.focus()))();
+    else if (boards[Number(key) - 1]) boards[Number(key) - 1]();
+    else return;
+    event.preventDefault();
+  });
+}

@@ -1,0 +1,142 @@
+"use strict";
+// What the server says: JSON, series as typed arrays without a copy, and events while a run goes on.
+// An exported page holds all of it itself.
+
+const FROZEN = (() => {
+  const block = document.getElementById("frozen");
+  return block && JSON.parse(block.textContent);
+})();
+const PAGE = FROZEN ? "run" : document.body.dataset.page;
+const PARTS = decodeURIComponent(location.pathname).split("/").filter(Boolean);
+const RUN = FROZEN ? FROZEN.run.run : PARTS[PARTS.lastIndexOf("run") + 1];
+const INCIDENT = PAGE === "incident" ? PARTS.at(-1) : null;
+const UP = { runs: "./", run: "../../", incident: "../../../../", compare: "../" }[PAGE];
+
+class Refused extends Error {
+  constructor(status, { error, hint }) {
+    super(error);
+    Object.assign(this, { status, hint });
+  }
+}
+
+async function request(path) {
+  const answer = await fetch(`${UP}api/${path}`);
+  if (answer.ok) return answer;
+  const failure = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  throw new Refused(answer.status, failure);
+}
+
+// Ask until what is being built is there; `progress` gets its share.
+async function ask(path, progress = () => {}) {
+  for (;;) {
+    const answer = await request(path);
+    if (answer.status !== 202) return answer;
+    progress((await answer.json()).building);
+    await new Promise((done) => setTimeout(done, 500));
+  }
+}
+
+const json = async (path, progress) => (await ask(path, progress)).json();
+const facts = async (run) => (FROZEN ? FROZEN.run : json(`run/${run}`));
+const metrics = async (run, progress) =>
+  (FROZEN ? FROZEN.metrics : await json(`run/${run}/metrics`, progress)).metrics;
+
+const COLUMNS = { step: 1, time: 2, tokens: 3 }; // of the planes of x; 0 is the ordinal
+
+async function series(run, names, query = {}, progress) {
+  if (FROZEN) {
+    FROZEN.bytes ??= Uint8Array.from(atob(FROZEN.series), (c) => c.charCodeAt(0)).buffer;
+    return decode(FROZEN.bytes);
+  }
+  const [name, attempt] = run.split("@");
+  const parts = new URLSearchParams(names.map((m) => ["m", m]));
+  for (const [k, v] of Object.entries(query)) if (v != null) parts.set(k, v);
+  const answer = await ask(`run/${name}/series?${parts}`, progress);
+  const heard = decode(await answer.arrayBuffer());
+  if (attempt) heard.stretches = heard.stretches.filter((s) => s.attempt === Number(attempt));
+  return heard;
+}
+
+function decode(buffer) {
+  const length = new DataView(buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  let at = 4 + length;
+  for (const stretch of head.stretches) {
+    const k = stretch.n;
+    stretch.x = [0, 1, 2, 3].map((i) => new Float64Array(buffer, at + 8 * i * k, k));
+    at += 32 * k;
+    stretch.y = {}; // metric -> min, max, mean, n
+    for (const name of head.metrics) {
+      stretch.y[name] = [0, 1, 2, 3].map((i) => new Float32Array(buffer, at + 4 * i * k, k));
+      at += 16 * k;
+    }
+  }
+  return head;
+}
+
+// The old answer with what is new after it; only its open end is replaced.
+function extend(old, more) {
+  const cut = old.next;
+  const join = (a, n, b) => {
+    const both = new a.constructor(n + b.length);
+    both.set(a.subarray(0, n));
+    both.set(b, n);
+    return both;
+  };
+  more.stretches.forEach((fresh, i) => {
+    const past = old.stretches[i];
+    if (!past) return;
+    const at = past.x[0].findIndex((ordinal) => ordinal >= cut);
+    const n = at < 0 ? past.n : at;
+    fresh.x = fresh.x.map((plane, j) => join(past.x[j], n, plane));
+    for (const name of more.metrics) {
+      fresh.y[name] = fresh.y[name].map((plane, j) => join(past.y[name][j], n, plane));
+    }
+    fresh.n += n;
+  });
+  return more;
+}
+
+// `on`: head, status, record. Where events do not come through, the head is asked for.
+function listen(run, on) {
+  let polls = null;
+  const source = new EventSource(`${UP}api/run/${run}/live`);
+  const late = setTimeout(poll, 5000);
+  for (const kind of Object.keys(on)) {
+    source.addEventListener(kind, (event) => {
+      clearTimeout(late);
+      clearInterval(polls);
+      live("live", true);
+      on[kind](JSON.parse(event.data));
+    });
+  }
+  source.onerror = () => {
+    if (polls === null) live("no connection");
+    if (source.readyState === EventSource.CLOSED) poll();
+  };
+  function poll() {
+    clearInterval(polls);
+    polls = setInterval(async () => {
+      try {
+        on.head(await json(`run/${run}/head`));
+        on.status(await facts(run));
+        live("every 3 s", true);
+      } catch {
+        live("no connection");
+      }
+    }, 3000);
+  }
+}
+
+// What is shown, in the address: a link shows what I see.
+const shown = new URLSearchParams(location.search);
+
+function remember(values) {
+  for (const [name, value] of Object.entries(values)) {
+    if (value == null || value === "") shown.delete(name);
+    else shown.set(name, value);
+  }
+  if (FROZEN) return;
+  const query = shown.toString();
+  history.replaceState(null, "", location.pathname + (query ? `?${query}` : ""));
+}

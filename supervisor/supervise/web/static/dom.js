@@ -1,0 +1,172 @@
+"use strict";
+// Elements, numbers and times as text. Text of a run goes in by textContent only: never as HTML.
+
+function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(9).filter((child) => child != null && child !== false));
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+const $ = (selector) => document.querySelector(selector);
+const MAIN = $("main");
+
+// A colour of the stylesheet, as canvas needs it.
+const colour = (name) =>
+  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+function number(value) {
+  if (value == null) return "–";
+  if (typeof value !== "number") return String(value);
+  if (!isFinite(value)) return isNaN(value) ? "NaN" : value > 0 ? "+inf" : "-inf";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size < 1e-3 || size >= 1e15) return value.toExponential(2).replace(/\.?0+e/, "e");
+  const [scale, letter] = [[1e12, "T"], [1e9, "G"], [1e6, "M"]].find(([s]) => size >= s) || [];
+  if (scale) return `${+(value / scale).toPrecision(4)}${letter}`;
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return size >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4));
+}
+
+function duration(seconds) {
+  if (seconds == null) return "–";
+  if (seconds && seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${+seconds.toFixed(1)} s`;
+  if (seconds < 90) return `${seconds.toFixed(0)} s`;
+  if (seconds < 5400) return `${(seconds / 60).toFixed(0)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} d`;
+}
+
+const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) : "–");
+
+const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+const words = (name) => String(name).replaceAll("_", " ");
+
+function severity(name) {
+  return h("b", { class: `sev ${String(name).toLowerCase()}` }, name);
+}
+
+function chip(text, tone = "") {
+  return h("span", { class: `chip ${tone}` }, text);
+}
+
+// A command, and the button that copies it.
+function command(text) {
+  const button = h("button", { type: "button", class: "copy", onclick: copy }, "copy");
+  async function copy() {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "copied";
+    } catch {
+      getSelection().selectAllChildren(code); // no clipboard without https: the text is selected
+      button.textContent = "press Ctrl+C";
+    }
+    setTimeout(() => (button.textContent = "copy"), 2500);
+  }
+  const code = h("code", {}, text);
+  button.setAttribute("aria-label", `copy: ${text}`);
+  return h("div", { class: "command" }, code, button);
+}
+
+function card(title, note, ...children) {
+  const heading = h("h2", {}, title, note ? h("small", {}, ` ${note}`) : "");
+  return h("section", { class: "card" }, heading, children);
+}
+
+// `head`: [text, "n" for numbers]. A cell is text or elements; on a phone it names its column.
+function table(head, rows, kind = "stack") {
+  const cells = (row) =>
+    row.map((cell, i) => h("td", { class: head[i][1], "data-of": head[i][0] }, cell));
+  const heads = head.map(([text, align]) => h("th", { scope: "col", class: align }, text));
+  return h(
+    "table",
+    { class: kind },
+    h("thead", {}, h("tr", {}, heads)),
+    h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))),
+  );
+}
+
+// The loss of a run in a row of a list; `marks`: where it was rolled back, as shares of the width.
+function sparkline(values, marks = []) {
+  const finite = (values || []).filter(Number.isFinite);
+  if (finite.length < 2) return h("span", { class: "dim" }, "–");
+  const low = Math.min(...finite);
+  const span = Math.max(...finite) - low || 1;
+  const x = (i) => ((i / (values.length - 1)) * 100).toFixed(1);
+  const points = values.map((y, i) =>
+    Number.isFinite(y) ? `${x(i)} ${(24 - ((y - low) / span) * 22).toFixed(1)}` : null,
+  );
+  const path = points.map((p, i) => (p ? `${points[i - 1] ? "L" : "M"}${p}` : "")).join("");
+  const text = `loss ${number(finite[0])} to ${number(finite.at(-1))}`;
+  const rolled = marks.length ? `, rolled back ${plural(marks.length, "time")}` : "";
+  const lines = marks.map((m) => svg("line", { x1: m * 100, x2: m * 100, y1: 0, y2: 26 }));
+  return svg(
+    "svg",
+    { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img",
+      "aria-label": text + rolled },
+    ...lines,
+    svg("path", { d: path }),
+  );
+}
+
+function crumbs(...parts) {
+  const separator = () => h("span", { class: "sep", "aria-hidden": "true" }, "›");
+  const theme = h("button", { type: "button", class: "quiet", "aria-label": "dark or light",
+    title: "dark or light", onclick: flip }, "◐");
+  $("#top").replaceChildren(
+    h("nav", { "aria-label": "breadcrumb" }, h("a", { href: FROZEN ? null : UP, class: "brand" }, "supervise"),
+      parts.map((part) => [separator(), part])),
+    h("span", { id: "live", role: "status" }),
+    h("button", { type: "button", class: "quiet", "aria-label": "keyboard help", title: "keys (?)",
+      onclick: help }, "?"),
+    theme,
+  );
+}
+
+function live(text, on = false) {
+  const label = $("#live");
+  if (label && label.textContent !== text) label.textContent = text;
+  label?.classList.toggle("on", on);
+}
+
+function flip() {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("theme", root.dataset.theme);
+  } catch { /* a browser without storage: this page only */ }
+  dispatchEvent(new Event("theme"));
+}
+
+try {
+  const theme = localStorage.getItem("theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+} catch { /* as above */ }
+
+const KEYS = [["← →", "earlier, later"], ["+ −", "zoom in, out"], ["0", "the whole run"],
+  ["1 – 5", "boards"], ["/", "search or filter"], ["?", "this help"],
+  ["drag", "zoom to a range"], ["double click", "the whole run"],
+  ["Ctrl + wheel", "zoom at the pointer"]];
+
+function help() {
+  const close = h("button", { type: "button", autofocus: true, onclick: () => box.remove() }, "close");
+  const rows = KEYS.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]);
+  const box = h("dialog", { "aria-label": "keys", onclose: () => box.remove() },
+    h("h2", {}, "Keys"), h("dl", { class: "keys" }, rows), close);
+  document.body.append(box);
+  box.showModal();
+}

@@ -1,0 +1,114 @@
+"use strict";
+// The page of an incident: sentences, curves around it, what was done, evidence, how to go on.
+
+const SIGNALS = 6; // charts
+
+async function incidentPage() {
+  crumbs(h("a", { href: `${UP}run/${RUN}/` }, RUN), h("b", {}, INCIDENT));
+  document.title = `${INCIDENT} of ${RUN} · supervise`;
+  const report = await json(`run/${RUN}/incident/${INCIDENT}`);
+  const charts = h("section", { class: "grid", "aria-label": "signals" });
+  MAIN.replaceChildren(incidentHead(report), sentences(report), charts, ...incidentParts(report));
+  MAIN.dataset.ready = "facts";
+  const evidence = await json(`run/${RUN}/incident/${INCIDENT}/evidence`);
+  $("#evidence").replaceWith(bundles(evidence, report));
+  if (report.series) await signals(report, charts);
+  if (!report.final) {
+    listen(RUN, { head() {}, status() {}, record: ({ incident }) => incident === INCIDENT && location.reload() });
+  }
+}
+
+async function signals(report, place) {
+  const { window: [from, to], signals: names } = report.series;
+  const margin = Math.max(10, (to - from) * 0.05);
+  const view = new View([RUN], { window: windowShown() || [from - margin, to + margin], axis: "step", smooth: 0,
+    rank: String(report.series.rank) });
+  const [run, about] = await Promise.all([facts(RUN), metrics(RUN)]);
+  share(view, run);
+  view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
+  const limit = report.what.band?.limit;
+  view.show(Object.keys(names).filter((name) => about[name]).slice(0, SIGNALS).map((name, i) =>
+    new Chart(view, name, about[name], { wide: i === 0, limit: name === report.loss?.metric ? limit : null })));
+  place.append(...view.charts.map((chart) => chart.element));
+  keys(view);
+  await view.load();
+}
+
+function incidentHead(report) {
+  const { opened, closed, run } = report;
+  const where = [`${report.id} of run ${run.id}`, `step ${opened.step}${closed ? ` to ${closed.step}` : ""}`,
+    opened.wall.slice(0, 19).replace("T", " ") + " UTC", `host ${run.host}`,
+    report.scope.rank == null ? "" : `rank ${report.scope.rank}`];
+  return h("div", { class: "head" },
+    h("p", { class: "tags" }, severity(report.severity), " ", chip(report.state, stateTone(report.state)), " ",
+      h("span", { class: "sub" }, report.state_means)),
+    h("h1", {}, report.title), h("p", { class: "sub" }, where.filter(Boolean).join(" · ")));
+}
+
+const stateTone = (state) => {
+  if (["RECOVERED", "CLEARED", "WITHDRAWN", "RELEASED"].includes(state)) return "good";
+  return ["OPEN", "ACTING", "WATCHING", "WAITING"].includes(state) ? "busy" : "bad";
+};
+
+function sentences(report) {
+  const rows = [["What", report.what], ["Cause", report.cause], ["Did", report.did], ["Cost", report.cost],
+    ["Proof", report.proof], ["Next", report.next]].filter(([, part]) => part?.text);
+  return h("section", { class: "card", "aria-label": "summary" }, pairs(rows.map(([name, part]) => [name, part.text])));
+}
+
+function incidentParts(report) {
+  const action = (a) => [number(a.step), [h("b", {}, words(a.verb)), ` ${values(a.args)}`],
+    [chip(a.outcome || "under way", a.ok === false ? "bad" : a.ok ? "good" : "busy"), a.took_s == null ? "" : ` in ${duration(a.took_s)} `,
+      h("small", {}, values(a.result, ["sha256", "files", "missing"]))]];
+  const diagnosis = report.diagnosis && card("Diagnosis", "", h("p", {}, h("b", {}, report.diagnosis.class)),
+    h("ul", { class: "list" }, Object.entries(report.diagnosis.questions).map(([name, q]) =>
+      h("li", {}, `${words(name)}: `, h("b", {}, q.answer), `, ${q.text}`))));
+  const errors = report.failures.slice(0, 2).map((failure) => card("Error", `rank ${failure.rank}`, h("p", {}, failure.text),
+    failure.traceback && [h("pre", { tabindex: 0 }, failure.traceback.trim()), h("p", { class: "sub" }, failure.then)]));
+  const moment = (m) => [`${m.since_s >= 0 ? "+" : ""}${m.since_s.toFixed(1)} s`, number(m.step), m.kind, m.text];
+  return [
+    report.actions.length > 0 && card("Actions", "", table([["step", "n"], ["action"], ["outcome"]], report.actions.map(action))),
+    diagnosis,
+    ...errors,
+    card("Go on", "", Object.values(report.replay).filter(Boolean).map(command), h("p", { class: "sub" }, "The job was started by"),
+      command(report.run.command.map(quoted).join(" "))),
+    card("Evidence", "", h("div", { id: "evidence" }, report.evidence.bundles.length ? "" : "none")),
+    folded("Conditions", `${report.conditions.length} conditions of its rules`, report.conditions.length &&
+      table([["detector"], ["value", "n"], ["limit", "n"], ["metric"]], report.conditions.map((c) =>
+        [c.detector, number(c.measured ?? c.value), number(c.limit), words(c.metric || "–")]))),
+    folded("Rules", plural(report.rules.length, "rule"), report.rules.length && table([["step", "n"], ["rule"], ["when"]], report.rules.map((r) =>
+      [number(r.step), [severity(r.severity), ` ${r.rule}`], [h("code", {}, r.when), h("small", {}, r.where)]]))),
+    folded("Timeline", `${report.timeline.length} records`, table([["since", "n"], ["step", "n"], ["kind"], ["text"]], report.timeline.map(moment))),
+  ].filter(Boolean);
+}
+
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`);
+
+function values(fields, without = []) {
+  const isPlain = (value) => (Array.isArray(value) ? value.length > 0 && value.every(isPlain) : value != null && typeof value !== "object");
+  return Object.entries(fields || {}).filter(([name, value]) => isPlain(value) && !without.includes(name))
+    .map(([name, value]) => `${words(name)} ${Array.isArray(value) ? value.map(number).join(" ") : number(value)}`).join(", ");
+}
+
+function folded(title, summary, content) {
+  return content && card(title, "", h("details", {}, h("summary", {}, summary), h("div", { class: "scroll", tabindex: 0, role: "group",
+    "aria-label": title }, content)));
+}
+
+function bundles({ bundles: all }, report) {
+  if (!all.length) return h("p", { class: "sub" }, "No evidence was collected.");
+  const size = (bytes) => (bytes < 1e4 ? `${bytes} B` : bytes < 1e6 ? `${Math.round(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
+  return h("div", {}, all.map((bundle) => h("div", {},
+    h("p", {}, h("b", {}, bundle.name), " ", chip(bundle.state, bundle.state === "good" ? "good" : "bad"),
+      h("small", {}, ` sha256 ${bundle.sha256.slice(0, 16)}…`)),
+    h("ul", { class: "files" }, bundle.files.map((file) => h("li", {},
+      h("a", { href: `evidence/${bundle.name}/${encodeURIComponent(file.name)}`, download: file.name }, file.name), h("small", {}, ` ${size(file.bytes)}`)))),
+    bundle.withheld.length > 0 && h("p", { class: "sub" }, `not offered here: ${bundle.withheld.map((w) => `${w.name} (${w.text})`).join(", ")}`))),
+  h("p", { class: "sub" }, "Directory: ", h("code", {}, report.evidence.directory)));
+}
+
+// Incidents of a saved page, which has no other pages.
+function frozenIncidents() {
+  return h("div", {}, Object.entries(FROZEN.incidents).map(([id, report]) => h("details", { class: "card", id },
+    h("summary", {}, `${id} ${report.title}`), incidentHead(report), sentences(report), ...incidentParts(report))));
+}

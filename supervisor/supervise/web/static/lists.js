@@ -1,0 +1,158 @@
+"use strict";
+// All runs: what needs a person first. Several runs beside each other.
+
+const COMPARED = 6;
+
+async function runsPage() {
+  crumbs(h("span", {}, "runs"));
+  document.title = "runs · supervise";
+  let list = await json("runs");
+  const picked = new Set();
+  const compare = h("button", { type: "button", disabled: true, onclick: () => {
+    const query = new URLSearchParams([...picked].map((run, i) => ["abcdef"[i], run]));
+    location.href = `${UP}compare/?${query}`;
+  } }, "compare");
+  const filter = h("input", { type: "search", placeholder: "filter: name, state, policy, tag", "aria-label": "filter runs",
+    value: shown.get("q") || "", oninput: () => draw() });
+  const needs = h("div");
+  const body = h("div", { class: "card scroll", tabindex: 0, role: "group", "aria-label": "runs" });
+  const count = h("h1", {});
+  MAIN.replaceChildren(needs, h("div", { class: "bar" }, count, h("span", { class: "grow" }), filter, compare), body);
+  let [sort, down] = [shown.get("sort") || "age", shown.get("up") === null];
+
+  function pick(run, on) {
+    if (on) picked.add(run);
+    else picked.delete(run);
+    compare.disabled = picked.size < 2 || picked.size > COMPARED;
+    compare.textContent = picked.size ? `compare ${picked.size}` : "compare";
+  }
+
+  function draw() {
+    remember({ q: filter.value, sort: sort === "age" ? null : sort, up: down ? null : 1 });
+    needs.replaceChildren(list.needs.length ? h("section", { class: "card verdict busy" }, h("h2", {}, "Needs you"),
+      h("ul", { class: "needs" }, list.needs.map((need) => needed(need, true)))) : h("p", { class: "calm" }, "✓ No run needs you."));
+    const sought = filter.value.toLowerCase().split(/\s+/);
+    const text = (r) => [r.run, r.state, r.verdict, r.policy, r.mode, r.host, r.note, ...r.tags, r.gravest?.severity].join(" ").toLowerCase();
+    const rows = list.runs.filter((r) => sought.every((word) => text(r).includes(word)));
+    count.textContent = rows.length === list.runs.length ? plural(rows.length, "run") : `${rows.length} of ${plural(list.runs.length, "run")}`;
+    const value = SORTS[sort] || SORTS.age;
+    rows.sort((a, b) => (value(a) < value(b) ? 1 : value(a) > value(b) ? -1 : 0) * (down ? 1 : -1));
+    body.replaceChildren(list.runs.length ? runTable(rows, { picked, pick, sort, down, by }) : noRuns(list.directory));
+    MAIN.dataset.ready = "curves";
+  }
+
+  function by(name) {
+    [sort, down] = [name, sort === name ? !down : true];
+    draw();
+  }
+  draw();
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input") || event.ctrlKey || event.metaKey) return;
+    if (event.key === "/") filter.focus();
+    else if (event.key === "?") help();
+    else return;
+    event.preventDefault();
+  });
+  live(`read ${new Date().toTimeString().slice(0, 8)}`, true);
+  setInterval(async () => {
+    if (document.hidden || body.contains(document.activeElement)) return;
+    try {
+      list = await json("runs");
+      draw();
+      live(`read ${new Date().toTimeString().slice(0, 8)}`, true);
+    } catch {
+      live("no connection");
+    }
+  }, 5000);
+}
+
+const noRuns = (directory) => h("div", {}, h("p", {}, `There is no run in ${directory} yet. This starts one:`),
+  command("supervise -p nano -- python train.py"));
+
+const SORTS = {
+  run: (r) => r.run,
+  state: (r) => r.state,
+  step: (r) => r.step ?? -1,
+  loss: (r) => r.loss ?? -Infinity,
+  incident: (r) => (r.gravest ? -Number(r.gravest.severity.slice(3)) : -9),
+  age: (r) => r.created || "",
+};
+
+function runTable(rows, { picked, pick, sort, down, by }) {
+  const order = (name, text) => h("button", { type: "button", class: "order", onclick: () => by(name) }, text,
+    h("span", { "aria-hidden": "true" }, sort === name ? (down ? " ↓" : " ↑") : ""));
+  const head = [["", "", h("span", { class: "hidden" }, "compare")], ["run", ""], ["state", ""], ["step", "n"], ["loss", "n"],
+    ["curve", "", "curve of the loss"], ["incident", ""], ["protection", "", "can go back"], ["age", "n"]];
+  const columns = head.map(([name, align, label]) => h("th", { scope: "col", class: align,
+    "aria-sort": sort === name ? (down ? "descending" : "ascending") : null }, label || order(name, name)));
+  const row = (r) => {
+    const tick = h("input", { type: "checkbox", "aria-label": `compare ${r.run}`, checked: picked.has(r.run),
+      onchange: (event) => pick(r.run, event.target.checked) });
+    const steps = r.curve.steps;
+    const span = steps?.at(-1) - steps?.[0] || 1;
+    const marks = (r.rollbacks || []).map((step) => (step - steps[0]) / span).filter((x) => x >= 0 && x <= 1);
+    const cells = [tick,
+      [h("a", { href: `${UP}run/${r.run}/` }, h("b", {}, r.run)), h("small", {}, r.host || ""),
+        r.tags.map((tag) => chip(tag)), r.note && h("small", { class: "note" }, r.note)],
+      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, TONES[r.state]), r.verdict !== r.state && h("small", {}, r.verdict || "")],
+      [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
+        r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
+      number(r.loss), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
+    return h("tr", {}, cells.map((cell, i) => h("td", { class: head[i][1], "data-of": i > 2 ? head[i][2] || head[i][0] : "" }, cell)));
+  };
+  return h("table", { class: "runs" }, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows.map(row)));
+}
+
+function gravest(r) {
+  if (!r.gravest) return h("span", { class: "dim" }, "none");
+  const { id, severity: name, headline, phase } = r.gravest;
+  return [severity(name), " ", h("a", { href: `${UP}run/${r.run}/incident/${id}/` }, headline || id),
+    " ", h("small", {}, `${phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
+}
+
+function canGoBack(r) {
+  const able = (name) => /^(yes|exact|armed|from)/.test(r.protection?.[name] || "");
+  const ways = ["rollback", "relaunch"].filter((name) => r.protection?.[name]);
+  if (!ways.length) return h("span", { class: "dim" }, "–");
+  return ways.map((name) => h("small", { class: able(name) ? "good" : "", title: r.protection[name] }, `${able(name) ? "✓" : "·"} ${name} `));
+}
+
+async function comparePage() {
+  const runs = [..."abcdef"].map((key) => shown.get(key)).filter(Boolean);
+  const title = runs.join(", ");
+  crumbs(h("b", {}, "compare"));
+  document.title = `${title} · supervise`;
+  const answer = await json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`);
+  const abouts = await Promise.all(runs.map((run) => metrics(run.split("@")[0])));
+  const view = new View(runs, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
+  view.show(answer.metrics.filter((name) => abouts[0][name]).map((name, i) => new Chart(view, name, abouts[0][name], { wide: i === 0 })));
+  const name = (r, i) => h("th", { scope: "col" }, h("i", { class: `line run${i + 1}` }),
+    h("a", { href: `${UP}run/${r.run}/` }, r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt + 1}`));
+  const row = (label, cells, same) => h("tr", { class: same && "same" }, h("th", { scope: "row" }, label),
+    same ? h("td", { colspan: runs.length }, cells[0], h("small", {}, " the same in all")) : cells.map((cell) => h("td", {}, cell)));
+  const facts = [["verdict", (r) => r.verdict], ["step", (r) => number(r.step)], ["incidents", (r) => number(r.incidents)]]
+    .map(([label, get]) => row(label, answer.runs.map(get)));
+  const differing = answer.differs.filter((d) => !d.same);
+  const line = (d) => row([h("small", {}, `${d.group} `), d.name], answer.runs.map((r) => d.values[r.key] ?? "–"), d.same);
+  const same = answer.differs.filter((d) => d.same);
+  const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map(name)));
+  MAIN.replaceChildren(h("h1", {}, title),
+    h("section", { class: "card scroll", tabindex: 0, "aria-label": "what differs" }, h("table", { class: "compared" }, heads,
+      h("tbody", {}, facts, differing.length ? differing.map(line) : row("command, policy, code, packages, data", ["no difference is recorded"], true))),
+    same.length > 0 && h("details", {}, h("summary", {}, `${same.length} things are the same`), h("table", { class: "compared" }, h("tbody", {}, same.map(line))))),
+    h("div", { class: "bar" }, h("span", { class: "legend" }, answer.runs.map((r, i) => h("span", {}, h("i", { class: `line run${i + 1}` }), r.run))),
+      h("span", { class: "grow" }), controls(view).filter(Boolean)),
+    h("section", { class: "grid compare", "aria-label": "curves" }, view.charts.map((chart) => chart.element)));
+  MAIN.dataset.ready = "facts";
+  keys(view);
+  await view.load();
+}
+
+function failed(error) {
+  live("failed");
+  MAIN.append(h("section", { class: "card verdict bad", role: "alert" }, h("h2", {}, "This cannot be shown"),
+    h("p", {}, error.message), error.hint && command(error.hint)));
+  if (!(error instanceof Refused)) throw error;
+}
+
+({ runs: runsPage, run: runPage, incident: incidentPage, compare: comparePage })[PAGE]().catch(failed);

@@ -1,0 +1,469 @@
+"use strict";
+// The page of a run: verdict, boards of charts, lanes on the same axis, rules, ranks, decisions.
+
+const BOARDS = { icu: "ICU", efficiency: "Efficiency", data: "Data", quality: "Quality" };
+const PHASES = ["launching", "warming", "nominal", "suspect", "acting", "probation", "holding", "halted"];
+const TONES = { running: "good", finished: "good", stopped: "busy", unsupervised: "busy", lost: "bad",
+  crashed: "bad" };
+const GLYPHS = { OK: "✓", UNKNOWN: "?", firing: "!", flapping: "~", BREACH: "▲", blind: "✕", inactive: "·" };
+const MEANINGS = { UNKNOWN: "not enough samples yet", inactive: "its metrics are not reported",
+  blind: "cannot judge", BREACH: "past a limit", OK: "within its limits" };
+const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
+  operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
+  rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
+const FOLDED = 6; // charts of a board on a phone, before the button
+
+async function runPage() {
+  crumbs(h("b", {}, RUN));
+  document.title = `${RUN} · supervise`;
+  const run = await facts(RUN);
+  const sections = new Sections(run);
+  const view = new View([RUN], { axis: shown.get("x"), smooth: shown.get("smooth"),
+    rank: shown.get("rank"), window: windowShown() });
+  const progress = h("div", { class: "building", hidden: true });
+  view.progress = (share) => {
+    progress.hidden = false;
+    progress.replaceChildren(
+      h("p", {}, `Reading the journal for the curves, ${Math.round(share * 100)} %. Once for each run.`),
+      h("progress", { value: share, max: 1, "aria-label": "reading the journal" }));
+  };
+  share(view, run);
+  const area = h("div", { id: "board" });
+  const bar = h("div", { class: "bar" });
+  MAIN.replaceChildren(
+    sections.add(["verdict", "phase", "needs", "state", "step", "loss", "eta_s", "incidents"], verdict),
+    h("div", { class: "columns" },
+      sections.add(["incidents"], incidents),
+      h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(["decisions"], decisions)),
+      h("aside", { class: "side", "aria-label": "supervision" },
+        sections.add(["rule_states", "silenced"], rules),
+        sections.add(["ranks", "step"], ranks),
+        sections.add(["checkpoints"], checkpoints),
+        sections.add(["protection", "budgets"], protection),
+        sections.add(["state", "phase", "needs", "incidents"], operate),
+        sections.add(["facts"], about))),
+    FROZEN ? frozenIncidents() : "");
+  MAIN.dataset.ready = "facts";
+  const about_ = await metrics(RUN, view.progress);
+  progress.hidden = true;
+  const whole = run.building === 1 ? run : Object.assign(run, await facts(RUN));
+  boards(view, whole, about_, bar, area);
+  if (FROZEN) live(`saved ${FROZEN.made.slice(0, 16).replace("T", " ")}`);
+  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections);
+  else live(run.state);
+}
+
+function windowShown() {
+  const [lo, hi] = [shown.get("lo"), shown.get("hi")].map((v) => (v === null ? NaN : Number(v)));
+  return lo < hi ? [lo, hi] : null;
+}
+
+// What charts and lanes need of the facts.
+function share(view, run) {
+  view.incidents = run.incidents;
+  view.attempts = run.attempts;
+  view.backs = run.actions.filter((a) => a.restored).map((a) => ({ attempt: a.attempt, step: a.restored.from_step, t: a.end_t }));
+}
+
+// Parts of the page that are drawn again when one of their keys has changed.
+class Sections {
+  constructor(run) {
+    this.run = run;
+    this.parts = [];
+  }
+
+  add(keys, draw) {
+    const part = { keys, draw, element: draw(this.run) };
+    this.parts.push(part);
+    return part.element;
+  }
+
+  update(changed) {
+    for (const part of this.parts) {
+      if (!part.keys.some((key) => key in changed)) continue;
+      if (part.element.contains(document.activeElement)) continue; // somebody reads it
+      const open = [...part.element.querySelectorAll("details[open]")].map((d) => d.dataset.key);
+      const fresh = part.draw(this.run);
+      for (const d of fresh.querySelectorAll("details")) d.open = open.includes(d.dataset.key);
+      part.element.replaceWith(fresh);
+      part.element = fresh;
+    }
+  }
+}
+
+function follow(view, run, sections) {
+  let last = 0;
+  let waits = null;
+  const curves = () => {
+    waits = null;
+    last = performance.now();
+    if (!document.hidden) view.load(true).catch(() => live("no connection"));
+  };
+  const take = (changed) => {
+    Object.assign(run, changed);
+    share(view, run);
+    sections.update(changed);
+    view.moved();
+  };
+  listen(RUN, {
+    head({ frames, step, attempt }) {
+      take({ frames, step, attempt });
+      waits ??= setTimeout(curves, Math.max(0, 2000 - (performance.now() - last)));
+    },
+    status: take,
+    record(decision) {
+      run.decisions = [decision, ...run.decisions].slice(0, 200);
+      sections.update({ decisions: true });
+    },
+  });
+}
+
+function tone(run) {
+  const open = run.incidents.filter((i) => i.phase !== "closed");
+  if (open.some((i) => i.severity !== "SEV2") || run.phase === "holding") return "bad";
+  if (open.length || run.needs.length) return TONES[run.state] === "bad" ? "bad" : "busy";
+  return TONES[run.state] || "";
+}
+
+function verdict(run) {
+  const facts = [
+    ["step", run.step < 0 ? "before the first" : run.planned_steps ? `${number(run.step)} of ${number(run.planned_steps)}` : number(run.step)],
+    ["loss", run.loss],
+    ["tokens/s", run.tokens_per_s && Math.round(run.tokens_per_s)],
+    ["steps/s", run.tokens_per_s ? null : run.steps_per_s],
+    ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
+    ["attempt", run.attempt + 1],
+    ["ranks", run.ranks.length],
+    ["policy", run.policy],
+    ["mode", run.mode],
+    ["started", run.created && `${age(run.created)} ago`],
+  ].filter(([, value]) => value != null && value !== "");
+  const path = PHASES.map((name) =>
+    h("li", { class: name === run.phase && "now", "aria-current": name === run.phase && "step" }, name));
+  const count = run.incidents.length;
+  const open = run.incidents.filter((i) => i.phase !== "closed").length;
+  return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
+    h("p", { class: "tags" }, run.verdict !== run.state && chip(run.state, TONES[run.state]),
+      run.exit_code ? chip(`exit code ${run.exit_code}`) : "",
+      run.building < 1 ? chip("curves are being read") : "",
+      h("span", { class: "sub" }, run.argv?.join(" "))),
+    h("h1", {}, run.verdict || "no status yet", h("small", {}, count ? `${plural(count, "incident")}, ` +
+      (open ? `${open} open` : "all closed") : "no incident")),
+    run.needs.length > 0 && h("ul", { class: "needs" }, run.needs.map((need) => needed(need, false))),
+    h("dl", { class: "facts" }, facts.map(([name, value]) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, number(value))))),
+    h("ol", { class: "phases", "aria-label": "state of the supervisor" }, path),
+    run.cache && h("p", { class: "sub" }, run.cache));
+}
+
+// A thing that waits for a person: sentence, deadline, command.
+function needed({ run, text, command: line, severity: grave, incident, left_s }, named) {
+  const target = `${UP}run/${run}/${incident ? `incident/${incident}/` : ""}`;
+  return h("li", {},
+    h("div", {}, grave && severity(grave), " ",
+      named && [h("a", { href: target }, h("b", {}, run)), " "],
+      h("span", {}, text), left_s != null && h("b", { class: "left" }, ` ${duration(left_s)} left`)),
+    line && command(line));
+}
+
+const outcome = (incident) => (incident.phase === "closed" ? incident.end_text || "closed" : incident.phase);
+
+function incidents(run) {
+  const count = run.incidents.length;
+  const item = (incident) => {
+    const [name, to] = [incident.title || incident.id, `incident/${incident.id}/`];
+    const raised = incident.raised.map((r) => h("small", {}, `raised to ${r.severity} at step ${r.step}`));
+    return h("li", {}, severity(incident.severity), " ",
+      h("a", { href: FROZEN ? `#${incident.id}` : to }, name),
+      h("small", {}, `step ${number(incident.step)}` +
+        (incident.end_step == null ? "" : ` to ${number(incident.end_step)}`) + ` · ${outcome(incident)}`), raised);
+  };
+  const open = run.incidents.filter((i) => i.phase !== "closed").length;
+  return h("section", { class: "card incidents" },
+    h("h2", {}, count ? plural(count, "incident") : "No incident",
+      count ? h("small", {}, open ? ` ${open} open` : " all closed") : ""),
+    count > 0 && h("ul", { class: "list" }, [...run.incidents].reverse().map(item)));
+}
+
+function rules(run) {
+  const packs = {};
+  const counts = {};
+  for (const [rule, state] of Object.entries(run.rule_states)) {
+    (packs[rule.split(".")[0]] ||= []).push([rule, state]);
+    counts[state] = (counts[state] || 0) + 1;
+  }
+  const about = Object.fromEntries(run.rules.map((rule) => [rule.id, rule]));
+  const glyph = ([rule, state]) =>
+    h("i", { class: `rule ${state}`, title: `${rule}: ${state}`, "aria-hidden": "true" }, GLYPHS[state] || "?");
+  const line = ([rule, state]) => h("li", {}, h("b", {}, `${GLYPHS[state] || "?"} ${rule}`), " ",
+    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : state, MEANINGS[state] ? `: ${MEANINGS[state]}` : "",
+    about[rule] && h("small", {}, `${about[rule].severity}${about[rule].runbook ? `, runs ${about[rule].runbook}` : ""} · `,
+      h("code", {}, about[rule].when)));
+  const pack = ([name, rows]) => {
+    const busy = rows.filter(([, state]) => !["OK", "UNKNOWN", "inactive"].includes(state));
+    const summary = `${name}: ${rows.length - busy.length} quiet${busy.length ? `, ${busy.length} not` : ""}`;
+    return h("details", { "data-key": name },
+      h("summary", { "aria-label": summary }, h("span", {}, name), h("span", { class: "glyphs" }, rows.map(glyph))),
+      h("ul", { class: "list" }, rows.map(line)));
+  };
+  const order = ["firing", "flapping", "BREACH", "blind", "OK", "UNKNOWN", "inactive"];
+  const note = order.filter((s) => counts[s]).map((s) => `${counts[s]} ${s}`).join(" · ");
+  return h("section", { class: "card" }, h("h2", {}, "Rules ", h("small", {}, note)),
+    h("div", { class: "rules" }, Object.entries(packs).map(pack)));
+}
+
+function ranks(run) {
+  const worst = Math.max(1, ...run.ranks.map((rank) => rank.lag || 0));
+  const bar = (lag) => {
+    const fill = h("i");
+    fill.style.width = `${((lag || 0) / worst) * 100}%`;
+    return h("div", { class: "lag", "aria-hidden": "true" }, fill);
+  };
+  const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), run.ranks.length > 1 && bar(r.lag)],
+    words(r.phase ?? "–"), duration(r.silent_s), r.overhead == null ? "–" : `${number(r.overhead * 100)} %`,
+]);
+  const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
+  const head = [["rank"], ["lag", "n"], ["phase"], ["silent", "n"], ["probe", "n"]];
+  const most = rows.length > 1 ? "the one most behind first" : "";
+  return h("section", { class: "card", hidden: rows.length === 0 },
+    h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most)),
+    h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "ranks" }, table(head, rows)),
+    notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
+}
+
+const CHECKED = { verified: ["■", "good"], bad: ["✕", "bad"] };
+
+function checkpoints(run) {
+  const item = (c) => h("li", {},
+    chip(`${(CHECKED[c.state] || ["□"])[0]} ${c.state}`, (CHECKED[c.state] || [])[1]), ` step ${number(c.step)} `,
+    h("small", { title: c.path }, c.name, c.pinned ? " · pinned" : "", c.present === false ? " · gone" : ""),
+    c.problems.map((text) => h("small", {}, text)));
+  const rows = [...run.checkpoints].reverse();
+  return h("section", { class: "card", hidden: !rows.length },
+    h("h2", {}, plural(rows.length, "checkpoint")), h("ul", { class: "list" }, rows.slice(0, 5).map(item)),
+    rows.length > 5 && h("details", { "data-key": "more" }, h("summary", {}, `${rows.length - 5} older`),
+      h("ul", { class: "list" }, rows.slice(5, 100).map(item))));
+}
+
+function decisions(run) {
+  const item = (d) => h("li", {},
+    h("time", { datetime: d.wall, title: d.wall }, (d.wall || "").slice(11, 19)),
+    h("span", { "aria-hidden": "true" }, ICONS[d.kind] || "·"),
+    h("span", {}, d.severity ? [severity(d.severity), " "] : "", d.text, h("small", {}, ` ${d.kind.replaceAll("_", " ")}, step ${number(d.step)}`)));
+  return h("section", { class: "card" }, h("h2", {}, "Decisions ", h("small", {}, "newest first")),
+    h("ul", { class: "list log", tabindex: 0, "aria-label": "decisions, newest first" }, run.decisions.map(item)));
+}
+
+function pairs(rows) {
+  return h("dl", { class: "pairs" }, rows.map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]));
+}
+
+function protection(run) {
+  const rows = Object.entries(run.protection);
+  return h("section", { class: "card", hidden: !rows.length && !run.budgets.length },
+    h("h2", {}, "Protection"), pairs(rows.map(([k, v]) => [words(k), v])),
+    run.budgets.length > 0 && h("p", { class: "sub" }, `budget: ${run.budgets.map(words).join(", ")}`));
+}
+
+// Commands to the supervisor: to copy, or where `supervise web --write` allows it to send.
+function operate(run) {
+  const open = run.incidents.find((i) => i.phase !== "closed");
+  const request = run.needs.map((need) => need.request).find(Boolean);
+  const firing = Object.keys(run.rule_states).find((rule) => run.rule_states[rule] === "firing");
+  const [path, held] = [quoted(run.path), run.phase === "holding"];
+  const orders = [
+    request && ["approve", `--sha ${request.sha} ${path} ${request.id}`, request],
+    request && ["deny", `${path} ${request.id}`, { id: request.id }],
+    open && ["ack", `${path} ${open.id}`, { incident: open.id }],
+    held && ["release", path, {}],
+    firing && ["silence", `${path} ${firing}`, { rule: firing, for: 1000 }],
+    ["pause", path, {}], ["resume", path, {}], ["savepoint", path, {}], ["stop", path, { requeue: false }],
+  ].filter(Boolean);
+  const item = ([name, rest, args]) => h("li", {}, run.writable
+    ? h("button", { type: "button", onclick: () => order(name, args) }, `${name} …`) : command(`supervise ${name} ${rest}`));
+  return h("section", { class: "card", hidden: FROZEN || run.state !== "running" }, h("h2", {}, "Operate"),
+    h("details", { "data-key": "operate" }, h("summary", {}, run.writable ? "Send a command" : "Commands to copy"),
+      h("ul", { class: run.writable ? "orders" : "list" }, orders.map(item))));
+}
+
+let written = ""; // the second token: in memory only, asked for once
+
+async function order(name, args) {
+  const { commands, by } = await json("commands");
+  const token = h("input", { type: "password", autocomplete: "off", required: true, value: written });
+  const heard = h("p", { class: "sub", role: "status" });
+  const send = h("button", {}, name);
+  const box = h("dialog", { "aria-label": name, onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, commands[name] || name),
+    h("p", { class: "sub" }, `${Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ")} Recorded as sent by ${by}.`),
+    h("label", {}, "second token, as supervise web printed it ", token), heard,
+    h("p", { class: "bar" }, send, h("button", { type: "button", onclick: () => box.close() }, "close"))));
+  async function onsubmit(event) {
+    event.preventDefault();
+    written = token.value;
+    send.disabled = true;
+    heard.textContent = "sent, waiting for the answer";
+    const headers = { "Content-Type": "application/json", "X-Supervise": "1", "X-Supervise-Write": written };
+    const body = JSON.stringify({ command: name, args });
+    const answer = await fetch(`${UP}api/run/${RUN}/command`, { method: "POST", headers, body }).then((r) => r.json());
+    heard.textContent = answer.error || `${answer.outcome}: ${answer.text}`;
+    if (answer.hint) heard.after(command(answer.hint));
+    send.disabled = !answer.error;
+  }
+  document.body.append(box);
+  box.showModal();
+}
+
+function about(run) {
+  const rows = [...run.facts, ["host", run.host], ["run", run.id], ["directory", run.path],
+    ["working directory", run.cwd], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
+  return h("section", { class: "card" }, h("h2", {}, "About"),
+    h("details", { "data-key": "about" }, h("summary", {}, "Status, command and where it runs"),
+      pairs(rows.filter(([, text]) => text)), run.argv && command(run.argv.join(" ")),
+      !FROZEN && h("p", {}, h("a", { href: "export.html", download: `${RUN}.html` }, "Save this page as one file"), " · ",
+        h("a", { href: "record.html" }, "Stability record"))));
+}
+
+// ── boards ──────────────────────────────────────────────────────────────────────────────────────
+
+function boards(view, run, about, bar, area) {
+  const names = { ...BOARDS, all: "All" };
+  const tabs = Object.entries(names).map(([id, name]) => h("button", { type: "button", role: "tab", id: `tab-${id}`,
+    "aria-controls": "board", onclick: () => show(id) }, name));
+  const list = h("div", { class: "segment tabs", role: "tablist", "aria-label": "boards", onkeydown: arrows }, tabs);
+  const ids = Object.keys(names);
+  const chart = (name, i) => new Chart(view, name, about[name], { wide: i === 0 });
+  const show = (id) => {
+    tabs.forEach((tab, i) => {
+      tab.setAttribute("aria-selected", String(ids[i] === id));
+      tab.tabIndex = ids[i] === id ? 0 : -1;
+    });
+    remember({ board: id === "icu" ? null : id });
+    const present = (run.boards[id] || []).filter((name) => about[name]);
+    if (id === "all") search(view, about, area);
+    else {
+      view.show(present.map(chart));
+      area.replaceChildren(grid(view.charts, names[id]), id === "quality" ? evaluations(run, about) : "",
+        absent(run.missing[id] || [], present.length));
+    }
+    view.moved();
+    return view.load().catch(failed);
+  };
+  function arrows(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const next = move && tabs[(tabs.indexOf(event.target) + move + tabs.length) % tabs.length];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+    next.click();
+  }
+  area.setAttribute("role", "tabpanel");
+  area.setAttribute("aria-label", "charts");
+  const frames = Object.keys(run.frames);
+  bar.replaceChildren(list, h("span", { class: "grow" }), ...controls(view, frames).filter(Boolean));
+  const jumps = ids.map((id) => () => show(id));
+  jumps.search = () => show("all").then(() => $("input[type=search]").focus());
+  keys(view, jumps);
+  const first = shown.get("board");
+  show(ids.includes(first) ? first : "icu");
+}
+
+function grid(charts, label) {
+  const fold = innerWidth < 600 && charts.length > FOLDED;
+  const section = h("section", { class: `grid${fold ? " folded" : ""}`, "aria-label": label }, charts.map((c) => c.element));
+  const more = h("button", { type: "button", class: "more", onclick: () => {
+    section.classList.remove("folded");
+    more.remove();
+  } }, `${charts.length - FOLDED} more charts`);
+  return [section, fold ? more : ""].reduce((box, part) => (box.append(part), box), h("div"));
+}
+
+function absent(names, present) {
+  if (!names.length) return "";
+  return h("p", { class: "sub absent" }, present ? "Not reported by this job: " : "This job reports nothing of this board: ",
+    `${names.map(words).join(", ")}. `, h("code", {}, "supervise doctor"), " says why.");
+}
+
+function search(view, about, area) {
+  const input = h("input", { type: "search", placeholder: "name or meaning, for example norm", "aria-label": "search metrics",
+    value: shown.get("q") || "", oninput: () => {
+      clearTimeout(input.timer);
+      input.timer = setTimeout(() => find().then(() => view.load()), 200);
+    } });
+  const count = h("span", { class: "sub", role: "status" });
+  const place = h("div");
+  const find = async () => {
+    const sought = input.value.trim().toLowerCase();
+    remember({ q: sought });
+    const hits = Object.entries(about).filter(([id, m]) => `${id} ${m.name} ${m.means}`.toLowerCase().includes(sought));
+    count.textContent = `${hits.length} of ${Object.keys(about).length} metrics${hits.length > 24 ? ", the first 24" : ""}`;
+    view.show(hits.slice(0, 24).map(([id, m]) => new Chart(view, id, m)));
+    place.replaceChildren(grid(view.charts, "metrics"));
+  };
+  area.replaceChildren(h("div", { class: "bar" }, input, count), place);
+  find();
+}
+
+// Checkpoints with their evaluations, a column each.
+function evaluations(run, about) {
+  const rows = run.checkpoints.filter((c) => Object.keys(c.values || {}).length);
+  if (!rows.length) return "";
+  const names = [...new Set(rows.flatMap((c) => Object.keys(c.values)))];
+  const head = [["checkpoint"], ["step", "n"], ["state"], ...names.map((n) => [about[n]?.name || words(n), "n"])];
+  const body = rows.map((c) => [c.name, number(c.step), chip(`${(CHECKED[c.state] || ["□"])[0]} ${c.state}`, (CHECKED[c.state] || [])[1]),
+    ...names.map((n) => number(c.values[n]))]);
+  return card("Checkpoints and their evaluations", "", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "evaluations" }, table(head, body)));
+}
+
+// ── lanes ───────────────────────────────────────────────────────────────────────────────────────
+
+function lanes(view, run) {
+  const element = h("div", { class: "lanes", role: "group", "aria-label": "what happened, on the axis of the charts" });
+  const draw = () => {
+    const { min, max } = view.range();
+    const percent = (x) => ((x - min) / (max - min)) * 100;
+    const visible = (from, to = from) => to >= min && from <= max;
+    const put = (child, from, to) => {
+      const left = Math.max(percent(from), 0);
+      child.style.left = `${left}%`;
+      if (to != null) child.style.width = `${Math.max(Math.min(percent(to), 100) - left, 0.3)}%`;
+      return child;
+    };
+    const lane = (name, children) => children.length > 0 &&
+      h("div", { class: "lane" }, h("span", {}, name), h("div", {}, children));
+    const mark = (thing, glyph, text, tone = "") => visible(view.at(thing)) &&
+      put(h("i", { class: `mark ${tone}`, role: "img", "aria-label": text, title: text }, glyph), view.at(thing));
+    const phases = run.phases.map((p, i) => {
+      const end = run.phases[i + 1] ? view.at(run.phases[i + 1]) : view.full.max;
+      const from = view.at(p);
+      const room = (end - from) / (max - min) > 0.06; // for its name
+      return end > from && visible(from, end) &&
+        put(h("i", { class: `phase ${p.name}`, title: `${p.name} from step ${p.step}` }, room ? p.name : ""), from, end);
+    });
+    const incidents = run.incidents.flatMap((incident) => view.ranges(incident).map(([from, to]) => {
+      const text = `${incident.severity} ${incident.title || incident.id}`;
+      const at = { class: `incident ${incident.severity.toLowerCase()}`, title: text,
+        href: FROZEN ? `#${incident.id}` : `incident/${incident.id}/` };
+      return visible(from, to) && put(h("a", at, text), from, to);
+    }));
+    const raised = run.incidents.flatMap((i) => i.raised.map((r) => mark(r, "▴", `${i.id} raised to ${r.severity} at step ${r.step}`, "bad")));
+    const actions = run.actions.filter((a) => a.verb !== "snapshot").map((a) => {
+      const text = `step ${a.step}: ${words(a.verb)} ${a.text}, ${a.outcome || "under way"}`;
+      return mark(a.restored ? { ...a, step: a.restored.from_step } : a, a.restored || a.verb === "relaunch" ? "⟲" : "◆", text, "action");
+    });
+    const saved = run.checkpoints.filter((c) => c.step != null).map((c) => {
+      const t = c.saved && run.t0 ? Date.parse(c.saved) / 1000 - run.t0 : NaN;
+      const [glyph, tone] = CHECKED[c.state] || ["□", ""];
+      return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${c.state}`, tone);
+    });
+    const events = run.events.filter((e) => e.kind !== "checkpoint").map((e) =>
+      mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
+    const some = (children) => children.filter(Boolean);
+    const legend = h("div", { class: "legend" }, [["", "counts"], ["gone", "undone"], ["back", "rolled back"]].map(([kind, text]) =>
+      h("span", {}, h("i", { class: `line ${kind}` }), text)));
+    element.replaceChildren(...[lane("state", some(phases)), lane("incidents", some([...incidents, ...raised])), lane("actions", some(actions)),
+      lane("checkpoints", some(saved)), lane("events", some(events)), run.undone.length > 0 && legend].filter(Boolean));
+    element.hidden = !element.children.length;
+  };
+  view.changed.push(draw);
+  return element;
+}
