@@ -32,7 +32,7 @@ LAYERS = {
     "detectors": ("supervise.core",),
     "actions": ("supervise.core.model",),
     "notifiers": (
-        *("supervise.core.model", "supervise.core.notices"),
+        *("supervise.core.model", "supervise.core.notices", "supervise.core.run_notices"),
         *("supervise.json_schemas", "supervise.system"),
     ),
     "catalog": (

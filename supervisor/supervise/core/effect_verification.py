@@ -36,7 +36,7 @@ from math import isfinite
 
 from msgspec import structs
 
-from . import advice, notices, runbook_runner
+from . import advice, run_notices, runbook_runner
 from .attempt_overlap import CLOSE, STARTS, Overlap, Row, compared_columns, compared_row
 from .diagnosis import UPDATE
 from .frames import LOSS
@@ -130,7 +130,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
             then = Advice(
                 None, advice.remedy_with_restart(ctx.policy, ctx.state, incident, remedies)
             )
-        otherwise = notices.GoesOnOtherwise(
+        otherwise = run_notices.GoesOnOtherwise(
             severity="SEV2" if matters else "INFO",
             things=" and ".join(dict.fromkeys(one.thing for one in differences)),
             differences=texts,
@@ -165,7 +165,7 @@ def follow_epoch(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
 
 
 def _notify_skip(ctx: StepContext, step: int, epoch: float, expected: float) -> None:
-    skipped = notices.EpochsSkipped(
+    skipped = run_notices.EpochsSkipped(
         severity="SEV1", step=step, epoch=epoch, expected=expected, skipped=epoch - expected
     )
     ctx.send(skipped)
@@ -210,7 +210,7 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
     if not (holds and _is_of_rate(continuity)):
         reshuffled = holds and _is_reshuffled(continuity)
         severity = "SEV1" if anew else "INFO" if reshuffled else "SEV2"
-        ctx.send(notices.AsReported(severity=severity, text=text))
+        ctx.send(run_notices.AsReported(severity=severity, text=text))
     if run is not None and broken:
         run.verification.rejected = text
 

@@ -32,6 +32,7 @@ from . import (
     rule_fired,
     rule_news,
     rule_scope,
+    run_notices,
     runbook_runner,
 )
 from .frames import JobFrames
@@ -299,7 +300,7 @@ def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame)
         FramesMissing(reason=text, rank=frame.rank, first_step=first_step, last_step=last_step)
     )
     if unseen > UNSEEN_STEPS:
-        ctx.send(notices.StepsUnseen(severity="SEV2", text=text))
+        ctx.send(run_notices.StepsUnseen(severity="SEV2", text=text))
 
 
 def _on_tick(ctx: StepContext, tick: Tick) -> None:

@@ -26,6 +26,7 @@ from . import (
     opening,
     operator_commands,
     rule_scope,
+    run_notices,
     runbook_runner,
 )
 from .incident import (
@@ -216,11 +217,11 @@ def _notify_end(
     if (good or job.returncode == 0) and _notify_damage(ctx, good or f"finished at step {step}"):
         return
     if good:
-        ctx.send(notices.EndMeant(severity="INFO", end=good, outcome=ended), replace=True)
+        ctx.send(run_notices.EndMeant(severity="INFO", end=good, outcome=ended), replace=True)
         return
     if job.returncode == 0 and not job.stopping:
         if not job_lifecycle.notify_early_end(ctx, incident):
-            ctx.send(notices.JobFinished(severity="INFO", step=step), replace=True)
+            ctx.send(run_notices.JobFinished(severity="INFO", step=step), replace=True)
         return
     ctx.send(_bad_end(ctx, incident, end_text, why, failed=failed), replace=True, incident=incident)
 
@@ -246,16 +247,16 @@ def _bad_end(
     ended, then = f"the job {exit_text(job.returncode)}", _advice(ctx, incident)
     failure = "" if cause is None else cause.text
     if _ended_as_asked(job):
-        return notices.EndMeant(
+        return run_notices.EndMeant(
             severity="SEV1",
             end=f"the job was ended by {job.end_signal}, as asked, {_location(step)}",
             outcome=f"{ended}, and is not started again",
             advice=then,
         )
     if job.stopping and incident is None:
-        return notices.JobStopped(severity="SEV1", step=step, outcome=ended, advice=then)
+        return run_notices.JobStopped(severity="SEV1", step=step, outcome=ended, advice=then)
     if job.stopping and incident is not None:
-        return notices.JobStoppedIn(
+        return run_notices.JobStoppedIn(
             severity="SEV1",
             step=step,
             outcome=f"{ended}, and is not started again by itself",
@@ -263,7 +264,7 @@ def _bad_end(
             advice=then,
         )
     if failed:
-        return notices.RestartFailed(
+        return run_notices.RestartFailed(
             severity="SEV1",
             end=f"{exit_text(job.returncode)} before its first step",
             failure=failure,
@@ -272,13 +273,13 @@ def _bad_end(
             advice=Advice(None, f"check job.relaunch in the policy; {then.rest}"),
         )
     if job.unfit_host:
-        return notices.HostUnfit(severity="SEV1", end=end_text, failure=failure, cause=why)
+        return run_notices.HostUnfit(severity="SEV1", end=end_text, failure=failure, cause=why)
     if not why and not ctx.policy.job.on_crash:
         why = "it is not started again by itself: the policy has no job.on_crash"
     meaning = KILLED_MEANS if job.returncode in KILLED else ""
     if cause is not None:
         meaning = cause.title
-    return notices.JobFailed(
+    return run_notices.JobFailed(
         severity="SEV1",
         end=end_text,
         failure=failure,
@@ -301,7 +302,7 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
     then = "no checkpoint of this run is good: supervise checkpoints RUN"
     if good:
         then = f"use {good[-1].id} of step {good[-1].step} instead: supervise checkpoints RUN"
-    damaged = notices.CheckpointDamaged(
+    damaged = run_notices.CheckpointDamaged(
         severity="SEV1",
         end=end,
         checkpoint=newest.id,

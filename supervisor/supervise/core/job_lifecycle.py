@@ -21,6 +21,7 @@ from . import (
     notices,
     opening,
     rule_news,
+    run_notices,
     runbook_runner,
     withdrawal,
 )
@@ -86,7 +87,7 @@ def notify_early_end(ctx: StepContext, incident: Incident | None) -> bool:
         shortfall = f"{steps_made} of {planned} steps"
     if not shortfall or job.signalled or job.end_requested:
         return False
-    early = notices.JobEndedEarly(severity="SEV1", shortfall=shortfall)
+    early = run_notices.JobEndedEarly(severity="SEV1", shortfall=shortfall)
     ctx.send(early, replace=True, incident=incident)
     return True
 
@@ -97,7 +98,7 @@ def on_host_health(ctx: StepContext, event: Notice) -> None:
     job.unfit_host = health.unfit
     if health.doubts and not job.unfit_host and health.doubts != job.host_doubts:
         job.host_doubts = health.doubts
-        ctx.send(notices.HostDoubted(severity="SEV2", text=event.message))
+        ctx.send(run_notices.HostDoubted(severity="SEV2", text=event.message))
 
 
 def on_preempt_signal(ctx: StepContext, event: Notice) -> None:
@@ -117,14 +118,14 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
     if phase == "saved":
         job.preempted = f"{cause}, with a checkpoint"
         path = outcome.path or ""
-        saved = notices.PreemptSaved(
+        saved = run_notices.PreemptSaved(
             severity="SEV2", text=event.message, path=path, signals=signals
         )
         ctx.send(saved)
     elif phase == "failed":
         job.preempted = f"{cause}, without a checkpoint"
         good = ctx.state.checkpoints.good()
-        failed = notices.PreemptFailed(
+        failed = run_notices.PreemptFailed(
             severity="SEV1" if ctx.state.step >= 0 else "SEV2",
             text=event.message,
             step=ctx.state.step,
@@ -133,7 +134,7 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
         )
         ctx.send(failed)
     elif phase == "unavailable":
-        ctx.send(notices.PreemptUnavailable(severity="SEV2", text=event.message))
+        ctx.send(run_notices.PreemptUnavailable(severity="SEV2", text=event.message))
 
 
 SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unprotected"
@@ -141,20 +142,20 @@ SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unpro
 
 def on_disk_short(ctx: StepContext, event: Notice) -> None:
     """The disk is full: the reserve is in use."""
-    _report_space(ctx, event, notices.RecordSpaceShort)
+    _report_space(ctx, event, run_notices.RecordSpaceShort)
 
 
 def on_disk_recovered(ctx: StepContext, event: Notice) -> None:
     """There is space again."""
-    _report_space(ctx, event, notices.RecordSpaceEnough)
+    _report_space(ctx, event, run_notices.RecordSpaceEnough)
 
 
 def on_record_ended(ctx: StepContext, event: Notice) -> None:
     """The record has ended before the run."""
-    _report_space(ctx, event, notices.RecordEnded)
+    _report_space(ctx, event, run_notices.RecordEnded)
 
 
-def _report_space(ctx: StepContext, event: Notice, form: type[notices.SpaceNotice]) -> None:
+def _report_space(ctx: StepContext, event: Notice, form: type[run_notices.SpaceNotice]) -> None:
     """Notify all channels, where the run counts on actions."""
     space = event.data.read(RecordSpace)
     notice = form(
@@ -178,7 +179,7 @@ def supervision_ended_message(error: str, *, acts: bool, pid: int | None = None)
     Args:
         pid: of the supervisor, where another one can take over from it.
     """
-    form = notices.Unprotected if acts else notices.Unwatched
+    form = run_notices.Unprotected if acts else run_notices.Unwatched
     draft = MessageDraft.of(form(severity="SEV1", error=error, pid=pid))
     draft.to_all = True
     return draft
@@ -312,14 +313,14 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
     if failure.kind == LOG_FAILURE and not any(
         previous.cls == failure.cls for previous in failures
     ):
-        line = notices.LogFailure(
+        line = run_notices.LogFailure(
             severity="SEV2", meaning=failure.title, text=failure.text, remedy=failure.then
         )
         ctx.send(line)
     if failure.kind == THREAD_FAILURE and not any(
         previous.kind == THREAD_FAILURE for previous in failures
     ):
-        ctx.send(notices.ThreadFailure(severity="SEV2", text=failure.text))
+        ctx.send(run_notices.ThreadFailure(severity="SEV2", text=failure.text))
     failures.append(failure)
 
 
@@ -330,7 +331,7 @@ def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
         return
     job.lost |= {verb}
     has_relaunch = ctx.policy.job.relaunch is not None
-    form = notices.RollbackLostRelaunch if has_relaunch else notices.RollbackLost
+    form = run_notices.RollbackLostRelaunch if has_relaunch else run_notices.RollbackLost
     ctx.send(form(severity="SEV2", cause=reason))
 
 
@@ -350,16 +351,16 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
     """Say to people what they have to know of it."""
     state, job = ctx.state, ctx.state.job
     if event.kind == "stopped":
-        ctx.send(notices.JobSuspended(severity="SEV2", text=event.message))
+        ctx.send(run_notices.JobSuspended(severity="SEV2", text=event.message))
     if event.kind == "slow-start":
-        ctx.send(notices.StartSlow(severity="SEV2", text=event.message))
+        ctx.send(run_notices.StartSlow(severity="SEV2", text=event.message))
     if event.kind == "identity-changed":
-        ctx.send(notices.ProgramChanged(severity="SEV2", text=event.message))
+        ctx.send(run_notices.ProgramChanged(severity="SEV2", text=event.message))
     if event.kind in ("orphans", "orphans-left"):
         are_left, orphans = event.kind == "orphans-left", event.data.read(Orphans)
         if are_left:  # a start would end them first
             job.unavailable["relaunch"] = event.message
-        found = notices.OrphansFound(
+        found = run_notices.OrphansFound(
             severity="SEV1" if are_left else "SEV2",
             text=event.message,
             consequence=orphans.verdict,
@@ -368,13 +369,13 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
         ctx.send(found)
     if event.kind in UNMONITORED:
         meaning = UNMONITORED[event.kind]
-        ctx.send(notices.Unmonitored(severity="SEV2", text=event.message, meaning=meaning))
+        ctx.send(run_notices.Unmonitored(severity="SEV2", text=event.message, meaning=meaning))
     # Each rank reports the same, so people are told by one.
     is_first = event.rank == min(state.monitors, default=event.rank)
     if event.kind == "report" and is_first:
-        ctx.send(notices.MetricsMissing(severity="SEV2", text=event.message))
+        ctx.send(run_notices.MetricsMissing(severity="SEV2", text=event.message))
     if event.kind == "discards" and is_first:
-        ctx.send(notices.UpdatesDiscarded(severity="SEV1", text=event.message))
+        ctx.send(run_notices.UpdatesDiscarded(severity="SEV1", text=event.message))
 
 
 def on_exited(ctx: StepContext, event: Exited) -> None:
@@ -522,7 +523,7 @@ def on_adopted(ctx: StepContext, event: Adopted) -> None:
         f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
     )
     ctx.record(RunAdopted(reason=text, alive=event.alive))
-    ctx.send(notices.MonitoredAgain(severity="INFO", text=text))
+    ctx.send(run_notices.MonitoredAgain(severity="INFO", text=text))
     state = ctx.state
     for monitor in state.monitors.values():
         monitor.reset_deadlines(event.at_ns)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from . import notices, operator_commands
+from . import operator_commands, run_notices
 from .incident import Incident
 from .model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
 from .model.events import NO_CHANGES, PartChanges, PolicyChanges, Reloaded
@@ -66,7 +66,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     if event.refused is not None:
         text = f"the policy was not reloaded: {event.refused}"
         ctx.record(PolicyRefused(reason=text, operator=event.operator, before=event.before))
-        ctx.send(notices.PolicyNotReloaded(severity="SEV2", refusal=event.refused))
+        ctx.send(run_notices.PolicyNotReloaded(severity="SEV2", refusal=event.refused))
         return
     state = ctx.state
     ladder = next((monitor.policy.ladder for monitor in state.monitors.values()), ctx.policy.ladder)
@@ -105,7 +105,9 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     operator_commands.renew_request(ctx, "the policy was reloaded")
     if state.incident is not None:
         _keep_runnable(ctx, state.incident)
-    ctx.send(notices.PolicyInForce(severity="INFO", name=event.name, mode=event.mode, changes=text))
+    ctx.send(
+        run_notices.PolicyInForce(severity="INFO", name=event.name, mode=event.mode, changes=text)
+    )
 
 
 def rebind_monitor(

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from . import advice, diagnosis, notices, rule_scope
+from . import advice, diagnosis, notices, rule_scope, run_notices
 from .frames import LOSS
 from .incident import HELD, OPEN, Incident, breach_headline
 from .model.decisions import BREACH, Advice, Lead, RuleFlaps, RuleGrew, RuleSettled
@@ -335,7 +335,7 @@ def report(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         return  # an update that an incident is about does not tell how the job is written
     reported.add(subject)
     facts = ctx.state.rules.wiring.get(subject, WiringFacts())
-    common = notices.OfWiring(
+    common = run_notices.OfWiring(
         severity=rule.severity,
         rule=rule.id,
         expression=rule.text,
@@ -349,35 +349,37 @@ def report(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     ctx.messages.add(MessageDraft.of(notice), replace=False, subject=subject)
 
 
-def _of_tensors(subject: str, facts: WiringFacts, common: notices.OfWiring) -> notices.OfWiring:
+def _of_tensors(
+    subject: str, facts: WiringFacts, common: run_notices.OfWiring
+) -> run_notices.OfWiring:
     """Return a message about tensors or layers that were counted."""
     fields = structs.asdict(common)
     if subject == "modules_in_eval":
-        return notices.ModelInEval(**fields)
+        return run_notices.ModelInEval(**fields)
     if subject == NO_GRADIENT:
         if facts.count == facts.total:
-            return notices.LossCutOff(**fields)
-        return notices.WithoutGradient(**fields, count=facts.count, total=facts.total)
+            return run_notices.LossCutOff(**fields)
+        return run_notices.WithoutGradient(**fields, count=facts.count, total=facts.total)
     if subject == NO_OPTIMIZER:
-        return notices.WithoutOptimizer(**fields, count=facts.count)
-    return notices.OptimizerOfOthers(**fields, count=facts.count)
+        return run_notices.WithoutOptimizer(**fields, count=facts.count)
+    return run_notices.OptimizerOfOthers(**fields, count=facts.count)
 
 
 def _of_numbers(
-    ctx: StepContext, monitor: RankMonitor, subject: str, common: notices.OfWiring
-) -> notices.OfWiring:
+    ctx: StepContext, monitor: RankMonitor, subject: str, common: run_notices.OfWiring
+) -> run_notices.OfWiring:
     """Return a message about numbers of the newest frames."""
     fields = structs.asdict(common)
     newest = [value for _, value in monitor.history.series(subject)][-FEW:]
     value = median(newest) if newest else 0.0
     if subject == ROUNDED:
-        return notices.RoundedAway(**fields, share=value)
+        return run_notices.RoundedAway(**fields, share=value)
     if subject == ROWS:
-        return notices.NormsAlone(**fields, rows=value)
+        return run_notices.NormsAlone(**fields, rows=value)
     if subject == CLIPPED:
         scale = monitor.value(LOSS_SCALE) or 1.0
         clip = ctx.state.rules.wiring.get(LOSS_SCALE, WiringFacts())
-        return notices.AlwaysClipped(
+        return run_notices.AlwaysClipped(
             **{**fields, "made": clip.made if scale > 1.0 else ""},
             share=monitor.value(CLIP_RATE) or 0.0,
             ratio=value,
@@ -386,8 +388,8 @@ def _of_numbers(
             otherwise="" if scale > 1.0 else "raise its limit, or scale the loss down",
         )
     if value > 1.0:
-        return notices.UpdatesTooLarge(**fields, ratio=value)
-    return notices.WeightsStandStill(
+        return run_notices.UpdatesTooLarge(**fields, ratio=value)
+    return run_notices.WeightsStandStill(
         **fields, ratio=value, rate=monitor.value(RATE), course=course(monitor)
     )
 

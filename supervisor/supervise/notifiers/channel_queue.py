@@ -28,7 +28,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from ..core import notices
+from ..core import notices, run_notices
 from ..core.model import formats
 from ..core.model.interfaces import (
     APPROVAL,
@@ -116,7 +116,7 @@ class Health:
 def build_failed_message(trouble: Trouble, template: Message, now: float) -> Message:
     """Return the message to the other channels; `template`: any message of the run."""
     lasted_s = now - trouble.since_s
-    notice = notices.ChannelFailed(
+    notice = run_notices.ChannelFailed(
         severity="SEV2",
         channel=trouble.channel,
         messages=formats.count_messages(trouble.undelivered),
@@ -128,7 +128,9 @@ def build_failed_message(trouble: Trouble, template: Message, now: float) -> Mes
 
 def build_recovered_message(trouble: Trouble, template: Message) -> Message:
     """Return the message after the next successful delivery."""
-    notice = notices.ChannelRecovered(severity="SEV2", channel=trouble.channel, lost=trouble.lost)
+    notice = run_notices.ChannelRecovered(
+        severity="SEV2", channel=trouble.channel, lost=trouble.lost
+    )
     return _build(notice, template)
 
 
@@ -503,7 +505,7 @@ class ChannelQueue:
         titles = " · ".join(f"[{i.message.severity}] {i.message.title}" for i in items[:8])
         first = items[0].message
         messages = f"{count} message{'s' if count > 1 else ''}"
-        digest = notices.Digest(severity=first.severity, messages=messages, titles=titles)
+        digest = run_notices.Digest(severity=first.severity, messages=messages, titles=titles)
         message = _build(digest, first)
         self._number += 1
         keys = [key for item in items for key in item.keys]

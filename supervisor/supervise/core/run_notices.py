@@ -1,0 +1,554 @@
+"""Messages about the run rather than an incident: the wiring of the job, its course and its end,
+the record, the policy, and the channels. See `notices`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from .model import formats
+from .model.decisions import Advice
+from .model.interfaces import FINISHED, WATCHER
+from .notices import Advised, Notice
+
+CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
+NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
+COMES_BACK = (
+    "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
+)
+
+
+# ── the job ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class GoesOnOtherwise(Advised, frozen=True, kw_only=True):
+    TITLE = "since its restart the job has {things}"
+    WHAT = "{differences}; {consequence}"
+    things: str
+    differences: str
+    consequence: str
+
+
+class OfWiring(Notice, frozen=True, kw_only=True):
+    """How the job is put together: told once, and no incident; `made`: the job's line to look at.
+
+    Attributes:
+        names: of a few tensors or layers, and how many more there are.
+    """
+
+    KIND = WATCHER
+    WHY = "rule {rule}: {expression}"
+    rule: str
+    expression: str = ""
+    names: str = ""
+    made: str = ""
+
+
+class WithoutGradient(OfWiring, frozen=True, kw_only=True):
+    TITLE = "{count} of {total} tensors of the optimizer never had a gradient: {names}"
+    WHAT = "these weights stay as they began, while the others train"
+    NEXT = (
+        "look between them and the loss for detach(), no_grad(), .data, or a reentrant checkpoint "
+        "whose input needs no gradient (use_reentrant=False mends that); the optimizer is made at "
+        "{made}"
+    )
+    count: int
+    total: int
+
+
+class LossCutOff(OfWiring, frozen=True, kw_only=True):
+    TITLE = "no tensor of the optimizer ever had a gradient: {names}"
+    WHAT = "all weights stay as they began: the job runs and learns nothing"
+    NEXT = (
+        "check that backward() is called, and that the loss has its graph: no item(), detach() or "
+        "new tensor in between; the optimizer is made at {made}"
+    )
+
+
+class WithoutOptimizer(OfWiring, frozen=True, kw_only=True):
+    TITLE = "{count} tensors of the model have gradients and are in no optimizer: {names}"
+    WHAT = "these weights stay as they began, while the others train"
+    NEXT = (
+        "give them to the optimizer, and make it when the model is complete, or freeze them by "
+        "requires_grad_(False); it is made at {made}"
+    )
+    count: int
+
+
+class OptimizerOfOthers(OfWiring, frozen=True, kw_only=True):
+    TITLE = (
+        "the optimizer holds tensors of another model; those of the one that trains are in none: "
+        "{names}"
+    )
+    WHAT = "the model stays as it began: {count} tensors have gradients and never change"
+    NEXT = (
+        "make the optimizer after the model is made, loaded, copied or wrapped; it is made at "
+        "{made}"
+    )
+    count: int
+
+
+class ModelInEval(OfWiring, frozen=True, kw_only=True):
+    TITLE = "the model is in eval mode in the training steps: {names}"
+    WHAT = "dropout does nothing there, and normalization goes by old statistics"
+    NEXT = "call model.train() before the first step, and again after each evaluation"
+
+
+class RoundedAway(OfWiring, frozen=True, kw_only=True):
+    TITLE = "{share:.0f} % of the 16-bit weights do not move: {names}"
+    WHAT = "their updates are below half the spacing of the type, and are rounded away"
+    NEXT = "keep the weights in float32 and compute under torch.autocast, or keep a master copy"
+    share: float
+
+
+class NormsAlone(OfWiring, frozen=True, kw_only=True):
+    TITLE = "each rank's BatchNorm normalizes over {rows:.0f} rows of its own"
+    WHAT = "its statistics are noisy, and those that are saved are of one rank"
+    NEXT = (
+        "before DistributedDataParallel: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), or "
+        "GroupNorm"
+    )
+    rows: float
+
+
+class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
+    TITLE = "the gradients are clipped in {share:.0f} % of the steps, by {ratio:.0e}; {course}"
+    WHAT = "updates are that many times smaller than the gradients ask for"
+    NEXT = (
+        "they are clipped while still multiplied by the loss scale {scale}: call "
+        "scaler.unscale_(optimizer) first; the clip is at {made}; {otherwise}"
+    )
+    share: float
+    ratio: float
+    course: str = ""
+    scale: str = ""
+    otherwise: str = ""
+
+
+class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
+    TITLE = "a step moves the weights by {ratio:.0e} of their size; {course}"
+    WHAT = "at this size they take a million steps to change"
+    NEXT = "check the learning rate ({rate:.3g}), the scale of the loss, and the clip"
+    ratio: float
+    rate: float | None = None
+    course: str = ""
+
+
+class UpdatesTooLarge(OfWiring, frozen=True, kw_only=True):
+    TITLE = "each step moves the weights by {ratio:.2g} times their size"
+    WHAT = "nothing that they learned outlives a step"
+    NEXT = "lower the learning rate: supervise lr RUN 0.1; then check its schedule"
+    ratio: float
+
+
+class EpochsSkipped(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = (
+        "the restart skipped {skipped:.1f} epochs: step {step} is in {epoch:.2f}, and "
+        "{expected:.2f} was expected"
+    )
+    WHAT = "the job trains on, and the data between is not trained on"
+    NEXT = (
+        "let the loader save where it is (a StatefulDataLoader), or resume from the end of an "
+        "epoch: supervise checkpoints RUN"
+    )
+    step: int
+    epoch: float
+    expected: float
+    skipped: float
+
+
+class AsReported(Notice, frozen=True, kw_only=True):
+    """What the probe or the supervisor has noticed, as they say it."""
+
+    TITLE = "{text}"
+    text: str
+
+
+class PreemptSaved(AsReported, frozen=True, kw_only=True):
+    """The checkpoint that a request to end asked for was written; `signals`: what waited for it."""
+
+    KIND = WATCHER
+    WHAT = "{signals} is passed on"
+    path: str = ""
+    signals: str = ""
+
+    @property
+    def verdict(self) -> str:
+        return super().verdict or "the job is ended with exit code 75"
+
+    @property
+    def then(self) -> Advice:
+        return Advice(None, f"resume from {self.path}" if self.path else CHECKPOINTS)
+
+
+class PreemptFailed(AsReported, frozen=True, kw_only=True):
+    """It was not written; `checkpoint`: the newest good one, "" for none, of `checkpoint_step`."""
+
+    KIND = WATCHER
+    NEXT = CHECKPOINTS
+    step: int
+    checkpoint: str = ""
+    checkpoint_step: int = -1
+
+    @property
+    def verdict(self) -> str:
+        if self.step < 0:
+            return "no step was made, so none is lost"
+        if not self.checkpoint:
+            return f"no checkpoint is verified: an end at step {self.step} may lose every step"
+        newest = f"{self.checkpoint} (step {self.checkpoint_step})"
+        return f"an end at step {self.step} loses the steps since {newest}"
+
+
+class PreemptUnavailable(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "signals are passed on at once, and no checkpoint is requested before the end"
+
+
+class RollbackLost(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "no rollback is possible from here on"
+    WHY = "{cause}"
+    NEXT = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    cause: str
+
+
+class RollbackLostRelaunch(RollbackLost, frozen=True, kw_only=True):
+    """As before, of a job that can be started again."""
+
+    NEXT = "a relaunch is left; to see from where: supervise checkpoints RUN"
+
+
+class HostDoubted(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "the job is started all the same"
+    NEXT = "to look again: supervise doctor --health -- COMMAND"
+
+
+class JobSuspended(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "no action is taken"
+
+
+class StartSlow(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "it is not stopped for this"
+    NEXT = "`supervise stop RUN` if it should have started"
+
+
+class ProgramChanged(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "steps before and after it are of different programs; no action is taken"
+    NEXT = "if that is not intended: supervise stop RUN"
+
+
+class OrphansFound(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "{consequence}"
+    NEXT = "to end them: {command}"
+    consequence: str
+    command: str = ""
+
+
+class Unmonitored(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "{meaning}"
+    NEXT = "what a probe finds here: supervise doctor -- COMMAND"
+    meaning: str
+
+
+class MetricsMissing(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "rules that read these metrics are not evaluated"
+
+
+class UpdatesDiscarded(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "the job runs and learns nothing, and no action inside it comes about"
+    NEXT = "`supervise stop RUN`; to go on from: supervise checkpoints RUN"
+
+
+class LogFailure(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "a line in a log of the job: {meaning}: {text}"
+    WHAT = "no action is taken for a line of a log"
+    NEXT = "{remedy}"
+    meaning: str
+    text: str
+    remedy: str
+
+
+class ThreadFailure(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "a thread of the job ended with an error: {text}"
+    WHAT = "the job goes on without it"
+    NEXT = "supervise status RUN shows whether steps are still made"
+    text: str
+
+
+class MonitoredAgain(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "the run is monitored again"
+    WHAT = "{text}"
+    text: str
+
+
+class StepsUnseen(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "these steps were not evaluated"
+
+
+# ── the record, and the watching itself ──────────────────────────────────────────────────────────
+
+
+class SpaceNotice(Notice, frozen=True, kw_only=True):
+    """About the disk; `mount`, `need_bytes`, `runs`: what is to be freed, and where runs are."""
+
+    KIND = WATCHER
+    WHY = "{text}"
+    GRAVEST: ClassVar[str] = "SEV1"
+    text: str
+    acts: bool
+    mount: str = ""
+    need_bytes: int | None = None
+    runs: str = ""
+    reserve_bytes: int = 0
+    seconds: float | None = None
+
+    @property
+    def to_free(self) -> str:
+        need = f"free {formats.format_bytes(self.need_bytes or 0)} on {self.mount}"
+        fills = f"what fills it: du -xm {self.mount} | sort -n | tail"
+        return f"{need}; {fills}; old runs: supervise gc --older-than 1d {self.runs}"
+
+
+class RecordSpaceShort(SpaceNotice, frozen=True, kw_only=True):
+    """The reserve is in use, for about `seconds`."""
+
+    TITLE = "no space is left for the record of this run"
+
+    @property
+    def verdict(self) -> str:
+        text = f"it is written from a reserve of {formats.format_bytes(self.reserve_bytes)}"
+        if self.seconds is not None:
+            text += f", about {formats.format_seconds(self.seconds)} at this rate"
+        if self.acts:
+            text += ", and actions go on; when it is used up, nothing is acted on any more"
+        return text
+
+    @property
+    def then(self) -> Advice:
+        return Advice(None, self.to_free)
+
+
+class RecordSpaceEnough(SpaceNotice, frozen=True, kw_only=True):
+    GRAVEST = "SEV2"
+    TITLE = "there is space for the record of this run again"
+    WHAT = "its reserve is whole again, and it has no gap"
+
+
+class RecordEnded(SpaceNotice, frozen=True, kw_only=True):
+    TITLE = "the record of this run has ended, and nothing more of it is kept"
+    WHAT = "the job goes on, and what its rules find is reported"
+
+    @property
+    def title(self) -> str:
+        return NOT_PROTECTED if self.acts else self.TITLE
+
+    @property
+    def then(self) -> Advice:
+        is_space = self.need_bytes is not None
+        return Advice(None, f"{self.to_free}; {COMES_BACK}" if is_space else COMES_BACK)
+
+
+class Unwatched(Notice, frozen=True, kw_only=True):
+    """An error of ours has ended the supervision."""
+
+    KIND = WATCHER
+    TITLE = "this run is not watched any more"
+    WHAT = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
+    WHY = "{error}; its traceback is in RUN/supervisor.log"
+    NEXT = (
+        "to go on protected now: kill -KILL {pid} && supervise adopt RUN, unless a container or a "
+        "batch job ends with process {pid}; " + COMES_BACK
+    )
+    error: str
+    pid: int | None = None
+
+
+class Unprotected(Unwatched, frozen=True, kw_only=True):
+    """As before, of a run that counted on actions."""
+
+    TITLE = NOT_PROTECTED
+
+
+# ── the end of the job ────────────────────────────────────────────────────────────────────────────
+
+
+class EndMeant(Advised, frozen=True, kw_only=True):
+    """An end that was asked for."""
+
+    KIND = FINISHED
+    TITLE = "{end}"
+    WHAT = "{outcome}"
+    end: str
+    outcome: str
+
+
+class JobFinished(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "finished at step {step}"
+    step: int
+
+
+class JobEndedEarly(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "the job ended with code 0 after {shortfall}"
+    WHAT = "it reports success and is not complete; nothing asked it to stop"
+    NEXT = "read the end of the job's output, then its data and its stop condition"
+    shortfall: str
+
+
+class JobStopped(Advised, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "the job is DOWN: supervise stopped it at step {step}, as the policy says"
+    WHAT = "{outcome}"
+    step: int
+    outcome: str
+
+
+class JobStoppedIn(Advised, frozen=True, kw_only=True):
+    """As before, about an incident."""
+
+    KIND = FINISHED
+    TITLE = "the job is DOWN: supervise stopped it at step {step}, as the policy says"
+    WHAT = "{headline}; {outcome}"
+    step: int
+    outcome: str
+    headline: str
+
+
+class JobFailed(Advised, frozen=True, kw_only=True):
+    """It ended by itself; `meaning`: of the failure that ended it, `others`: what else ended."""
+
+    KIND = FINISHED
+    TITLE = "the job is DOWN: it {end}"
+    WHAT = "{failure}; {meaning}; {others}; {cause}"
+    end: str
+    failure: str = ""
+    cause: str = ""
+    meaning: str = ""
+    others: str = ""
+
+
+class RestartFailed(Advised, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "the job is DOWN: its restart {end}"
+    WHAT = "{failure}; {cause}"
+    WHY = "it was started with {command}"
+    end: str
+    cause: str
+    command: str
+    failure: str = ""
+
+
+class HostUnfit(Notice, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "the job is DOWN: it {end}, and cannot run on this host"
+    WHAT = "{failure}; {cause}"
+    NEXT = (
+        "repair or free what is named, or start the job on another host; to look again: "
+        "supervise doctor --health -- COMMAND"
+    )
+    end: str
+    cause: str
+    failure: str = ""
+
+
+class CheckpointDamaged(Advised, frozen=True, kw_only=True):
+    KIND = FINISHED
+    TITLE = "{end}, and the newest checkpoint is damaged"
+    WHAT = "{checkpoint} in {path} cannot be used"
+    WHY = "{damage}"
+    end: str
+    checkpoint: str
+    path: str
+    damage: str
+
+
+class PolicyNotReloaded(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "the policy was not reloaded"
+    WHAT = "{refusal}"
+    NEXT = "the previous policy stays in force"
+    refusal: str
+
+
+class PolicyInForce(Notice, frozen=True, kw_only=True):
+    KIND = WATCHER
+    TITLE = "policy {name} ({mode}) was reloaded"
+    WHAT = "{changes}"
+    name: str
+    mode: str
+    changes: str
+
+
+# ── channels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChannelFailed(Notice, frozen=True, kw_only=True):
+    """To the other channels; `silent_s`: for how long it has delivered nothing, None: not long."""
+
+    KIND = WATCHER
+    TITLE = "{channel}: {messages} not delivered"
+    WHAT = "no message was delivered for {silent_s:.0f} s; last error: {error}"
+    WHY = "notifications are not reaching this channel; the run itself goes on as before"
+    NEXT = (
+        "check the settings and the service of {channel}; state of the channels: supervise status "
+        "RUN"
+    )
+    channel: str
+    messages: str
+    error: str
+    silent_s: float | None = None
+
+
+class ChannelRecovered(Notice, frozen=True, kw_only=True):
+    """`lost`: messages that were given up."""
+
+    KIND = WATCHER
+    TITLE = "{channel} works again"
+    WHAT = "the waiting messages are being delivered"
+    channel: str
+    lost: int = 0
+
+    @property
+    def verdict(self) -> str:
+        return f"{formats.count_messages(self.lost)} lost" if self.lost else super().verdict
+
+    @property
+    def then(self) -> Advice:
+        return Advice(None, "read them with: supervise why RUN" if self.lost else "")
+
+
+class Digest(Notice, frozen=True, kw_only=True):
+    """Of messages that were held back; `titles`: of the first ones."""
+
+    KIND = WATCHER
+    TITLE = "digest of {messages}"
+    WHAT = "{titles}"
+    WHY = "they waited for the end of quiet hours, or were too many in an hour"
+    NEXT = "list all of them with: supervise audit show RUN"
+    messages: str
+    titles: str
+
+
+def _kinds(form: type[Notice]) -> Iterator[type[Notice]]:
+    if form.TITLE:
+        yield form
+    for derived in form.__subclasses__():
+        yield from _kinds(derived)
+
+
+NOTICES: Mapping[str, type[Notice]] = {form.__name__: form for form in _kinds(Notice)}
