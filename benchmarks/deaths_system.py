@@ -61,7 +61,7 @@ def wait() -> None:
 @way(
     "SIGKILL from outside",
     "SIGKILL",
-    "another process killed it",
+    "killed, by what is unknown",
     cls="killed",
     sent=signal.SIGKILL,
 )
@@ -72,7 +72,7 @@ def killed() -> None:
 @way(
     "SIGKILL from outside, below a shell script",
     "SIGKILL",
-    "another process killed it",
+    "killed, by what is unknown",
     cls="killed",
     sent=signal.SIGKILL,
     under=("sh", "-c", '"$@"; exit $?', "sh"),
@@ -288,7 +288,7 @@ def rank() -> None:
     "SIGKILL of one rank of two",
     "SIGKILL",
     "rank 1",
-    "another process killed it",
+    "killed, by what is unknown",
     cls="killed",
     ranks=2,
 )

@@ -170,7 +170,7 @@ def test_success_before_the_planned_length_is_reported_and_a_failure_as_one(
 @pytest.mark.parametrize(("signal", "by_drill"), [(9, True), (11, False)])
 def test_a_process_that_a_drill_killed_is_not_looked_for_elsewhere(tell, signal, by_drill):
     killed = {"kind": "signal", "type": "SIGKILL", "cls": "killed", "leading": True}
-    killed |= {"title": "another process killed it", "then": "look for who sent it"}
+    killed |= {"title": "killed, by what is unknown", "then": "look for who sent it"}
     drill = {"fault": "crash", "params": {"signal": signal}, "steps": 1}
     story = tell()
     end(

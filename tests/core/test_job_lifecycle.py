@@ -355,6 +355,20 @@ def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
     assert f"{message['severity']} {message['title']}" == told
 
 
+@pytest.mark.parametrize(
+    ("kind", "code", "opened"),
+    [("KeyboardInterrupt", -2, 0), ("SignalException", 1, 0), ("E", 1, 1)],
+)
+def test_a_signal_of_others_that_ended_the_job_is_no_incident(tell, kind, code, opened):
+    """Nor one that it raised itself, or its launcher got; people hear of the end all the same."""
+    story = crashing(tell)
+    story.notice("failure", "", data={"type": kind, "leading": True})
+    story.exit(code)
+
+    assert len(story.kinds("incident", "opened")) == opened
+    assert [m["severity"] for m in messages(story)][-1] == "SEV1"
+
+
 ASKS = RelaunchSettings(args=("--from={checkpoint}", "--fast"), env={"START": "{step}"})
 
 

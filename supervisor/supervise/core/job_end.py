@@ -51,7 +51,7 @@ from .model.decisions import (
     VerificationFailed,
 )
 from .model.events import Announced
-from .model.failure import EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
+from .model.failure import ASKED_TYPE, EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
@@ -97,7 +97,7 @@ def end_run_if_over(ctx: StepContext) -> None:
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
     is_bad = job.returncode != 0 and not _good_end(job, state.step)
-    by_itself = is_bad and not (job.stopping or _ended_as_asked(job))
+    by_itself = is_bad and not job.stopping and job.returncode not in ASKED
     if incident is None and by_itself and _is_known(job.cause):
         incident = _crash_incident(ctx, _caused(job, end_text + location))
     job.over = True
@@ -188,8 +188,10 @@ def _take_evidence(ctx: StepContext, incident: Incident, reason: str) -> None:
 
 
 def _is_known(cause: Failure | None) -> bool:
-    """Return whether a failure says why the job ended; an exit does so by its class only."""
-    return cause is not None and (cause.kind != EXIT or bool(cause.cls))
+    """Return whether a failure says why the job ended by itself; an exit does so by its class."""
+    if cause is None or cause.type == ASKED_TYPE:
+        return False
+    return cause.kind != EXIT or bool(cause.cls)
 
 
 def _caused(job: JobLife, end_text: str) -> str:
