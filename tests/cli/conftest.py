@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,18 +44,31 @@ def story() -> list[Event]:
     return [*events, Exited(10**9, 3)]
 
 
+@pytest.fixture(scope="session")
+def originals() -> dict[str, Path]:
+    """The runs that `recorded` has recorded, by all that they depend on."""
+    return {}
+
+
 @pytest.fixture
-def recorded(tmp_path):
-    """A function that records the story, or other events, under nano; see `record_run`."""
+def recorded(tmp_path, tmp_path_factory, originals):
+    """A function that records the story, or other events, under nano; see `record_run`.
+
+    What an earlier test recorded is copied; of two runs in one test each is of its own.
+    """
+    numbers = itertools.count()
 
     def record(events=None, *, end: int | None = 3, **options) -> RunDir:
         options |= {"begin": (), "ended": end is not None, "code": end or 0}
         events = story() if events is None else events
-        run = record_run(
-            tmp_path / "run", events, policy="nano", answer=lambda action: None, **options
-        )
-        (run.path / "state.json").unlink()
-        return run
+        key = repr((next(numbers), events, options))
+        if key not in originals:
+            path = tmp_path_factory.mktemp("original") / "run"
+            run = record_run(path, events, policy="nano", answer=lambda action: None, **options)
+            (run.path / "state.json").unlink()
+            originals[key] = path.parent
+        shutil.copytree(originals[key], tmp_path, copy_function=shutil.copy, dirs_exist_ok=True)
+        return RunDir.open(tmp_path / "run")
 
     return record
 

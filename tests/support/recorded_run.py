@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from supervise.catalog import load_policy
 from supervise.core import initial_state
 from supervise.core import step as step_engine
-from supervise.core.model import Announced, Finished, Frame, Launched, OperatorCommand
+from supervise.core.model import Announced, Finished, Frame, Launched, OperatorCommand, Policy
 from supervise.errors import StoreError
 from supervise.store import Audit, Journal, Recorder, Reloader, RunDir
 
@@ -64,6 +65,18 @@ def make_frames(
     ]
 
 
+@cache
+def shipped_policy(name: str, mode: str | None = None) -> Policy:
+    """Return a shipped policy, loaded once: it cannot be changed, and loading takes 0.1 s."""
+    return load_policy(name, mode=mode)
+
+
+def policy_of(name_or_path: Path | str, mode: str | None = None) -> Policy:
+    """Return a policy, by the name of a shipped one or from a file of a test."""
+    load = load_policy if isinstance(name_or_path, Path) else shipped_policy
+    return load(name_or_path, mode=mode)
+
+
 class Judge:
     """Judges events as the supervisor does, and records both.
 
@@ -79,7 +92,7 @@ class Judge:
         mode: str | None = None,
         answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda action: {},
     ) -> None:
-        self.run, self.policy, self._answer = run, load_policy(policy, mode=mode), answer
+        self.run, self.policy, self._answer = run, policy_of(policy, mode), answer
         audit, ticks = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL), itertools.count()
         journal = Journal.open(run.journal_path)
         self.recorder = Recorder(journal, audit, lambda: (next(ticks), WALL), print)
@@ -129,7 +142,7 @@ def record_run(
     Without an end its supervisor was killed. From event number `fails_at` on the journal cannot be
     written; `max_bytes` is its limit. Other options are those of `Judge`.
     """
-    chosen = load_policy(policy, mode=options.get("mode"))
+    chosen = policy_of(policy, options.get("mode"))
     run = RunDir.create(directory, argv=["python", "train.py"], policy=chosen, wall=WALL)
     judge = Judge(run, policy, **options)
     started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
