@@ -310,7 +310,7 @@ def named(module: Module) -> Iterator[str]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = [
         ast.get_docstring(node) or ""
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, documented)
     ]
     texts += re.findall(r"# .*", module.text)

@@ -85,9 +85,9 @@ DOCUMENTS = (
 )
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def names(module: Module) -> Iterator[str]:
     """Yield every identifier that a module defines or uses."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
                 yield name
@@ -108,7 +108,7 @@ def parts(name: str) -> list[str]:
 
 def refused(module: Module) -> list[tuple[str, str]]:
     """Return `(name, refused part)` for each distinct name of a module, its own name included."""
-    found = {*names(module.tree), module.name.rpartition(".")[2]} - ALSO_TORCH
+    found = {*names(module), module.name.rpartition(".")[2]} - ALSO_TORCH
     return [(name, part) for name in sorted(found) for part in parts(name) if part in REFUSED]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def schema_path(kind: str) -> Path:
     return shipped_folder(folder) / name
 
 
+@cache
 def validator(kind: str) -> jsonschema.Draft7Validator:
     schema = json.loads(schema_path(kind).read_text("utf-8"))
     jsonschema.Draft7Validator.check_schema(schema)  # what the YAML language server speaks

@@ -20,6 +20,7 @@ from tests.support.supervised_run import FAST_TORCH
 COLUMNS = 80
 HELP = Path(__file__).parents[1] / "golden" / "help.txt"
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+END = "-- end --"
 COMMANDS = [
     ("drill", "list"),
     ("policy", "diff", "nano", "medium"),
@@ -60,17 +61,25 @@ def on_terminal(args: list[str], interrupt_after: str = "", **more: str) -> tupl
     return printed.decode().replace("\r\n", "\n"), process.returncode
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_lines_break_between_words_and_lose_none(recorded, command):
-    run = str(recorded().path) if "RUN" in command else ""
-    args = [sys.executable, "-m", "supervise", *(run if a == "RUN" else a for a in command)]
-    piped = subprocess.run(args, capture_output=True, text=True, check=False).stdout
-    lines = STYLE.sub("", on_terminal(args)[0]).splitlines()
-    assert piped
+def test_lines_break_between_words_and_lose_none(recorded):
+    run = str(recorded().path)
+    commands = [[run if word == "RUN" else word for word in command] for command in COMMANDS]
+    code = f"""if True:
+        from supervise.cli import invoke
+        for command in {commands}:
+            print("{END}", *command[:1], flush=True)
+            invoke(command)
+    """
+    args = [sys.executable, "-c", code]
+    piped = subprocess.run(args, capture_output=True, text=True, check=False).stdout.split(END)
+    shown = STYLE.sub("", on_terminal(args)[0]).split(END)
 
-    assert sorted(" ".join(lines).split()) == sorted(piped.split())
-    for line in lines:
-        assert len(line) <= COLUMNS or re.match(r"\s*(\S+|.*supervise .*)$", line), line
+    assert len(shown) == len(piped) == 1 + len(COMMANDS)
+    for all_words, text in zip(piped[1:], shown[1:], strict=True):
+        assert len(all_words.splitlines()) > 1
+        assert sorted(text.split()) == sorted(all_words.split())
+        for line in text.splitlines():
+            assert len(line) <= COLUMNS or re.match(r"\s*(\S+|.*supervise .*)$", line), line
 
 
 def test_help_fits():

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from supervise.catalog import Injection, Scenario, load_policy
+from supervise.catalog import Injection, Scenario
 from supervise.core.model import (
     Announced,
     Decision,
@@ -34,6 +34,7 @@ from supervise.report import (
     build_incident_report,
     is_closing,
 )
+from tests.support.recorded_run import policy_of
 
 HERE = Path(__file__).parent
 RUN, WALL = "20260105-101112-7f3a9c", "2026-01-05T10:11:12.345Z"
@@ -84,7 +85,7 @@ def played(name: str) -> Played:
     """Play a story by its name, or by its title if it has none."""
     story = STORIES[name]
     own = HERE / f"{story['policy']}.yaml"
-    policy = load_policy(own if own.exists() else story["policy"], mode=story.get("mode"))
+    policy = policy_of(own if own.exists() else story["policy"], story.get("mode"))
     keys = ("series", "after_rollback", "ranks", "every", "delay")
     form = Scenario(
         name,

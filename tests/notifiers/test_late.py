@@ -12,11 +12,11 @@ import threading
 
 import pytest
 
-from supervise.catalog import load_policy
 from supervise.cli import invoke
 from supervise.notifiers import Undelivered, build_senders
 from supervise.runtime import UNDELIVERED_FILE, Courier, read_undelivered, write_undelivered
 from supervise.store import RunDir, add_run
+from tests.support.recorded_run import WALL, shipped_policy
 
 SECRET = f"whsec_{base64.b64encode(bytes(32)).decode()}"
 SETTINGS = {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET", "min_sev": "SEV1"}
@@ -34,9 +34,8 @@ def environ(monkeypatch, tmp_path, hook):
 @pytest.fixture
 def run(tmp_path):
     """The directory of a run."""
-    return RunDir.create(
-        tmp_path / "run", argv=["train"], policy=load_policy("observe"), wall="2026-01-05T10:11:12Z"
-    )
+    policy = shipped_policy("observe")
+    return RunDir.create(tmp_path / "run", argv=["train"], policy=policy, wall=WALL)
 
 
 @pytest.fixture
