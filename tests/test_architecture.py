@@ -308,11 +308,7 @@ def named(module: Module) -> Iterator[str]:
     if module.name.startswith(("benchmarks.", "tests.test_architecture")):
         return
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [
-        ast.get_docstring(node) or ""
-        for node in module.nodes
-        if isinstance(node, documented)
-    ]
+    texts = [ast.get_docstring(node) or "" for node in module.nodes if isinstance(node, documented)]
     texts += re.findall(r"# .*", module.text)
     for name in NAMED_FILE.findall("\n".join(texts)):
         if not name.startswith(OF_LIBRARIES) and name.rpartition("/")[2] not in file_names():
@@ -358,6 +354,19 @@ def test_the_house_is_in_order(rule):
     sentences = [sentence for module in read_modules() for sentence in rule(module)]
 
     assert not sentences, "\n" + "\n".join(sentences)
+
+
+def test_only_a_notice_makes_the_text_of_a_message():
+    """Nothing but `MessageDraft.of` makes a draft, which it makes of a notice."""
+    made = [
+        module.path
+        for module in read_modules()
+        if module.name.startswith("supervise.core.")
+        for node in module.nodes
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("MessageDraft", "MessageText")
+    ]
+    assert made == ["core/run_state.py"]
 
 
 def repeated(modules: list[Module]) -> list[str]:

@@ -7,8 +7,8 @@
 the kind, the incident, the severity, the rule, the reason, and a digest of the rest. `recordings`:
 a digest per recorded run of its back-test with `nano`. `run`: journal and audit log of
 one run, and what the reading commands say of it. `incidents/`: cards, summaries and documents of
-incidents of many kinds. `messages`: what people receive. `help`: every
-command. `exit-codes`: every error.
+incidents of many kinds. `messages`: what people receive. `notices`: the text of each kind of them.
+`help`: every command. `exit-codes`: every error.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from ..fuzz.recorded import record as record_run
 from . import stories
 from .channels import channels
 from .messages import messages
+from .notices import notices
 
 HERE = Path(__file__).parent
 INCIDENTS = ("spike", "rate", "held", "approval", "hang", "oom", "loader", "withdrawn", "operator")
@@ -231,6 +232,7 @@ def write() -> None:
             (HERE / "incidents" / f"{name}{suffix}").write_text(content)
     (HERE / "run.txt").write_text(run())
     (HERE / "messages.txt").write_text(messages())
+    (HERE / "notices.txt").write_text(notices())
     (HERE / "channels.txt").write_text(channels())
     (HERE / "help.txt").write_text(helps())
     (HERE / "exit-codes.txt").write_text(exit_codes())
