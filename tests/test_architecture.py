@@ -55,6 +55,7 @@ LAYERS = {
         "supervise_probe.wire",
     ),
     "cli": ("supervise", *DECLARED),
+    "web": ("supervise",),
     "__main__": ("supervise.cli",),
 }
 # Single modules that may import a little more than their layer.

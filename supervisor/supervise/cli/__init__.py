@@ -31,7 +31,7 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("runs", "status", "watch", "events", "why", "why-not", "triage", "checkpoints"),
+        *("runs", "status", "watch", "web", "events", "why", "why-not", "triage", "checkpoints"),
         *("export", "audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
@@ -46,7 +46,7 @@ SECTIONS = {
     ),
     "Your shell": ("completion",),
 }
-ENDED_BY_HAND = ("events", "watch")  # by Ctrl-C
+ENDED_BY_HAND = ("events", "watch", "web")  # by Ctrl-C
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 # The module of a command that shares one with others; any other has a module of its own name.
 MODULES = {

@@ -92,11 +92,12 @@ class RunSummary:
     problem: str | None = None
 
 
-def summarize_run(path: Path) -> RunSummary:
-    """Return what the list shows of a run."""
+def summarize_run(path: Path, outcome: run_records.RunOutcome | None = None) -> RunSummary:
+    """Return what the list shows of a run; `outcome`: of a view that has read its records."""
     row = RunSummary(path.name, str(path))
     try:
-        _fill(row, RunDir.open(path))
+        run = RunDir.open(path)
+        _fill(row, run, skim_run(run.audit_path) if outcome is None else outcome)
     except StoreError as error:
         row.problem = str(error)
     except MISSHAPEN as error:
@@ -104,7 +105,7 @@ def summarize_run(path: Path) -> RunSummary:
     return row
 
 
-def _fill(row: RunSummary, run: RunDir) -> None:
+def _fill(row: RunSummary, run: RunDir, outcome: run_records.RunOutcome) -> None:
     from ..runtime.status import Status
 
     described = run.describe()
@@ -112,7 +113,6 @@ def _fill(row: RunSummary, run: RunDir) -> None:
     status = None
     with suppress(StoreError):  # no status was written yet
         status = Status.read(run)
-    outcome = skim_run(run.audit_path)
     row.state, row.exit_code = state_of(run, outcome, described.host)
     row.step = -1 if outcome.last is None else int(outcome.last["step"])
     if status is not None:

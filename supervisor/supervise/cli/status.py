@@ -33,7 +33,7 @@ from ..runtime.status import (
 )
 from ..store import audit
 from ..store.run_directory import RunDir
-from ..store.run_records import IncidentOutcome, read_outcome, skim_run
+from ..store.run_records import IncidentOutcome, RunOutcome, read_outcome, skim_run
 from ._output import (
     echo_json,
     format_number,
@@ -86,12 +86,15 @@ class RunStatus:
         )
 
 
-def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
+def read_status(
+    run: RunDir, *, verified: bool = True, outcome: RunOutcome | None = None
+) -> RunStatus:
     """Return the state of a run.
 
     Args:
         verified: read every record of the audit log, up to its first damage; else skim it, as a
             view does that is drawn again and again.
+        outcome: what the records say, of a view that has read them.
 
     Raises:
         StoreError: a file cannot be read, or understood.
@@ -100,7 +103,8 @@ def read_status(run: RunDir, *, verified: bool = True) -> RunStatus:
     with reading_recorded_data(
         f"the records in {run.audit_path}", "supervise audit show RUN prints them"
     ):
-        outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
+        if outcome is None:
+            outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
         alive = run_life(run, outcome)
     is_live = alive.supervisor == "running" and newest is not None
     old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest and is_live else None
@@ -152,11 +156,11 @@ def status_command(run: Path, as_json: bool) -> None:
         echo_json(state.document())
         return
     with reading_recorded_data(f"the status in {directory.path / 'state.json'}", DERIVED):
-        lines = _lines(state)
+        lines = status_lines(state)
     print_table(lines)
 
 
-def _lines(state: RunStatus) -> list[tuple[str, str]]:
+def status_lines(state: RunStatus) -> list[tuple[str, str]]:
     """Return the rows of the table: what needs a person first, details last."""
     newest = state.newest
     lines = [("run", state.run), ("job", _job(state.life)), ("verdict", state.verdict)]

@@ -430,14 +430,28 @@ def is_same_run(run_id: str, path: Path) -> bool:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    """Return the directory of the index. Raises OSError where there is no home directory."""
-    state = Path(environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():  # to be ignored by the specification
-        home = Path(environ.get("HOME", ""))
-        if not home.is_absolute():
-            with suppress(KeyError):
-                home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
-        if not (home.is_absolute() and home.is_dir()):
-            raise NotADirectoryError(f"there is no home directory {home}")
-        state = home / ".local" / "state"
-    return state / "supervise" / "runs"
+    return state_directory(environ) / "runs"
+
+
+def state_directory(environ: Mapping[str, str]) -> Path:
+    """Return the directory of what is kept of a user. Raises OSError: there is no home."""
+    return _base(environ, "XDG_STATE_HOME", ".local/state") / "supervise"
+
+
+def cache_directory(environ: Mapping[str, str], run_id: str) -> Path:
+    """Return the directory of the curves of a run. Raises OSError: there is no home."""
+    return _base(environ, "XDG_CACHE_HOME", ".cache") / "supervise" / "pyramids" / run_id
+
+
+def _base(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    """Return a directory of the XDG specification, which ignores a relative one."""
+    base = Path(environ.get(variable, ""))
+    if base.is_absolute():
+        return base
+    home = Path(environ.get("HOME", ""))
+    if not home.is_absolute():
+        with suppress(KeyError):
+            home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    if not (home.is_absolute() and home.is_dir()):
+        raise NotADirectoryError(f"there is no home directory {home}")
+    return home / default

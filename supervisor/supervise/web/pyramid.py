@@ -1,0 +1,759 @@
+"""The pyramid of a run: its frames in buckets, level by level, made of the journal on first sight.
+
+A *stretch* is a sequence of frames of one rank with one attempt whose steps grow; buckets never
+cross its end. The *ordinal*, the count of a rank's frames, is the only coordinate that never goes
+back; step, time and tokens grow within a stretch. The last level is the journal itself: a bucket
+has the byte where its first frame is.
+
+The names of a rank's values may change their order, at a relaunch for instance. Columns are global
+by name here, in the order of first sight, and a table of positions holds from its frame on.
+
+The cache is a directory of its own, one file a level, and `state`, which is replaced at once with
+everything that is in memory: a killed build goes on from the last one, and gives the same. A cache
+of another run, journal or version is thrown away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..store import files
+from ..store.journal import MAGIC, MAX_PAYLOAD, START, THINNED
+from .levels import (
+    BASE,
+    COUNT,
+    FAN,
+    LARGEST,
+    LEVELS,
+    ORDINAL,
+    PLANES,
+    POSITION,
+    STEP,
+    TIME,
+    TOKENS,
+    Floats,
+    Level,
+    absent_values,
+    join_buckets,
+    reduce_frames,
+    widen_values,
+)
+
+FORMAT = 1
+AXES = {"step": STEP, "time": TIME, "tokens": TOKENS}
+MAX_RANKS = 16  # built together; of more than that each is built when it is chosen
+BLOCK = 8 << 20  # bytes that are parsed at once
+SAVE_BYTES = 32 << 20  # of the journal between two states of the cache
+RAW_POINTS = 2  # a pixel: with fewer frames than that they are shown themselves
+MAX_RAW_BYTES = 64 << 20  # read for it, of a journal with many ranks
+FRAME, ANNOUNCED = 1, 3  # as `store.journal` numbers them
+_HEAD = struct.Struct("<IIIB")  # length, crc, number, kind
+_FRAME = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
+_PAYLOAD = _HEAD.size + _FRAME.size
+
+
+class Span(NamedTuple):
+    """A frame in a block: its head, and where its values are."""
+
+    at_ns: int
+    step: int
+    attempt: int
+    offset: int
+    number: int
+    begin: int
+    end: int
+
+
+Groups = dict[tuple[int, bytes, int], list[Span]]  # by rank, bitmap and number of values
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Frames whose steps grow.
+
+    Attributes:
+        first, last: steps. ordinal, at_ns, event: of the first frame, `event` in the journal.
+        length: number of frames.
+        begin, end: its buckets on each level.
+    """
+
+    attempt: int
+    first: int
+    last: int
+    ordinal: int
+    at_ns: int
+    event: int
+    length: int = 0
+    begin: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The values of a window.
+
+    Attributes:
+        bucket: frames that a point stands for; 1: the frames themselves.
+        following: ordinal from which on points may still change, or come.
+        stretches: each with f8[5][n] and f4[metrics][4][n].
+    """
+
+    bucket: int
+    following: int
+    stretches: Sequence[tuple[Stretch, Floats, Floats]]
+
+
+class RankPyramid:
+    """The buckets of one rank. Its name of a level's file is `r<rank>.L<level>`."""
+
+    def __init__(self, folder: Path | None, rank: int) -> None:
+        self.rank = rank
+        self.columns: dict[str, int] = {}
+        self.tables: list[tuple[int, Floats]] = []  # from which frame on, columns of its values
+        self.levels = [
+            Level(None if folder is None else folder / f"r{rank}.L{number}")
+            for number in range(LEVELS)
+        ]
+        self.stretches: list[Stretch] = []
+        self.length = 0
+        self._tokens = 0.0  # the newest count of them
+        # Frames of the open bucket: x, values, which are not finite. Then the open buckets.
+        self._rows: tuple[Floats, Floats, Floats] | None = None
+        self._open: list[tuple[Floats, Floats] | None] = [None] * LEVELS
+
+    def announce(self, names: Sequence[str]) -> None:
+        """Take the names of the values that follow."""
+        for name in names:
+            self.columns.setdefault(name, len(self.columns))
+        self.tables.append((self.length, np.array([self.columns[name] for name in names], int)))
+        for level in self.levels:
+            level.widen(len(self.columns))
+
+    def take(self, head: Floats, values: Floats, broken: Floats) -> None:
+        """Take frames: i8[n, 5], see `Span`, values and which are not finite: [n, metrics]."""
+        cuts = np.flatnonzero((np.diff(head[:, 2]) != 0) | (np.diff(head[:, 1]) <= 0)) + 1
+        for begin, end in pairwise([0, *cuts.tolist(), len(head)]):
+            rows = head[begin:end]
+            step, attempt = int(rows[0, 1]), int(rows[0, 2])
+            stretch = self.stretches[-1] if self.stretches else None
+            if stretch is None or stretch.attempt != attempt or step <= stretch.last:
+                self._close()
+                stretch = Stretch(
+                    attempt, step, step, self.length, int(rows[0, 0]), int(rows[0, 4])
+                )
+                stretch.begin = [level.length for level in self.levels]
+                stretch.end = list(stretch.begin)
+                self.stretches.append(stretch)
+            x = np.empty((PLANES, end - begin))
+            x[ORDINAL] = self.length + np.arange(end - begin)
+            x[STEP], x[TIME], x[POSITION] = rows[:, 1], rows[:, 0], rows[:, 3]
+            x[TOKENS] = self.count_tokens(values[begin:end], self._tokens)
+            self._tokens = float(x[TOKENS, -1])
+            stretch.length += end - begin
+            stretch.last = int(rows[-1, 1])
+            self.length += end - begin
+            self._add(x, values[begin:end], broken[begin:end])
+
+    def count_tokens(self, values: Floats, tokens: float) -> Floats:
+        """Return the tokens so far of frames; `tokens`: where one does not say so."""
+        column = self.columns.get("tokens_seen", values.shape[1])
+        if column >= values.shape[1]:
+            return np.full(len(values), tokens)
+        counts = values[:, column]
+        newest = np.maximum.accumulate(np.where(np.isfinite(counts), np.arange(len(counts)), -1))
+        return np.where(newest >= 0, counts[newest], tokens)
+
+    def _add(self, x: Floats, values: Floats, broken: Floats) -> None:
+        width = len(self.columns)
+        if self._rows is not None:
+            old_x, old_values, old_broken = self._rows
+            x = np.concatenate([old_x, x], 1)
+            values = np.concatenate(
+                [_widen(old_values, width, np.nan), _widen(values, width, np.nan)]
+            )
+            broken = np.concatenate(
+                [_widen(old_broken, width, False), _widen(broken, width, False)]
+            )
+        full = x.shape[1] // BASE * BASE
+        if full:
+            frames = values[:full].reshape(-1, BASE, values.shape[1])
+            marks = broken[:full].reshape(frames.shape)
+            self._push(0, x[:, :full:BASE], reduce_frames(frames, marks))
+        # Copies: a view would keep the whole block in memory.
+        rest = x[:, full:].copy(), values[full:].copy(), broken[full:].copy()
+        self._rows = rest if full < x.shape[1] else None
+
+    def _push(self, number: int, x: Floats, values: Floats) -> None:
+        self.levels[number].append(x, values)
+        self.stretches[-1].end[number] = self.levels[number].length
+        if number + 1 == LEVELS:
+            return
+        width = len(self.columns)
+        values = widen_values(values, width)
+        if (open_buckets := self._open[number + 1]) is not None:
+            x = np.concatenate([open_buckets[0], x], 1)
+            values = np.concatenate([widen_values(open_buckets[1], width), values], 2)
+        full = x.shape[1] // FAN * FAN
+        rest = x[:, full:].copy(), values[:, :, full:].copy()
+        self._open[number + 1] = rest if full < x.shape[1] else None
+        if full:
+            joined = values[:, :, :full].reshape(width, 4, -1, FAN)
+            self._push(number + 1, x[:, :full:FAN], join_buckets(joined))
+
+    def _close(self) -> None:
+        """End the open buckets: the stretch is over."""
+        if self._rows is not None:
+            (x, values, broken), self._rows = self._rows, None
+            self._push(0, x[:, :1], reduce_frames(values[None], broken[None]))
+        for number in range(1, LEVELS):
+            if (open_buckets := self._open[number]) is not None:
+                self._open[number] = None
+                x, values = open_buckets
+                self._push(number, x[:, :1], join_buckets(values[:, :, None, :]))
+
+    def _open_end(self, number: int, columns: Sequence[int]) -> Iterator[tuple[Floats, Floats]]:
+        """Yield what a level lacks of the newest stretch: finer buckets, then the open frames."""
+        stretch = self.stretches[-1]
+        done = stretch.end[number] - stretch.begin[number]
+        for finer in range(number - 1, -1, -1):
+            begin, end = stretch.begin[finer] + done * FAN, stretch.end[finer]
+            done = end - stretch.begin[finer]
+            yield (
+                self.levels[finer].x(slice(None), begin, end),
+                self.levels[finer].values(columns, begin, end),
+            )
+        if self._rows is not None:
+            x, values, broken = self._rows
+            reduced = reduce_frames(values[None], broken[None])
+            chosen = absent_values(len(columns), 1)
+            for row, column in enumerate(columns):
+                if column < len(reduced):
+                    chosen[row] = reduced[column]
+            yield x[:, :1], chosen
+
+    def window(
+        self, number: int, stretch: Stretch, axis: int, low: float, high: float
+    ) -> tuple[int, int]:
+        """Return the buckets of a level in a window, and one more on each side."""
+        begin, end = stretch.begin[number], stretch.end[number]
+        x = self.levels[number].x([axis], begin, end)[0]
+        first, last = np.searchsorted(x, [low, high])
+        return begin + max(int(first) - 1, 0), min(begin + int(last) + 1, end)
+
+    def buckets(
+        self, number: int, stretch: Stretch, span: tuple[int, int], columns: Sequence[int]
+    ) -> tuple[Floats, Floats]:
+        """Return buckets of a level, with the open end where it is in the window."""
+        level = self.levels[number]
+        parts = [(level.x(slice(None), *span), level.values(columns, *span))]
+        if stretch is self.stretches[-1] and span[1] == stretch.end[number]:
+            parts += self._open_end(number, columns)
+        return (
+            np.concatenate([x for x, _ in parts], 1),
+            np.concatenate([values for _, values in parts], 2),
+        )
+
+    def position(self, stretch: Stretch, bucket: int) -> tuple[int, int, float] | None:
+        """Return ordinal, position and tokens of the first frame of a bucket of level 0."""
+        planes = [ORDINAL, POSITION, TOKENS]
+        if bucket < stretch.end[0]:
+            x = self.levels[0].x(planes, bucket, bucket + 1)[:, 0]
+        elif self._rows is not None:
+            x = self._rows[0][planes, 0]
+        else:
+            return None
+        return int(x[0]), int(x[1]), float(x[2])
+
+    def state(self) -> tuple[Mapping[str, Any], list[Floats]]:
+        """Return all that is in memory: facts, and arrays."""
+        levels = [level.state() for level in self.levels]
+        facts = {
+            "rank": self.rank,
+            "columns": list(self.columns),
+            "length": self.length,
+            "tokens": self._tokens,
+            "tables": [first for first, _ in self.tables],
+            "stretches": [
+                [*(getattr(stretch, name) for name in Stretch.__slots__)]
+                for stretch in self.stretches
+            ],
+            "levels": [level_facts for level_facts, _ in levels],
+            "rows": self._rows is not None,
+            "open": [buckets is not None for buckets in self._open],
+        }
+        arrays = [table for _, table in self.tables]
+        arrays += [array for _, level_arrays in levels for array in level_arrays]
+        arrays += self._rows or ()
+        arrays += [array for buckets in self._open if buckets is not None for array in buckets]
+        return facts, arrays
+
+    def restore(self, facts: Mapping[str, Any], arrays: Iterator[Floats]) -> None:
+        """Go on where another one was. Raises OSError, ValueError and others: it cannot."""
+        self.columns = {name: column for column, name in enumerate(facts["columns"])}
+        self.length = facts["length"]
+        self._tokens = facts["tokens"]
+        self.tables = [(first, next(arrays)) for first in facts["tables"]]
+        self.stretches = [Stretch(*values) for values in facts["stretches"]]
+        for level, level_facts in zip(self.levels, facts["levels"], strict=True):
+            level.restore(level_facts, [next(arrays), next(arrays)])
+        self._rows = (next(arrays), next(arrays), next(arrays)) if facts["rows"] else None
+        self._open = [
+            (next(arrays), next(arrays)) if is_open else None for is_open in facts["open"]
+        ]
+
+
+class Pyramid:
+    """The curves of one run; `update` reads what is new. One thread at a time.
+
+    Args:
+        journal: directory of the segments.
+        folder: of the cache; None, or one that another process uses: in memory.
+        run: its id, of which a cache must be.
+        rank: the only one; None: the first MAX_RANKS.
+        save_bytes: of the journal between two states of the cache.
+
+    Attributes:
+        ranks: by number, in order of first sight.
+        read_bytes: of the journal so far.
+        damage: why nothing behind that is read, "" where nothing is wrong.
+        cut: the journal lacks frames that are here or were.
+    """
+
+    def __init__(
+        self,
+        journal: Path,
+        folder: Path | None = None,
+        *,
+        run: str = "",
+        rank: int | None = None,
+        save_bytes: int = SAVE_BYTES,
+    ) -> None:
+        self._save_bytes = save_bytes
+        self._journal, self._run, self._only = journal, run, rank
+        self._lock = -1
+        self._begin(self._claim(folder))
+        self._restore()
+
+    def _begin(self, folder: Path | None) -> None:
+        self.ranks: dict[int, RankPyramid] = {}
+        self.read_bytes, self.damage, self.cut = 0, "", False
+        self._segment, self._offset, self._number = 0, START.size, 0
+        self._is_in_thinned = False  # the segment that is being read
+        self._folder, self._saved_bytes = folder, 0
+
+    def _claim(self, folder: Path | None) -> Path | None:
+        if folder is None:
+            return None
+        try:
+            files.make_directory(folder)
+            self._lock = files.open_file(folder / "lock", os.O_WRONLY | os.O_CREAT)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            return None
+        return folder
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it outlives this process."""
+        return self._folder is not None
+
+    def close(self) -> None:
+        """Leave the cache to others."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def size_bytes(self) -> int:
+        """Return the size of the journal, 0 for none."""
+        with suppress(OSError):
+            return sum(path.stat().st_size for path in self._journal.glob("*.jrn"))
+        return 0
+
+    @property
+    def is_journal_there(self) -> bool:
+        """Whether there is a journal to read."""
+        return self._path(0).exists()
+
+    def _path(self, segment: int) -> Path:
+        return self._journal / f"{segment:05}.jrn"
+
+    def update(self, limit: int = 1 << 62) -> int:
+        """Read on, up to about `limit` bytes; return how many were read, 0 at the end."""
+        count = 0
+        while count < limit and not self.damage:
+            block = self._block()
+            if block is None:
+                break
+            try:
+                used = self._parse(block)
+            except OSError:  # the cache cannot be written: again, in memory
+                self._begin(None)
+                continue
+            self._offset += used
+            self.read_bytes += used
+            count += used
+            if not used and not self._leave_segment(len(block)):
+                break
+        if self.read_bytes - self._saved_bytes >= self._save_bytes:
+            self.save()
+        return count
+
+    def _block(self) -> bytes | None:
+        """Return bytes from where reading stopped; of a segment that was thinned since, all."""
+        try:
+            fd = files.open_file(self._path(self._segment))
+        except OSError:
+            return None
+        try:
+            start = os.pread(fd, START.size, 0)
+            is_thinned = start.startswith(THINNED)
+            if len(start) < START.size or not (is_thinned or start.startswith(MAGIC)):
+                return None
+            if is_thinned and not self._is_in_thinned:
+                self.cut, self._is_in_thinned, self._offset = True, True, START.size
+            return os.pread(fd, BLOCK, self._offset)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _leave_segment(self, left: int) -> bool:
+        """Go to the next segment if there is one; what is left of this one is damage."""
+        if not self._path(self._segment + 1).exists():
+            return False
+        if left:
+            path = self._path(self._segment)
+            self.damage = f"event {self._number} in {path} (byte {self._offset}) is damaged"
+            return False
+        self._segment, self._offset, self._is_in_thinned = self._segment + 1, START.size, False
+        return True
+
+    def _parse(self, block: bytes) -> int:
+        """Take the records of a block; return how many bytes were whole records."""
+        offset, size = 0, len(block)
+        base = (self._segment << 40) + self._offset
+        unpack, crc32, unpack_frame = _HEAD.unpack_from, zlib.crc32, _FRAME.unpack_from
+        view, groups = memoryview(block), Groups()
+        while offset + _HEAD.size <= size:
+            length, crc, number, kind = unpack(block, offset)
+            end = offset + _HEAD.size + length
+            if end > size or length > MAX_PAYLOAD or crc32(view[offset + 8 : end]) != crc:
+                break
+            if (number - self._number) & 0xFFFFFFFF < 1 << 31:  # else it was read before
+                self._number += ((number - self._number) & 0xFFFFFFFF) + 1
+                if kind == FRAME:
+                    at_ns, step, rank, attempt, count = unpack_frame(block, offset + _HEAD.size)
+                    begin = offset + _PAYLOAD + (count + 7) // 8
+                    bits = block[offset + _PAYLOAD : begin]
+                    span = Span(at_ns, step, attempt, base + offset, self._number - 1, begin, end)
+                    groups.setdefault((rank, bits, end - begin), []).append(span)
+                elif kind == ANNOUNCED:
+                    self._take(groups, view)
+                    groups = Groups()
+                    self._announce(block[offset + _HEAD.size : end])
+            offset = end
+        self._take(groups, view)
+        return offset
+
+    def _announce(self, payload: bytes) -> None:
+        fields = json.loads(payload)
+        rank = self._rank(int(fields["rank"]))
+        if rank is not None:
+            rank.announce([str(name) for name in fields["names"]])
+
+    def _rank(self, number: int) -> RankPyramid | None:
+        if number not in self.ranks:
+            if self._only is None and len(self.ranks) >= MAX_RANKS:
+                return None
+            if self._only is not None and number != self._only:
+                return None
+            self.ranks[number] = RankPyramid(self._folder, number)
+        return self.ranks[number]
+
+    def _take(self, groups: Groups, view: memoryview) -> None:
+        by_rank: dict[int, Groups] = {}
+        for key, frames in groups.items():
+            by_rank.setdefault(key[0], {})[key] = frames
+        for number, parts in by_rank.items():
+            rank = self._rank(number)
+            if rank is not None:
+                columns = rank.tables[-1][1] if rank.tables else np.empty(0, int)
+                rank.take(*_decode(parts, view, columns, len(rank.columns)))
+
+    # ── queries ──
+
+    def curves(
+        self,
+        number: int,
+        metrics: Sequence[str],
+        axis: str,
+        low: float,
+        high: float,
+        pixels: int,
+        *,
+        shifts: Sequence[float] = (),
+    ) -> Curves:
+        """Return the values of a window of an axis: step, time in ns, or tokens.
+
+        Args:
+            shifts: of each stretch, what is to be added to its axis.
+
+        Raises:
+            KeyError: there is no such rank.
+        """
+        rank, plane = self.ranks[number], AXES[axis]
+        columns = [rank.columns.get(name, 1 << 30) for name in metrics]
+        moved = shifts or [0.0] * len(rank.stretches)
+        windows = [(low - shift, high - shift) for shift in moved]
+        pairs = list(zip(rank.stretches, windows, strict=True))
+        spans = [rank.window(0, stretch, plane, *window) for stretch, window in pairs]
+        frames = sum((end - begin) * BASE for begin, end in spans)
+        if frames <= RAW_POINTS * pixels and (raw := self._raw(rank, spans, columns)) is not None:
+            inside = [
+                (stretch, *_cut(x, values, plane, *window))
+                for (stretch, window), (x, values) in zip(pairs, raw, strict=True)
+            ]
+            return Curves(1, rank.length, inside)
+        level, buckets = 0, frames // BASE
+        while buckets > pixels and level + 1 < LEVELS:
+            level, buckets = level + 1, buckets // FAN
+        bucket = BASE * FAN**level
+        following, stretches = 0, []
+        for stretch, window in pairs:
+            span = rank.window(level, stretch, plane, *window)
+            stretches.append((stretch, *rank.buckets(level, stretch, span, columns)))
+            following = stretch.ordinal + (stretch.end[level] - stretch.begin[level]) * bucket
+        return Curves(bucket, following, stretches)
+
+    def _raw(
+        self, rank: RankPyramid, spans: Sequence[tuple[int, int]], columns: Sequence[int]
+    ) -> list[tuple[Floats, Floats]] | None:
+        """Return the frames of some buckets of level 0, None where the journal lacks them."""
+        parts = []
+        for stretch, (begin, end) in zip(rank.stretches, spans, strict=True):
+            start = rank.position(stretch, begin)
+            last = stretch.ordinal + stretch.length
+            if end < stretch.end[0]:
+                last = stretch.ordinal + (end - stretch.begin[0]) * BASE
+            if start is None or last <= start[0]:
+                parts.append((np.empty((PLANES, 0)), absent_values(len(columns), 0)))
+                continue
+            frames = self._frames(rank, *start, last - start[0])
+            if frames is None:
+                return None
+            parts.append(_raw_values(*frames, columns))
+        return parts
+
+    def _frames(
+        self, rank: RankPyramid, ordinal: int, position: int, tokens: float, count: int
+    ) -> tuple[Floats, Floats, Floats] | None:
+        """Return x, values and which are not finite of frames, read from the journal."""
+        parts: list[tuple[Floats, Floats, Floats]] = []
+        segment, offset, budget = position >> 40, position & ((1 << 40) - 1), MAX_RAW_BYTES
+        count_read = 0
+        while count_read < count:
+            block = self._old_block(segment, offset, min(BLOCK, 4096 + (count - count_read) * 1500))
+            budget -= BLOCK if block is None else len(block)
+            if block is None or budget < 0:
+                return None
+            tables = [(first - ordinal - count_read, table) for first, table in rank.tables]
+            runs, size = _frames_of(block, rank.rank, count - count_read, tables)
+            for groups, table in runs:
+                part = _decode(groups, memoryview(block), table, len(rank.columns))
+                parts.append(part)
+                count_read += len(part[0])
+            offset += size
+            if not size:
+                if not self._path(segment + 1).exists():
+                    return None
+                segment, offset = segment + 1, START.size
+        head, values, broken = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        x = np.zeros((PLANES, len(head)))
+        x[ORDINAL] = ordinal + np.arange(len(head))
+        x[STEP], x[TIME] = head[:, 1], head[:, 0]
+        x[TOKENS] = rank.count_tokens(values, tokens)
+        return x, values, broken
+
+    def _old_block(self, segment: int, offset: int, size: int) -> bytes | None:
+        try:
+            fd = files.open_file(self._path(segment))
+        except OSError:
+            return None
+        try:
+            if not os.pread(fd, len(MAGIC), 0).startswith(MAGIC):
+                self.cut = True  # thinned since: its frames are not there any more
+                return None
+            return os.pread(fd, size, offset)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    # ── the cache ──
+
+    def save(self) -> None:
+        """Write all that is in memory; a cache that cannot be written is none."""
+        if self._folder is None:
+            return
+        ranks = [rank.state() for rank in self.ranks.values()]
+        facts = {
+            "format": FORMAT,
+            "boot": _boot(),  # what a power cut left is not trusted
+            "run": self._run,
+            "identity": self._identity(),
+            "segment": self._segment,
+            "offset": self._offset,
+            "number": self._number,
+            "read_bytes": self.read_bytes,
+            "cut": self.cut,
+            "thinned": self._is_in_thinned,
+            "ranks": [rank_facts for rank_facts, _ in ranks],
+        }
+        content = io.BytesIO()
+        text = np.frombuffer(json.dumps(facts).encode(), "u1")
+        np.savez(content, text, *(array for _, arrays in ranks for array in arrays))
+        with suppress(OSError):
+            files.replace_file(self._folder / "state", content.getvalue(), durable=False)
+            self._saved_bytes = self.read_bytes
+
+    def _restore(self) -> None:
+        if self._folder is None:
+            return
+        try:
+            raw = files.read_file(self._folder / "state")
+            with np.load(io.BytesIO(raw), allow_pickle=False) as content:
+                facts = json.loads(content["arr_0"].tobytes())
+                arrays = iter([content[f"arr_{n}"] for n in range(1, len(content.files))])
+            if facts["boot"] != _boot() or facts["format"] != FORMAT or facts["run"] != self._run:
+                raise ValueError("it is of another run")
+            if self._identity() not in (None, facts["identity"]):
+                raise ValueError("it is of another journal")
+            ranks = {}
+            for rank_facts in facts["ranks"]:
+                rank = RankPyramid(self._folder, int(rank_facts["rank"]))
+                rank.restore(rank_facts, arrays)
+                ranks[rank.rank] = rank
+        except Exception:  # whatever a cache may hold: it is made again
+            return
+        self.ranks = ranks
+        self._segment, self._offset = facts["segment"], facts["offset"]
+        self._number, self._is_in_thinned = facts["number"], facts["thinned"]
+        self.read_bytes = self._saved_bytes = facts["read_bytes"]
+        self.cut = facts["cut"]
+
+    def _identity(self) -> str | None:
+        """Return the hash of where the journal begins, None without one."""
+        try:
+            fd = files.open_file(self._path(0))
+        except OSError:
+            return None
+        try:
+            start = os.pread(fd, START.size + _HEAD.size, 0)
+            return hashlib.sha256(start[len(MAGIC) :]).hexdigest()
+        finally:
+            os.close(fd)
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _widen(rows: Floats, width: int, value: Any) -> Floats:
+    if rows.shape[1] >= width:
+        return rows
+    return np.concatenate([rows, np.full((len(rows), width - rows.shape[1]), value)], 1)
+
+
+def _decode(
+    groups: Groups, view: memoryview, columns: Floats, width: int
+) -> tuple[Floats, Floats, Floats]:
+    """Return head, values and which of these are not finite, in the order of the journal."""
+    count = sum(map(len, groups.values()))
+    head = np.empty((count, 5), "i8")
+    values, broken = np.full((count, width), np.nan), np.zeros((count, width), bool)
+    begin = 0
+    for (_, bits, size), frames in groups.items():
+        target = slice(begin, begin + len(frames))
+        head[target] = [frame[:5] for frame in frames]
+        present = np.flatnonzero(np.unpackbits(np.frombuffer(bits, "u1"), bitorder="little"))
+        raw = b"".join([view[frame.begin : frame.end] for frame in frames])
+        if size == 8 * len(present):  # else it is no frame of ours
+            known = present < len(columns)
+            numbers = np.frombuffer(raw, "<f8").reshape(len(frames), -1)[:, known]
+            finite = np.isfinite(numbers)
+            chosen = columns[present[known]]
+            broken[target, chosen] = ~finite
+            values[target, chosen] = np.where(finite, numbers, np.nan)
+        begin += len(frames)
+    if len(groups) > 1:
+        order = np.argsort(head[:, 3], kind="stable")
+        head, values, broken = head[order], values[order], broken[order]
+    return head, values, broken
+
+
+def _frames_of(
+    block: bytes, rank: int, count: int, tables: Sequence[tuple[int, Floats]]
+) -> tuple[list[tuple[Groups, Floats]], int]:
+    """Return up to `count` frames of a rank with their tables, and the bytes of whole records.
+
+    Args:
+        tables: with the number of the first frame in the block that each is for.
+    """
+    index = max((n for n, (first, _) in enumerate(tables) if first <= 0), default=-1)
+    table = tables[index][1] if index >= 0 else np.empty(0, int)
+    runs: list[tuple[Groups, Floats]] = [({}, table)]
+    offset, number = 0, 0
+    while offset + _HEAD.size <= len(block) and number < count:
+        length, _, _, kind = _HEAD.unpack_from(block, offset)
+        end = offset + _HEAD.size + length
+        if end > len(block):
+            break
+        if kind == FRAME:
+            at_ns, step, owner, attempt, size = _FRAME.unpack_from(block, offset + _HEAD.size)
+            if owner == rank:
+                while index + 1 < len(tables) and tables[index + 1][0] <= number:
+                    index += 1
+                    runs.append(({}, tables[index][1]))
+                begin = offset + _PAYLOAD + (size + 7) // 8
+                bits = block[offset + _PAYLOAD : begin]
+                span = Span(at_ns, step, attempt, offset, -1, begin, end)
+                runs[-1][0].setdefault((rank, bits, end - begin), []).append(span)
+                number += 1
+        offset = end
+    return [run for run in runs if run[0]], offset
+
+
+def _raw_values(
+    x: Floats, frames: Floats, broken: Floats, columns: Sequence[int]
+) -> tuple[Floats, Floats]:
+    values = absent_values(len(columns), len(frames))
+    for row, column in enumerate(columns):
+        if column < frames.shape[1]:
+            values[row, :COUNT] = frames[:, column].clip(-LARGEST, LARGEST)
+            counts = np.where(np.isfinite(frames[:, column]), 1, 0)
+            values[row, COUNT] = np.where(broken[:, column], -0.5, counts)
+    return x, values
+
+
+def _cut(x: Floats, values: Floats, plane: int, low: float, high: float) -> tuple[Floats, Floats]:
+    """Return the frames in a window, and one more on each side."""
+    first, last = np.searchsorted(x[plane], [low, high])
+    span = slice(max(int(first) - 1, 0), int(last) + 1)
+    return x[:, span], values[:, :, span]

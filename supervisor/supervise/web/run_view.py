@@ -1,0 +1,691 @@
+"""The facts of a run for the page, from what `status`, `watch` and `why` read, and kept up to date.
+
+Nothing is computed here that another view has: states, verdicts, lines and reports come from their
+own modules. A view reads what was appended to the audit log since, and a status that has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct, field
+
+from ..catalog.metrics import spec_of
+from ..checkpoints import registry
+from ..cli import _runs, runs
+from ..cli._output import seconds_since
+from ..cli.status import RunStatus, budgets_left, current_incidents, read_status, status_lines
+from ..cli.why import readable_policies, run_phase
+from ..core.model import decisions, formats, state_machine
+from ..core.model.decisions import plain_json
+from ..errors import MISSHAPEN, StoreError
+from ..report.incident_builder import build_incident_report, summarize_incident
+from ..report.incident_files import describe_run, read_tapes
+from ..report.incident_report import IncidentReport, RunOrigin
+from ..report.receipt import run_path
+from ..report.records import Record, find_action_outcome, incident_ids
+from ..store import run_directory
+from ..store.files import is_locked, make_directory, read_json, replace_file
+from ..store.run_directory import RunDir
+from ..store.run_records import RunOutcome
+
+if TYPE_CHECKING:
+    from ..core.model.policy import Policy
+    from ..runtime.status import Status
+
+ENDED_S = 86400.0  # a run that ended badly needs somebody for so long
+SHOWN = 100  # newest decisions
+MAX_TAGS, MAX_TAG, MAX_NOTE = 10, 40, 2000
+BOARDS = {
+    "icu": (
+        *("train_loss_raw", "train_loss_ema", "train_loss", "val_loss", "grad_global_norm"),
+        *("update_to_weight", "update_norm", "learning_rate", "tokens_per_sec", "loss_scale"),
+        *("overflow_rate", "max_attn_logit", "attn_entropy", "tokens_seen"),
+    ),
+    "efficiency": (
+        *("tokens_per_sec", "step_time", "mfu", "dataloader_stall_frac", "comm_time_frac"),
+        *("straggler_ratio", "forward_time", "backward_time", "optimizer_time", "other_time"),
+        *("host_mem_used", "gpu_util", "probe_overhead_frac"),
+    ),
+    "data": (
+        *("source_mix_share", "batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
+        *("near_dup_rate", "train_val_overlap", "pad_fraction"),
+    ),
+    "quality": (
+        *("val_loss", "val_bpb", "fixed_probe_loss", "output_kl_to_prev", "logit_entropy_probe"),
+        *("topk_mass_probe", "microbench_score", "toxicity_rate", "memorization_rate"),
+        *("ckpt_verified", "checkpoint_time"),
+    ),
+}
+LOGARITHMIC = ("grad_global_norm", "update_norm", "learning_rate", "loss_scale")
+NO_CURVE = ("_rate", "_count", "_seen", "_verified", "_rank", "_hash", "_mismatch", "_errors")
+EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
+    (decisions.PolicyReloaded, "policy"),
+    (decisions.PolicyRefused, "policy"),
+    (decisions.CommandAnswered, "operator"),
+    (decisions.JobLaunched, "launch"),
+    (decisions.RunAdopted, "launch"),
+    (decisions.ProgramReplaced, "launch"),
+    (decisions.Rebaselined, "baseline"),
+    (decisions.FramesMissing, "gap"),
+)
+
+
+class Need(Struct, frozen=True, kw_only=True):
+    """Something about a run that needs a person, with the command; `left_s`: until it is late."""
+
+    run: str
+    kind: str
+    text: str
+    command: str
+    severity: str | None = None
+    incident: str | None = None
+    left_s: float | None = None
+
+
+class Undone(Struct, frozen=True, kw_only=True):
+    """Steps of an attempt that do not count, both inclusive."""
+
+    attempt: int
+    first: int = field(name="from")
+    last: int = field(name="to")
+    by: str
+    incident: str | None = None
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """When something was; t: seconds since the run was created."""
+
+    t: float
+    step: int
+    attempt: int
+
+
+class Phase(Moment, frozen=True, kw_only=True):
+    """A state of the engine begins."""
+
+    name: str
+
+
+class EventMark(Moment, frozen=True, kw_only=True):
+    """Something that people look for beside the curves."""
+
+    kind: str
+    text: str
+    record: int
+
+
+class Raise(Moment, frozen=True, kw_only=True):
+    """An incident became more severe."""
+
+    severity: str
+    text: str
+
+
+class IncidentMark(Moment, frozen=True, kw_only=True):
+    """An incident beside the curves; `phase`: open, held or closed."""
+
+    id: str
+    severity: str
+    state: str
+    title: str
+    phase: str
+    rules: Sequence[str]
+    requested_by: str
+    raised: Sequence[Raise]
+    end_step: int | None = None
+    end_attempt: int | None = None
+    end_t: float | None = None
+    end_text: str = ""
+
+
+class ActionMark(Moment, frozen=True, kw_only=True):
+    """An action beside the curves; `restored`: where a rollback began and ended."""
+
+    id: str
+    incident: str | None
+    verb: str
+    runbook: str
+    text: str
+    outcome: str | None = None
+    end_step: int | None = None
+    end_t: float | None = None
+    restored: Mapping[str, int] | None = None
+
+
+class Restored(Struct, frozen=True):
+    """What a rollback observed: from which step to which, and the attempt that goes on."""
+
+    from_step: int | None = None
+    step: int | None = None
+    attempt: int | None = None
+
+
+class Decision(Moment, frozen=True, kw_only=True):
+    """A record of the audit log."""
+
+    record: int
+    wall: str | None
+    kind: str
+    severity: str | None
+    incident: str | None
+    rule: str | None
+    text: str
+
+
+class RunView:
+    """One run; `update` reads what is new, and every other method answers from memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunDir.open(path)
+        self.name = path.name
+        self.described = describe_run(self.run)
+        self.t0 = _unix(self.described.created) or 0.0
+        self.records: list[Record] = []
+        self.state: RunStatus | None = None
+        self._outcome = RunOutcome()
+        self._tail = _runs.LogTail(self.run.audit_path)
+        self._stamps: tuple[object, ...] = ()
+        self._policies: dict[str, Policy] = {}
+        self._policy_files: tuple[object, ...] = ()
+        self._rules: tuple[str, list[dict[str, Any]]] = ("", [])
+        self._marks: tuple[int, dict[str, Any]] = (-1, {})
+        self._incident_marks: dict[str, tuple[int, IncidentMark]] = {}
+        self.problem = ""
+
+    def update(self) -> bool:
+        """Read what is new; return whether anything is. What cannot be read is the `problem`."""
+        path = self.run.path
+        stamps = (
+            *(_stamp(path / name) for name in ("state.json", "audit.log", registry.NAME)),
+            is_locked(self.run.audit_path),
+        )
+        if stamps == self._stamps:
+            return False
+        self.problem, self._stamps = "", stamps
+        try:
+            for raw in self._tail.read():
+                self._take(raw)
+            self.state = read_status(self.run, outcome=self._outcome)
+        except StoreError as error:
+            self.problem = str(error)
+        return True
+
+    def _take(self, raw: Mapping[str, Any]) -> None:
+        try:
+            self._outcome.take(raw)
+            self.records.append(Record.decode(raw))
+        except MISSHAPEN as error:  # of another version: the others count
+            self.problem = f"a record cannot be understood: {type(error).__name__}"
+
+    @property
+    def newest(self) -> Status | None:
+        """The status that its supervisor wrote last."""
+        return None if self.state is None else self.state.newest
+
+    def policies(self) -> dict[str, Policy]:
+        """Return the policies of the run that can be read, by digest."""
+        stamps = (_stamp(self.run.policy_path), _stamp(self.run.path / "policies"))
+        if stamps != self._policy_files:
+            self._policies, self._policy_files = readable_policies(self.run), stamps
+        return self._policies
+
+    # ── documents ──
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row of the list."""
+        row = runs.summarize_run(self.run.path, self._outcome)
+        newest = self.newest
+        training = None if newest is None else newest.training
+        worst = [] if self.state is None else self.state.gravest
+        standing = next((i.id for i in worst if i.phase != "closed"), None)
+        return {
+            **msgspec.to_builtins(row),
+            "host": self.described.host,
+            "verdict": "" if self.state is None else self.state.verdict,
+            "phase": None if newest is None else newest.state,
+            "planned_steps": training and training.planned_steps,
+            "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
+            "steps_per_s": training and training.steps_per_s,
+            "open": standing,
+            "protection": dict(newest.can) if newest else {},
+            "updated": newest.updated_wall if newest else None,
+            "age_s": seconds_since(newest.updated_wall, _now()) if newest else None,
+            "curve": msgspec.to_builtins(training.curve) if training else {"steps": [], "loss": []},
+            "rollbacks": [
+                action["restored"]["from_step"]
+                for action in self.marks()["actions"]
+                if action["restored"]
+            ],
+            **read_note(self.run.id),
+            "needs": self.needs(row.state),
+        }
+
+    def document(self) -> dict[str, Any]:
+        """Return all of the page of a run but curves; a key is sent again when it changes."""
+        row = runs.summarize_run(self.run.path, self._outcome)
+        described, newest = self.described, self.newest
+        training = None if newest is None else newest.training
+        fields: dict[str, Any] = {
+            "run": self.name,
+            "id": self.run.id,
+            "path": str(self.run.path),
+            **{
+                name: getattr(described, name)
+                for name in ("host", "created", "argv", "cwd", "policy_digest", "supervise")
+            },
+            "python": described.python,
+            "drills": described.drills,
+            "t0": self.t0,
+            "policy": row.policy,
+            "mode": row.mode,
+            "state": row.state,
+            "exit_code": row.exit_code,
+            "problem": row.problem or self.problem or None,
+            "verdict": "" if self.state is None else self.state.verdict,
+            "phase": None if newest is None else newest.state,
+            "step": row.step,
+            "attempt": newest.attempt if newest else 0,
+            "facts": [] if self.state is None else _facts(self.state),
+            "needs": self.needs(row.state),
+            "protection": dict(newest.can) if newest else {},
+            "budgets": budgets_left(newest.budgets) if newest else [],
+            "rule_states": dict(newest.rules) if newest else {},
+            "silenced": dict(newest.silenced) if newest else {},
+            "rules": self.rules(),
+            "ranks": _ranks(newest),
+            "updated": newest.updated_wall if newest else None,
+            "checkpoints": self.checkpoints(),
+            "decisions": self.decisions(),
+            **{
+                name: getattr(training, name, None)
+                for name in ("planned_steps", "loss", "loss_metric", "steps_per_s")
+            },
+            "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
+            "tokens_per_s": training and training.tokens_per_s,
+            **self.marks(),
+            **read_note(self.run.id),
+        }
+        plain: dict[str, Any] = plain_json(fields)
+        return plain
+
+    def needs(self, listed: str) -> list[Need]:
+        """Return what needs a person, gravest first; `listed`: the state in the list of runs."""
+        return [] if self.state is None else list(self._needs(self.state, listed))
+
+    def _needs(self, state: RunStatus, listed: str) -> Iterator[Need]:
+        newest, path = state.newest, run_path(self.run)
+        incident = next(iter(current_incidents(state)), None)
+        about = {
+            "severity": None if incident is None else incident.severity,
+            "incident": None if incident is None else incident.id,
+        }
+
+        def need(kind: str, text: str, command: str, **extra: Any) -> Need:
+            return Need(run=self.name, kind=kind, text=text, command=command, **extra)
+
+        if newest is not None and state.is_supervised:
+            if newest.protection_off:
+                text = f"the protection is off: {newest.protection_off}"
+                yield need("protection_off", text, f"supervise checkpoints {path}")
+            age_s = seconds_since(newest.updated_wall, _now()) or 0.0
+            for request in newest.approvals:
+                verbs = ", ".join(step.verb for step in request.steps)
+                text = f"{request.id}: {request.runbook} ({verbs}) waits; then {request.on_timeout}"
+                yield need(
+                    "approval",
+                    text,
+                    f"supervise approve --sha {request.args_sha256} {path} {request.id}",
+                    severity=about["severity"],
+                    incident=request.incident,
+                    left_s=max(0.0, request.left_s - age_s),
+                )
+            if newest.state == state_machine.HOLDING:
+                text = "automatic actions are off" + (f": {incident.headline}" if incident else "")
+                yield need("held", text, f"supervise release {path}", **about)
+            if any(rank.paused for rank in newest.rank_states().values()):
+                yield need("paused", "the job is paused", f"supervise resume {path}", **about)
+            elif incident is not None and newest.state != state_machine.HOLDING:
+                command = f"supervise why {path} {incident.id}"
+                yield need("incident", f"open: {incident.headline}", command, **about)
+            for name, channel in (newest.channels or {}).items():
+                text = f"{channel.undelivered} messages to {name} not delivered: {channel.error}"
+                yield need("undelivered", text, f"supervise notify test {path}")
+        elif listed in (_runs.UNSUPERVISED, _runs.LOST):
+            yield need(listed, state.verdict, f"supervise adopt {path}")
+        elif listed in (_runs.CRASHED, _runs.STOPPED) and self._ended_lately(state, listed):
+            worst = self._outcome.worst
+            extra = {"severity": worst.severity, "incident": worst.id} if worst else {}
+            text = state.verdict + (f"; {worst.headline}" if worst else "")
+            yield need(listed, text, f"supervise why {path}", **extra)
+        if state.undelivered:
+            text = f"{state.undelivered} messages of the end of the run were not delivered"
+            yield need("undelivered", text, f"supervise outbox flush {path}")
+        if state.record:
+            yield need("record", state.record, f"supervise audit verify {path}")
+
+    def _ended_lately(self, state: RunStatus, listed: str) -> bool:
+        end = self._outcome.end
+        age_s = None if end is None else seconds_since(end.get("wall"), _now())
+        by_hand = listed == _runs.STOPPED and not self._outcome.incidents
+        return age_s is not None and age_s < ENDED_S and not by_hand
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the rules of the policy in force."""
+        loaded = (
+            r.decision.after
+            for r in reversed(self.records)
+            if isinstance(r.decision, decisions.PolicyReloaded)
+        )
+        policies = self.policies()
+        policy = policies.get(next(loaded, self.described.policy_digest))
+        if policy is None:
+            return []
+        if self._rules[0] != policy.digest:
+            self._rules = policy.digest, _rules_of(policy)
+        return self._rules[1]
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Return the rows of the job's checkpoints, oldest first."""
+        with suppress(StoreError, *MISSHAPEN):
+            return [
+                {
+                    "name": entry.name,
+                    **{
+                        name: getattr(entry, name)
+                        for name in (
+                            *("id", "path", "step", "attempt", "state", "pinned", "present"),
+                            *("bytes", "saved", "verified", "seconds", "resumable", "problems"),
+                            *("values", "how"),
+                        )
+                    },
+                }
+                for entry in registry.read_registry(self.run.path).checkpoints
+            ]
+        return []
+
+    def decisions(self, since: int = -1) -> list[Decision]:
+        """Return the newest records after `since`, the newest first."""
+        return [self.decision(r) for r in self.records[-SHOWN:][::-1] if r.seq > since]
+
+    def decision(self, record: Record) -> Decision:
+        """Return a record as it is shown."""
+        made = record.decision
+        return Decision(
+            **self._moment(record),
+            record=record.seq,
+            wall=record.wall,
+            kind=formats.RECORDS.get(record.kind, record.kind),
+            severity=None if made is None else made.severity,
+            incident=record.incident,
+            rule=None if made is None else made.rule,
+            text=record.reason,
+        )
+
+    def _moment(self, record: Record) -> dict[str, Any]:
+        wall = _unix(record.wall)
+        t = 0.0 if wall is None else round(wall - self.t0, 3)
+        return {"t": t, "step": record.step, "attempt": record.attempt}
+
+    def marks(self) -> dict[str, Any]:
+        """Return phases, incidents, actions, events and undone steps, as lists."""
+        if self._marks[0] != len(self.records):
+            marks = {
+                "phases": [
+                    Phase(**self._moment(record), name=record.decision.after)
+                    for record in self.records
+                    if isinstance(record.decision, decisions.StateChanged) and record.decision.after
+                ],
+                "incidents": self._incidents(),
+                "actions": self._actions(),
+                "events": self._events(),
+                "undone": self.undone(),
+            }
+            self._marks = len(self.records), plain_json(marks)
+        return self._marks[1]
+
+    def _incidents(self) -> list[IncidentMark]:
+        by_incident: dict[str, list[Record]] = {}
+        for record in self.records:
+            if record.incident:
+                by_incident.setdefault(record.incident, []).append(record)
+        for name in incident_ids(self.records):
+            own = by_incident[name]
+            if self._incident_marks.get(name, (0,))[0] != len(own):
+                self._incident_marks[name] = len(own), self._incident(name, own)
+        return [mark for _, mark in self._incident_marks.values()]
+
+    def _incident(self, name: str, own: Sequence[Record]) -> IncidentMark:
+        opened = next(r for r in own if isinstance(r.decision, decisions.IncidentOpened))
+        closed = next((r for r in own if isinstance(r.decision, decisions.IncidentClosed)), None)
+        outcome = self._outcome.incidents[name]
+        assert isinstance(opened.decision, decisions.IncidentOpened)
+        summary = summarize_incident(self.records, name, self.policies())
+        rules = [r.decision.rule for r in own if r.kind in ("incident", "rule") and r.decision]
+        end = self._moment(closed) if closed else {}
+        return IncidentMark(
+            **self._moment(opened),
+            id=name,
+            severity=summary.severity,
+            state=summary.status,
+            title=summary.title,
+            phase=outcome.phase,
+            rules=list(dict.fromkeys(rule for rule in rules if rule)),
+            requested_by=opened.decision.requested_by,
+            raised=[
+                Raise(
+                    **self._moment(r),
+                    severity=str(r.decision.severity),
+                    text=r.decision.headline,
+                )
+                for r in own
+                if isinstance(r.decision, decisions.IncidentRaised)
+            ],
+            **{f"end_{key}": value for key, value in end.items()},
+            end_text=closed.decision.cause
+            if closed and isinstance(closed.decision, decisions.IncidentClosed)
+            else "",
+        )
+
+    def _actions(self) -> list[ActionMark]:
+        marks: dict[str, ActionMark] = {}
+        for record in self.records:
+            made = record.decision
+            if isinstance(made, decisions.ActionPlanned):
+                order = made.action
+                marks[order.id] = ActionMark(
+                    **self._moment(record),
+                    id=order.id,
+                    incident=record.incident,
+                    verb=order.verb,
+                    runbook=order.runbook,
+                    text=formats.describe_action(order.verb, order.args),
+                )
+            elif (ending := find_action_outcome(made)) is not None and ending[0] in marks:
+                end = self._moment(record)
+                restored = _restored(made)
+                marks[ending[0]] = msgspec.structs.replace(
+                    marks[ending[0]],
+                    outcome=ending[1],
+                    end_step=record.step,
+                    end_t=end["t"],
+                    restored=restored,
+                )
+        return list(marks.values())
+
+    def _events(self) -> list[EventMark]:
+        marks = []
+        for record in self.records:
+            kind = next((name for form, name in EVENTS if isinstance(record.decision, form)), None)
+            if record.decision is None and record.kind in ("run_start", "run_end", "identity"):
+                kind = {"run_start": "launch", "run_end": "end"}.get(record.kind)
+            if isinstance(record.decision, decisions.NoticeTaken):
+                kind = record.decision.what
+            if kind is not None:
+                moment = self._moment(record)
+                marks.append(EventMark(**moment, kind=kind, text=record.reason, record=record.seq))
+        return marks
+
+    def undone(self) -> list[Undone]:
+        """Return what rollbacks undid; what a relaunch repeats, only the frames show."""
+        spans = []
+        for record in self.records:
+            restored = _restored(record.decision)
+            if restored is not None and restored["step"] < restored["from_step"]:
+                spans.append(
+                    Undone(
+                        attempt=restored["attempt"] - 1,
+                        first=restored["step"] + 1,
+                        last=restored["from_step"],
+                        by="rollback",
+                        incident=record.incident,
+                    )
+                )
+        return spans
+
+    def report(self, incident: str) -> IncidentReport:
+        """Return the report of an incident, as `why` has it. Raises KeyError, StoreError."""
+        if incident not in incident_ids(self.records):
+            raise KeyError(incident)
+        phase = run_phase(self.run, self.records)
+        origin = RunOrigin.from_description(self.described, run_path(self.run), phase)
+        tapes = read_tapes(self.run, self.records, incident)
+        return build_incident_report(self.records, incident, origin, self.policies(), tapes)
+
+
+def _restored(made: decisions.Decision | None) -> dict[str, int] | None:
+    """Return from which step to which an action took the weights back, None if it did not."""
+    if not isinstance(made, decisions.ActionFinished):
+        return None
+    effect = made.result.read(Restored)
+    if effect.from_step is None or effect.step is None or effect.attempt is None:
+        return None
+    return {"from_step": effect.from_step, "step": effect.step, "attempt": effect.attempt}
+
+
+def _rules_of(policy: Policy) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": rule.id,
+            "title": rule.title,
+            "severity": rule.severity,
+            "runbook": rule.runbook,
+            "when": rule.text,
+            "where": rule.location,
+            "metrics": list(
+                dict.fromkeys(
+                    metric
+                    for name in policy.detectors_of(rule)
+                    for metric in policy.detectors[name].metrics
+                )
+            ),
+        }
+        for rule in policy.rules
+    ]
+
+
+def _facts(state: RunStatus) -> list[tuple[str, str]]:
+    """Return the lines of `status` but those that the page shows elsewhere, or that only age."""
+    shown = ("run", "verdict", "updated", "waiting", "incident")
+    lines = status_lines(state)
+    return [line for line in lines if line[0] not in shown and not line[0].startswith("rank ")]
+
+
+def _ranks(newest: Status | None) -> list[dict[str, Any]]:
+    """Return the ranks, those that are most behind first."""
+    rows = []
+    for number, rank in () if newest is None else newest.rank_states().items():
+        off = [name for name, state in rank.collectors.items() if state != "on"]
+        notes = ["paused"] if rank.paused else []
+        notes += [f"{len(off)} collectors off: {', '.join(off[:3])}"] if off else []
+        rows.append(
+            {
+                "rank": int(number),
+                "lag": 0 if newest is None else newest.training.lag.get(number, 0),
+                "phase": rank.phase,
+                "silent_s": rank.silent_s,
+                "overhead": rank.overhead,
+                "pid": rank.pid,
+                "notes": notes,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["lag"], -row["silent_s"], row["rank"]))
+
+
+def boards_of(metrics: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the metrics of each board that a run has, with those of parts, and those it lacks."""
+    present: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for board, names in BOARDS.items():
+        present[board], missing[board] = [], []
+        for name in names:
+            parts = [metric for metric in metrics if metric.split(".")[0] == name]
+            present[board] += parts
+            missing[board] += [] if parts else [name]
+    return present, missing
+
+
+def describe_metrics(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return name, unit and meaning of metrics, and how they are drawn."""
+    described = {}
+    for metric in metrics:
+        spec = spec_of(metric)
+        base = metric.split(".")[0]
+        described[metric] = {
+            "name": formats.readable_metric(metric),
+            "unit": spec.unit if spec else "1",
+            "means": spec.meaning if spec else "",
+            "source": spec.source if spec else "reported by the job",
+            "log": base in LOGARITHMIC,
+            "smooth": not base.endswith(NO_CURVE) and (spec is None or spec.every == 1),
+        }
+    return described
+
+
+# ── tags and notes: beside the runs, whose directories stay as they are ──
+
+
+def read_note(run_id: str) -> dict[str, Any]:
+    """Return tags and note of a run."""
+    with suppress(OSError, *MISSHAPEN):
+        content = read_json(_note_path(run_id))
+        return {"tags": [str(tag) for tag in content["tags"]], "note": str(content["note"])}
+    return {"tags": [], "note": ""}
+
+
+def write_note(run_id: str, tags: Sequence[str], note: str) -> dict[str, Any]:
+    """Write tags and note of a run, and return them. Raises OSError."""
+    content = {"tags": [tag[:MAX_TAG] for tag in tags[:MAX_TAGS]], "note": note[:MAX_NOTE]}
+    path = _note_path(run_id)
+    make_directory(path.parent)
+    replace_file(path, decisions.json_document(content).encode(), durable=False)
+    return content
+
+
+def _note_path(run_id: str) -> Path:
+    return run_directory.state_directory(os.environ) / "notes" / f"{run_id}.json"
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _unix(wall: str | None) -> float | None:
+    with suppress(ValueError, TypeError):
+        return datetime.fromisoformat(str(wall)).astimezone(UTC).timestamp()
+    return None
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)

@@ -1,0 +1,560 @@
+"""The server of the page: routes, live events, commands of operators.
+
+Nothing of a request opens a file by its name: runs are looked up among those of the directory,
+incidents among those of the run, evidence among the entries of a manifest. Reading is done on
+threads, with a limit in time; the curves are built one run at a time, with low priority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ..cli import _runs, operate, runs
+from ..cli.record import build_record
+from ..core.model.decisions import json_document, plain_json
+from ..errors import MISSHAPEN, StoreError, SuperviseError
+from ..report.incident_views import render_page
+from ..report.stability_record import render_record_page
+from ..store import files
+from . import export
+from .curves import BuildingError, Query, QueryError, RunCurves, cache_folder
+from .gate import HOSTS, Gate
+from .run_view import RunView, describe_metrics, write_note
+
+LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
+MAX_LIVE, MAX_OPEN, MAX_COMPARED = 32, 8, 6
+REQUEST_S = 10.0
+TYPES = {
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".txt": "text/plain",
+}
+ORDERS = {  # command -> its arguments, and the question before it
+    "pause": ((), "Pause the job at its next step boundary?"),
+    "resume": ((), "Continue the paused job?"),
+    "ack": (("incident",), "Acknowledge the open incident? Its reminders stop."),
+    "silence": (("rule", "for"), "Silence this rule? It neither acts nor notifies meanwhile."),
+    "approve": (("id", "sha"), "Approve this request? Its runbook runs with these arguments."),
+    "deny": (("id",), "Deny this request? The incident is held until it is released."),
+    "release": ((), "End the hold? The policy may act again."),
+    "savepoint": ((), "Save the training state in memory, for a later rollback?"),
+    "stop": (("requeue",), "End the job? It is interrupted at a step boundary."),
+}
+LEAST = {"approve": ("id", "sha"), "deny": ("id",), "silence": ("rule",)}  # arguments that must be
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the page is served.
+
+    Attributes:
+        directory: of the runs. only: the one run that is shown, None for all of it.
+        write_token: the second one, for commands; "" for none. by: the operator's name.
+        cache: directory of the curves; None: that of the user.
+    """
+
+    directory: Path
+    only: str | None = None
+    write_token: str = ""
+    by: str = ""
+    cache: Path | None = None
+
+
+class ProblemError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, text: str, hint: str | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.hint = status, text, hint
+
+
+class Page:
+    """All that the routes share: the open runs, and who looks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._views: dict[str, RunView] = {}
+        self._curves: dict[str, RunCurves] = {}
+        self._rows: dict[str, tuple[object, Mapping[str, Any]]] = {}
+        self._lock = threading.RLock()
+        self.viewers = 0
+        self.is_ending = asyncio.Event()
+        run, incident = "/run/{run}", "/incident/{incident}"
+        self.application = Starlette(
+            routes=[
+                Route("/", self._shell("runs", "./")),
+                Route("/compare/", self._shell("compare", "../")),
+                Route(f"{run}/", self._shell("run", "../../")),
+                Route(f"{run}{incident}/", self._shell("incident", "../../../../")),
+                Route(f"{run}{incident}/report.html", self._reading(self._report_page)),
+                Route(f"{run}/record.html", self._reading(self._record_page, limit_s=None)),
+                Route(f"{run}/export.html", self._reading(self._export_page, limit_s=None)),
+                Route(
+                    f"{run}{incident}/evidence/{{bundle}}/{{name}}", self._reading(self._evidence)
+                ),
+                Route("/static/{name}", self._reading(self._static)),
+                Route("/api/runs", self._reading(self._run_list)),
+                Route("/api/commands", self._reading(self._orders)),
+                Route("/api/compare", self._reading(self._comparison)),
+                Route(f"/api{run}", self._reading(self._document)),
+                Route(f"/api{run}/metrics", self._reading(self._metrics)),
+                Route(f"/api{run}/series", self._reading(self._series)),
+                Route(f"/api{run}/head", self._reading(self._head)),
+                Route(f"/api{run}/live", self._live),
+                Route(f"/api{run}{incident}", self._reading(self._incident)),
+                Route(f"/api{run}{incident}/evidence", self._reading(self._bundles)),
+                Route(f"/api{run}/command", self._command, methods=["POST"]),
+                Route(f"/api{run}/note", self._note, methods=["PUT"]),
+            ],
+            exception_handlers={
+                404: lambda request, error: _error(404, "there is no such page"),
+                405: lambda request, error: _error(405, "not by this method"),
+                **dict.fromkeys(ERRORS, _on_error),
+            },
+        )
+
+    def close(self) -> None:
+        """Write the caches."""
+        for curves in self._curves.values():
+            curves.close()
+
+    # ── runs ──
+
+    def view(self, name: str) -> RunView:
+        """Return a run, up to date. Raises ProblemError, StoreError."""
+        with self._lock:
+            view = self._views.get(name)
+            if view is None:
+                if not _NAME.fullmatch(name) or self.settings.only not in (None, name):
+                    raise ProblemError(404, "there is no such run")
+                paths = {path.name: path for path in _runs.runs_in(self.settings.directory)}
+                if name not in paths:
+                    raise ProblemError(404, "there is no such run")
+                view = self._views[name] = RunView(paths[name])
+            view.update()
+            return view
+
+    def curves(self, name: str) -> RunCurves:
+        """Return the curves of a run; those that nobody looked at longest are closed."""
+        view = self.view(name)
+        with self._lock:
+            if name not in self._curves:
+                while len(self._curves) >= MAX_OPEN:
+                    oldest = min(self._curves, key=lambda run: self._curves[run].used_s)
+                    self._curves.pop(oldest).close()
+                folder = cache_folder(view.run.id, self.settings.cache)
+                self._curves[name] = RunCurves(view, folder)
+            curves = self._curves[name]
+            curves.used_s = time.monotonic()
+            return curves
+
+    def _reading(
+        self, answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
+    ) -> Callable[[Request], Any]:
+        """Return a route that answers on a thread, in a limited time."""
+
+        async def route(request: Request) -> Response:
+            try:
+                return await asyncio.wait_for(run_in_threadpool(answer, request), limit_s)
+            except TimeoutError:
+                return _error(503, f"no answer within {limit_s:g} s: a disk may be slow")
+
+        return route
+
+    # ── pages ──
+
+    def _shell(self, page: str, up: str) -> Callable[[Request], Any]:
+        def answer(request: Request) -> Response:
+            if "run" in request.path_params:
+                view = self.view(request.path_params["run"])
+                if "incident" in request.path_params:
+                    _known_incident(view, request)
+            return Response(export.page_source(page, up), media_type="text/html")
+
+        return self._reading(answer)
+
+    def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        kind = TYPES.get(Path(name).suffix)
+        if kind is None or name not in {path.name for path in export.STATIC.iterdir()}:
+            raise ProblemError(404, "there is no such file")
+        raw = files.read_file(export.STATIC / name, foreign=True)
+        tag = f'"{hashlib.sha256(raw).hexdigest()[:16]}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(raw, media_type=kind, headers=headers)
+
+    def _report_page(self, request: Request) -> Response:
+        view = self.view(request.path_params["run"])
+        return _document(render_page(view.report(_known_incident(view, request))))
+
+    def _record_page(self, request: Request) -> Response:
+        view = self.view(request.path_params["run"])
+        return _document(render_record_page(build_record(view.run)))
+
+    def _export_page(self, request: Request) -> Response:
+        name = request.path_params["run"]
+        raw = export.export_page(self.view(name), self.curves(name))
+        headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+        return Response(raw, media_type="text/html", headers=headers)
+
+    def _evidence(self, request: Request) -> Response:
+        view = self.view(request.path_params["run"])
+        bundle, name = (request.path_params[key] for key in ("bundle", "name"))
+        raw = export.evidence_file(view, _known_incident(view, request), bundle, name)
+        plain = re.sub(r"[^-.0-9A-Za-z_]", "_", name)
+        headers = {
+            "Content-Disposition": f'attachment; filename="{plain}"',
+            "Content-Security-Policy": "sandbox; default-src 'none'",
+        }
+        return Response(raw, media_type="application/octet-stream", headers=headers)
+
+    # ── documents ──
+
+    def _run_list(self, request: Request) -> Response:
+        paths = _runs.runs_in(self.settings.directory)
+        rows = [self._row(path) for path in paths if self.settings.only in (None, path.name)]
+        needs = [need for row in rows for need in row["needs"]]
+        order = sorted(needs, key=lambda need: (need["severity"] or "SEV9", need["left_s"] or 1e9))
+        return _json(
+            {
+                "now": time.time(),
+                "directory": str(self.settings.directory),
+                "writable": bool(self.settings.write_token),
+                "needs": order,
+                "runs": [{k: v for k, v in row.items() if k != "needs"} for row in rows],
+            }
+        )
+
+    def _row(self, path: Path) -> Mapping[str, Any]:
+        """Return the row of a run; one that cannot be read has its problem, and no page."""
+        try:
+            row: Mapping[str, Any] = plain_json(self.view(path.name).summary())
+        except (ProblemError, SuperviseError, *MISSHAPEN) as error:
+            summary = runs.summarize_run(path)
+            problem = summary.problem or str(error)
+            empty = dict.fromkeys(EMPTY_ROW)
+            lists: dict[str, Any] = {name: [] for name in ("rollbacks", "tags", "needs")}
+            row = plain_json(
+                {
+                    **empty,
+                    **{name: getattr(summary, name) for name in summary.__slots__},
+                    **lists,
+                    "verdict": problem,
+                    "problem": problem,
+                    "protection": {},
+                    "note": "",
+                    "curve": {"steps": [], "loss": []},
+                }
+            )
+        return row
+
+    def _document(self, request: Request) -> Response:
+        name = request.path_params["run"]
+        return _json(self._run_document(name))
+
+    def _run_document(self, name: str) -> dict[str, Any]:
+        view, curves = self.view(name), self.curves(name)
+        curves.update()
+        writable = bool(self.settings.write_token)
+        return {**export.run_document(view, curves), "writable": writable}
+
+    def _metrics(self, request: Request) -> Response:
+        curves = self.curves(request.path_params["run"])
+        if (progress := curves.progress()) < 1.0:
+            raise BuildingError(progress)
+        return _json({"metrics": describe_metrics(curves.metrics())})
+
+    def _series(self, request: Request) -> Response:
+        query = Query.parse(request.query_params.multi_items())
+        curves = self.curves(request.path_params["run"])
+        curves.update()
+        headers = {"ETag": curves.tag(query), "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        raw = curves.series(query)
+        return Response(raw, media_type="application/octet-stream", headers=headers)
+
+    def _head(self, request: Request) -> Response:
+        curves = self.curves(request.path_params["run"])
+        curves.update()
+        return _json(curves.head())
+
+    def _incident(self, request: Request) -> Response:
+        view = self.view(request.path_params["run"])
+        report = view.report(_known_incident(view, request))
+        return Response(report.encode(), media_type="application/json")
+
+    def _bundles(self, request: Request) -> Response:
+        view = self.view(request.path_params["run"])
+        return _json({"bundles": export.list_evidence(view, _known_incident(view, request))})
+
+    def _comparison(self, request: Request) -> Response:
+        chosen: list[tuple[str, RunView, RunCurves, int | None]] = []
+        for key, value in request.query_params.multi_items():
+            if key in "abcdef" and len(chosen) < MAX_COMPARED:
+                name, _, attempt = value.partition("@")
+                number = int(attempt) if attempt.isdecimal() and len(attempt) < 9 else None
+                curves = self.curves(name)
+                curves.update()
+                chosen.append((key, self.view(name), curves, number))
+        if not chosen:
+            raise QueryError("a, b, …: name runs to compare")
+        return _json(export.compare_runs(chosen))
+
+    def _orders(self, request: Request) -> Response:
+        return _json(
+            {
+                "writable": bool(self.settings.write_token),
+                "by": self.settings.by,
+                "commands": {name: question for name, (_, question) in ORDERS.items()},
+            }
+        )
+
+    # ── live ──
+
+    async def _live(self, request: Request) -> Response:
+        name = request.path_params["run"]
+        if self.viewers >= MAX_LIVE:
+            return _error(429, f"{MAX_LIVE} live views are open", "close one of them")
+        await run_in_threadpool(self.view, name)
+        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+        return StreamingResponse(
+            self._events(name), media_type="text/event-stream", headers=headers
+        )
+
+    async def _events(self, name: str) -> AsyncIterator[str]:
+        """Yield what is new once a second: how far the curves are, changed keys, and records."""
+        self.viewers += 1
+        try:
+            document = await run_in_threadpool(self._run_document, name)
+            head = await run_in_threadpool(self.curves(name).head)
+            record = max((row["record"] for row in document["decisions"]), default=-1)
+            yield f"{_event('head', head)}: still here\n\n"
+            still_s = time.monotonic()
+            while not self.is_ending.is_set():
+                await asyncio.sleep(LIVE_S)
+                newest = await run_in_threadpool(self._look, name, document, head, record)
+                document, head, record, text = newest
+                if not text and time.monotonic() - still_s > STILL_S:
+                    text = ": still here\n\n"
+                if text:
+                    still_s = time.monotonic()
+                    yield text
+        except SuperviseError as error:
+            yield _event("status", {"problem": str(error)})
+        finally:
+            self.viewers -= 1
+
+    def _look(
+        self, name: str, document: dict[str, Any], head: dict[str, Any], record: int
+    ) -> tuple[dict[str, Any], dict[str, Any], int, str]:
+        """Return what is now, and the events about what has changed."""
+        view, curves, text = self.view(name), self.curves(name), ""
+        curves.update()
+        now = curves.head()
+        if now != head:
+            text += _event("head", now)
+        for row in reversed(view.decisions(record)):
+            text += _event("record", plain_json(row))
+            record = row.record
+        newest = self._run_document(name)
+        changed = {
+            key: value
+            for key, value in newest.items()
+            if key not in ("decisions", "frames") and document.get(key) != value
+        }
+        if changed:
+            text += _event("status", changed)
+        return newest, now, record, text
+
+    # ── what changes something ──
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Return the body of a request that may change something. Raises ProblemError."""
+        if not self.settings.write_token:
+            hint = "supervise web --write, or the command that the page shows"
+            raise ProblemError(403, "this page only reads", hint)
+        offered = request.headers.get("x-supervise-write", "")
+        if not hmac.compare_digest(offered.encode(), self.settings.write_token.encode()):
+            raise ProblemError(403, "the second token is missing or wrong")
+        try:
+            body = json.loads(await request.body())
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise ProblemError(400, "the body is not a JSON object")
+        return body
+
+    async def _command(self, request: Request) -> Response:
+        body = await self._body(request)
+        view = await run_in_threadpool(self.view, request.path_params["run"])
+        command, given = body.get("command"), body.get("args") or {}
+        if command not in ORDERS or not isinstance(given, dict):
+            raise ProblemError(400, f"command: one of {', '.join(ORDERS)}")
+        args = {name: given[name] for name in ORDERS[command][0] if given.get(name) is not None}
+        missing = [name for name in LEAST.get(command, ()) if not args.get(name)]
+        unfit = [name for name, value in args.items() if not _is_fit(name, value)]
+        if missing or unfit:
+            raise ProblemError(400, f"{command}: {', '.join([*missing, *unfit])} missing or unfit")
+        if command == "silence":
+            args.setdefault("for", 1000)
+        answer = await run_in_threadpool(
+            operate.send_and_wait, view.run.path, command, self.settings.by, {**args, "via": "web"}
+        )
+        return _json(answer.facts())
+
+    async def _note(self, request: Request) -> Response:
+        body = await self._body(request)
+        view = await run_in_threadpool(self.view, request.path_params["run"])
+        tags, note = body.get("tags"), body.get("note")
+        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+            raise ProblemError(400, "tags: a list of texts")
+        if not isinstance(note, str):
+            raise ProblemError(400, "note: a text")
+        return _json(await run_in_threadpool(write_note, view.run.id, tags, note))
+
+
+def _is_fit(name: str, value: object) -> bool:
+    if name == "for":
+        return type(value) is int and 0 <= value < 1 << 31
+    return isinstance(value, bool) if name == "requeue" else isinstance(value, str)
+
+
+EMPTY_ROW = (
+    *("host", "phase", "planned_steps", "eta_s", "steps_per_s", "open", "updated", "age_s"),
+)
+
+
+def _known_incident(view: RunView, request: Request) -> str:
+    name = str(request.path_params["incident"])
+    if name not in {mark["id"] for mark in view.marks()["incidents"]}:
+        raise ProblemError(404, "the run has no such incident")
+    return name
+
+
+def _document(text: str) -> Response:
+    """Return a page of another part of supervise under a policy of its own."""
+    styles = export.style_hashes(_STYLE.findall(text))
+    policy = f"default-src 'none'; style-src {styles}; img-src data:; base-uri 'none'"
+    headers = {"Content-Security-Policy": f"{policy}; form-action 'none'; frame-ancestors 'self'"}
+    return Response(text, media_type="text/html", headers=headers)
+
+
+def _event(name: str, content: Any) -> str:
+    return f"event: {name}\ndata: {json_document(content)}\n\n"
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(json_document(content), status, media_type="application/json")
+
+
+def _error(status: int, text: str, hint: str | None = None) -> Response:
+    return JSONResponse({"error": text, "hint": hint}, status)
+
+
+def _on_error(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that failed; none shows more than its sentence."""
+    match error:
+        case ProblemError():
+            return _error(error.status, error.text, error.hint)
+        case BuildingError():
+            return _json({"building": error.progress}, 202)
+        case QueryError():
+            return _error(400, str(error))
+        case StoreError():
+            return _error(503 if request.method == "GET" else 409, str(error), error.hint)
+        case SuperviseError():
+            return _error(409, str(error), error.hint)
+        case KeyError() | FileNotFoundError():
+            return _error(404, "there is no such thing")
+    return _error(500, f"the run cannot be shown: {type(error).__name__}")
+
+
+ERRORS: Sequence[type[Exception]] = (
+    *(ProblemError, BuildingError, QueryError, SuperviseError, KeyError, OSError, Exception),
+)
+
+
+class _Server(uvicorn.Server):
+    """Ends the live views before it waits for its connections."""
+
+    def __init__(self, config: uvicorn.Config, page: Page) -> None:
+        super().__init__(config)
+        self._page = page
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End in order at the first signal; uvicorn would raise it again at the end."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_exit)
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving."""
+        self._page.is_ending.set()
+        await super().shutdown(sockets)
+
+
+def serve(
+    settings: Settings,
+    listener: socket.socket,
+    token: str,
+    hosts: Sequence[str],
+    announce: Callable[[], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; `announce` prints the addresses, again at SIGUSR1.
+
+    The access log is off: it would hold the token.
+    """
+    page = Page(settings)
+    address = listener.getsockname()
+    port = address[1] if isinstance(address, tuple) else 0
+    door = files.read_file(export.STATIC / "token.html", foreign=True)
+    gate = Gate(
+        page.application,
+        token,
+        (*HOSTS, *(name.lower() for name in hosts)),
+        cookie=f"supervise_{port}",
+        door=door,
+    )
+    config = uvicorn.Config(
+        gate,
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=3,
+    )
+    signal.signal(signal.SIGUSR1, lambda *_: announce())
+    announce()
+    try:
+        _Server(config, page).run(sockets=[listener])
+    finally:
+        page.close()

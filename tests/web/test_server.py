@@ -1,0 +1,364 @@
+"""The page over HTTP: who may ask, what is answered, and what a hostile name becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from supervise.cli import invoke as run_cli
+from supervise.core.model import Announced, Frame, Launched
+from supervise.runtime import ControlInbox
+from tests.support import recorded_run
+from tests.support.waiting import wait_until
+
+SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 60)
+EVIL = "<script>alert(1)</script>\u202e\"'"
+EVIL_NAMES = ("train_loss_raw", "grad_global_norm", EVIL)
+
+
+class Served:
+    """A server over a directory of runs, as the command starts it."""
+
+    def __init__(self, directory, *options):
+        command = [sys.executable, "-m", "supervise", "web", directory, *options]
+        environ = {**os.environ, "XDG_STATE_HOME": str(directory.parent / "state")}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+        self.lines = []
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        wait_until(lambda: any("ssh -L" in line for line in self.lines), "the address")
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def found(self, pattern):
+        """The first group of a pattern in what was printed so far."""
+        match = re.search(pattern, "".join(self.lines))
+        return match and match[1]
+
+    def close(self):
+        self.process.terminate()
+        self.reader.join(30)
+        self.process.stderr.close()
+        assert self.process.wait(30) == 0, "".join(self.lines)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Three runs: with an incident, with hostile names, and one that cannot be read."""
+    home = tmp_path_factory.mktemp("page")
+    runs, policy = home / "runs", home / "small.yaml"
+    policy.write_text(recorded_run.SMALL)
+    run = recorded_run.record_run(
+        runs / "spike", recorded_run.make_frames(0, *SPIKE), policy=policy
+    )
+    bundle = run.incidents_path / "inc-1" / "snapshot-1"
+    bundle.mkdir(parents=True)
+    listed = [{"name": n, "bytes": 2, "sha256": "0"} for n in ("host.json", "environment.json")]
+    (bundle / "manifest.json").write_text(json.dumps({"version": 1, "files": listed}))
+    for name in ("host.json", "environment.json", "unlisted.json"):
+        (bundle / name).write_text("{}")
+    begin = (Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 7, EVIL_NAMES))
+    frames = [
+        Frame((10 + step) * 10**9, 0, 0, step, (8.0 if step == 40 else 2.0, 1.0, float(step)))
+        for step in range(60)
+    ]
+    recorded_run.record_run(runs / "evil", frames, policy=policy, begin=begin)
+    (runs / "broken").mkdir()
+    (runs / "broken" / "run.json").write_text("{")
+    (runs / "secret.txt").write_text("not to be read")
+    return home
+
+
+@pytest.fixture(scope="module")
+def served(directory):
+    """The server, with commands allowed."""
+    server = Served(directory / "runs", "--write", "--by", "anna", "--cache", directory / "cache")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def address(served):
+    return served.found(r"(http://127.0.0.1:\d+)/")
+
+
+@pytest.fixture(scope="module")
+def client(served, address):
+    """A reader with the token."""
+    token = served.found(r"token=([\w-]+)")
+    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as http:
+        yield http
+
+
+OURS = {"X-Supervise": "1", "Content-Type": "application/json"}
+REFUSED = [
+    ("GET", "/api/runs", {"Authorization": ""}, 401),
+    ("GET", "/api/runs", {"Authorization": "Bearer wrong"}, 401),
+    ("GET", "/run/spike/", {"Authorization": ""}, 401),
+    ("GET", "/run/spike/?token=wrong", {"Authorization": ""}, 401),
+    ("GET", "/api/runs", {"Host": "evil.example"}, 421),
+    ("GET", "/api/runs", {"Host": "127.0.0.1.evil.example"}, 421),
+    ("GET", "/static/token.html", {"Host": "evil.example"}, 421),
+    ("POST", "/api/run/spike/command", OURS, 403),  # without an Origin
+    ("POST", "/api/run/spike/command", OURS | {"Origin": "http://evil.example"}, 403),
+    ("POST", "/api/run/spike/command", {"Origin": "OWN", "Content-Type": "application/json"}, 403),
+    ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN", "Content-Type": "text/plain"}, 403),
+    ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN"}, 403),  # without the second token
+    ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN", "X-Supervise-Write": "no"}, 403),
+    ("PUT", "/api/run/spike/note", OURS | {"Origin": "OWN"}, 403),
+    ("DELETE", "/api/run/spike", OURS | {"Origin": "OWN"}, 405),
+    ("GET", "/api/run/spike/command", {}, 405),
+    ("GET", "/run/../secret.txt", {}, 404),
+    ("GET", "/run/..%2fsecret.txt/", {}, 404),
+    ("GET", "/api/run/..", {}, 404),
+    ("GET", "/api/run/%2e%2e", {}, 404),
+    ("GET", "/api/run/secret.txt", {}, 404),
+    ("GET", "/api/run/spike/incident/inc-9", {}, 404),
+    ("GET", "/api/run/spike/incident/..%2finc-1", {}, 404),
+    ("GET", "/static/..%2fserver.py", {}, 404),
+    ("GET", "/static/__init__.py", {}, 404),
+    ("GET", "/run/spike/incident/inc-1/evidence/snapshot-1/environment.json", {}, 404),
+    ("GET", "/run/spike/incident/inc-1/evidence/snapshot-1/unlisted.json", {}, 404),
+    ("GET", "/run/spike/incident/inc-1/evidence/..%2finc-1/incident.json", {}, 404),
+    ("GET", "/api/run/spike/series", {}, 400),
+    ("GET", "/api/run/spike/series?m=a&px=4001", {}, 400),
+    ("GET", "/api/run/spike/series?m=a&px=x", {}, 400),
+    ("GET", "/api/run/spike/series?m=a&lo=nan", {}, 400),
+    ("GET", "/api/run/spike/series?m=a&x=wall", {}, 400),
+    ("GET", "/api/run/spike/series?m=a&rank=7", {}, 400),
+    ("GET", "/api/run/spike/series?" + "&".join(f"m={n}" for n in range(65)), {}, 400),
+    ("GET", "/api/compare", {}, 400),
+    ("GET", "/api/run/broken", {}, 503),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), REFUSED)
+def test_what_is_not_allowed_is_refused(client, address, method, path, headers, status):
+    given = {name: address if value == "OWN" else value for name, value in headers.items()}
+    content = b"{}" if method in ("POST", "PUT", "DELETE") else None
+    answer = client.request(method, path, headers=given, content=content)
+    assert answer.status_code == status, answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if answer.headers["content-type"] == "application/json":
+        assert answer.json()["error"] and "Traceback" not in answer.text
+
+
+def test_a_body_that_is_too_large_is_not_read(client, address):
+    headers = {**OURS, "Origin": address}
+    answer = client.post("/api/run/spike/command", headers=headers, content=b"x" * 20_000)
+    assert answer.status_code == 413
+
+
+def test_the_token_leaves_the_address_and_stays_in_a_cookie(served, address):
+    token = served.found(r"token=([\w-]+)")
+    with httpx.Client(base_url=address) as browser:
+        answer = browser.get(f"/run/spike/?board=icu&token={token}&x=time")
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "./?board=icu&x=time"
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith(f"supervise_{address.rpartition(':')[2]}={token};")
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert browser.get("/api/runs").status_code == 200
+    door = httpx.get(f"{address}/run/spike/")
+    assert "token" in door.text and "<script" not in door.text
+
+
+def test_the_address_is_printed_again_on_demand(served):
+    before = len(served.lines)
+    served.process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: len(served.lines) >= 2 * before, "the address again")
+
+
+def test_the_list_has_each_run_and_what_needs_somebody(client):
+    listed = client.get("/api/runs").json()
+    rows = {row["run"]: row for row in listed["runs"]}
+    assert rows.keys() == {"spike", "evil", "broken"}
+    assert rows["broken"]["problem"] and rows["broken"]["step"] is None
+    assert rows["spike"]["state"] == "finished" and rows["spike"]["incidents"] == 1
+    assert rows["spike"]["gravest"]["id"] == "inc-1"
+    assert listed["writable"]
+
+
+def decoded(raw):
+    """The curves as the browser reads them: header, and of each stretch x and values by metric."""
+    (size,) = struct.unpack_from("<I", raw)
+    assert (4 + size) % 8 == 0
+    header, at, stretches = json.loads(raw[4 : 4 + size]), 4 + size, []
+    for stretch in header["stretches"]:
+        n = stretch["n"]
+        x = [struct.unpack_from(f"<{n}d", raw, at + 8 * n * plane) for plane in range(4)]
+        at += 32 * n
+        values = {}
+        for metric in header["metrics"]:
+            values[metric] = [struct.unpack_from(f"<{n}f", raw, at + 4 * n * p) for p in range(4)]
+            at += 16 * n
+        stretches.append((x, values))
+    assert at == len(raw)
+    return header, stretches
+
+
+def curves_of(client, run, **query):
+    path = f"/api/run/{run}/series"
+    return wait_until(lambda: (a := client.get(path, params=query)).status_code == 200 and a)
+
+
+def test_the_curves_are_the_frames(client):
+    answer = curves_of(client, "spike", m=["train_loss_raw", "nobody"])
+    header, [(x, values)] = decoded(answer.content)
+    assert header["bucket"] == 1 and x[1] == tuple(range(len(SPIKE)))
+    assert values["train_loss_raw"][2] == SPIKE and set(values["nobody"][3]) == {0.0}
+    seconds = [b - a for a, b in zip(x[2], x[2][1:], strict=False)]
+    assert seconds == pytest.approx([1.0] * (len(SPIKE) - 1))
+    again = client.get(answer.request.url, headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+    part = curves_of(client, "spike", m="train_loss_raw", lo=x[2][30], hi=x[2][50], x="time", px=20)
+    header, [(x, values)] = decoded(part.content)
+    assert header["bucket"] == 16 and max(values["train_loss_raw"][1]) == 8.0
+
+
+def test_the_page_of_a_run_has_what_the_commands_say(client):
+    page = client.get("/api/run/spike").json()
+    [incident] = page["incidents"]
+    assert (incident["id"], incident["severity"], incident["phase"]) == ("inc-1", "SEV1", "closed")
+    assert [action["verb"] for action in page["actions"]][:1] == ["lr_scale"]
+    assert {rule["id"] for rule in page["rules"]} == {"spike", "grad", "odd", "blind"}
+    assert page["building"] == 1 and page["boards"]["icu"] == ["train_loss_raw", "grad_global_norm"]
+    assert page["decisions"][0]["record"] > page["decisions"][-1]["record"]
+    report = client.get("/api/run/spike/incident/inc-1").json()
+    assert report["schema"] == "supervise/incident/v1" and report["state"] == incident["state"]
+    differs = client.get("/api/compare", params={"a": "spike", "b": "evil"}).json()
+    assert {row["name"] for row in differs["differs"]} >= {"command", "policy"}
+    assert differs["metrics"] == ["train_loss_raw", "grad_global_norm"]
+
+
+def test_evidence_is_a_download_of_what_its_manifest_lists(client):
+    answer = client.get("/run/spike/incident/inc-1/evidence/snapshot-1/host.json")
+    assert answer.content == b"{}" and answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+
+
+def test_a_hostile_name_stays_text_and_the_export_holds_no_token(client, served):
+    answer = client.get("/api/run/evil/metrics")
+    assert answer.headers["content-type"] == "application/json"
+    wait_until(lambda: client.get("/api/run/evil/metrics").status_code == 200)
+    assert any(EVIL[:20] in name for name in client.get("/api/run/evil/metrics").json()["metrics"])
+    page = client.get("/run/evil/export.html")
+    assert page.status_code == 200 and "<script>alert" not in page.text
+    assert "Content-Security-Policy" in page.text
+    for secret in (served.found(r"token=([\w-]+)"), served.found(r"commands: ([\w-]+)")):
+        assert secret not in page.text
+    frozen = json.loads(re.search(r'id="frozen">(.*?)</script>', page.text, re.DOTALL)[1])
+    assert frozen["run"]["run"] == "evil" and frozen["incidents"].keys() == {"inc-1"}
+    for path in ("incident/inc-1/report.html", "record.html"):
+        page = client.get(f"/run/evil/{path}", timeout=60)
+        assert page.status_code == 200 and "<script" not in page.text
+        assert "style-src 'sha256-" in page.headers["content-security-policy"]
+
+
+def test_a_live_view_sends_what_is_new(client, directory):
+    """A run that is written while somebody looks: its frames, its records, what changed."""
+    policy = directory / "small.yaml"
+    run = recorded_run.record_run(
+        directory / "runs" / "live",
+        recorded_run.make_frames(0, *[2.0] * 20),
+        policy=policy,
+        ended=False,
+    )
+    judge = recorded_run.Judge(run, policy)
+    judge.judge(*recorded_run.BEGIN, *recorded_run.make_frames(0, *[2.0] * 20))
+    spike = iter(recorded_run.make_frames(20, 8.0, 2.0, 2.0))
+    events = []
+    with client.stream("GET", "/api/run/live/live", timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            kind, _, text = line.partition(": ")
+            if kind == "event":
+                events.append([text])
+            if kind == "data":
+                events[-1].append(json.loads(text))
+                judge.judge(*spike)
+            kinds = {event[0] for event in events if len(event) == 2}
+            if kinds == {"head", "record", "status"}:
+                break
+    judge.recorder.close()
+    by_kind = {event[0]: event[1] for event in events}
+    assert by_kind["record"]["text"] and "incidents" in by_kind["status"]
+    assert by_kind["head"]["frames"]["0"] > 20
+
+
+def test_a_command_is_the_operators_and_in_the_audit_log(client, served, directory, address):
+    policy = directory / "small.yaml"
+    run = recorded_run.record_run(
+        directory / "runs" / "held",
+        recorded_run.make_frames(0, *[2.0] * 20),
+        policy=policy,
+        ended=False,
+    )
+    judge, over = recorded_run.Judge(run, policy), threading.Event()
+
+    def supervisor():
+        inbox = ControlInbox(run.path, time.monotonic_ns)
+        while not over.wait(0.01):
+            judge.judge(*inbox.poll())
+
+    thread = threading.Thread(target=supervisor)
+    thread.start()
+    headers = {**OURS, "Origin": address, "X-Supervise-Write": served.found(r"commands: ([\w-]+)")}
+    try:
+        path = "/api/run/held/command"
+        for body in ({"command": "rm"}, {"command": "approve", "args": {"id": "ask-1"}}, []):
+            assert client.post(path, headers=headers, json=body).status_code == 400
+        order = {"command": "silence", "args": {"rule": "grad", "for": 50}}
+        answer = client.post(path, headers=headers, json=order, timeout=60).json()
+    finally:
+        over.set()
+        thread.join()
+        judge.recorder.close()
+    assert answer["outcome"] == "done" and "anna" in answer["records"][0]["text"]
+    assert '"via":"web"' in run.audit_path.read_text()
+    assert client.post(path, headers=headers, json=order).status_code == 409, "it has ended"
+
+
+def test_tags_and_notes_stay_beside_the_runs(client, served, address):
+    headers = {**OURS, "Origin": address, "X-Supervise-Write": served.found(r"commands: ([\w-]+)")}
+    note = {"tags": ["baseline"], "note": "the good one"}
+    assert client.put("/api/run/spike/note", headers=headers, json=note).json() == note
+    rows = {row["run"]: row for row in client.get("/api/runs").json()["runs"]}
+    assert rows["spike"]["tags"] == ["baseline"]
+
+
+def test_a_socket_of_its_owner_needs_no_token(directory):
+    path = directory / "page.sock"
+    server = Served(directory / "runs" / "spike", "--uds", path, "--cache", directory / "cache")
+    try:
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost:8787"
+        ) as http:
+            assert [row["run"] for row in http.get("/api/runs").json()["runs"]] == ["spike"]
+            assert http.get("/api/run/evil").status_code == 404, "one run was named"
+    finally:
+        server.close()
+
+
+def test_an_address_for_all_and_a_missing_package_are_refused(directory, monkeypatch, capsys):
+    assert run_cli(["web", str(directory / "runs"), "--host", "0.0.0.0"]) == 64
+    assert "there is no TLS" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "supervise.web.server", raising=False)
+    assert run_cli(["web", str(directory / "runs")]) == 64
+    assert "supervise-train[web]" in capsys.readouterr().err
