@@ -120,7 +120,8 @@ NOTHING = re.compile(
     r"nothing was done|did nothing|^nothing: |the job was not changed"
     r"|none of its rules has an action|no automatic action"
 )
-BACK = re.compile(r"(?:loss )?back in its band(?: at step (\d+))?|back to normal since step (\d+)")
+STAYED = "stayed in its normal range"
+BACK = re.compile(r"back in its normal range(?: at step (\d+))?|back to normal since step (\d+)")
 
 
 @dataclass(frozen=True)
@@ -459,7 +460,7 @@ def _onset(truth: Truth, line: Line) -> Iterator[False_]:
     for match in ONSET.finditer(line.prose):
         step, before = int(_numbers(match, 1, 2, 3)), line.prose[: match.start()]
         after = line.prose[match.end() :][:30]
-        is_ours = "paused " in before[-8:] or "band" in before
+        is_ours = "paused " in before[-8:] or "range" in before
         is_ours |= bool(re.match(r" on|[^.;]*(goes on|restored)", after))
         is_first = step < truth.cell.at or not any(earlier < step for earlier in named)
         is_near = any(begun - NEAR <= step <= begun + late for begun in truth.cell.onsets)
@@ -519,7 +520,7 @@ def _compared(truth: Truth, line: Line) -> Iterator[False_]:
     for match in re.finditer(rf"rate went from {N} to {N} at step (\d+)", text):
         yield from _before(truth, "learning_rate", float(match[1]), match[0])
         yield from _value(truth, line, "learning_rate", float(match[2]), None, match[0])
-    for match in re.finditer(rf"NOT come back into its band: {N} at the end, {N} before", text):
+    for match in re.finditer(rf"NOT come back into [^:]*: {N} at the end, {N} before", text):
         yield from _before(truth, "train_loss_raw", float(match[2]), match[0])
         now = truth.level_at(line.step)
         if now is not None and abs(float(match[1]) - now) > RATIO * now:
@@ -649,7 +650,7 @@ def _held(truth: Truth, line: Line) -> Iterator[False_]:
         lost = sum(max(0.0, v - level[-1][0]) for v in times) if level else 0.0
         if level and not 0.5 * lost - 1.0 <= float(match[1]) <= 1.5 * lost + 1.0:
             yield "cost", match[0], f"it was {lost:.1f} s"
-    for match in re.finditer(rf"rate (?:is )?held at {N} at most", text):
+    for match in re.finditer(rf"rate (?:is )?capped at {N}", text):
         acts = [int(r["ack_step"]) for verb, r in truth.done(line.event) if verb == "hold_rate"]
         rates = [v for s, v in truth.series("learning_rate") if acts and s > acts[-1] + 2]
         if not acts or any(rate > 1.01 * float(match[1]) for rate in rates):
@@ -766,9 +767,9 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
             yield "proof", match[0], f"{value:.4g} at step {bad[0].step}, above {truth.bound:.4g}"
     since = [r for r in rows if r.step >= at - NEAR and r.event <= line.event]
     out = [r for r in since if not r.values["train_loss_raw"] <= truth.bound]
-    if "stayed in its band" in line.prose and len(out) > 1 and _is_about_fault(truth, about):
+    if STAYED in line.prose and len(out) > 1 and _is_about_fault(truth, about):
         value = f"{out[0].values['train_loss_raw']:.4g}"
-        yield "proof", "stayed in its band", f"{value} at {out[0].step}, above {truth.bound:.4g}"
+        yield "proof", STAYED, f"{value} at {out[0].step}, above {truth.bound:.4g}"
     for match in re.finditer(r"norms (as before|are up)", line.prose, re.IGNORECASE):
         pairs = [_end(truth, name) for name in ("grad_global_norm", "update_norm")]
         ratios = [now / then for now, then in pairs if now is not None and then]

@@ -61,7 +61,7 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert re.search(r"^inc-1 .* RECOVERED$", story, re.M)
     for word in ("What", "Cause", "Did", "Cost", "Proof", "Loss", "Next"):
         assert f"\n{word} " in story
-    assert "; the step numbers go on from there" in story and "no relapse in" in story
+    assert "; training goes on at step " in story and "no relapse in" in story
     assert "same: " in story  # replay's word
     assert len(re.findall(r"^  \S*supervise (audit|export|--policy) ", story, re.M)) == 3
     assert verify_audit(tmp_path / "run" / "audit.log").exit_code == 0
@@ -73,7 +73,7 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert (document["state"], document["final"]) == ("RECOVERED", True)
     assert document["cause"]["text"].startswith("drill lr_spike at step 150")
     assert (
-        "; the step numbers go on from there" in document["did"]["text"]
+        "; training goes on at step " in document["did"]["text"]
         and "⟲" in document["loss"]["spark"]
     )
     (early,) = home.glob("snapshot-*/incident.json")

@@ -257,6 +257,13 @@ def test_the_wiring_is_looked_at_in_the_first_steps_of_the_job(doctor, tmp_path,
     assert code == int(status == "fail")
 
 
+def test_a_command_that_is_none_is_named_once(supervise):
+    code, _, err = supervise("doctor", "--wiring", "--", "no-such-program")
+
+    assert code == 64
+    assert err.count("supervise: ") == 1 and "'no-such-program': command not found" in err
+
+
 @pytest.mark.slow
 def test_a_loss_that_is_nan_in_the_first_steps_is_no_good_start(doctor, tmp_path):
     script = tmp_path / "train.py"

@@ -232,7 +232,10 @@ def test_a_signature_is_of_the_bytes_and_of_the_key(run, verified, supervise, tm
         openssl("pkey", "-in", f"{name}.pem", "-pubout", "-out", f"{name}-public.pem")
     assert verified(run.path, "--key", tmp_path / "key-public.pem")[1]["signature"][0] == "missing"
 
-    assert supervise("record", "--key", tmp_path / "key.pem", run.path)[0] == 0
+    code, out, _ = supervise("record", "--json", "--key", tmp_path / "key.pem", run.path)
+    made = json.loads(out)
+    assert (code, made["signed"], made["files"][0]) == (0, True, "record.json")
+    assert made["head"] == read(run)["audit"]["head"]
 
     code, parts = verified(run.path, "--key", tmp_path / "key-public.pem")
     assert (code, parts["signature"][0]) == (0, "good")

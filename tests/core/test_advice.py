@@ -64,7 +64,7 @@ OF, F = SpikeClass, Fact
         (OF.NUMERIC, [F.INPUT, F.BACK, F.UNDONE], "look at the batch of step 150: it may come"),
         # The kind of the model.
         (OF.STRUCTURAL, [F.ATTENTION], "check attention (QK-norm, logits)"),
-        (OF.RECOVERABLE, [F.HELD], "the learning rate was held: set its schedule right"),
+        (OF.RECOVERABLE, [F.HELD], "the learning rate was capped: set its schedule right"),
         (
             OF.STRUCTURAL,
             [F.ATTENTION, F.UNDONE],

@@ -75,8 +75,8 @@ TITAN = "torchrun --nproc_per_node=8 -m torchtitan.train --dump_folder ./o"
         (OLMO, "torchrun t.py run --trainer.save_folder=/c/run", "OLMo-core", "/c/run/step*", ""),
         (NANOCHAT, "python -m scripts.base_train", "nanochat", "", "--resume-from-step={step}"),
         (NANOGPT, "python train.py config/x.py", "nanoGPT-like", "", "--init_from=resume"),
-        (NANO, "python train.py", "script with --resume", "", "--resume={checkpoint}"),
-        (SWITCH, "python train.py", "script with --resume", "", "--resume"),
+        (NANO, "python train.py", "a script with --resume", "", "--resume={checkpoint}"),
+        (SWITCH, "python train.py", "a script with --resume", "", "--resume"),
     ],
 )
 def test_a_known_job_is_started_again_by_its_recipe(script, command, name, glob, args):

@@ -373,7 +373,7 @@ def test_the_rank_that_it_began_on_has_to_be_back_in_its_band(tell, newest, veri
 
     texts = [record.reason for record in story.kinds("verify")]
     assert any("no rule fired for 5 steps" in text for text in texts) == verified
-    assert any("and its band ends at" in text for text in texts) != verified
+    assert any("and its normal range ends at" in text for text in texts) != verified
 
 
 # ── a command that some ranks carried out and others did not ──────────────────────────────────────

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model import HostHealth
-from supervise.runtime import HealthGate, Start, available_bytes, driver_report
+from supervise.runtime import HealthGate, Start, available_bytes, driver_report, memory_bytes
 from tests.support.nvml import Driver
 
 GB = 10**9
@@ -50,8 +50,9 @@ def test_memory_is_what_the_container_allows(tmp_path, files, allowed):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(text)
 
-    found = available_bytes(tmp_path)
+    found, most = available_bytes(tmp_path), memory_bytes(tmp_path / "inner")
     assert found == allowed if allowed is not None else found > 10**6
+    assert most == 5000 if allowed is not None else most > 10**6
 
 
 @pytest.fixture

@@ -157,7 +157,9 @@ def test_a_message_waits_where_its_variable_is_not_set(hook, environ, ended, out
     code, output = outbox("flush")
     assert (code, "HOOK_URL is not set" in output) == (1, True)
     monkeypatch.setenv("HOOK_URL", hook.url)
-    assert outbox("flush")[0] == 0
+    code, output = outbox("flush", "--json")
+    flushed = json.loads(output)
+    assert (code, flushed["sent"][0]["state"], flushed["remaining"]) == (0, "delivered", 0)
 
 
 def test_the_claim_of_a_process_that_died_is_released(hook, environ, ended, outbox):

@@ -224,7 +224,7 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     assert report.cause.text.startswith("a batch without targets, from step 100: ")
     assert report.diagnosis.kind == "contained numeric fault"
     assert "no rollback is needed" in report.next.text
-    assert report.proof.text.startswith("loss back in its band")
+    assert report.proof.text.startswith("loss back in its normal range")
 
 
 def test_the_onset_is_a_change_against_the_noise_and_the_schedule():
@@ -262,16 +262,16 @@ def test_what_a_drill_does_to_the_training_explains_no_slow_host():
             "ended-early",
             "inc-1",
             "JOB FINISHED",
-            "recovered so far: 58 good steps of 100; loss back in its band at step 202; ",
+            "recovered so far: 58 good steps of 100; loss back in its normal range at step 202; ",
         ),
         (
             "raised-for-good",
             "inc-1",
             "NOT RECOVERED",
-            "the loss did NOT come back into its band: 1.39",
+            "the loss did NOT come back into its normal range: 1.39",
         ),
         ("slow-then-fault", "inc-1", "CLEARED", "still slow: 400 ms per step at the end; "),
-        ("slow-then-fault", "inc-2", "CLEARED", "loss back in its band at step 500; "),
+        ("slow-then-fault", "inc-2", "CLEARED", "loss back in its normal range at step 500; "),
     ],
 )
 def test_a_proof_claims_what_the_frames_show(story, incident, status, proof):

@@ -163,7 +163,7 @@ def group() -> None:
     \b
     Examples:
       supervise --policy nano -- python train.py
-      supervise -- torchrun --nproc-per-node 8 train.py
+      supervise --policy large -- torchrun --nproc-per-node 8 train.py
     """
 
 

@@ -239,7 +239,9 @@ def _print(report: GateReport) -> None:
 
 @click.group(name="canary", no_args_is_help=True)
 def canary_command() -> None:
-    """Judge a candidate by short runs of it and of a baseline.
+    """Judge a change of the job by short runs with and without it.
+
+    The candidate is the program with the change, the baseline the one without.
 
     \b
     Examples:

@@ -407,16 +407,17 @@ WAYS = "observe | shadow | approve | enforce"
 def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ...]) -> int:
     """Write a policy for COMMAND, and check it.
 
-    It extends a shipped policy. How the job resumes is read from its script and command. Then
-    policy, machine and command are checked as by `supervise doctor`. The job is not started.
+    It extends a shipped policy. How the job resumes is read from its script and command; where
+    that is not found, the policy starts nothing again. Then policy, machine and command are checked
+    as by `supervise doctor`, which runs the job's Python, but not the job.
 
     \b
     Examples:
       supervise init -- python train.py
-      supervise init --policy medium --out policies/big.yaml -- torchrun train.py
+      supervise init --policy medium --out policies/big.yaml -- python train.py
 
-    Exit codes: 0 written; 1 a check failed (written all the same, unless the command cannot be
-    started); 64 wrong usage, or the file exists.
+    Exit codes: 0 written; 1 a check failed: the file is written, but not where COMMAND does not
+    exist or is not executable; 64 wrong usage, or the file exists.
     """
     from ..catalog import load_policy
 
@@ -465,15 +466,15 @@ def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     yield f"extends: {base}"
     yield f"mode: {policy.mode} # {WAYS}"
     if recipe is not None and recipe.works:
-        yield f"job: # {recipe.name}{f': {recipe.note}' if recipe.note else ''}"
+        yield f"job: # found: {recipe.name}{f'; {recipe.note}' if recipe.note else ''}"
         if recipe.glob:
             yield f"  checkpoints: {inline_yaml({'glob': [recipe.glob]})}"
         resume = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}
         yield f"  relaunch: {inline_yaml(resume)}"
         if "restart" in policy.budgets:
             yield "  on_crash: restart # a crash, within the budget `restart`"
-            yield "override: # when nothing moves any more, and a checkpoint is verified"
-            yield "  hang.stuck: {run: restart-if-stuck}"
+            yield "override:"
+            yield "  hang.stuck: {run: restart-if-stuck} # a hang, if a checkpoint is verified"
     else:
         note = f" {recipe.name}: {recipe.note}" if recipe else ""
         yield f"# How this job resumes is not known, so that nothing starts it again.{note}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -161,8 +160,7 @@ def show(as_json: bool = False) -> None:
         except StoreError as error:
             echo(str(error), err=True)
     if as_json:
-        summaries = [late_messages.Summary.from_message(message) for message in messages]
-        echo_json(msgspec.to_builtins(summaries))
+        echo_json([_summary(message) for message in messages])
     elif messages:
         print_table([_row(message) for message in messages], HEADER)
     else:
@@ -171,8 +169,9 @@ def show(as_json: bool = False) -> None:
 
 @outbox_command.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def flush(ctx: click.Context, run: Path | None) -> None:
+def flush(ctx: click.Context, run: Path | None, as_json: bool) -> None:
     """Send undelivered messages now: those of RUN, else of all runs.
 
     They are marked as late. A message that its receiver rejects permanently is not tried again.
@@ -185,21 +184,31 @@ def flush(ctx: click.Context, run: Path | None) -> None:
     Exit codes: 0 all delivered; 1 some remain, or were rejected; 64 RUN is not a run of yours.
     """
     sender = late_messages.Flush(os.environ, limited=False, stop=threading.Event())
-    outcomes: Counter[str] = Counter()
-    remaining = errors = 0
+    sent, remaining, errors = [], 0, 0
     for path in late_messages.runs_with_undelivered(os.environ) if run is None else [run]:
         try:
             for message in sender.send(path):
-                outcomes[message.state] += 1
-                echo(message.text)
+                sent.append(message)
+                if not as_json:
+                    echo(message.text)
             remaining += len(late_messages.undelivered_messages(path))
         except StoreError as error:
             if run is not None:
                 raise
             echo(str(error), err=True)
             errors += 1
-    echo(f"{outcomes['delivered']} delivered, {remaining} remain")
-    ctx.exit(1 if remaining or errors or outcomes["refused"] else 0)
+    states = [message.state for message in sent]
+    if as_json:
+        rows = [{"state": each.state, **_summary(each)} for each in sent]
+        echo_json({"sent": rows, "remaining": remaining, "unreadable_runs": errors})
+    else:
+        echo(f"{states.count('delivered')} delivered, {remaining} remain")
+    ctx.exit(1 if remaining or errors or "refused" in states else 0)
+
+
+def _summary(late: late_messages.LateMessage) -> dict[str, Any]:
+    summary: dict[str, Any] = msgspec.to_builtins(late_messages.Summary.from_message(late))
+    return summary
 
 
 def _row(late: late_messages.LateMessage) -> tuple[str, ...]:

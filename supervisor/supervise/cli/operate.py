@@ -439,7 +439,7 @@ def rollback(operands: tuple[str, ...], before: int | None) -> Order:
 
 @_command()
 def savepoint(operands: tuple[str, ...]) -> Order:
-    """Save the training state, for a later rollback.
+    """Copy the training state in memory, for a later rollback.
 
     It is kept in memory, as of the next step boundary.
 

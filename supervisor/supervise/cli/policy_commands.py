@@ -54,7 +54,9 @@ class PolicyCommands(click.Group):
 
 @click.command(name="policy", cls=PolicyCommands)
 def policy_command() -> None:
-    """Check, show, test and compare policies, packs and runbooks.
+    """Check, show, test and compare policies.
+
+    A policy uses packs, which are sets of rules, and runbooks, which are sequences of actions.
 
     \b
     Examples:

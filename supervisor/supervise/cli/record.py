@@ -67,9 +67,9 @@ class RecordGroup(click.Group):
 
 @click.group(name="record", cls=RecordGroup, no_args_is_help=True)
 def record_command() -> None:
-    """Write, verify or compare the stability record of a run.
+    """Write a report of a run for an auditor; verify or compare it.
 
-    The record has what the run consisted of, the signals and rules that watched it, with
+    The stability record has what the run consisted of, the signals and rules that watched it, with
     thresholds, sources and lead times, its incidents, interventions, gaps and their cost. What is
     not known is named, with the reason.
 
@@ -91,7 +91,8 @@ def record_command() -> None:
 @click.option(
     "--format", "form", type=click.Choice(tuple(FORMS)), help="Print it, and write nothing."
 )
-def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as a JSON document.")
+def write(run: Path, out: Path | None, key: Path | None, form: str | None, as_json: bool) -> None:
     """Write the record as JSON, Markdown and HTML.
 
     With --key also record.json.sig, a detached signature of record.json. A key is made by
@@ -123,9 +124,13 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
         raise StoreError(
             f"cannot write the record to {target}: {error.strerror}", hint="use --out DIR"
         ) from error
-    names = ", ".join(name for name, _ in FORMS.values())
-    echo(f"{target}: {names}{', signed' if signed else ''}")
-    echo(f"head: {record.audit.records} {record.audit.head}")
+    names, audited = [name for name, _ in FORMS.values()], record.audit
+    if as_json:
+        made = {"directory": str(target), "files": names, "signed": signed is not None}
+        echo_json({**made, "records": audited.records, "head": audited.head})
+        return
+    echo(f"{target}: {', '.join(names)}{', signed' if signed else ''}")
+    echo(f"head: {audited.records} {audited.head}")
 
 
 @record_command.command()

@@ -213,13 +213,16 @@ def _citations(
 )
 @click.option("--mode", type=click.Choice(MODES), help="Overrides the policy's mode.")
 @click.option(
-    "--drill", multiple=True, metavar="FAULT@STEP", help="Inject FAULT at STEP, to test the policy."
+    "--drill",
+    multiple=True,
+    metavar="FAULT@STEP",
+    help="Damage the job at STEP by FAULT, in any mode, to test the policy.",
 )
 @click.option(
     "--notify",
     multiple=True,
     metavar="KIND:VARIABLE",
-    help="Add a channel: slack or webhook, and the environment variable that holds its URL.",
+    help="Add a channel: slack or webhook, and the name of the variable that holds its URL.",
 )
 @click.option(
     "--cite",
@@ -277,28 +280,33 @@ def run_command(
 ) -> int:
     """Start COMMAND and watch it under a policy.
 
-    The policy decides when to notify people and when to act on the job; --policy nano acts.
-    Without --policy the run is observed under `nano` and never changed. Arguments, terminal,
-    signals and, unless the run is stopped, the exit code of the command pass through unchanged.
+    The policy decides when to notify people and when to act on the job. Shipped are `nano` (one
+    process), `medium` (hours to days on one machine), `large` (several ranks), `moe` (the same,
+    with experts) and `observe`. Without --policy the run is observed under `nano` and never
+    changed, unless --mode says otherwise. Arguments, terminal, signals and, unless the run is
+    stopped, the exit code of the command pass through unchanged.
 
     With --watch-policy an edit of the policy, its base, packs or runbooks is reloaded as by
-    `supervise reload` once it passes `supervise policy check`. It never raises the mode.
+    `supervise reload` once it passes `supervise policy check`. A reload never raises the mode.
 
     With --metrics-port N, http://127.0.0.1:N/metrics has the numbers of the run for Prometheus.
 
-    --notify slack:SLACK_URL adds a channel to the policy of this run; the environment variable
-    SLACK_URL holds the URL of an incoming webhook.
+    --notify slack:SLACK_URL adds a channel to the policy of this run. SLACK_URL is the name of an
+    environment variable, which holds the URL of an incoming webhook. Channels of other kinds are
+    set in the policy.
 
-    With --resume-run the same command line can be repeated, as a service manager does: a run in
-    --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
+    With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
+    A run in D whose supervisor died is adopted (`supervise adopt`). After a run that has ended, a
     new one starts in D.2, then D.3 and so on, from the newest verified checkpoint, as
-    `job.relaunch` of the policy says. Where that is not possible it is refused; --fresh starts the
-    command as it is given, which may write over the checkpoints.
+    `job.relaunch` of the policy says; without `job.relaunch` or a verified checkpoint it is refused
+    (64). --fresh starts the command as it is given, which may write over the checkpoints.
 
     \b
     Examples:
+      export SLACK_URL=https://hooks.slack.com/services/...
       supervise --policy nano --notify slack:SLACK_URL -- python train.py
-      supervise -p nano --mode shadow --drill lr_spike@150 -- python train.py
+      supervise -p large -- torchrun --nproc-per-node 8 train.py
+      supervise -p nano --drill lr_spike@150 -- python train.py
       supervise --policy nano --run-dir runs/main --resume-run -- python train.py
 
     Exit codes: the job's own (128+n after signal n); 64 wrong usage; 65 invalid policy; 75 stopped,

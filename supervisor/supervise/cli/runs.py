@@ -163,7 +163,7 @@ KEEP = 5  # runs; project default
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_json: bool) -> int:
-    """Delete our own large files of runs that are over.
+    """Delete large files of past runs, never the job's checkpoints.
 
     Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
     (default: ./runs). The audit log, the policies and pinned checkpoints stay, so `why`, `status`

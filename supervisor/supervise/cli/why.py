@@ -61,13 +61,13 @@ INSPECT = "supervise audit show RUN prints them; another version may have writte
 def why_command(
     run: Path, incident: str | None, full: bool, as_json: bool, write: Path | None
 ) -> None:
-    """Explain an incident in ten lines.
+    """Explain an incident on one card.
 
     What happened, why, what was done, the cost, the proof, and what is next. Without INCIDENT all
-    incidents are listed and the newest is explained; without any incident, the errors that ended
-    processes of the job are shown. Reads only the run directory: it works during the run, after it,
-    and after its supervisor was killed. To find out why something did not happen, use `supervise
-    why-not`.
+    incidents are listed and the newest is explained; `inc-2` alone is one of the newest run. In a
+    run without incidents the errors that ended processes of the job are shown. Reads only the run
+    directory: it works during the run, after it, and after its supervisor was killed. To find out
+    why something did not happen, use `supervise why-not`.
 
     \b
     Examples:

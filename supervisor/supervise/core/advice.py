@@ -38,9 +38,9 @@ class Fact(StrEnum):
     ROUTING = "the routing to experts was measured, and moved"
     NO_OBJECTIVE = "the loss never descended, as in reinforcement learning"
     RECURRING = "it comes again and again"
-    BACK = "the loss is back in its band"
+    BACK = "the loss is back in its normal range"
     UNDONE = "the weights of before were restored"
-    HELD = "the learning rate was held lower"
+    HELD = "the learning rate was capped"
     RATE_STOPPED = "a jump of the learning rate was stopped by a hold"
     EXHAUSTED = "all that may be tried was tried"
     ENDED = "the job has ended"
@@ -80,7 +80,7 @@ LINES: Sequence[Line] = (
         _F.INPUT,
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
-    _line(_OF.RECOVERABLE, "the learning rate was held: set its schedule right", _F.HELD),
+    _line(_OF.RECOVERABLE, "the learning rate was capped: set its schedule right", _F.HELD),
     _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
@@ -427,7 +427,7 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
         then += f", then {start_again(policy, state, onset)}"
         return Advice(None, f"the loss is still too high: supervise stop RUN, {then}")
     change = action_planning.input_change_since_onset(state, incident)
-    text = f"most of the newest losses are still above their band{again}"
+    text = f"most of the newest losses are still above their normal range{again}"
     if change is not None:
         text += f"; ask by day whether the data was meant to change at step {onset}"
     return Advice(Lead.FOLLOWS, text)
@@ -458,7 +458,7 @@ def after_crash(policy: Policy, state: State, remedy: str) -> str:
 EFFECTS = {  # of verbs that change the job
     "rollback": "the weights of an earlier step are restored",
     "relaunch": "the job is started again from a checkpoint",
-    "hold_rate": "the learning rate is held where it was before",
+    "hold_rate": "the learning rate is capped where it was before",
     "lr_scale": "the learning rate is lowered",
     "clip": "gradients are clipped",
     "update_clip": "updates are clipped",
@@ -565,12 +565,12 @@ def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
         until = f" at step {held[-1][0]}" if held else ""
-        now = "" if rate is None else f", now {rate:.3g}"
-        return f"the hold of the learning rate ended{until}: the job's own rate is in use{now}", ""
+        now = "" if rate is None else f" (now {rate:.3g})"
+        return f"the cap of the learning rate ended{until}: the job's schedule is in force{now}", ""
     jump = incident.case.jump
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
-    height = "where it was before" if limit is None else f"at {limit:.3g} at most"
-    return f"the learning rate is held {height} until the job asks for no more", FREE_RATE
+    height = "where it was before" if limit is None else f"at {limit:.3g}"
+    return f"the learning rate is capped {height} until the job asks for no more", FREE_RATE
 
 
 def advice_at_end(

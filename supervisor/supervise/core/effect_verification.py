@@ -395,7 +395,7 @@ def _still_ill(monitor: RankMonitor, incident: Incident, run: RunbookExecution) 
     losses = newest[-CLEARLY:]
     if median([loss - band.limit_at(step) for step, loss in losses]) <= 0.0:
         return ""
-    text = f"the loss is {median([loss for _, loss in losses]):.3g}, and its band ends at "
+    text = f"the loss is {median([loss for _, loss in losses]):.3g}, and its normal range ends at "
     text += f"{band.limit_at(losses[-1][0]):.3g}"
     return f"{run.runbook.name} did not help: {len(newest)} steps after it {text}"
 

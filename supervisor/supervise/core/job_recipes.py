@@ -348,7 +348,7 @@ def _plain(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     option = _resume_option(code)
     if option is None:
         return None
-    return Recipe(f"script with {option.partition('=')[0]}", args=(option,))
+    return Recipe(f"a script with {option.partition('=')[0]}", args=(option,))
 
 
 RECIPES: tuple[Callable[[ScriptCode, Sequence[str]], Recipe | None], ...] = (

@@ -245,9 +245,10 @@ def answer_rejoined(case: Evidence) -> Rejoined:
     newest, smoothed = _medians(residuals[-window:])
     inside = max(newest, smoothed) <= width
     measured_text = (
-        f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
+        f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}, "
+        f"width {width:.3g}"
     )
-    text = f"{'back in' if inside else 'not back in'} its band ({measured_text}, band {width:.3g})"
+    text = f"{'back in' if inside else 'not back in'} its normal range ({measured_text})"
     if inside and case.rolled_back:
         text += ", after a rollback"
     elif inside and first_step is not None:

@@ -465,7 +465,7 @@ def _from(action: Action) -> str:
     undone = ""
     if restored is not None and restored + 1 < step:
         undone = f" (steps {restored + 1} to {step} undone)"
-    return f" at step {step}{undone}; the step numbers go on from there"
+    return f" at step {step}{undone}; training goes on at step {step + 1} with the next batches"
 
 
 def _relaunch(action: Action) -> str:
@@ -511,10 +511,10 @@ def _check_weights(action: Action) -> str:
 def _hold_rate(action: Action) -> str:
     order, limit = action.order, action.effect.rate_limit
     if order.limit is None and limit is not None:
-        return f"learning rate held at {limit:.3g} at most"
+        return f"learning rate capped at {limit:.3g}"
     if order.limit is not None:
-        return f"learning rate held at {order.limit:.3g} at most ({order.harmful:.3g} did the harm)"
-    return "learning rate free again" if order.lift else "learning rate held"
+        return f"learning rate capped at {order.limit:.3g} ({order.harmful:.3g} did the harm)"
+    return "learning-rate cap lifted" if order.lift else "learning rate capped"
 
 
 def _quarantine(action: Action) -> str:
@@ -712,13 +712,12 @@ def _course(
     if rejoined is None:
         return ""
     if rejoined.answer == YES and not loss_left:
-        return "the loss stayed in its band"
+        return "the loss stayed in its normal range"
     if rejoined.answer == YES:
-        return (
-            f"loss back in its band{'' if rejoined_step is None else f' at step {rejoined_step}'}"
-        )
+        since = "" if rejoined_step is None else f" at step {rejoined_step}"
+        return f"loss back in its normal range{since}"
     is_out = rejoined.answer == NO and rejoined.excursion
-    return f"the loss did NOT come back into its band{height}" if is_out else ""
+    return f"the loss did NOT come back into its normal range{height}" if is_out else ""
 
 
 def describe_probation(verification: Sequence[Check]) -> str:

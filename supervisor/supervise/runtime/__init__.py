@@ -24,7 +24,8 @@ __getattr__ = lazy_exports(
         "frame_enrichment": "FrameEnricher",
         "hardware": "MemoryGrowth, Hardware",
         "host": (
-            "HealthGate, OomCounters, Start, available_bytes, group_file, read_git_facts, run_tool"
+            "HealthGate, OomCounters, Start, available_bytes, group_file, memory_bytes, "
+            "read_git_facts, run_tool"
         ),
         "identity": "Identity, IdentityCollector, compare_identities, describe_differences",
         "idleness": "Looks, Phases, watch_movement",

@@ -316,6 +316,19 @@ def available_bytes(group: Path | None = None) -> int | None:
     return min(available, default=None)
 
 
+def memory_bytes(group: Path | None = None) -> int:
+    """Return the memory of the machine, or of the container where that has less; see above."""
+    counters = group_file()
+    if group is None and counters is not None:
+        group = counters.parent
+    most = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in () if group is None else (group, *group.parents):
+        for limit_file, _, _ in LIMITS:
+            with suppress(OSError, ValueError):
+                most.append(int((folder / limit_file).read_text()))
+    return min(most)
+
+
 def _allowed(group: Path) -> list[int]:
     """Return what the limit of a cgroup leaves, nothing where it has none."""
     for limit_file, in_use, unused in LIMITS:

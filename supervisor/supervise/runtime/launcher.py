@@ -7,7 +7,6 @@ job's environment, from where a supervisor that comes later knows whether a laun
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,14 +27,14 @@ from ..errors import ActionError, StoreError
 from ..store.run_directory import RunDir
 from . import environment
 from .fencing import LEASE_S
-from .host import OomCounters
+from .host import OomCounters, memory_bytes
 from .process import Process
 from .process_tree import Terminal, start_ticks
 
 if TYPE_CHECKING:
     from .logs import JobOutput
 
-SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
+SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the memory there is; project default
 SAVEPOINT_TIME = 0.005  # share of the wall time; a dear savepoint makes the next one wait
 SPILL_SHARE = 4  # and on disk a quarter of what is free at the start; project default
 SLOTS, CAPACITY = 8192, 128  # frames, and values of each; 9 MB of shared memory per rank
@@ -259,11 +258,7 @@ def _savepoints(run: RunDir, savepoints: Savepoints | None) -> dict[str, Any] | 
         "share": SAVEPOINT_TIME,
         "every": savepoints.every,
         "keep": savepoints.keep,
-        "max_bytes": savepoints.max_bytes or _memory_bytes() // SAVEPOINT_SHARE,
+        "max_bytes": savepoints.max_bytes or memory_bytes() // SAVEPOINT_SHARE,
         "max_disk_bytes": savepoints.max_disk_bytes or free_bytes // SPILL_SHARE,
         **({"spill": None} if savepoints.spill == "none" else {}),
     }
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

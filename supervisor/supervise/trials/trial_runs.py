@@ -251,7 +251,8 @@ def run_arm(
     try:
         run = RunDir.open(path)
     except StoreError:
-        raise UsageError(f"{spec.name} could not be started: {last_lines(log, 1)}") from None
+        reason = last_lines(log, 1).removeprefix("supervise: ")
+        raise UsageError(f"{spec.name} could not be started: {reason}") from None
     return ArmOutcome(run, code, time.monotonic() - start, follower.cpu_s, outside)
 
 

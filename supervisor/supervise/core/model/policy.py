@@ -211,7 +211,9 @@ class Savepoints(Section, frozen=True):
     keep: Annotated[Count, describe_key("how many are kept")] = 4
     max_bytes: Annotated[
         Count | None,
-        describe_key("maximum host memory for all of them; default: an eighth of the machine's"),
+        describe_key(
+            "most host memory for all; default: an eighth of the machine's or container's"
+        ),
     ] = None
     spill: Annotated[
         Literal["disk", "none"],
