@@ -870,13 +870,9 @@ def _status(truth: Truth, about: Mapping[str, Any]) -> Iterator[False_]:
         yield "status", title, f"the loss is {truth.level_at(step):.4g} at step {step}"
     if status == "NOT RECOVERED" and well and about["rules"]:
         yield "status", title, f"the loss is {truth.level_at(step):.4g}, as before"
-    ended = status == ENDED[0] and truth.code == 0
-    if ended and truth.is_as_undisturbed(step) and "none" in about["proof"]["text"]:
-        yield (
-            "status",
-            f"{title}; {about['proof']['text'][:60]}",
-            "the loss was as before at the end",
-        )
+    proof, ended = about["proof"]["text"], status == ENDED[0] and truth.code == 0
+    if ended and truth.is_as_undisturbed(step) and "none" in proof:
+        yield "status", f"{title}; {proof[:60]}", "the loss was as before at the end"
     if (status == "JOB DOWN") is not (truth.code != 0 and status in (*ENDED, "JOB DOWN")):
         yield "status", title, f"the job ended with code {truth.code}"
     if status == ENDED[1] and well:

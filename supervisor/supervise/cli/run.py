@@ -246,7 +246,7 @@ def _citations(
     "port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    help="Serve metrics for Prometheus on this port; 0: a free one.",
+    help="Serve http://127.0.0.1:N/metrics for Prometheus; 0: a free port.",
 )
 @click.option(
     "--metrics-host",
@@ -281,25 +281,20 @@ def run_command(
     """Start COMMAND and watch it under a policy.
 
     The policy decides when to notify people and when to act on the job. Shipped are `nano` (one
-    process), `medium` (hours to days on one machine), `large` (several ranks), `moe` (the same,
-    with experts) and `observe`. Without --policy the run is observed under `nano` and never
-    changed, unless --mode says otherwise. Arguments, terminal, signals and, unless the run is
-    stopped, the exit code of the command pass through unchanged.
+    process), `medium` (hours to days), `large` and `moe` (several ranks) and `observe`. Without
+    --policy and --mode the run is observed under `nano` and never changed. Arguments, terminal,
+    signals and, unless the run is stopped, the exit code of the command pass through unchanged.
 
-    With --watch-policy an edit of the policy, its base, packs or runbooks is reloaded as by
-    `supervise reload` once it passes `supervise policy check`. A reload never raises the mode.
+    With --watch-policy an edit of policy, packs or runbooks is reloaded once it passes `supervise
+    policy check`; that never raises the mode.
 
-    With --metrics-port N, http://127.0.0.1:N/metrics has the numbers of the run for Prometheus.
-
-    --notify slack:SLACK_URL adds a channel to the policy of this run. SLACK_URL is the name of an
-    environment variable, which holds the URL of an incoming webhook. Channels of other kinds are
-    set in the policy.
+    --notify slack:SLACK_URL adds a channel: the environment variable SLACK_URL holds the URL of an
+    incoming webhook. Channels of other kinds are set in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted (`supervise adopt`). After a run that has ended, a
-    new one starts in D.2, then D.3 and so on, from the newest verified checkpoint, as
-    `job.relaunch` of the policy says; without `job.relaunch` or a verified checkpoint it is refused
-    (64). --fresh starts the command as it is given, which may write over the checkpoints.
+    A run in D whose supervisor died is adopted (`supervise adopt`). After a run that has ended, one
+    starts in D.2, then D.3, from the newest verified checkpoint, as `job.relaunch` says; without
+    either it is refused (64). --fresh starts the command as it is, over what is there.
 
     \b
     Examples:
