@@ -44,6 +44,7 @@ LAYERS = {
     ),
     "checkpoints": ("supervise.core", "supervise.system", "supervise.store.files"),
     "store": ("supervise.core", "supervise.system"),
+    "data": (*(f"supervise.{name}" for name in ("json_schemas", "report", "store")),),
     "report": (*(f"supervise.{name}" for name in ("core", "json_schemas", "store", "system")),),
     "trials": (*(f"supervise.{name}" for name in ("core", "report", "store", "system")),),
     "recordings": ("supervise.core",),
@@ -63,6 +64,7 @@ ALSO = {
     "supervise.store.run_records": ("supervise_probe.wire",),
     "supervise.catalog.lint": ("supervise_probe.wire",),
     "supervise.catalog.docs": (
+        "supervise.data.manifest",
         "supervise.report.incident_report",
         "supervise.report.stability_record",
     ),

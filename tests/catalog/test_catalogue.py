@@ -1,7 +1,8 @@
 """The catalogue of what a training run can show: each id is measured, judged and tested, or listed.
 
-The table has every id of the catalogue by its source. An id of the run needs a producer, a rule or
-one that is judged in its place, and a test that computes it in another way.
+The table has every id of the catalogue by its source. An id of the run, or of the training data,
+needs a producer, a rule or one that is judged in its place, and a test that computes it in another
+way; one of the data also a planted fault that its rule reports.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import JUDGED_AS
+from supervise.catalog import JUDGED_AS, rules_judging
 from supervise.cli import invoke
+from supervise.data import FAULTS
 
 TESTS = Path(__file__).parents[1]
 
@@ -80,23 +82,32 @@ ALIASES = {
     "batch_sanity": ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
     "moe_capacity_overflow": ("moe_drop_rate",),
     "val_ppl": ("val_loss",),
+    "seq_len_p50_p95": ("seq_len_p50", "seq_len_p95"),
 }
 EXEMPT = {
     "norm_precursor_lag": "a number of an incident: what moved first, and when",
     "planned_event": "an input: the policy says it",
 }
+# Of the training data; and the fault of `supervise data drill` that its rule reports.
+BUILD = {
+    "data/test_numbers.py": (
+        "source_mix_share:mix language_share:language filter_reject_rate:filter"
+        " bytes_per_token:binary seq_len_p50_p95:truncate token_kl_drift near_dup_rate:dup"
+        " train_val_overlap:leak doc_repeat_hotspots:repeat data_toxicity_rate:toxic"
+        " pii_hit_rate:pii rtp_prompt_stats"
+    ),
+    "data/test_corpus.py": "pad_fraction",
+}
 ELSEWHERE = {
     "checkpoint": (
-        "curvature_trace_est microbench_score eval_artifact_hash rtp_toxicity_prob rtp_prompt_stats"
+        "curvature_trace_est microbench_score eval_artifact_hash rtp_toxicity_prob"
         " memorization_rate codec_score zlib_ratio"
     ),
-    "build": (
-        "source_mix_share language_share filter_reject_rate bytes_per_token seq_len_p50_p95"
-        " pad_fraction token_kl_drift near_dup_rate train_val_overlap doc_repeat_hotspots"
-        " data_toxicity_rate pii_hit_rate"
-    ),
 }
-TESTED = {metric: file for file, ids in RUN.items() for metric in ids.split()}
+DRILLS = dict(row.partition(":")[::2] for ids in BUILD.values() for row in ids.split())
+TESTED = {metric: file for file, ids in RUN.items() for metric in ids.split()} | {
+    row.partition(":")[0]: file for file, ids in BUILD.items() for row in ids.split()
+}
 OF_RUN = {*TESTED, *MISSING, *ALIASES}
 SKIPPED = {metric for ids in ELSEWHERE.values() for metric in ids.split()}
 
@@ -141,7 +152,7 @@ def covered(capsys: pytest.CaptureFixture[str]) -> Coverage:
 def test_the_table_has_each_of_the_103_ids_once():
     assert len(OF_RUN) + len(EXEMPT) + len(SKIPPED) == 103
     assert not OF_RUN & SKIPPED and not EXEMPT.keys() & (OF_RUN | SKIPPED)
-    assert sum(len(ids.split()) for ids in RUN.values()) == len(TESTED)
+    assert sum(len(ids.split()) for ids in (RUN | BUILD).values()) == len(TESTED)
 
 
 def test_each_id_of_the_run_is_measured_judged_and_tested_but_for_those_known_to_be_missing(
@@ -161,3 +172,12 @@ def test_a_producer_or_a_rule_that_is_taken_away_is_seen(covered, metric):
 
     assert replace(covered, measured=covered.measured - {name}).lacks(metric) == ["a producer"]
     assert replace(covered, judged=covered.judged - judged).lacks(metric) == ["a rule"]
+
+
+def test_the_rule_of_each_planted_fault_judges_the_metric_that_it_is_for():
+    """By the metric itself, or by one that is judged in its place."""
+    for metric, fault in DRILLS.items():
+        names = ALIASES.get(metric, (metric,))
+        readers = {other for name in names for other in (name, *JUDGED_AS.get(name, ()))}
+        rule = f"data_build.{FAULTS[fault].rule}" if fault else None
+        assert rule is None or any(rule in rules_judging(name) for name in readers), metric

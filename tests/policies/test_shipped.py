@@ -81,8 +81,10 @@ def test_a_policy_loads_without_a_word(name: str) -> None:
 
 
 def test_every_pack_is_used() -> None:
-    """A pack that no policy uses is watched by nobody."""
-    used = {pack for name in POLICIES for pack in data("policies", name).get("use", ())}
+    """A pack that no policy uses is watched by nobody; one is of the data, not of a run."""
+    used = {"data_build"} | {
+        pack for name in POLICIES for pack in data("policies", name).get("use", ())
+    }
 
     assert set(PACKS) - used == set()
 

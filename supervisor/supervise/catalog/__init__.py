@@ -21,7 +21,7 @@ __getattr__ = lazy_exports(
     {
         "diagnostics": "PolicyErrors, Problem, Problems, Source",
         "discover": "action_classes, detector_classes, yaml_name_of, drill_facts, parse_drill",
-        "docs": "schema_files",
+        "docs": "rules_judging, schema_files",
         "loader": (
             "compose_policy, failure_classes, load_isolated_policy, load_policy, policy_document"
         ),

@@ -19,6 +19,7 @@ from supervise_probe import faults
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Budget, Inhibit, detectors_behind
 from ..core.model.values import OPEN
+from ..data.manifest import manifest_schema
 from ..notifiers import webhook
 from ..report import incident_report, stability_record
 from . import discover, loader, metrics, shipped, yaml_document
@@ -223,11 +224,12 @@ FILES: dict[str, tuple[type, str]] = {
 }
 
 INCIDENT, RECORD = "policies/incident.schema.json", "docs/record.schema.json"
-MESSAGE = "docs/message.schema.json"
+MESSAGE, MANIFEST = "docs/message.schema.json", "docs/data-manifest.schema.json"
 DOCUMENTS = {
     INCIDENT: incident_report.incident_schema,
     RECORD: stability_record.stability_schema,
     MESSAGE: webhook.message_schema,
+    MANIFEST: manifest_schema,
 }
 
 
@@ -322,10 +324,11 @@ if __name__ == "__main__":
     for path, content in schema_files():
         path.write_text(content, "utf-8")
 
-PROBE, SUPERVISOR, JOB = "probe", "supervisor", "job"
+PROBE, SUPERVISOR, BUILD, JOB = "probe", "supervisor", "build", "job"
 BY = {
     PROBE: "measured by the probe",
     SUPERVISOR: "measured by the supervisor",
+    BUILD: "measured of training data, by supervise data check",
     JOB: "to be reported by the job",
 }
 
@@ -407,7 +410,7 @@ def rule_facts(draft: Draft, built: BuiltRule, beside: Collection[str]) -> RuleF
 
 
 def measured_by(metric: str, beside: Collection[str]) -> str:
-    """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `JOB`.
+    """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `BUILD`, `JOB`.
 
     Args:
         beside: the ids of what the supervisor measures beside the job.
@@ -415,6 +418,8 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
     spec = metrics.spec_of(metric)
     if spec is not None and spec.id in metrics.measured_metrics():
         return PROBE
+    if spec is not None and spec.id in metrics.BUILD:
+        return BUILD
     return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
 
 

@@ -98,10 +98,128 @@ _ROWS = (
         for name in ("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy")
     ),
     # data
-    ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SIMPLE),
+    (
+        "source_mix_share",
+        "%",
+        "Share of one source in the tokens, of texts in the bytes; append its name: `.web`.",
+        SIMPLE,
+    ),
+    (
+        "source_mix_shift",
+        "%",
+        "Largest relative change of a source's share to the baseline's that 4 standard deviations "
+        "over documents do not explain; 0 for none.",
+        SIMPLE,
+    ),
+    ("language_share", "%", "The same of a language; append its code: `.de`.", "CLD2"),
+    ("language_shift", "%", "The same change of a language's share.", SIMPLE),
+    (
+        "filter_reject_rate",
+        "%",
+        "Documents that a filter of the pipeline dropped; append its name: `.length`.",
+        SIMPLE,
+    ),
+    ("filter_reject_shift", "%", "Largest relative change of such a rate, beyond chance.", SIMPLE),
+    (
+        "bytes_per_token",
+        "bytes",
+        "Mean UTF-8 bytes a token; append a source for its mean: `.web`.",
+        SIMPLE,
+    ),
+    (
+        "bytes_per_token_outside",
+        "%",
+        "Documents of a source, the one that fares worst, beyond 99.8 % of those of the baseline, "
+        "less what chance explains.",
+        SIMPLE,
+    ),
+    (
+        "doc_zlib_outside",
+        "%",
+        "The same by how well a document compresses, of all sources.",
+        SIMPLE,
+    ),
+    (
+        "junk_rate",
+        "%",
+        "Documents of which control and replacement characters are more than 1 %.",
+        SIMPLE,
+    ),
+    ("seq_len_p50", "tokens", "Median length of a document.", SIMPLE),
+    ("seq_len_p95", "tokens", "Length that 5 % of the documents exceed.", SIMPLE),
+    ("doc_bytes_p50", "bytes", "Median size of a text.", SIMPLE),
+    ("doc_bytes_p95", "bytes", "Size that 5 % of the texts exceed.", SIMPLE),
+    ("seq_len_shift", "%", "Largest relative change of these, beyond chance.", SIMPLE),
     ("pad_fraction", "%", "Padding over all tokens.", SIMPLE),
-    ("bytes_per_token", "bytes", "Mean UTF-8 bytes a token.", SIMPLE),
-    ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SIMPLE),
+    ("pad_shift", "points", "Change of pad_fraction to the baseline.", SIMPLE),
+    (
+        "token_kl_drift",
+        "nat",
+        "KL of the token histogram to the baseline's, less the bias of their sizes.",
+        "Miller and Madow",
+    ),
+    (
+        "token_kl_excess",
+        "1",
+        "token_kl_drift over that between two halves of the baseline, at least 0.002 nat.",
+        SIMPLE,
+    ),
+    ("exact_dup_rate", "%", "Documents that are copies of an earlier one.", "XXH3, 128 bits"),
+    (
+        "near_dup_rate",
+        "%",
+        "Documents that are copies or near copies of an earlier one.",
+        "Jaccard of 5-grams of 0.8 or more, arXiv:2107.06499",
+    ),
+    ("near_dup_growth", "1", "near_dup_rate over the baseline's; 1 within chance.", SIMPLE),
+    ("dup_cluster_max", "documents", "Size of the largest set of near copies.", SIMPLE),
+    (
+        "train_val_overlap",
+        "%",
+        "Held-out documents with a copy or near copy in the training data.",
+        "Jaccard of 5-grams of 0.8 or more, arXiv:2107.06499",
+    ),
+    ("train_val_overlap_exact", "%", "Held-out documents with a copy in it.", "XXH3, 128 bits"),
+    (
+        "doc_repeat_hotspots",
+        "documents",
+        "Different documents of a sample that hold its commonest stretch of 200 bytes.",
+        "suffix array, arXiv:2107.06499",
+    ),
+    ("doc_repeat_share", "%", "The same over the documents of the sample.", SIMPLE),
+    (
+        "data_toxicity_rate",
+        "%",
+        "Documents of a sample that the scorer of `--toxicity` gave 0.5 or more.",
+        SIMPLE,
+    ),
+    ("data_toxicity_shift", "%", "Its relative growth to the baseline, beyond chance.", SIMPLE),
+    (
+        "pii_hit_rate",
+        "%",
+        "Documents of a sample with personal data of a kind: `.email`, `.phone`, `.card`, `.iban`, "
+        "`.ssn`, `.key`, `.ipv4`.",
+        "patterns with checksums and numbering plans",
+    ),
+    ("pii_secret_rate", "%", "The same of cards, IBANs, SSNs and keys together.", SIMPLE),
+    (
+        "pii_new_kinds",
+        "kinds",
+        "Kinds of these four that the data has and the baseline had not.",
+        SIMPLE,
+    ),
+    ("pii_growth", "1", "Largest growth of a kind but ipv4, beyond chance; 1 for none.", SIMPLE),
+    (
+        "rtp_prompt_stats",
+        "prompts",
+        "Prompts of the set given, and those of 0.5 or more: `.count`, `.toxic`.",
+        "RealToxicityPrompts",
+    ),
+    ("rtp_prompt_changes", "1", "1 where one of them is not the baseline's, else 0.", SIMPLE),
+    ("doc_count", "documents", "Documents of the training data.", SIMPLE),
+    ("doc_loss", "%", "How many fewer than in the baseline; negative for more.", SIMPLE),
+    ("damaged_rate", "%", "Records that cannot be read, over all.", SIMPLE),
+    ("unreadable_files", "files", "Files of which nothing can be read.", SIMPLE),
     ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
     # ranks
     ("job_loss", "loss", "Mean of train_loss_raw over ranks, weighted with their targets.", SIMPLE),
@@ -249,6 +367,19 @@ _ROWS = (
 
 METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
+# Of training data, by `supervise data check`.
+BUILD = (
+    *("source_mix_share", "source_mix_shift", "language_share", "language_shift"),
+    *("filter_reject_rate", "filter_reject_shift", "bytes_per_token", "bytes_per_token_outside"),
+    *("doc_zlib_outside", "junk_rate", "seq_len_p50", "seq_len_p95", "doc_bytes_p50"),
+    *("doc_bytes_p95", "seq_len_shift", "pad_fraction", "pad_shift", "token_kl_drift"),
+    *("token_kl_excess", "exact_dup_rate", "near_dup_rate", "near_dup_growth", "dup_cluster_max"),
+    *("train_val_overlap", "train_val_overlap_exact", "doc_repeat_hotspots", "doc_repeat_share"),
+    *("data_toxicity_rate", "data_toxicity_shift", "pii_hit_rate", "pii_secret_rate"),
+    *("pii_new_kinds", "pii_growth", "rtp_prompt_stats", "rtp_prompt_changes"),
+    *("doc_count", "doc_loss", "damaged_rate", "unreadable_files"),
+)
+
 # Nothing measures these: a rule that needs one can never fire.
 UNMEASURED = ("collapse_residual", "compute_time_frac", "curvature_trace_est", "token_entropy")
 # Of a pinned batch, at savepoints.
@@ -362,6 +493,21 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "overflow_rate": ("overflow",),
     "param_digest.<i>": ("param_digest_mismatch",),
     "probe_self_time": ("probe_overhead_frac",),
+    "source_mix_share": ("source_mix_shift",),
+    "language_share": ("language_shift",),
+    "filter_reject_rate": ("filter_reject_shift",),
+    "bytes_per_token": ("bytes_per_token_outside",),
+    **dict.fromkeys(
+        ("seq_len_p50", "seq_len_p95", "doc_bytes_p50", "doc_bytes_p95"), ("seq_len_shift",)
+    ),
+    "pad_fraction": ("pad_shift",),
+    "token_kl_drift": ("token_kl_excess",),
+    "exact_dup_rate": ("near_dup_rate",),
+    "doc_repeat_hotspots": ("doc_repeat_share",),
+    "data_toxicity_rate": ("data_toxicity_shift",),
+    "pii_hit_rate": ("pii_new_kinds", "pii_growth"),
+    "rtp_prompt_stats": ("rtp_prompt_changes",),
+    "doc_count": ("doc_loss",),
     "skipped_updates": ("skip_reason", "overflow"),
     "spike_count": ("spike_score",),
     "tokens_applied": ("tokens_seen", "steps_seen"),
@@ -419,10 +565,7 @@ _GROUPS = (
         "ht_sr_alpha spectral_radius",
     ),
     ("Too dear in a step: a softmax of every token.", "token_entropy"),
-    (
-        "Known to the data pipeline alone.",
-        "bytes_per_token pad_fraction shuffle_block_skew source_mix_share token_kl_drift",
-    ),
+    ("Known to the data pipeline alone.", "shuffle_block_skew"),
     ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
 )
 

@@ -35,6 +35,7 @@ SECTIONS = {
         *("export", "audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
+    "Training data": ("data",),
     "Policies and metrics": (
         "policy",
         "notify",

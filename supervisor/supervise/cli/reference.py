@@ -22,10 +22,12 @@ add up over the ranks."""
 _MEASURED = {
     "probe": "by the probe",
     "supervisor": "by the supervisor, beside the job",
+    "build": "of training data, by supervise data check",
     "job": "no; the job must report it",
 }
 _COSTS = {
     "supervisor": "nothing in the job's process",
+    "build": "nothing in a run; a pass over the data",
     "job": "what the job spends to compute it",
 }
 
@@ -103,7 +105,8 @@ class MetricEntry(msgspec.Struct, frozen=True):
     """The facts of a standard metric.
 
     Attributes:
-        measured_by: docs.PROBE, SUPERVISOR or JOB. not_covered: the reason for no rule, else "".
+        measured_by: docs.PROBE, SUPERVISOR, BUILD or JOB.
+        not_covered: the reason for no rule, else "".
         rules: those that judge it. detectors: those that read it, with their parameters.
     """
 
@@ -134,7 +137,7 @@ def describe_metric(metric: str) -> MetricEntry:
         meaning=spec.meaning,
         source=spec.source,
         cost=_cost(spec.id) if readers == docs.PROBE else _COSTS[readers],
-        measured=readers in (docs.PROBE, docs.SUPERVISOR),
+        measured=readers != docs.JOB,
         measured_by=readers,
         not_covered=ABSENCE_REASONS.get(spec.id, ""),
         rules=docs.rules_judging(metric),

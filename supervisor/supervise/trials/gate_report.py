@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 from xml.etree import ElementTree
@@ -172,8 +172,23 @@ def effect_text(report: GateReport) -> str:
 
 def render_junit(report: GateReport) -> bytes:
     """Return JUnit XML: one test case for the loss, and one for each guard and invariant."""
-    cases = list(check_rows(report))
-    kinds = [ELEMENTS.get(status, "") for _, status, *_ in cases]
+    cases = [(name, status, text) for name, status, _, _, text in check_rows(report)]
+    about = {"verdict": report.verdict, "effect": effect_text(report)}
+    return junit_document(SUITE, cases, ELEMENTS, about)
+
+
+def junit_document(
+    suite: str,
+    cases: Sequence[tuple[str, str, str]],
+    elements: Mapping[str, str],
+    about: Mapping[str, str],
+) -> bytes:
+    """Return JUnit XML of test cases, each with a name, a status and a text.
+
+    Args:
+        elements: status -> the element of a case that did not pass. about: the properties.
+    """
+    kinds = [elements.get(status, "") for _, status, _ in cases]
     counts = {
         "tests": str(len(cases)),
         "failures": str(kinds.count("failure")),
@@ -181,17 +196,17 @@ def render_junit(report: GateReport) -> bytes:
         "skipped": str(kinds.count("skipped")),
     }
     root = ElementTree.Element("testsuites", counts)
-    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, "time": "0", **counts})
-    properties = ElementTree.SubElement(suite, "properties")
-    for name, value in (("verdict", report.verdict), ("effect", effect_text(report))):
+    node = ElementTree.SubElement(root, "testsuite", {"name": suite, "time": "0", **counts})
+    properties = ElementTree.SubElement(node, "properties")
+    for name, value in about.items():
         ElementTree.SubElement(properties, "property", {"name": name, "value": printable(value)})
-    for (name, status, _, _, text), kind in zip(cases, kinds, strict=True):
-        about = {"classname": SUITE.replace(" ", "."), "name": printable(name), "time": "0"}
-        case = ElementTree.SubElement(suite, "testcase", about)
+    for (name, status, text), kind in zip(cases, kinds, strict=True):
+        attributes = {"classname": suite.replace(" ", "."), "name": printable(name), "time": "0"}
+        case = ElementTree.SubElement(node, "testcase", attributes)
         if kind:
-            attributes = {"message": printable(text)}
-            attributes |= {} if kind == "skipped" else {"type": status}
-            ElementTree.SubElement(case, kind, attributes)
+            detail = {"message": printable(text)}
+            detail |= {} if kind == "skipped" else {"type": status}
+            ElementTree.SubElement(case, kind, detail)
     ElementTree.indent(root)
     document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return document + b"\n"

@@ -1,0 +1,421 @@
+"""`supervise data`: training data before the run, its gate, and faults that prove the gate."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.model.decisions import BREACH, UNKNOWN
+from ..errors import InputError, StoreError, UsageError
+from ..store import files
+from ._output import echo, echo_json, print_table, progress_line
+from ._params import ARGV, PROGRAM
+
+if TYPE_CHECKING:
+    from ..core.model.policy import Policy, Rule
+    from ..core.rank_monitor import RankMonitor
+    from ..data.build_check import Request
+    from ..data.manifest import Manifest
+    from ..data.manifest_page import Finding
+
+PACK = "data_build"
+SUITE = "supervise data check"
+SEVERITIES = ("SEV0", "SEV1", "SEV2")
+ELEMENTS = {"fail": "failure", "not judged": "skipped"}
+MEMBERS = 5  # of a family of metrics, on the terminal
+FAILED = 1
+FILE = click.Path(path_type=Path, dir_okay=False)
+ANY = click.Path(path_type=Path)
+
+
+@click.group(name="data", no_args_is_help=True)
+def data_command() -> None:
+    """Check training data before a run.
+
+    Needs the extra: pip install 'supervise-train[data]'.
+
+    \b
+    Examples:
+      supervise data check data/ --val val/ --manifest data.json
+      supervise data check data/ --baseline data.json --report data.html
+      supervise data drill dup:rate=0.3 data/ /tmp/faulty
+    """
+
+
+@data_command.command()
+@click.argument("paths", nargs=-1, required=True, type=ANY, metavar="PATH...")
+@click.option("--val", multiple=True, type=ANY, help="Held-out data, looked for in it; repeatable.")
+@click.option("--baseline", type=FILE, metavar="FILE", help="Manifest of the build before.")
+@click.option("--manifest", type=FILE, metavar="FILE", help="Write the manifest there.")
+@click.option("--report", type=FILE, metavar="FILE", help="Write one HTML file.")
+@click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML.")
+@click.option(
+    "--level",
+    type=click.Choice(("cheap", "full")),
+    help="cheap: no near copies, no shared stretches. Default: full up to 50 GiB.",
+)
+@click.option("--tokenizer", default="", metavar="FILE", help="A tokenizer.json.")
+@click.option("--toxicity", default="", metavar="MODULE:FUNCTION", help="Scores a list of texts.")
+@click.option(
+    "--rejects",
+    multiple=True,
+    metavar="FILE|NAME=DIR",
+    help="What filters dropped: a report of theirs, or the documents; repeatable.",
+)
+@click.option("--prompts", type=ANY, metavar="FILE", help="Prompts of the safety evaluation.")
+@click.option("--text-field", default="", metavar="NAME", help="Field that holds the text.")
+@click.option("--source-field", default="", metavar="NAME", help="Field that names the source.")
+@click.option("--eos", type=click.IntRange(0), metavar="ID", help="Token that ends a document.")
+@click.option("--pad", type=click.IntRange(0), metavar="ID", help="Token of padding.")
+@click.option(
+    "--dtype", type=click.Choice(("uint16", "uint32", "int32")), help="Of flat token files."
+)
+@click.option("--policy", metavar="P", help="Policy whose rules judge. Default: the pack's own.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    default="SEV2",
+    show_default=True,
+    help="Least grave finding that fails the gate.",
+)
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N")
+@click.option("--part", metavar="I/N", help="Measure this part of the pieces only; needs --work.")
+@click.option("--work", type=ANY, metavar="DIR", help="Where results of pieces are kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("-q", "--quiet", is_flag=True, help="Print findings only.")
+@click.pass_context
+def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> None:
+    """Measure training data and judge it, as a gate of its build.
+
+    Reads JSON lines (also .gz, .zst, .xz, .bz2), Parquet, Arrow, flat token files (nanoGPT, llm.c),
+    Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. One pass; memory does not
+    grow with the data. With --manifest or --work, a check that was stopped goes on where it was.
+
+    Rules are those of the pack data_build; most compare with --baseline, the manifest of the build
+    before. What the data does not show is listed with its reason, and not judged.
+
+    On many machines: --part I/N on each, with --work in a folder that they share, then once without
+    --part. Record the manifest with each run: job: {manifest: [data.json]} in the policy.
+
+    \b
+    Examples:
+      supervise data check data/ --tokenizer tokenizer.json --val val/ --manifest data.json
+      supervise data check data/ --baseline data.json --report data.html --junit data.xml
+      sbatch --array=0-99 --wrap 'supervise data check /data --work /shared/w --part \
+$SLURM_ARRAY_TASK_ID/100'
+
+    Exit codes: 0 no rule fired; 1 the gate failed; 64 wrong usage; 65 nothing can be read, or a
+    package is missing.
+    """
+    from ..data import build_check
+    from ..data.manifest import encode_manifest, judge_numbers, read_manifest
+
+    policy = _policy(options["policy"])
+    base = None if options["baseline"] is None else read_manifest(options["baseline"])
+    request = _request(paths, options)
+    with _folder(options, request) as (folder, is_own):
+        checking = build_check.BuildCheck(request, folder)
+        with progress_line("data") as report:
+            left = checking.run(report)
+        if request.part is not None:
+            text = (
+                f"{left} of {len(checking.pieces)} pieces are left" if left else "all is measured"
+            )
+            echo(f"part {options['part']}: {text}", *([] if left else [_next_sum(ctx)]))
+            return
+        with progress_line("copies", is_counted=False):
+            manifest = checking.manifest()
+        _take_given(manifest, options, request)
+        judge_numbers(manifest, base)
+        if not manifest.counts.documents:
+            raise InputError("no document could be read", hint=_first_reason(manifest))
+        findings = judge(policy, manifest, options["fail_on"])
+        _write(options["manifest"], encode_manifest(manifest))
+        if is_own:
+            checking.remove_results()
+    _write_reports(manifest, findings, base, options)
+    _print(manifest, findings, base, options)
+    if any(finding.gate for finding in findings):
+        ctx.exit(FAILED)
+
+
+@data_command.command()
+@click.argument("fault", metavar="KIND[:rate=R]")
+@click.argument("paths", nargs=-1, required=True, type=ANY, metavar="PATH... OUT")
+@click.option("--val", multiple=True, type=ANY, help="Held-out data, for the fault leak.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def drill(fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], seed: int) -> None:
+    """Write a copy of training data with a known fault, the test of the gate.
+
+    KIND is mix, language, filter, binary, truncate, dup, leak, repeat, pii, toxic or drop. The copy
+    is JSON lines; a check of it against the manifest of the original must report the fault.
+
+    \b
+    Examples:
+      supervise data drill dup:rate=0.3 data/ /tmp/faulty
+      supervise data check /tmp/faulty --baseline data.json
+
+    Exit codes: 0 written; 64 wrong usage; 65 the data cannot be read.
+    """
+    from ..data import planted_faults
+
+    if len(paths) < 2:
+        raise UsageError("no folder for the copy", hint="supervise data drill KIND PATH OUT")
+    name, rate = planted_faults.parse_fault(fault)
+    *sources, out = paths
+    before, after = planted_faults.plant_fault(name, rate, sources, out, val, seed)
+    about = planted_faults.FAULTS[name]
+    echo(f"{out}: {after} documents of {before}; {name} at {rate:g} {about.meaning}")
+    echo(f"expected: rule {PACK}.{about.rule}")
+    echo(f"next: supervise data check {shlex.quote(str(out))} --baseline MANIFEST")
+
+
+# ── judging ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _policy(name: str | None) -> Policy:
+    """Return the policy that judges: one that is named, else that of the pack alone."""
+    if name is not None:
+        from ..catalog import load_policy
+
+        return load_policy(name, mode="observe")
+    from ..catalog import scenario_subject
+    from ..catalog.diagnostics import Problems
+
+    problems = Problems()
+    path = scenario_subject.locate_file(PACK)
+    root = scenario_subject.read_subject(path, problems)
+    assert root is not None  # it is shipped
+    return scenario_subject.subject_of_pack(root, path, problems).policy
+
+
+def judge(policy: Policy, manifest: Manifest, fail_on: str) -> list[Finding]:
+    """Return how the rules that read metrics of data judge a manifest."""
+    from ..catalog.metrics import BUILD
+    from ..core.model.events import LateFrame
+    from ..core.rank_monitor import RankMonitor
+
+    monitor = RankMonitor(policy)
+    monitor.feed_late(LateFrame(0, "build", 0, 0, manifest.metrics), 0)
+    codes: dict[str, int] = {}
+    for rule in policy.rules:
+        metrics = _metrics_of(policy, rule)
+        if any(metric.partition(".")[0] in BUILD for metric in metrics):
+            codes[rule.id] = rule.when(monitor.codes)
+    if not codes:
+        raise UsageError("no rule of this policy is about data", hint=f"use: [{PACK}]")
+    muted = {
+        other
+        for inhibit in policy.inhibit
+        if codes.get(inhibit.by_rule or "") == BREACH
+        for other in inhibit.mute
+    }
+    limit = SEVERITIES.index(fail_on)
+    return [
+        _finding(rule, codes[rule.id], limit, policy, monitor, manifest)
+        for rule in policy.rules
+        if rule.id in codes and rule.id not in muted
+    ]
+
+
+def _finding(
+    rule: Rule, code: int, limit: int, policy: Policy, monitor: RankMonitor, manifest: Manifest
+) -> Finding:
+    from ..data.manifest_page import FAIL, PASS, UNJUDGED, Finding
+
+    numbers = []
+    for name, reading in monitor.numbers(rule).items():
+        metric = policy.detectors[name].metrics[0]
+        if metric in manifest.metrics and (code != BREACH or reading["code"] == "BREACH"):
+            bound = _bound(policy.detectors[name])
+            numbers.append(f"{metric} {manifest.metrics[metric]:.4g}{bound}")
+    text = ", ".join(dict.fromkeys(numbers))
+    status = FAIL if code == BREACH else PASS
+    if code == UNKNOWN:
+        missing = [manifest.unknown.get(metric, "") for metric in _metrics_of(policy, rule)]
+        reasons = "; ".join(dict.fromkeys(filter(None, missing)))
+        status = PASS if numbers else UNJUDGED  # one of several ways to fire is known
+        text = f"{text}; more is not judged: {reasons}" if numbers else reasons
+    is_gate = code == BREACH and rule.severity in SEVERITIES[: limit + 1]
+    return Finding(rule.id, rule.title, rule.severity, status, text, is_gate)
+
+
+def _metrics_of(policy: Policy, rule: Rule) -> list[str]:
+    return [
+        metric for name in policy.detectors_of(rule) for metric in policy.detectors[name].metrics
+    ]
+
+
+def _bound(detector: Any) -> str:
+    name, limit = getattr(detector, "bound", ("", 0.0))
+    signs = {"gt": "at most", "gte": "below", "lt": "at least", "lte": "above"}
+    return f" ({signs[name]} {limit:g})" if name in signs else ""
+
+
+# ── options and outputs ───────────────────────────────────────────────────────────────────────────
+
+
+def _request(paths: tuple[Path, ...], options: Mapping[str, Any]) -> Request:
+    from ..data.build_check import Request
+    from ..data.corpus import Fields
+
+    part = None
+    if options["part"] is not None:
+        number, slash, count = options["part"].partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal() and int(count)):
+            raise UsageError(f"--part {options['part']}", hint="--part 3/100")
+        if options["work"] is None:
+            raise UsageError("--part needs a folder for its results", hint="add --work DIR")
+        part = int(number), int(count)
+    return Request(
+        paths=paths,
+        val=options["val"],
+        fields=Fields(
+            options["text_field"],
+            options["source_field"],
+            options["eos"],
+            options["pad"],
+            options["dtype"] or "",
+        ),
+        level=options["level"] or "",
+        tokenizer=options["tokenizer"],
+        scorer=options["toxicity"],
+        jobs=options["jobs"],
+        part=part,
+    )
+
+
+@contextmanager
+def _folder(options: Mapping[str, Any], request: Request) -> Iterator[tuple[Path, bool]]:
+    """Yield where results of pieces are kept, and whether they are removed at the end."""
+    if options["work"] is not None:
+        yield options["work"], False
+    elif options["manifest"] is not None:
+        target = options["manifest"]
+        yield target.with_name(f"{target.name}.parts"), True
+    else:
+        with tempfile.TemporaryDirectory(prefix="supervise-data-") as folder:
+            yield Path(folder), True
+
+
+def _next_sum(ctx: click.Context) -> str:
+    argv = list(ctx.find_root().meta[ARGV])
+    for number, argument in enumerate(argv):
+        if argument == "--part":
+            del argv[number : number + 2]
+            break
+        if argument.startswith("--part="):
+            del argv[number]
+            break
+    return f"next: {shlex.join([PROGRAM, *argv, '--manifest', 'data.json'])}"
+
+
+def _take_given(manifest: Manifest, options: Mapping[str, Any], request: Request) -> None:
+    """Add what other programs counted. Raises InputError."""
+    from ..data.build_check import read_prompts, read_rejects
+
+    retained = manifest.counts.documents
+    manifest.rejects = read_rejects(options["rejects"], request.fields, retained)
+    if options["prompts"] is not None:
+        manifest.prompts = read_prompts(options["prompts"], request.fields)
+
+
+def _first_reason(manifest: Manifest) -> str:
+    reason = next(iter(manifest.counts.reasons), "the files are empty")
+    return f"the first reason: {reason}"
+
+
+def _write(path: Path | None, data: bytes) -> None:
+    if path is None:
+        return
+    try:
+        with files.replacing_file(path, shared=True) as file:
+            file.write(data)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write_reports(
+    manifest: Manifest,
+    findings: Sequence[Finding],
+    base: Manifest | None,
+    options: Mapping[str, Any],
+) -> None:
+    if options["report"] is not None:
+        from ..catalog import metrics
+        from ..data.manifest_page import render_page
+
+        units = {name: spec.unit for name, spec in metrics.all_metrics().items()}
+        _write(options["report"], render_page(manifest, findings, base, units).encode())
+    if options["junit"] is not None:
+        from ..trials.gate_report import junit_document
+
+        cases = [(f.rule, f.status, f"{f.title}: {f.text}") for f in findings]
+        about = {"verdict": _verdict(findings)}
+        _write(options["junit"], junit_document(SUITE, cases, ELEMENTS, about))
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    return "FAIL" if any(finding.gate for finding in findings) else "PASS"
+
+
+def _print(
+    manifest: Manifest,
+    findings: Sequence[Finding],
+    base: Manifest | None,
+    options: Mapping[str, Any],
+) -> None:
+    from ..data.manifest_page import FAIL, UNJUDGED, describe_size
+
+    if options["as_json"]:
+        echo_json(
+            {
+                "verdict": _verdict(findings),
+                "findings": findings,
+                "metrics": manifest.metrics,
+                "unknown": manifest.unknown,
+            }
+        )
+        return
+    failed = [finding for finding in findings if finding.status == FAIL]
+    if not options["quiet"] or failed:
+        echo(f"{_verdict(findings)}: {describe_size(manifest)}")
+    for finding in failed:
+        echo(f"  {finding.sev} {finding.rule}: {finding.title}: {finding.text}")
+    if options["quiet"]:
+        return
+    reasons: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.status == UNJUDGED:
+            reasons.setdefault(finding.text, []).append(finding.rule.partition(".")[2])
+    for reason, rules in reasons.items():
+        echo(f"  not judged ({', '.join(rules)}): {reason}")
+    echo("")
+    before = {} if base is None else base.metrics
+    rows = [
+        (name, f"{value:.4g}", f"{before[name]:.4g}" if name in before else "")
+        for name, value in _shown(manifest.metrics)
+    ]
+    print_table(rows, ("metric", "value", "baseline"))
+    if failed and options["report"] is None:
+        echo("", "next: the same with --report data.html shows the documents behind it")
+    elif options["manifest"] is not None and not failed:
+        name = os.fspath(options["manifest"])
+        echo("", f"next: record it with each run: job: {{manifest: [{name}]}} in the policy")
+
+
+def _shown(metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yield the metrics, of each family the largest members."""
+    families: dict[str, list[tuple[str, float]]] = {}
+    for name, value in metrics.items():
+        families.setdefault(name.partition(".")[0], []).append((name, value))
+    for members in families.values():
+        largest = sorted(members, key=lambda member: -member[1])[:MEMBERS]
+        yield from (member for member in members if member in largest)

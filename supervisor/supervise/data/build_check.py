@@ -1,0 +1,454 @@
+"""One pass over a corpus: piece by piece, each piece's result in a file, then the whole.
+
+A piece that was measured under the same settings is not read again, so a check that was stopped
+goes on where it was, and the parts of a corpus can be measured by different machines that share a
+folder. The results add up in the order of the pieces: the manifest is the same in each case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import InputError, StoreError
+from ..store import files
+from . import duplicates
+from .corpus import Damage, Document, Fields, Piece, documents, list_pieces, need
+from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
+from .text_metrics import TextMetrics, scorer_digest
+
+FULL, CHEAP = "full", "cheap"
+LARGE = 50 << 30  # bytes on disk above which only the cheap metrics are taken; project default
+SAMPLED_BYTES = 64 << 10  # of a document, in the sample for shared stretches
+REPORT_S = 0.25
+LIBRARIES = ("rensa", "xxhash", "pycld2", "phonenumbers", "python-stdnum", "tokenizers")
+MAX_REASONS = 20
+
+Report = Callable[[int, int, str], None]
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One check: what is read, and how.
+
+    Attributes:
+        part: which pieces this process measures, and of how many parts; None: all, and the sums.
+    """
+
+    paths: tuple[Path, ...]
+    val: tuple[Path, ...] = ()
+    fields: Fields = Fields()
+    level: str = ""
+    tokenizer: str = ""
+    scorer: str = ""
+    jobs: int = 1
+    part: tuple[int, int] | None = None
+
+
+class PieceResult(Struct, kw_only=True):
+    """What was measured of a piece."""
+
+    sha256: str
+    counts: Counts
+    sample: list[tuple[int, bytes]]
+    damage: str = ""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a worker needs to measure any piece."""
+
+    folder: str
+    key: str
+    size: int
+    level: str
+    fields: Fields
+    tokenizer: str
+    scorer: str
+
+
+def settings_of(request: Request, size: int) -> Settings:
+    """Return what the numbers depend on beside the data. Raises InputError."""
+    tokenizer = request.tokenizer
+    if tokenizer:
+        try:
+            raw = Path(tokenizer).read_bytes()
+        except OSError as error:
+            raise InputError(f"{tokenizer}: {error.strerror}") from error
+        tokenizer = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    return Settings(
+        level=request.level or (CHEAP if size > LARGE else FULL),
+        tokenizer=tokenizer,
+        scorer=scorer_digest(request.scorer),
+        libraries={name: _version(name) for name in LIBRARIES},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class BuildCheck:
+    """A check in progress, with the folder of its results.
+
+    Raises:
+        InputError: a path does not exist, holds nothing that can be read, or a package is missing.
+    """
+
+    def __init__(self, request: Request, folder: Path) -> None:
+        for package in ("numpy", "pyarrow", "orjson", "zstandard", "rensa", "xxhash", "pycld2"):
+            need(package)
+        self._request, self._folder = request, folder
+        self.pieces: list[Piece] = []
+        self._held_out: list[bool] = []
+        self.ignored: dict[str, str] = {}
+        for out, paths in ((False, request.paths), (True, request.val)):
+            for path in paths:
+                pieces, ignored = list_pieces(path)
+                if not pieces:
+                    raise InputError(f"{path} has no file of a known format", hint=_seen(ignored))
+                self.pieces += pieces
+                self._held_out += [out] * len(pieces)
+                self.ignored |= ignored
+        self.size = sum(piece.end - piece.start for piece in self.pieces)
+        self.settings = settings_of(request, self.size)
+        key = msgspec.json.encode((self.settings, request.fields, self.size, len(self.pieces)))
+        self._plan = Plan(
+            folder=str(folder),
+            key=hashlib.sha256(key).hexdigest()[:16],
+            size=self.size,
+            level=self.settings.level,
+            fields=request.fields,
+            tokenizer=request.tokenizer,
+            scorer=request.scorer,
+        )
+
+    def run(self, report: Report) -> int:
+        """Measure the pieces that are not measured yet; return how many are left to others."""
+        _make(self._folder)
+        own = list(enumerate(self.pieces))
+        if self._request.part is not None:
+            number, count = self._request.part
+            own = [(i, piece) for i, piece in own if i % count == number % count]
+        todo = [(i, piece) for i, piece in own if not _is_done(self._plan, i, piece)]
+        size = sum(piece.end - piece.start for _, piece in todo)
+        progress = Progress(report, size)
+        jobs = min(self._request.jobs, len(todo))
+        if jobs > 1:
+            self._run_workers(todo, jobs, progress)
+        else:
+            worker = Worker(self._plan)
+            for number, piece in todo:
+                worker.measure(number, piece, progress)
+                progress.finish(piece)
+        return sum(not _is_done(self._plan, i, piece) for i, piece in enumerate(self.pieces))
+
+    def _run_workers(
+        self, todo: Sequence[tuple[int, Piece]], jobs: int, progress: Progress
+    ) -> None:
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            tasks = {pool.submit(measure_piece, self._plan, i, p): p for i, p in todo}
+            try:
+                for task in as_completed(tasks):
+                    task.result()
+                    progress.finish(tasks[task])
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def manifest(self) -> Manifest:
+        """Return the manifest of all pieces, without metrics."""
+        plan = self._plan
+        counts = Counts()
+        inputs: list[Input] = []
+        sample: list[tuple[int, bytes]] = []
+        unreadable = 0
+        for number, piece in enumerate(self.pieces):
+            result = _read_result(plan, number, piece)
+            held_out = self._held_out[number]
+            documents_read = result.counts.documents
+            unreadable += bool(result.counts.damaged) and not documents_read
+            name = f"held out: {piece.label}" if held_out else piece.label
+            size = piece.end - piece.start
+            inputs.append(Input(name, size, result.sha256, documents_read, result.damage))
+            if not held_out:
+                counts.merge(result.counts)
+                sample = duplicates.thin_sample([*sample, *result.sample])
+        counts.reasons = dict(
+            sorted(counts.reasons.items(), key=lambda r: (-r[1], r[0]))[:MAX_REASONS]
+        )
+        paths = [_rows_path(plan, i, piece) for i, piece in enumerate(self.pieces)]
+        near = plan.level == FULL
+        rows = duplicates.Rows(paths, self._held_out)
+        spool = self._folder / "candidates.tmp"
+        copies = duplicates.find_copies(rows, self.pieces, plan.fields, spool, near=near)
+        hotspots: Hotspots | None = duplicates.find_hotspots(sample) if near and sample else None
+        return Manifest(
+            settings=self.settings,
+            inputs=inputs,
+            ignored=self.ignored,
+            unreadable=unreadable,
+            counts=counts,
+            duplicates=copies,
+            hotspots=hotspots,
+        )
+
+    def remove_results(self) -> None:
+        """Remove the results of pieces."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Progress:
+    """Reports bytes that were read, a few times a second."""
+
+    def __init__(self, report: Report, size: int) -> None:
+        self._report, self._size = report, size
+        self._finished = self._current = 0
+        self._started = self._reported = time.monotonic()
+
+    def add(self, size: int, piece: Piece) -> None:
+        self._current = min(piece.end - piece.start, self._current + size)
+        now = time.monotonic()
+        if now - self._reported >= REPORT_S:
+            self._reported = now
+            self._show()
+
+    def finish(self, piece: Piece) -> None:
+        self._finished += piece.end - piece.start
+        self._current = 0
+        self._show()
+
+    def _show(self) -> None:
+        done = self._finished + self._current
+        seconds = max(1e-6, time.monotonic() - self._started)
+        self._report(done >> 20, self._size >> 20, f"MiB, {done / 1e6 / seconds:.1f} MB/s")
+
+
+class Worker:
+    """Measures pieces in one process."""
+
+    def __init__(self, plan: Plan) -> None:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a core for each process
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._plan = plan
+        self._hash = need("xxhash").xxh3_128_intdigest
+        self._metrics = TextMetrics(plan.size, plan.tokenizer, plan.scorer)
+        share = min(1.0, duplicates.SAMPLE / max(1, plan.size))
+        self._sampled = int(share * 2**32) if plan.level == FULL else 0
+
+    def measure(self, number: int, piece: Piece, progress: Progress | None) -> None:
+        """Measure a piece and write its result. Raises InputError, StoreError."""
+        plan = self._plan
+        counts = Counts()
+        signer = duplicates.Signer(near=plan.level == FULL)
+        sample: list[tuple[int, bytes]] = []
+        last_damage = ""
+        for record in documents(piece, plan.fields):
+            if isinstance(record, Damage):
+                last_damage = record.reason
+                counts.damaged += 1
+                if last_damage in counts.reasons or len(counts.reasons) < MAX_REASONS:
+                    counts.reasons[last_damage] = counts.reasons.get(last_damage, 0) + 1
+                continue
+            raw = _bytes_of(record)
+            digest = self._hash(raw)
+            self._metrics.measure(counts, record, raw, digest)
+            signer.add(record, digest)
+            if record.ids is None and digest & 0xFFFFFFFF < self._sampled:
+                sample.append((digest & 0xFFFFFFFFFFFFFFFF, raw[:SAMPLED_BYTES]))
+            if progress is not None:
+                progress.add(len(raw), piece)
+        self._metrics.flush(counts)
+        result = PieceResult(
+            sha256=_sha256(piece),
+            counts=counts,
+            sample=duplicates.thin_sample(sample),
+            damage=last_damage,
+        )
+        _write_result(plan, number, piece, result, signer.finish())
+
+
+def measure_piece(plan: Plan, number: int, piece: Piece) -> None:
+    """Measure a piece in a process of a pool."""
+    _worker(plan).measure(number, piece, None)
+
+
+_workers: dict[Plan, Worker] = {}
+
+
+def _worker(plan: Plan) -> Worker:
+    """Return the worker of this process: a tokenizer is loaded once."""
+    if plan not in _workers:
+        _workers[plan] = Worker(plan)
+    return _workers[plan]
+
+
+def _bytes_of(document: Document) -> bytes:
+    if document.ids is None:
+        return document.text.encode("utf-8", "replace")
+    numpy = need("numpy")
+    return bytes(numpy.ascontiguousarray(document.ids, "<u4").tobytes())
+
+
+def _sha256(piece: Piece) -> str:
+    digest = hashlib.sha256()
+    left = piece.end - piece.start
+    for path in piece.all_files:
+        try:
+            with path.open("rb") as file:
+                file.seek(piece.start)
+                while left > 0 and (part := file.read(min(left, 1 << 20))):
+                    digest.update(part)
+                    left -= len(part)
+        except OSError as error:
+            return f"not read: {error.strerror}"
+    return digest.hexdigest()
+
+
+# ── results of pieces ─────────────────────────────────────────────────────────────────────────────
+
+
+def _seen(ignored: dict[str, str]) -> str:
+    names = ", ".join(f"{name} ({reason})" for name, reason in list(ignored.items())[:3])
+    known = "JSON lines, Parquet, Arrow, .bin, MDS, litdata, .tar, text"
+    return f"{names or 'it is empty'}; known: {known}"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {folder}: {error.strerror}", hint="use --work DIR"
+        ) from error
+
+
+def _name(plan: Plan, number: int, piece: Piece) -> str:
+    about = msgspec.json.encode(
+        (piece.path, piece.more, piece.size, piece.mtime_ns, piece.start, piece.end)
+    )
+    return f"{number:06d}-{plan.key}-{hashlib.sha256(about).hexdigest()[:12]}"
+
+
+def _result_path(plan: Plan, number: int, piece: Piece) -> Path:
+    return Path(plan.folder) / f"{_name(plan, number, piece)}.msgpack"
+
+
+def _rows_path(plan: Plan, number: int, piece: Piece) -> Path:
+    return Path(plan.folder) / f"{_name(plan, number, piece)}.npy"
+
+
+def _is_done(plan: Plan, number: int, piece: Piece) -> bool:
+    return _result_path(plan, number, piece).exists()
+
+
+def _write_result(plan: Plan, number: int, piece: Piece, result: PieceResult, rows: Any) -> None:
+    """Write the rows, then the result, which says that both are there. Raises StoreError."""
+    try:
+        with files.replacing_file(_rows_path(plan, number, piece)) as file:
+            need("numpy").save(file, rows)
+        data = msgspec.msgpack.encode(result)
+        files.replace_file(_result_path(plan, number, piece), data, durable=False)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {plan.folder}: {error.strerror}", hint="use --work DIR"
+        ) from error
+
+
+def _read_result(plan: Plan, number: int, piece: Piece) -> PieceResult:
+    path = _result_path(plan, number, piece)
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=PieceResult)
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(
+            f"{path}: {error}", hint=f"remove {plan.folder} and check again"
+        ) from error
+
+
+# ── what others counted ───────────────────────────────────────────────────────────────────────────
+
+
+def read_rejects(options: Sequence[str], fields: Fields, retained: int) -> dict[str, Stage]:
+    """Return the stages of filters that reports or folders of rejects show.
+
+    Each is a file, of datatrove (stats.json) or {"stage": {"dropped": n, "total": m}}, or
+    NAME=FOLDER of what a stage dropped.
+
+    Args:
+        retained: documents that passed the stages whose rejects are in a folder.
+
+    Raises:
+        InputError: one cannot be understood.
+    """
+    stages: dict[str, Stage] = {}
+    for option in options:
+        name, equals, folder = option.partition("=")
+        if equals and Path(folder).is_dir():
+            pieces, _ = list_pieces(Path(folder))
+            dropped = sum(isinstance(d, Document) for p in pieces for d in documents(p, fields))
+            stages[name] = Stage(dropped, dropped + retained)
+            continue
+        try:
+            document = files.read_json(Path(option), foreign=True)
+            stages |= dict(_stages(document))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            hint = 'datatrove\'s stats.json, {"stage": {"dropped": 1, "total": 10}}, or NAME=FOLDER'
+            raise InputError(f"--rejects {option}: {error}", hint=hint) from error
+    return stages
+
+
+def _stages(document: Any) -> Iterator[tuple[str, Stage]]:
+    if isinstance(document, list):
+        for step in document:
+            stats = step["stats"]
+            dropped = _number(stats.get("dropped", 0))
+            total = _number(stats.get("total", 0)) or dropped + _number(stats.get("forwarded", 0))
+            if total:
+                yield str(step["name"]).strip(), Stage(dropped, total)
+        return
+    for name, stage in document.items():
+        dropped = next(stage[key] for key in ("dropped", "rejected", "removed") if key in stage)
+        total = next(stage[key] for key in ("total", "seen", "input") if key in stage)
+        yield str(name), Stage(int(dropped), int(total))
+
+
+def _number(value: Any) -> int:
+    return int(value["total"] if isinstance(value, dict) else value)
+
+
+def read_prompts(path: Path, fields: Fields) -> Prompts:
+    """Return the facts of a set of prompts. Raises InputError."""
+    count = toxic = 0
+    pieces, _ = list_pieces(path)
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(_sha256(piece).encode())
+        try:
+            lines = piece.file.read_bytes().splitlines()
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from error
+        for line in filter(bytes.strip, lines):
+            try:
+                row = msgspec.json.decode(line)
+                prompt = row.get("prompt")
+                scores = [prompt.get("toxicity") if isinstance(prompt, dict) else None]
+                scores.append(row.get("toxicity"))
+            except (msgspec.DecodeError, AttributeError) as error:
+                raise InputError(
+                    f"{path}: {error}", hint="JSON lines with a prompt each"
+                ) from error
+            count += 1
+            toxic += any(isinstance(s, float | int) and s >= 0.5 for s in scores)
+    return Prompts(count, toxic, digest.hexdigest())

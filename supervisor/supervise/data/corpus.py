@@ -1,0 +1,729 @@
+"""Files of training data as documents: one reader for each format, by the name of the file.
+
+JSON lines (plain, gzip, zstd, xz, bz2), Parquet, Arrow, token files (flat, with a header,
+Megatron's pairs), MosaicML shards, litdata chunks, WebDataset archives, plain text. Files are of
+others: what cannot be read is a `Damage` with its reason and costs that record or the rest of that
+file; nothing is unpickled, and no record is longer than `MAX_RECORD`.
+
+Sources of the layouts: Megatron-LM's indexed dataset, MosaicML Streaming's MDS writer, litdata's
+binary writer, llm.c's data files.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import itertools
+import json
+import lzma
+import re
+import struct
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..errors import InputError
+
+MAX_RECORD = 32 << 20  # bytes; a longer one is damage, not a document
+MAX_INDEX = 256 << 20  # bytes of an index that is read whole
+PIECE = 256 << 20  # bytes of JSON lines that are read, and resumed, as one
+SMALL = 32 << 20  # bytes of text files of one source that are
+BLOCK = 1 << 20  # tokens read at once
+MAX_TOKENS = 1 << 20  # of a document; a longer one is cut
+WINDOW = 1024  # tokens of a document where nothing marks an end
+TEXT_FIELDS = ("text", "content", "document", "code", "raw_content", "body", "prompt", "sentence")
+ID_FIELDS = ("input_ids", "tokens", "token_ids", "ids")
+SOURCE_FIELDS = ("source", "subset", "dataset", "domain", "meta", "metadata")
+SOURCES_INSIDE = ("source", "pile_set_name", "subset", "dataset", "domain")
+TURNS = ("messages", "conversations", "conversation")
+PACKED = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".xz": "xz", ".bz2": "bz2"}
+LINES = (".jsonl", ".ndjson", ".json")
+TEXTS = (
+    *(".txt", ".md", ".rst", ".html", ".htm", ".tex", ".xml", ".css", ".csv", ".tsv", ".log"),
+    *(".py", ".pyi", ".js", ".ts", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".rb"),
+    *(".sh", ".sql", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
+)
+BESIDE_DATA = ("index.json", "dataset_info.json", "state.json", "dataset_dict.json", "stats.json")
+EXTRA = "pip install 'supervise-train[data]'"
+GPT2_END = 50256
+MEGATRON = b"MMIDIDX\x00\x00"
+MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+HEADER_MAGIC = 20240520  # of llm.c: 256 numbers of 4 bytes, then tokens
+_SHARD = re.compile(r"([-_.]?(\d+|of|shard|part|chunk|split))+$")
+
+
+class Document(NamedTuple):
+    """One document: text, or token ids where only these are known.
+
+    Attributes:
+        padding: how many of its tokens are padding, None where that is not known.
+        whole: whether its ends are those of a document, so that its length says something.
+    """
+
+    text: str
+    ids: Any
+    source: str
+    padding: int | None = None
+    whole: bool = True
+
+
+class Damage(NamedTuple):
+    """A record, or the rest of a file, that cannot be read."""
+
+    reason: str
+
+
+Records = Iterator[Document | Damage]
+
+
+class Fields(Struct, frozen=True):
+    """Where the text of a record is, and what tokens mean; "" and None: found by the usual names.
+
+    Attributes:
+        end: id of the token that ends a document. pad: id of padding.
+        dtype: of flat token files.
+    """
+
+    text: str = ""
+    source: str = ""
+    end: int | None = None
+    pad: int | None = None
+    dtype: str = ""
+
+
+class Piece(Struct, frozen=True):
+    """A file, a range of one, or several small files of text, read as a whole.
+
+    Attributes:
+        path: below the root, of the first one. form: of the files. mtime_ns: of the newest one.
+        more: paths of the others.
+    """
+
+    root: str
+    path: str
+    form: str
+    size: int
+    mtime_ns: int
+    start: int = 0
+    end: int = 0
+    more: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        root = Path(self.root)
+        return root / self.path if self.path else root
+
+    @property
+    def all_files(self) -> list[Path]:
+        return [self.file, *(Path(self.root) / path for path in self.more)]
+
+    @property
+    def label(self) -> str:
+        name = self.path or self.file.name
+        if self.more:
+            return f"{name} and {len(self.more)} more to {self.more[-1]}"
+        return name if not self.start else f"{name} from byte {self.start}"
+
+
+def need(package: str) -> Any:
+    """Import a package of the extra. Raises InputError."""
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = (error.name or package).partition(".")[0]
+        raise InputError(f"checking data needs the package {name!r}", hint=EXTRA) from error
+
+
+# ── which files ───────────────────────────────────────────────────────────────────────────────────
+
+
+def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
+    """Return the pieces below a path in a fixed order, and why other files are left out.
+
+    Raises:
+        InputError: there is no such path.
+    """
+    if not root.exists():
+        raise InputError(f"{root}: no such file or folder")
+    if root.is_file():
+        paths = [root]
+    else:
+        hidden = re.compile(r"/\.|/__pycache__/").search
+        paths = sorted(
+            p for p in root.rglob("*") if p.is_file() and not hidden(f"/{p.relative_to(root)}")
+        )
+    owners = {p.parent: _shards(p) for p in paths if p.name == "index.json"}
+    pieces: list[Piece] = []
+    ignored: dict[str, str] = {}
+    for path in paths:
+        name = "" if path == root else path.relative_to(root).as_posix()
+        form = owners.get(path.parent, {}).get(path.name) or form_of(path)
+        if form in FORMS:
+            pieces += _divided(root, name, path, form)
+        elif form:
+            ignored[name or path.name] = form
+    return list(_bundled(pieces)), ignored
+
+
+def _bundled(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces, with small text files of one source as one."""
+    for (_, form), group in itertools.groupby(pieces, lambda p: (source_of(p), p.form)):
+        bundle: Piece | None = None
+        for piece in group:
+            if bundle is None or form != "text" or bundle.size + piece.size > SMALL:
+                if bundle is not None:
+                    yield bundle
+                bundle = piece
+                continue
+            size = bundle.size + piece.size
+            mtime_ns = max(bundle.mtime_ns, piece.mtime_ns)
+            more = (*bundle.more, piece.path)
+            bundle = replace(bundle, size=size, end=size, mtime_ns=mtime_ns, more=more)
+        if bundle is not None:
+            yield bundle
+
+
+def form_of(path: Path) -> str:
+    """Return the form of a file by its name, "" of one that belongs to others, or a reason."""
+    name = path.name.lower()
+    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
+    stem = name.removesuffix(packed)
+    if name in BESIDE_DATA or name.endswith((".idx", ".pkl", ".sha256")):
+        return ""
+    if stem.endswith(LINES):
+        return "lines"
+    if stem.endswith((".tar", ".tgz")):
+        return "tar"
+    if stem.endswith(TEXTS):
+        return "text"
+    if packed:
+        return f"no reader for {name.removeprefix(Path(stem).stem)}"
+    if stem.endswith((".parquet", ".arrow")):
+        return "parquet" if stem.endswith(".parquet") else "arrow"
+    if stem.endswith(".bin"):
+        return "megatron" if path.with_suffix(".idx").exists() else "tokens"
+    return "text" if _is_text(path) else "no known format"
+
+
+def source_of(piece: Piece) -> str:
+    """Return the source that a file stands for: its first folder, else its name less a number."""
+    if "/" in piece.path:
+        return piece.path.partition("/")[0]
+    if piece.form == "text":
+        return Path(piece.root).name if piece.path else "text"
+    stem = piece.file.name
+    while stem != (shorter := Path(stem).stem) and len(Path(stem).suffix) < 9:
+        stem = shorter
+    return _SHARD.sub("", stem) or stem or "data"
+
+
+def _divided(root: Path, name: str, path: Path, form: str) -> Iterator[Piece]:
+    status = path.stat()
+    size = status.st_size
+    plain = form == "lines" and path.suffix.lower() in (".jsonl", ".ndjson")
+    step = PIECE if plain else max(1, size)
+    for start in range(0, max(1, size), step):
+        end = min(size, start + step)
+        yield Piece(str(root), name, form, size, status.st_mtime_ns, start, end)
+
+
+def _shards(index: Path) -> dict[str, str]:
+    """Return the files that an index names, with their form."""
+    try:
+        document = json.loads(index.read_bytes()[:MAX_INDEX])
+        if "shards" in document:
+            return {_mds_file(shard): "mds" for shard in document["shards"]}
+        return {chunk["filename"]: "litdata" for chunk in document["chunks"]}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError:
+        return False
+    return b"\0" not in start and "\ufffd" not in start[:4000].decode("utf-8", "replace")[:-4]
+
+
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def documents(piece: Piece, fields: Fields) -> Records:
+    """Yield the documents of a piece; whatever its file holds, the end is no exception.
+
+    Raises:
+        InputError: a package of the extra is not installed.
+    """
+    if piece.more:
+        for file in piece.all_files:
+            name = file.relative_to(piece.root).as_posix()
+            yield from documents(replace(piece, path=name, more=()), fields)
+        return
+    try:
+        yield from FORMS[piece.form](piece, fields)
+    except InputError:
+        raise
+    except EOFError as error:
+        yield Damage(f"cut short: {error}")
+    except Exception as error:  # decoders of others' formats raise what they like
+        yield Damage(f"{type(error).__name__}: {str(error)[:200]}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    packed = PACKED.get(path.suffix.lower(), "gz" if path.suffix.lower() == ".tgz" else "")
+    with path.open("rb") as file:
+        if packed == "zst":
+            zstandard = need("zstandard")
+            reader = zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(
+                file, read_across_frames=True
+            )
+            yield io.BufferedReader(reader, 1 << 17)
+        elif packed:
+            wrap: Callable[..., Any] = {"gz": gzip, "xz": lzma, "bz2": bz2}[packed].open
+            with wrap(file, "rb") as stream:
+                yield io.BufferedReader(stream, 1 << 17)
+        else:
+            yield file
+
+
+def _lines_of(stream: BinaryIO, left: float) -> Iterator[bytes | None]:
+    """Yield lines that start within the next bytes; None for one that is too long."""
+    while left > 0:
+        line = stream.readline(MAX_RECORD + 1)
+        if not line:
+            return
+        left -= len(line)
+        if len(line) <= MAX_RECORD:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(1 << 20)
+            left -= len(line)
+        yield None
+
+
+def _read_lines(piece: Piece, fields: Fields) -> Records:
+    orjson = need("orjson")
+    source = source_of(piece)
+    is_part = piece.end - piece.start < piece.size
+    with _opened(piece.file) as stream:
+        if piece.start:
+            stream.seek(piece.start - 1)
+            stream.readline()
+        left = piece.end - stream.tell() if is_part else float("inf")
+        lines = _lines_of(stream, left)
+        head = next(lines, b"")
+        if not piece.start and head is not None and head.lstrip()[:1] == b"[":
+            rest = stream.read(MAX_INDEX)
+            for row in orjson.loads(head + rest):
+                yield from _records_of(row, fields, source)
+            return
+        pretty = _whole_object(head, piece)
+        if pretty is not None:
+            yield from _records_of(orjson.loads(pretty), fields, source)
+            return
+        for line in itertools.chain((head,), lines):
+            if line is None:
+                yield Damage(f"a record of more than {MAX_RECORD >> 20} MiB")
+            elif line.strip():
+                try:
+                    row = orjson.loads(line)
+                except ValueError as error:
+                    yield Damage(f"no JSON: {str(error)[:80]}")
+                    continue
+                yield from _records_of(row, fields, source)
+
+
+def _whole_object(head: bytes | None, piece: Piece) -> bytes | None:
+    """Return a file that is one object over several lines, None for lines of objects."""
+    if (
+        head is None
+        or head.strip() != b"{"
+        or piece.size > MAX_RECORD
+        or piece.file.suffix != ".json"
+    ):
+        return None
+    return piece.file.read_bytes()
+
+
+def _records_of(row: Any, fields: Fields, source: str) -> Records:
+    if isinstance(row, Mapping):
+        yield document_of(row, fields, source)
+    elif isinstance(row, str):
+        yield Document(row, None, source)
+    else:
+        yield Damage(f"a record is no object: {type(row).__name__}")
+
+
+def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document | Damage:
+    """Return the document of a record."""
+    origin = _source_in(row, fields) or source
+    if not fields.text:
+        for name in ID_FIELDS:
+            if isinstance(row.get(name), Sequence) and not isinstance(row[name], (str, bytes)):
+                mask = row.get("attention_mask")
+                return _of_ids(row[name], None if mask is None else mask, fields, origin)
+    names = (fields.text,) if fields.text else TEXT_FIELDS
+    for name in names:
+        text = _text_in(row.get(name))
+        if text is not None:
+            return Document(text, None, origin)
+    if fields.text:
+        return Damage(f"no text in the field {fields.text!r}")
+    for name in TURNS:
+        if isinstance(row.get(name), Sequence):
+            turns = [_text_in(turn) or "" for turn in row[name]]
+            return Document("\n".join(turns), None, origin)
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    texts = {name: value for name, value in texts.items() if name not in SOURCE_FIELDS}
+    if len(texts) == 1:
+        return Document(next(iter(texts.values())), None, origin)
+    return Damage(f"no field with the text among: {', '.join(list(map(str, row))[:8])}")
+
+
+def _text_in(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode() if not value.isascii() else value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, Mapping):
+        return next(
+            (value[n] for n in ("text", "content", "value") if isinstance(value.get(n), str)), None
+        )
+    return None
+
+
+def _source_in(row: Mapping[str, Any], fields: Fields) -> str:
+    for name in (fields.source,) if fields.source else SOURCE_FIELDS:
+        value = row.get(name)
+        if isinstance(value, Mapping):
+            value = next((value[n] for n in SOURCES_INSIDE if isinstance(value.get(n), str)), None)
+        if isinstance(value, str) and value:
+            return value[:80]
+    return ""
+
+
+def _of_ids(values: Any, mask: Any, fields: Fields, source: str) -> Document | Damage:
+    numpy = need("numpy")
+    try:
+        ids = numpy.asarray(values)
+        hidden = None if mask is None else numpy.asarray(mask)
+    except (ValueError, OverflowError, TypeError) as error:
+        return Damage(f"token ids: {error}")
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        return Damage("token ids are no list of whole numbers")
+    if ids.size and int(ids.min()) < 0:
+        return Damage("a token id is negative")
+    padding = None
+    if hidden is not None and hidden.shape == ids.shape:
+        padding = int((hidden == 0).sum())
+        ids = ids[hidden != 0]
+    elif fields.pad is not None:
+        padding = int((ids == fields.pad).sum())
+        ids = ids[ids != fields.pad]
+    return Document("", ids, source, padding)
+
+
+def _read_parquet(piece: Piece, fields: Fields) -> Records:
+    need("pyarrow")
+    parquet = need("pyarrow.parquet")
+    with parquet.ParquetFile(piece.file) as file:
+        names = _columns(file.schema_arrow.names, fields)
+        for batch in file.iter_batches(256, columns=names, use_threads=False):
+            yield from _rows(batch, fields, source_of(piece))
+
+
+def _read_arrow(piece: Piece, fields: Fields) -> Records:
+    arrow = need("pyarrow")
+    with arrow.OSFile(str(piece.file)) as stream:
+        try:
+            reader = arrow.ipc.open_file(stream)
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        except arrow.ArrowInvalid:
+            stream.seek(0)
+            batches = iter(arrow.ipc.open_stream(stream))
+        for batch in batches:
+            names = [n for n in _columns(batch.schema.names, fields) if n in batch.schema.names]
+            for start in range(0, batch.num_rows, 256):
+                yield from _rows(batch.select(names).slice(start, 256), fields, source_of(piece))
+
+
+def _columns(names: Iterable[str], fields: Fields) -> list[str]:
+    """Return the columns that are needed, all where none of them is a usual one."""
+    usual = (*TEXT_FIELDS, *ID_FIELDS, *SOURCE_FIELDS, *TURNS, "attention_mask")
+    wanted_names = {*usual, fields.text, fields.source}
+    known_names = [name for name in names if name in wanted_names]
+    has_text = {*TEXT_FIELDS, *ID_FIELDS, *TURNS, fields.text} & {*known_names}
+    return known_names if has_text else list(names)
+
+
+def _rows(batch: Any, fields: Fields, source: str) -> Records:
+    batch.validate(full=True)  # offsets that point elsewhere end the process, where they are read
+    for row in batch.to_pylist():
+        yield document_of(row, fields, source)
+
+
+def _read_text(piece: Piece, fields: Fields) -> Records:
+    source = source_of(piece)
+    with _opened(piece.file) as stream:
+        part = stream.read(MAX_RECORD // 4)
+        if not part:
+            return
+        while part:
+            rest = stream.read(MAX_RECORD // 4)
+            yield Document(part.decode("utf-8", "replace"), None, source, None, not rest)
+            part = rest
+
+
+def _read_tar(piece: Piece, fields: Fields) -> Records:
+    source = source_of(piece)
+    with _opened(piece.file) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            suffix = Path(member.name).suffix.lower()
+            if not member.isfile() or suffix not in (*LINES, *TEXTS):
+                continue
+            if member.size > MAX_RECORD:
+                yield Damage(f"a member of more than {MAX_RECORD >> 20} MiB")
+                continue
+            file = archive.extractfile(member)
+            raw = b"" if file is None else file.read()
+            if suffix == ".json":
+                try:
+                    yield from _records_of(json.loads(raw), fields, source)
+                except ValueError as error:
+                    yield Damage(f"no JSON: {str(error)[:80]}")
+            elif suffix in LINES:
+                for line in raw.splitlines():
+                    yield from _records_of(json.loads(line), fields, source)
+            else:
+                yield Document(raw.decode("utf-8", "replace"), None, source)
+
+
+# ── token files ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_tokens(piece: Piece, fields: Fields) -> Records:
+    numpy = need("numpy")
+    dtype, offset = _layout(piece, fields)
+    size = numpy.dtype(dtype).itemsize
+    if (piece.size - offset) % size:
+        yield Damage(f"{piece.size} bytes are no whole number of {dtype} tokens: cut short")
+    count = (piece.size - offset) // size
+    if not count:
+        return
+    tokens = numpy.memmap(piece.file, dtype, "r", offset, (count,))
+    end = fields.end
+    if end is None and dtype == "<u2" and int(tokens[: 1 << 24].max()) == GPT2_END:
+        end = GPT2_END
+    yield from _cut(tokens, end, fields, source_of(piece))
+
+
+def _cut(tokens: Any, end: int | None, fields: Fields, source: str) -> Records:
+    """Yield documents between end tokens; windows where no end is known."""
+    numpy = need("numpy")
+    held_ids = tokens[:0]
+    for start in range(0, len(tokens), BLOCK):
+        block = numpy.concatenate([held_ids, tokens[start : start + BLOCK]])
+        if end is None:
+            edges = numpy.arange(WINDOW, len(block) + 1, WINDOW)
+        else:
+            edges = numpy.flatnonzero(block == end) + 1
+        begin = 0
+        for edge in edges.tolist():
+            yield _document(block[begin:edge], end, fields, source)
+            begin = edge
+        held_ids = block[begin:]
+        if len(held_ids) > MAX_TOKENS:
+            yield _document(held_ids, None, fields, source)
+            held_ids = tokens[:0]
+    if len(held_ids):
+        yield _document(held_ids, None, fields, source)
+
+
+def _document(ids: Any, end: int | None, fields: Fields, source: str) -> Document:
+    padding = None
+    if fields.pad is not None:
+        padding = int((ids == fields.pad).sum())
+        ids = ids[ids != fields.pad]
+    return Document("", ids, source, padding, end is not None)
+
+
+def _layout(piece: Piece, fields: Fields) -> tuple[str, int]:
+    """Return the type of a flat file's tokens, and how many bytes stand before them."""
+    numpy = need("numpy")
+    with piece.file.open("rb") as file:
+        start = file.read(1 << 16)
+    if len(start) >= 1024 and struct.unpack_from("<i", start)[0] == HEADER_MAGIC:
+        return "<u2" if struct.unpack_from("<i", start, 4)[0] == 1 else "<u4", 1024
+    if fields.dtype:
+        return {"uint16": "<u2", "uint32": "<u4", "int32": "<i4"}[fields.dtype], 0
+    halves = numpy.frombuffer(start[: len(start) // 4 * 4], "<u2")
+    high = halves[1::2]
+    is_wide = len(high) > 16 and int(high.max()) <= 3 and len(numpy.unique(halves[::2])) > 8
+    return "<u4" if is_wide else "<u2", 0
+
+
+def _read_megatron(piece: Piece, fields: Fields) -> Records:
+    numpy = need("numpy")
+    index = piece.file.with_suffix(".idx").read_bytes()[:MAX_INDEX]
+    if not index.startswith(MEGATRON):
+        yield Damage("the .idx beside it is no index of this kind")
+        return
+    version, code, sequences, edges = struct.unpack_from("<QBQQ", index, len(MEGATRON))
+    if version != 1 or code not in MEGATRON_TYPES:
+        yield Damage(f"index of version {version} with tokens of type {code}")
+        return
+    at_byte = len(MEGATRON) + 25
+    lengths = numpy.frombuffer(index, "<i4", sequences, at_byte)
+    offsets = numpy.frombuffer(index, "<i8", sequences, at_byte + 4 * sequences)
+    ends = numpy.frombuffer(index, "<i8", edges, at_byte + 12 * sequences)
+    dtype = numpy.dtype(MEGATRON_TYPES[code])
+    tokens = numpy.memmap(piece.file, dtype, "r") if piece.size else numpy.empty(0, dtype)
+    source = source_of(piece)
+    for first, last in itertools.pairwise(ends.tolist()):
+        parts = []
+        for number in range(first, last):
+            begin, length = int(offsets[number]) // dtype.itemsize, int(lengths[number])
+            if length < 0 or begin < 0 or begin + length > len(tokens):
+                yield Damage("the index points behind the end of the tokens")
+                break
+            parts.append(tokens[begin : begin + length])
+        else:
+            ids = numpy.concatenate(parts) if parts else tokens[:0]
+            yield _document(ids[:MAX_TOKENS], fields.end or 0, fields, source)
+
+
+# ── shards with an index ──────────────────────────────────────────────────────────────────────────
+
+
+def _mds_file(shard: Mapping[str, Any]) -> str:
+    part = shard.get("zip_data") or shard["raw_data"]
+    return str(part["basename"])
+
+
+def _unpacked(piece: Piece, packing: str | None) -> bytes:
+    """Return the bytes of a shard. Raises ValueError."""
+    raw = piece.file.read_bytes()
+    name = (packing or "").partition(":")[0]
+    if name in ("", "None"):
+        return raw
+    if name in ("zstd", "gz", "bz2"):
+        opened = {"gz": gzip.decompress, "bz2": bz2.decompress}
+        if name in opened:
+            return opened[name](raw)
+        stream = need("zstandard").ZstdDecompressor().stream_reader(raw)
+        return bytes(stream.read(1 << 31))
+    raise ValueError(f"packed with {name}, which has no reader here")
+
+
+def _items(raw: bytes) -> Iterator[memoryview]:
+    """Yield the samples of a shard: their number, offsets, then the samples."""
+    (count,) = struct.unpack_from("<I", raw)
+    if count > len(raw) // 4:
+        raise ValueError(f"{count} samples in {len(raw)} bytes")
+    edges = struct.unpack_from(f"<{count + 1}I", raw, 4)
+    view = memoryview(raw)
+    for begin, end in itertools.pairwise(edges):
+        if not begin <= end <= len(raw):
+            raise EOFError("a sample lies behind the end of the file")
+        yield view[begin:end]
+
+
+def _read_mds(piece: Piece, fields: Fields) -> Records:
+    index = json.loads((piece.file.parent / "index.json").read_bytes()[:MAX_INDEX])
+    shard = next(s for s in index["shards"] if _mds_file(s) == piece.file.name)
+    names, encodings = shard["column_names"], shard["column_encodings"]
+    packing = shard.get("compression") if shard.get("zip_data") else None
+    for item in _items(_unpacked(piece, packing)):
+        row = _mds_row(item, names, encodings, shard["column_sizes"])
+        yield from _records_of(row, fields, source_of(piece))
+
+
+def _mds_row(
+    item: memoryview, names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int | None]
+) -> dict[str, Any]:
+    numpy = need("numpy")
+    free = sum(size is None for size in sizes)
+    variable = iter(struct.unpack_from(f"<{free}I", item))
+    begin, row = 4 * free, dict[str, Any]()
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+        length = next(variable) if size is None else size
+        data = item[begin : begin + length]
+        begin += length
+        kind, _, rest = encoding.partition(":")
+        if kind in ("str", "bytes"):
+            row[name] = bytes(data).decode("utf-8", "replace")
+        elif kind == "json":
+            row[name] = json.loads(bytes(data))
+        elif kind == "ndarray" and rest:
+            dtype, _, shape = rest.partition(":")
+            row[name] = numpy.frombuffer(
+                data[0 if shape else _ndarray_head(data) :], dtype
+            ).tolist()
+    if not row:
+        raise ValueError(f"columns {', '.join(encodings)} have no reader here")
+    return row
+
+
+def _ndarray_head(data: memoryview) -> int:
+    """Return how many bytes of a dynamic shape stand before the numbers."""
+    lead = data[0]  # dimensions, and the logarithm of the bytes of each
+    return 1 + (lead >> 2) * (1 << (lead & 3))
+
+
+def _read_litdata(piece: Piece, fields: Fields) -> Records:
+    numpy = need("numpy")
+    config = json.loads((piece.file.parent / "index.json").read_bytes()[:MAX_INDEX])["config"]
+    formats = config["data_format"]
+    source = source_of(piece)
+    for item in _items(_unpacked(piece, config.get("compression"))):
+        if len(formats) == 1 and formats[0].startswith("no_header"):
+            kind, _, code = formats[0].partition(":")
+            ids = numpy.frombuffer(item, LITDATA_TYPES[kind, int(code)])
+            yield _document(ids, fields.end or 0, fields, source)
+            continue
+        sizes = struct.unpack_from(f"<{len(formats)}I", item)
+        begin = 4 * len(formats)
+        texts = []
+        for kind, size in zip(formats, sizes, strict=True):
+            if kind.partition(":")[0] == "str":
+                texts.append(bytes(item[begin : begin + size]).decode("utf-8", "replace"))
+            begin += size
+        if not texts:
+            yield Damage(f"items of {', '.join(formats)} have no reader here")
+            return
+        yield Document(max(texts, key=len), None, source)
+
+
+# Its numbers of the types of whole numbers.
+LITDATA_TYPES = {
+    **{("no_header_tensor", n): t for n, t in ((11, "u1"), (12, "i1"), (13, "<i2"), (14, "<i2"))},
+    **{("no_header_tensor", n): t for n, t in ((15, "<i4"), (16, "<i4"), (17, "<i8"), (18, "<i8"))},
+    ("no_header_tensor", 20): "<u2",
+    **{
+        ("no_header_numpy", n): t
+        for n, t in enumerate(("i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8"))
+    },
+}
+FORMS: Mapping[str, Callable[[Piece, Fields], Records]] = {
+    "lines": _read_lines,
+    "parquet": _read_parquet,
+    "arrow": _read_arrow,
+    "text": _read_text,
+    "tar": _read_tar,
+    "tokens": _read_tokens,
+    "megatron": _read_megatron,
+    "mds": _read_mds,
+    "litdata": _read_litdata,
+}

@@ -1,0 +1,450 @@
+"""Copies, near copies and shared stretches: MinHash over 5-grams, verified in full.
+
+Each piece leaves a file with a row per document: a hash of its content and 16 keys, one for each
+band of 8 of its 128 MinHash values. Documents with an equal key are candidates; these are read once
+more, and count as near copies where the Jaccard similarity of their 5-grams is 0.8 or more. What is
+held in memory is one band's keys of one part of the key space at a time.
+
+Stretches that many documents share are found in a sample by a suffix array.
+
+Sources: Broder's MinHash; Leskovec, Rajaraman and Ullman's banding; Lee et al., arXiv:2107.06499
+(substrings; 0.8). 128 values in 16 bands: a pair of 0.8 is a candidate in 95 % of cases, of 0.9 in
+all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .corpus import Document, Fields, Piece, documents, need
+from .manifest import Cluster, Duplicates, Hotspots
+from .text_metrics import masked_excerpt
+
+GRAM = 5
+VALUES, BANDS = 128, 16
+SEED = 42
+ALIKE = 0.8
+BATCH_BYTES = 1 << 20  # of text whose signatures are made at once
+PART = 1 << 22  # rows of one band in memory: 100 MB with what sorts them
+ALL_PAIRS = 48  # of a larger group, pairs with its first members and with the next one
+SHOWN = 20  # clusters with excerpts
+STRETCH = 200  # bytes
+SAMPLE = 12 << 20  # bytes whose suffix array is made: 13 times so much memory
+_TERMS = re.compile(r"\w+")
+_MIX = 0x9E3779B97F4A7C15
+
+
+class Found(NamedTuple):
+    """One document by its position: number of the piece, number in it."""
+
+    piece: int
+    number: int
+
+
+def row_type() -> Any:
+    """Return the type of a row: content hash in two halves, then the keys of the bands."""
+    return need("numpy").dtype([("high", "<u8"), ("low", "<u8"), ("keys", "<u8", (BANDS,))])
+
+
+def gram_hashes(document: Document) -> Any:
+    """Return a hash of each 5-gram of a document, in order: of terms, or of token ids."""
+    numpy = need("numpy")
+    if document.ids is None:
+        terms = _TERMS.findall(document.text.lower())
+        hashes = need("rensa").RMinHash.hash_token_sets([terms])[0]
+        values = numpy.array(hashes, numpy.uint64)
+    else:
+        values = document.ids.astype(numpy.uint64) * numpy.uint64(_MIX)
+        values ^= values >> numpy.uint64(29)
+    count = max(1, len(values) - GRAM + 1)
+    grams = values[:count].copy()
+    for shift in range(1, min(GRAM, len(values))):
+        grams *= numpy.uint64(_MIX)
+        grams ^= values[shift : count + shift]
+    return grams
+
+
+class Signer:
+    """Collects documents and makes the rows of their piece.
+
+    Args:
+        near: also make keys; else content hashes alone.
+    """
+
+    def __init__(self, *, near: bool) -> None:
+        self._numpy = need("numpy")
+        self._near = near
+        self._rows: list[Any] = []
+        self._hashes: list[tuple[int, int]] = []
+        self._grams: list[Any] = []
+        self._size = 0
+
+    def add(self, document: Document, digest: int) -> None:
+        """Take a document and the 128-bit hash of its content."""
+        self._hashes.append((digest >> 64, digest & 0xFFFFFFFFFFFFFFFF))
+        if self._near:
+            self._grams.append(gram_hashes(document))
+            self._size += len(self._grams[-1]) * 6
+        if self._size > BATCH_BYTES or len(self._hashes) > 4096:
+            self._sign()
+
+    def finish(self) -> Any:
+        """Return the rows of all documents."""
+        self._sign()
+        return self._numpy.concatenate([self._numpy.empty(0, row_type()), *self._rows])
+
+    def _sign(self) -> None:
+        numpy = self._numpy
+        if not self._hashes:
+            return
+        rows = numpy.zeros(len(self._hashes), row_type())
+        rows["high"], rows["low"] = numpy.array(self._hashes, numpy.uint64).T
+        if self._near:
+            edges = numpy.cumsum([0, *map(len, self._grams)], dtype=numpy.uint64)
+            flat = numpy.concatenate(self._grams)
+            matrix = need("rensa").RMinHash.digest_matrix_from_flat_token_hashes(
+                flat, edges, VALUES, SEED
+            )
+            values = numpy.array(matrix.to_rows(), numpy.uint32)
+            rows["keys"] = _band_keys(values)
+        self._rows.append(rows)
+        self._hashes, self._grams, self._size = [], [], 0
+
+
+def _band_keys(values: Any) -> Any:
+    """Return a key of 64 bits for each band of each row."""
+    numpy = need("numpy")
+    parts = values.reshape(len(values), BANDS, VALUES // BANDS).astype(numpy.uint64)
+    keys = numpy.zeros(parts.shape[:2], numpy.uint64)
+    for i in range(parts.shape[2]):
+        keys ^= parts[:, :, i]
+        keys *= numpy.uint64(_MIX)
+        keys ^= keys >> numpy.uint64(31)
+    return keys
+
+
+class Rows:
+    """The rows of all pieces, in files; documents are numbered through.
+
+    Args:
+        held_out: of each piece, whether it is of the held-out set.
+    """
+
+    def __init__(self, paths: Sequence[Path], held_out: Sequence[bool]) -> None:
+        self._numpy = numpy = need("numpy")
+        self._maps = [numpy.load(path, mmap_mode="r") for path in paths]
+        self.edges = numpy.cumsum([0, *map(len, self._maps)])
+        self.total = int(self.edges[-1])
+        self._held_out = held_out
+        self.parts = max(1, -(-self.total // PART))
+
+    def column(self, read: Callable[[Any], Any], part: int) -> tuple[Any, Any]:
+        """Return a value of each document whose value is in a part of the key space, and numbers.
+
+        Args:
+            read: from rows to values of 64 bits.
+        """
+        numpy = self._numpy
+        values, numbers = [numpy.empty(0, "u8")], [numpy.empty(0, "i8")]
+        for edge, rows in zip(self.edges.tolist(), self._maps, strict=False):
+            for start in range(0, len(rows), 1 << 16):
+                column = read(rows[start : start + (1 << 16)])
+                hits = numpy.flatnonzero(column % numpy.uint64(self.parts) == part)
+                values.append(column[hits])
+                numbers.append(hits + edge + start)
+        return numpy.concatenate(values), numpy.concatenate(numbers)
+
+    def low_hash(self, numbers: Any) -> Any:
+        """Return the second half of the hash of these documents."""
+        numpy = self._numpy
+        result = numpy.empty(len(numbers), "u8")
+        pieces = numpy.searchsorted(self.edges, numbers, side="right") - 1
+        for piece in numpy.unique(pieces).tolist():
+            hits = pieces == piece
+            result[hits] = self._maps[piece]["low"][numbers[hits] - self.edges[piece]]
+        return result
+
+    def is_held_out(self, numbers: Any) -> Any:
+        """Return whether each of these documents is of the held-out set."""
+        pieces = self._numpy.searchsorted(self.edges, numbers, side="right") - 1
+        return self._numpy.array([*self._held_out, False])[pieces]
+
+    def found(self, number: int) -> Found:
+        """Return the position of a document."""
+        piece = int(self._numpy.searchsorted(self.edges, number, side="right")) - 1
+        return Found(piece, number - int(self.edges[piece]))
+
+
+def equal_groups(values: Any, numbers: Any) -> Iterator[Any]:
+    """Yield the numbers of documents with one value, where there are several; in their order."""
+    numpy = need("numpy")
+    order = numpy.lexsort((numbers, values))
+    ordered = values[order]
+    edges = numpy.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    starts = numpy.concatenate([[0], edges, [len(ordered)]])
+    sizes = numpy.diff(starts)
+    for group in numpy.flatnonzero(sizes > 1).tolist():
+        yield numbers[order[starts[group] : starts[group + 1]]]
+
+
+class Clusters:
+    """Sets of documents that are joined; the first one of a set stands for it."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int] = {}
+
+    def root(self, number: int) -> int:
+        parents = self.parents
+        while (parent := parents.get(number, number)) != number:
+            parents[number] = parents.get(parent, parent)
+            number = parent
+        return number
+
+    def join(self, a: int, b: int) -> None:
+        first, second = sorted((self.root(a), self.root(b)))
+        if first != second:
+            self.parents[second] = first
+
+    def members(self) -> dict[int, list[int]]:
+        """Return the documents of each cluster by its first one."""
+        result: dict[int, list[int]] = {}
+        for number in self.parents:
+            result.setdefault(self.root(number), []).append(number)
+        return {root: sorted({root, *numbers}) for root, numbers in result.items()}
+
+
+def find_copies(
+    rows: Rows, pieces: Sequence[Piece], fields: Fields, spool: Path, *, near: bool
+) -> Duplicates:
+    """Return the copies among all documents.
+
+    Args:
+        spool: a file for the 5-grams of candidates, which is removed.
+    """
+    result = Duplicates()
+    clusters = Clusters()
+    leaks: set[int] = set()
+    copies = _join_equal(rows, clusters, leaks)
+    held_out = sum(
+        int(rows.edges[i + 1] - rows.edges[i]) for i, out in enumerate(rows._held_out) if out
+    )
+    result.val_documents = held_out
+    result.exact = sum(1 for number in clusters.parents if clusters.root(number) != number)
+    if held_out:
+        result.val_exact = len(leaks)
+    if near:
+        pairs = _candidates(rows, copies)
+        result.verified = _verify(pairs, rows, pieces, fields, spool, clusters, leaks)
+        result.near = sum(1 for number in clusters.parents if clusters.root(number) != number)
+        if held_out:
+            result.val_near = len(leaks)
+    members = clusters.members()
+    result.sizes = dict(sorted(Counter(map(len, members.values())).items()))
+    largest = sorted(members.values(), key=lambda numbers: (-len(numbers), numbers))[:SHOWN]
+    result.clusters = _excerpts(largest, rows, pieces, fields)
+    return result
+
+
+def _join_equal(rows: Rows, clusters: Clusters, leaks: set[int]) -> set[int]:
+    """Join documents with the same content; return those that are copies of an earlier one."""
+    numpy = need("numpy")
+    copies: set[int] = set()
+    for part in range(rows.parts):
+        for group in equal_groups(*rows.column(lambda r: r["high"], part)):
+            low = rows.low_hash(group)
+            for value in numpy.unique(low):
+                same = group[low == value]
+                if len(same) < 2:
+                    continue
+                out = rows.is_held_out(same)
+                train, val = same[~out].tolist(), same[out].tolist()
+                if train:
+                    leaks.update(val)
+                for number in train[1:]:
+                    clusters.join(train[0], number)
+                copies.update(train[1:], val if train else val[1:])
+    return copies
+
+
+def _candidates(rows: Rows, copies: set[int]) -> Any:
+    """Return pairs of documents that share a band, packed into one number each, sorted."""
+    numpy = need("numpy")
+    found_pairs = numpy.empty(0, "u8")
+    skipped = numpy.array(sorted(copies), "i8")
+    for band in range(BANDS):
+        for part in range(rows.parts):
+            values, numbers = rows.column(_band_reader(band), part)
+            fresh = ~numpy.isin(numbers, skipped)
+            pairs: list[tuple[int, int]] = []
+            for group in equal_groups(values[fresh], numbers[fresh]):
+                pairs += _pairs_of(group, rows.is_held_out(group))
+            if pairs:
+                packed = numpy.array(pairs, "u8")
+                packed = (packed[:, 0] << numpy.uint64(32)) | packed[:, 1]
+                found_pairs = numpy.union1d(found_pairs, packed)
+    return found_pairs
+
+
+def _band_reader(band: int) -> Callable[[Any], Any]:
+    return lambda rows: rows["keys"][:, band]
+
+
+def _pairs_of(group: Any, out: Any) -> Iterator[tuple[int, int]]:
+    train, val = group[~out].tolist(), group[out].tolist()
+    if len(train) <= ALL_PAIRS:
+        yield from itertools.combinations(train, 2)
+    else:
+        yield from itertools.pairwise(train)
+        yield from ((first, other) for first in train[:4] for other in train if first < other)
+    for number in val:
+        for other in train[:ALL_PAIRS]:
+            yield (other, number) if other < number else (number, other)
+
+
+def _verify(
+    pairs: Any,
+    rows: Rows,
+    pieces: Sequence[Piece],
+    fields: Fields,
+    spool: Path,
+    clusters: Clusters,
+    leaks: set[int],
+) -> int:
+    """Join the pairs that are alike in full; return how many were compared."""
+    numpy = need("numpy")
+    first = (pairs >> numpy.uint64(32)).astype("i8")
+    second = (pairs & numpy.uint64(0xFFFFFFFF)).astype("i8")
+    wanted_numbers = numpy.unique(numpy.concatenate([first, second]))
+    sizes: dict[int, tuple[int, int]] = {}
+    with spool.open("wb") as file:
+        for number, document in read_again(wanted_numbers.tolist(), rows, pieces, fields):
+            grams = numpy.unique(gram_hashes(document))
+            sizes[number] = file.tell() // 8, len(grams)
+            grams.tofile(file)
+            file.seek(0, 2)
+    compared = 0
+    if sizes and spool.stat().st_size:
+        grams = numpy.memmap(spool, "u8", "r")
+        out = dict(
+            zip(wanted_numbers.tolist(), rows.is_held_out(wanted_numbers).tolist(), strict=True)
+        )
+        for a, b in zip(first.tolist(), second.tolist(), strict=True):
+            if a not in sizes or b not in sizes:
+                continue
+            val = a if out[a] else b if out[b] else None
+            done = val in leaks if val is not None else clusters.root(a) == clusters.root(b)
+            if done:
+                continue
+            compared += 1
+            (i, n), (j, m) = sizes[a], sizes[b]
+            if jaccard(grams[i : i + n], grams[j : j + m]) < ALIKE:
+                continue
+            if val is None:
+                clusters.join(a, b)
+            else:
+                leaks.add(val)
+        del grams
+    spool.unlink(missing_ok=True)
+    return compared
+
+
+def jaccard(ours: Any, theirs: Any) -> float:
+    """Return the Jaccard similarity of two sorted sets."""
+    small, large = min(len(ours), len(theirs)), max(len(ours), len(theirs))
+    if small < ALIKE * large:
+        return small / max(1, large)  # no more than that
+    common = len(need("numpy").intersect1d(ours, theirs, assume_unique=True))
+    return float(common / max(1, small + large - common))
+
+
+def read_again(
+    numbers: Sequence[int], rows: Rows, pieces: Sequence[Piece], fields: Fields
+) -> Iterator[tuple[int, Document]]:
+    """Yield documents by their numbers, which are sorted."""
+    wanted_by_piece: dict[int, dict[int, int]] = {}
+    for number in numbers:
+        found = rows.found(number)
+        wanted_by_piece.setdefault(found.piece, {})[found.number] = number
+    for piece, wanted_numbers in wanted_by_piece.items():
+        last = max(wanted_numbers)
+        texts = (d for d in documents(pieces[piece], fields) if isinstance(d, Document))
+        for position, document in enumerate(texts):
+            if position in wanted_numbers:
+                yield wanted_numbers[position], document
+            if position >= last:
+                break
+
+
+def _excerpts(
+    groups: Sequence[Sequence[int]], rows: Rows, pieces: Sequence[Piece], fields: Fields
+) -> list[Cluster]:
+    """Return clusters with how their first two documents begin."""
+    shown_numbers = sorted({number for group in groups for number in group[:2]})
+    texts = {n: _excerpt(d) for n, d in read_again(shown_numbers, rows, pieces, fields)}
+    return [
+        Cluster(len(group), [texts[number] for number in group[:2] if number in texts])
+        for group in groups
+    ]
+
+
+def _excerpt(document: Document) -> str:
+    if document.ids is None:
+        return masked_excerpt(document.text)
+    return "tokens " + " ".join(map(str, document.ids[:24].tolist()))
+
+
+# ── stretches ─────────────────────────────────────────────────────────────────────────────────────
+
+Sample = Sequence[tuple[int, bytes]]  # hash of a document, and its first bytes
+
+
+def thin_sample(
+    sample: Iterable[tuple[int, bytes]], limit: int = SAMPLE
+) -> list[tuple[int, bytes]]:
+    """Return the documents with the least hashes, different ones, up to a number of bytes."""
+    result: list[tuple[int, bytes]] = []
+    size = 0
+    by_hash: Mapping[int, bytes] = dict(sample)
+    for digest in sorted(by_hash):
+        size += len(by_hash[digest]) + 1
+        if size > limit and result:
+            break
+        result.append((digest, by_hash[digest]))
+    return result
+
+
+def find_hotspots(sample: Sample) -> Hotspots:
+    """Return the stretches that several documents of a sample share."""
+    numpy = need("numpy")
+    result = Hotspots(documents=len(sample), bytes=sum(len(raw) for _, raw in sample))
+    if len(sample) < 2 or result.bytes < 2 * STRETCH:
+        return result
+    divsufsort = need("pydivsufsort")
+    text = b"\0".join(raw for _, raw in sample)
+    edges = numpy.cumsum([0, *(len(raw) + 1 for _, raw in sample)])
+    array = divsufsort.divsufsort(text)
+    common = divsufsort.kasai(text, array)
+    alike = numpy.asarray(common) >= STRETCH
+    result.repeated = round(float(alike.sum()) / len(text), 6)
+    starts = numpy.flatnonzero(alike & ~numpy.concatenate([[False], alike[:-1]]))
+    ends = numpy.flatnonzero(alike & ~numpy.concatenate([alike[1:], [False]])) + 1
+    groups: list[tuple[int, int, int]] = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        if end - start < max(2, result.shared // 2):
+            continue
+        owners = numpy.unique(numpy.searchsorted(edges, array[start : end + 1], side="right"))
+        if len(owners) > 1:
+            result.shared = max(result.shared, len(owners))
+            groups.append((len(owners), int(array[start]), int(owners[0])))
+    seen_owners: set[int] = set()
+    for count, begin, owner in sorted(groups, key=lambda group: (-group[0], group[1])):
+        if owner not in seen_owners and len(result.excerpts) < 5:
+            seen_owners.add(owner)
+            stretch = text[begin : begin + STRETCH].decode("utf-8", "replace")
+            result.excerpts.append(Cluster(count, [masked_excerpt(stretch)]))
+    return result

@@ -1,0 +1,301 @@
+"""Files of every format are the same documents; damage costs what it hit, and no exception."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import random
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from .conftest import texts, write_lines
+
+TEXTS = [*texts(30, high=60), "Ünïcode, 漢字 — and\ttabs", "x" * 40_000]
+IDS = [numpy.arange(3, 3 + n) % 500 for n in (5, 1, 900, 40, 77)]
+
+
+def lines() -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
+
+
+def tar(folder: Path) -> None:
+    with tarfile.open(folder / "part-0001.tar", "w") as archive:
+        for number, text in enumerate(TEXTS):
+            raw = json.dumps({"text": text}).encode() if number % 2 else text.encode()
+            member = tarfile.TarInfo(f"{number:04d}.{'json' if number % 2 else 'txt'}")
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+
+
+def table() -> pyarrow.Table:
+    return pyarrow.table({"id": list(range(len(TEXTS))), "text": TEXTS})
+
+
+def arrow(folder: Path, opened: Callable[..., object]) -> None:
+    with opened(folder / "data-00000.arrow", table().schema) as sink:
+        sink.write_table(table(), 7)
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def shards(folder: Path, samples: list[bytes], index: dict[str, object], name: str) -> None:
+    """Write one shard as MosaicML and litdata do: count, offsets, samples; the index beside it."""
+    head = 4 + 4 * (len(samples) + 1)
+    edges = head + numpy.cumsum([0, *map(len, samples)])
+    raw = struct.pack("<I", len(samples)) + edges.astype("<u4").tobytes() + b"".join(samples)
+    (folder / name).write_bytes(raw)
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def mds(folder: Path) -> None:
+    samples = []
+    for text in TEXTS:
+        raw = text.encode()
+        samples.append(struct.pack("<I", len(raw)) + struct.pack("<q", 7) + raw)
+    shard = {
+        "column_names": ["number", "text"],
+        "column_encodings": ["int", "str"],
+        "column_sizes": [8, None],
+        "compression": None,
+        "raw_data": {"basename": "shard.00000.mds"},
+        "zip_data": None,
+    }
+    shards(folder, samples, {"version": 2, "shards": [shard]}, "shard.00000.mds")
+
+
+def litdata(folder: Path) -> None:
+    samples = []
+    for text in TEXTS:
+        raw = text.encode()
+        samples.append(struct.pack("<II", 8, len(raw)) + struct.pack("<q", 7) + raw)
+    index = {
+        "chunks": [{"filename": "chunk-0-0.bin", "chunk_size": len(TEXTS)}],
+        "config": {"data_format": ["int", "str"], "compression": None},
+    }
+    shards(folder, samples, index, "chunk-0-0.bin")
+
+
+def plain(folder: Path) -> None:
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number:04d}.txt").write_text(text, "utf-8")
+
+
+OF_TEXT: dict[str, Callable[[Path], object]] = {
+    "lines": lambda folder: (folder / "a.jsonl").write_bytes(lines()),
+    "gz": lambda folder: (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines())),
+    "zst": lambda folder: (folder / "a.jsonl.zst").write_bytes(
+        zstandard.compress(lines()[:900]) + zstandard.compress(lines()[900:])
+    ),
+    "xz": lambda folder: (folder / "a.jsonl.xz").write_bytes(lzma.compress(lines())),
+    "bz2": lambda folder: (folder / "a.jsonl.bz2").write_bytes(bz2.compress(lines())),
+    "array": lambda folder: (folder / "a.json").write_text(json.dumps(TEXTS)),
+    "chat": lambda folder: write_lines(
+        folder / "a.jsonl", [{"messages": [{"role": "user", "content": t}]} for t in TEXTS]
+    ),
+    "parquet": lambda folder: pyarrow.parquet.write_table(table(), folder / "a.parquet"),
+    "arrow file": lambda folder: arrow(folder, pyarrow.ipc.new_file),
+    "arrow stream": lambda folder: arrow(folder, pyarrow.ipc.new_stream),
+    "tar": tar,
+    "mds": mds,
+    "litdata": litdata,
+    "text": plain,
+}
+
+
+@pytest.mark.parametrize("form", OF_TEXT)
+def test_a_text_is_the_same_in_every_format(form, tmp_path, check):
+    OF_TEXT[form](tmp_path)
+
+    done = check(tmp_path, "--level", "cheap")
+
+    raw = [len(text.encode()) for text in TEXTS]
+    assert done.code == 0, done.document
+    assert done.metrics["doc_count"] == len(TEXTS)
+    assert done.metrics["damaged_rate"] == 0 and done.metrics["exact_dup_rate"] == 0
+    assert done.metrics["doc_bytes_p50"] == pytest.approx(sorted(raw)[len(raw) // 2 - 1], rel=0.02)
+    assert "seq_len_p50" in done.document["unknown"]
+
+
+def flat(folder: Path, dtype: str, head: bytes = b"") -> None:
+    tokens = numpy.concatenate([numpy.append(ids, 50256) for ids in IDS]).astype(dtype)
+    (folder / "train.bin").write_bytes(head + tokens.tobytes())
+
+
+def megatron(folder: Path) -> None:
+    lengths = [len(ids) for ids in IDS]
+    tokens = numpy.concatenate(IDS).astype("<u2")
+    (folder / "d_text_document.bin").write_bytes(tokens.tobytes())
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(IDS), len(IDS) + 1)
+    offsets = 2 * numpy.cumsum([0, *lengths[:-1]])
+    parts = (
+        numpy.array(lengths, "<i4"),
+        offsets.astype("<i8"),
+        numpy.arange(len(IDS) + 1, dtype="<i8"),
+    )
+    (folder / "d_text_document.idx").write_bytes(head + b"".join(p.tobytes() for p in parts))
+
+
+def tensors(folder: Path) -> None:
+    index = {
+        "chunks": [{"filename": "chunk-0-0.bin", "chunk_size": len(IDS)}],
+        "config": {"data_format": ["no_header_tensor:16"], "compression": None},
+    }
+    shards(folder, [ids.astype("<i4").tobytes() for ids in IDS], index, "chunk-0-0.bin")
+
+
+def arrays(folder: Path) -> None:
+    samples = []
+    for ids in IDS:
+        raw = b"\x05" + struct.pack("<H", len(ids)) + ids.astype("<u2").tobytes()
+        samples.append(struct.pack("<I", len(raw)) + raw)
+    shard = {
+        "column_names": ["tokens"],
+        "column_encodings": ["ndarray:uint16"],
+        "column_sizes": [None],
+        "raw_data": {"basename": "shard.00000.mds"},
+    }
+    shards(folder, samples, {"shards": [shard]}, "shard.00000.mds")
+
+
+LLM_C = struct.pack("<256i", 20240520, 1, *[0] * 254)
+OF_IDS: dict[str, tuple[Callable[[Path], object], int]] = {  # and tokens that mark an end
+    "flat, 2 bytes": (lambda folder: flat(folder, "<u2"), 1),
+    "flat, 4 bytes": (lambda folder: flat(folder, "<u4"), 1),
+    "flat with a header": (lambda folder: flat(folder, "<u2", LLM_C), 1),
+    "megatron": (megatron, 0),
+    "litdata": (tensors, 0),
+    "mds": (arrays, 0),
+    "lines": (
+        lambda folder: write_lines(
+            folder / "a.jsonl", [{"input_ids": ids.tolist()} for ids in IDS]
+        ),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OF_IDS)
+def test_a_document_of_tokens_is_the_same_in_every_format(form, tmp_path, check):
+    write, marks = OF_IDS[form]
+    write(tmp_path)
+
+    done = check(tmp_path, "--eos", "50256")
+
+    lengths = [len(ids) + marks for ids in IDS]
+    assert done.metrics["doc_count"] == len(IDS)
+    assert done.metrics["seq_len_p50"] == pytest.approx(numpy.median(lengths), rel=0.02)
+    assert done.metrics["seq_len_p95"] == pytest.approx(max(lengths), rel=0.02)
+    for metric in ("language_share", "pii_hit_rate", "bytes_per_token", "doc_bytes_p50"):
+        assert done.document["unknown"][metric], "not 0 %"
+
+
+def test_lengths_are_not_known_where_nothing_marks_an_end(tmp_path, check):
+    numpy.arange(5000, dtype="<u2").tofile(tmp_path / "train.bin")
+
+    done = check(tmp_path)
+
+    assert "--eos" in done.document["unknown"]["seq_len_p50"]
+
+
+def test_padding_counts_by_the_mask_or_the_id_of_it(tmp_path, check):
+    rows = [{"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]}] * 3
+    write_lines(tmp_path / "mask/a.jsonl", rows)
+    write_lines(tmp_path / "id/a.jsonl", [{"input_ids": [5, 6, 7, 9]}, {"input_ids": [5, 9, 9, 9]}])
+
+    assert check(tmp_path / "mask").metrics["pad_fraction"] == 50.0
+    assert check(tmp_path / "id", "--pad", "9").metrics["pad_fraction"] == 50.0
+    assert "--pad" in check(tmp_path / "id").document["unknown"]["pad_fraction"]
+
+
+# ── damage ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def damage(raw: bytes, rng: random.Random) -> bytes:
+    """Cut it short, flip bits, or write over a stretch of it."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        return raw[: rng.randrange(len(raw))]
+    changed = bytearray(raw)
+    for _ in range(rng.choice((1, 5, 50))):
+        position = rng.randrange(len(raw))
+        if kind == 1:
+            changed[position] ^= 1 << rng.randrange(8)
+        else:
+            stretch = rng.randbytes(8)
+            changed[position : position + len(stretch)] = stretch
+    return bytes(changed)
+
+
+def test_two_hundred_damaged_files_cost_no_exception_and_no_other_file(tmp_path, check):
+    """Each format, damaged in all ways; an index is damaged, too."""
+    rng, count = random.Random(1), 0
+    writers = [*OF_TEXT.values(), *(write for write, _ in OF_IDS.values())]
+    while count < 200:
+        write = writers[count % len(writers)]
+        folder = tmp_path / "bad" / f"{count:03d}"
+        folder.mkdir(parents=True)
+        write(folder)
+        for path in sorted(folder.iterdir())[:: rng.choice((1, 2))][:2]:
+            path.write_bytes(damage(path.read_bytes(), rng))
+            count += 1
+    write_lines(tmp_path / "bad/good/a.jsonl", TEXTS)
+
+    done = check(tmp_path / "bad", "--level", "cheap")
+
+    assert done.code == 1, done.errors
+    assert "damage" in done.fired
+    assert done.metrics["source_mix_share.good"] > 0
+
+
+def test_nothing_is_unpickled_and_a_bomb_is_a_record_too_long(tmp_path, check):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/meta.pkl").write_bytes(pickle.dumps(Bomb()))
+    (tmp_path / "d/a.jsonl.gz").write_bytes(
+        gzip.compress(b'{"text": "' + bytes(40 << 20) + b'"}\n{"text": "short"}\n', 1)
+    )
+
+    done = check(tmp_path / "d", "--level", "cheap")
+
+    assert not (tmp_path / "ran").exists()
+    assert done.metrics["doc_count"] == 1 and done.metrics["damaged_rate"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda folder: (folder / "a.jsonl").write_text("{no json\n"), "no document could be read"),
+        (lambda folder: (folder / "a.png").write_bytes(b"\x89PNG\0\0"), "no known format"),
+        (lambda folder: None, "it is empty"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_is_an_error_and_no_pass(write, message, tmp_path, check):
+    write(tmp_path)
+
+    done = check(tmp_path)
+
+    assert done.code == 65 and message in done.errors
+
+
+def test_without_the_extra_the_command_to_install_it_is_printed(tmp_path, check, monkeypatch):
+    write_lines(tmp_path / "a.jsonl", ["text"])
+    monkeypatch.setitem(__import__("sys").modules, "rensa", None)
+
+    done = check(tmp_path)
+
+    assert done.code == 65
+    assert "'rensa'" in done.errors and "pip install 'supervise-train[data]'" in done.errors

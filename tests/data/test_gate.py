@@ -1,0 +1,220 @@
+"""The gate of a build: planted faults fail it, another build passes, a stopped check resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from supervise.cli import invoke
+from supervise.data import manifest_schema
+from tests.support.waiting import wait_until
+
+from .conftest import texts, write_lines
+
+ENGLISH = (
+    "the committee met again in spring and talked about the old harbour",
+    "people who had lived there for years remembered the storm very well",
+    "it was not clear whether the new rules would apply to small boats",
+    "most of them agreed that something should be done before winter came",
+    "she wrote a long letter to her brother and asked him for advice",
+    "nothing in the report explained how the money had been spent",
+)
+
+
+def prose(count: int, seed: int) -> list[str]:
+    """Return English documents with terms of their own, no two alike."""
+    drawn = texts(count, seed, 8, 26)
+    return [
+        " ".join(f"{ENGLISH[(i + n) % 6]} {term}," for n, term in enumerate(text.split()))
+        for i, text in enumerate(drawn)
+    ]
+
+
+def corpus(folder: Path, seed: int, count: int = 420) -> Path:
+    """Write two sources, one of them twice as large."""
+    docs = prose(count, seed)
+    write_lines(folder / "web/part-00.jsonl", docs[: count * 2 // 3])
+    write_lines(folder / "books/part-00.jsonl", docs[count * 2 // 3 :])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """A corpus with its held-out set and its manifest; checked once for all faults."""
+    home = tmp_path_factory.mktemp("build")
+    corpus(home / "data", 1)
+    write_lines(home / "val/a.jsonl", prose(60, 77))
+    (home / "scorer.py").write_text("def score(texts):\n    return ['idiot' in t for t in texts]\n")
+    (home / "rejects.json").write_text('{"length": {"dropped": 300, "total": 3000}}')
+    sys.path.append(str(home))
+    yield home
+    sys.path.remove(str(home))
+
+
+def given(home: Path) -> list[object]:
+    return ["--val", home / "val", "--toxicity", "scorer:score"]
+
+
+@pytest.fixture
+def base(build, check):
+    path = build / "base.json"
+    if not path.exists():
+        rejects = ("--rejects", build / "rejects.json")
+        done = check(build / "data", *given(build), *rejects, "--manifest", path)
+        assert done.code == 0, done.document["findings"]
+    return path
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("mix", "mix"),
+        ("language", "language"),
+        ("binary", "junk"),
+        ("truncate", "length"),
+        ("dup", "duplicates"),
+        ("leak", "leak"),
+        ("repeat", "hotspots"),
+        ("pii", "pii_kind"),
+        ("toxic", "toxic_data"),
+        ("drop", "rows"),
+        ("filter", "rejects"),
+    ],
+)
+def test_a_planted_fault_fails_the_gate_by_its_rule(
+    fault, rule, build, base, tmp_path, check, capsys
+):
+    copy = tmp_path / "copy"
+    argv = ["data", "drill", fault, build / "data", copy, "--val", build / "val"]
+    assert invoke([*map(str, argv)]) == 0
+    assert f"expected: rule data_build.{rule}" in capsys.readouterr().out
+    rejects = tmp_path / "rejects.json"
+    dropped = 600 if fault == "filter" else 300
+    rejects.write_text(json.dumps({"length": {"dropped": dropped, "total": 3000}}))
+
+    done = check(copy, *given(build), "--rejects", rejects, "--baseline", base)
+
+    assert done.code == 1
+    assert rule in done.fired
+
+
+def test_another_build_of_the_same_kind_passes_and_so_does_the_same(build, base, tmp_path, check):
+    corpus(tmp_path / "data", 2, 441)
+
+    same = check(build / "data", *given(build), "--baseline", base)
+    other = check(tmp_path / "data", *given(build), "--baseline", base)
+
+    assert (same.code, same.fired) == (0, set())
+    assert (other.code, other.fired) == (0, set())
+
+
+def test_a_manifest_has_its_schema_and_no_path_of_the_machine(build, base):
+    document = json.loads(base.read_text())
+
+    jsonschema.validate(document, manifest_schema())
+    assert str(build) not in base.read_text()
+
+
+# ── stops ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_a_check_that_is_killed_and_one_in_parts_and_by_two_processes_give_one_manifest(
+    tmp_path, check, capsys
+):
+    """Killed when the first results are there; what was measured is not read again."""
+    data = tmp_path / "data"
+    for source in range(4):
+        write_lines(data / f"s{source}/a.jsonl", prose(200, source))
+    whole, work = tmp_path / "whole.json", tmp_path / "work"
+    assert check(data, "--manifest", whole).code == 0
+    assert not whole.with_name("whole.json.parts").exists()
+
+    argv = [sys.executable, "-m", "supervise", "data", "check", data, "--work", work]
+    job = subprocess.Popen([*map(str, argv)], stdout=subprocess.DEVNULL)
+    wait_until(lambda: list(work.glob("*.msgpack")))
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait()
+    ages = {path: path.stat().st_mtime_ns for path in work.glob("*.msgpack")}
+    check(data, "--work", work, "--manifest", tmp_path / "resumed.json")
+    assert {path: path.stat().st_mtime_ns for path in ages} == ages
+    for part in ("1/2", "0/2"):
+        argv = ["data", "check", data, "--work", tmp_path / "shared", "--part", part]
+        assert invoke([*map(str, argv)]) == 0
+    assert "next: supervise data check" in capsys.readouterr().out
+    check(data, "--work", tmp_path / "shared", "--manifest", tmp_path / "parts.json")
+    check(data, "--jobs", 2, "--manifest", tmp_path / "two.json")
+
+    for name in ("resumed", "parts", "two"):
+        assert (tmp_path / f"{name}.json").read_bytes() == whole.read_bytes(), name
+
+
+# ── what people read ──────────────────────────────────────────────────────────────────────────────
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m \u202eevil\u2066 <b>"
+
+
+def test_a_text_of_others_is_text_on_the_page_and_in_the_terminal(tmp_path, capsys):
+    docs = [f"{HOSTILE} {text}" for text in prose(8, 3)] * 3
+    write_lines(tmp_path / "d/a.jsonl", [{"text": t, "source": HOSTILE} for t in docs])
+    page, junit = tmp_path / "r.html", tmp_path / "j.xml"
+
+    code = invoke(
+        ["data", "check", *map(str, (tmp_path / "d", "--report", page, "--junit", junit))]
+    )
+
+    shown, text = capsys.readouterr().out, page.read_text()
+    assert code == 1 and "data_build.duplicates" in shown
+    assert "<script>" not in text and "&lt;script&gt;" in text
+    for page_or_terminal in (text, shown):
+        assert not {"\x1b", "\u202e", "\u2066"} & {*page_or_terminal}
+    suite = ElementTree.parse(junit).getroot()
+    assert suite.get("failures") == str(shown.count("  SEV")) != "0"
+    assert int(suite.get("skipped", "0")) > 3, "what is not judged is no success"
+
+
+def test_only_what_is_grave_enough_fails_the_gate_and_a_policy_may_move_a_bound(tmp_path, check):
+    docs = prose(60, 4)
+    write_lines(tmp_path / "d/a.jsonl", [*docs, *docs[:20]])
+    policy = tmp_path / "p.yaml"
+    text = "version: supervise/v1\nuse: [data_build]\noverride:\n"
+    policy.write_text(f"{text}  data_build.many_copies: {{gt: 60.0}}\n")
+
+    assert check(tmp_path / "d").fired == {"duplicates"}
+    assert check(tmp_path / "d", "--fail-on", "SEV1").code == 0
+    assert check(tmp_path / "d", "--policy", policy).fired == set()
+    assert check(tmp_path / "d", "--policy", "nano").code == 64
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("check {0}/d --baseline {0}/d/a.jsonl", "is no manifest"),
+        ("check {0}/d --part 1/2", "add --work DIR"),
+        ("check {0}/none", "no such file or folder"),
+        ("check {0}/d --tokenizer {0}/d/a.jsonl", "is no tokenizer"),
+        ("check {0}/d --toxicity nothing:here", "a function that takes a list of texts"),
+        ("check {0}/d --rejects {0}/d/a.jsonl", "stats.json"),
+        ("drill flood {0}/d {0}/out", "one of mix"),
+        ("drill dup:rate=2 {0}/d {0}/out", "up to 1"),
+        ("drill mix {0}/d {0}/out", "two sources"),
+        ("drill leak {0}/d {0}/out", "--val PATH"),
+        ("drill dup {0}/d {0}/d", "is not empty"),
+    ],
+)
+def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(argv, message, tmp_path, capsys):
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+
+    code = invoke(["data", *argv.format(tmp_path).split()])
+
+    caught = capsys.readouterr()
+    assert code in (64, 65)
+    assert message in caught.err
