@@ -44,6 +44,23 @@ def story() -> list[Event]:
     return [*events, Exited(10**9, 3)]
 
 
+# As nano, with the packs that judge a loss alone: each command loads the policy of its run again.
+NANO = """\
+version: supervise/v1
+policy: nano
+mode: enforce
+use: [nonfinite, loss_spike]
+baseline: {window: 128, min: 64}
+savepoints: {every: 25, keep: 4}
+budgets: {all: {max: 6}, rollback: {max: 2}, restart: {max: 3, per: 1800s}, lr_scale: {max: 4}}
+escalate: {ladder: [undo-update, rollback-and-rewarm, hold], reset_after: 5000}
+job: {rollback: in_process, probe_batch: true}
+warmup: 64
+probation: 100
+notify: {console: {min_sev: SEV2}}
+"""
+
+
 @pytest.fixture(scope="session")
 def originals() -> dict[str, Path]:
     """The runs that `recorded` has recorded, by all that they depend on."""
@@ -52,7 +69,7 @@ def originals() -> dict[str, Path]:
 
 @pytest.fixture
 def recorded(tmp_path, tmp_path_factory, originals):
-    """A function that records the story, or other events, under nano; see `record_run`.
+    """A function that records the story, or other events, under a small nano; see `record_run`.
 
     What an earlier test recorded is copied; of two runs in one test each is of its own.
     """
@@ -63,10 +80,13 @@ def recorded(tmp_path, tmp_path_factory, originals):
         events = story() if events is None else events
         key = repr((next(numbers), events, options))
         if key not in originals:
-            path = tmp_path_factory.mktemp("original") / "run"
-            run = record_run(path, events, policy="nano", answer=lambda action: None, **options)
+            home = tmp_path_factory.mktemp("original")
+            (policy := home / "nano.yaml").write_text(NANO)
+            run = record_run(
+                home / "run" / "run", events, policy=policy, answer=lambda action: None, **options
+            )
             (run.path / "state.json").unlink()
-            originals[key] = path.parent
+            originals[key] = run.path.parent
         shutil.copytree(originals[key], tmp_path, copy_function=shutil.copy, dirs_exist_ok=True)
         return RunDir.open(tmp_path / "run")
 

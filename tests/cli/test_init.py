@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
+from tests.support.recorded_run import shipped_policy
 
 NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 TRAINER = "from transformers import Trainer\nTrainer(model).train()"
@@ -42,7 +43,7 @@ def test_what_is_written_loads_with_and_without_its_comments(
     assert stuck.runbook == ("restart-if-stuck" if job else "stop-and-page")
     found = policy.job.relaunch
     assert ({} if found is None else {"resume": found.resume, "args": found.args}) == (job or {})
-    assert [rule.id for rule in policy.rules] == [rule.id for rule in load_policy("nano").rules]
+    assert [rule.id for rule in policy.rules] == [rule.id for rule in shipped_policy("nano").rules]
     assert Path(written.pop(0).partition("# yaml-language-server: $schema=")[2]).is_file()
     awake = [re.sub(r"^( *)# ", r"\1", line) for line in written]
     assert (OUT_OF_A_LINE in " ".join(written)) == (job is None)
@@ -56,7 +57,7 @@ def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(supervise, com
     """The others start nothing again, and keep their mode."""
     (commands / "t.py").write_text(TRAINER)
     _, out, _ = supervise("init", "--json", "--policy", base, "--", "python", "t.py")
-    policy, shipped = load_policy(commands / "supervise.yaml"), load_policy(base)
+    policy, shipped = load_policy(commands / "supervise.yaml"), shipped_policy(base)
 
     assert bool(policy.job.on_crash) == ("restart" in shipped.budgets)
     assert policy.mode == shipped.mode and policy.job.relaunch
