@@ -176,7 +176,7 @@ def test_every_kind_of_detector_can_be_explained(ask, keep_run, tmp_path, name):
         asked += [rule.id] if new else []
     text = re.sub(r"\ninhibit:(\n  .*)*", "", policy.resolved)
     for rule in {rule.id for rule in policy.rules} - {*asked}:
-        text = re.sub(rf"\n  - id: {re.escape(rule)}(\n    .*)*", "", text)
+        text = re.sub(rf"\n  - id: {re.escape(rule)}\n(    .*\n)*", "\n", text)
     (small := tmp_path / "small.yaml").write_text(text)  # each question loads it again
     metrics = tuple(dict.fromkeys(m for d in policy.detectors.values() for m in d.metrics))
     events: list = [Announced(1, 0, 1, 7, metrics)]
