@@ -37,7 +37,7 @@ finally:
 
 MEMORY = 2 << 30  # bytes; project default
 FIT_FEWEST, FIT_CANDIDATES = 10, 200
-QUERY, KEY = "query", "key"
+QUERY, KEY, ROUTER = "query", "key", "router"
 SMALL = 1e-30
 
 
@@ -45,8 +45,8 @@ class Matrix(NamedTuple):
     """One matrix of a pair.
 
     Attributes:
-        layer: number of the attention layer, -1: of none.
-        role: QUERY, KEY, or "" for any other. heads: how many it is made of.
+        layer: number of the attention layer or router, -1: of none.
+        role: QUERY, KEY, ROUTER, or "" for any other. heads: how many it is made of.
     """
 
     name: str
@@ -161,6 +161,8 @@ def measure_pairs(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
     changes: Dict[int, List[float]] = {}
     entropies, radii, tails = [], [], []
     for pair in pairs:
+        if pair.matrix.role == ROUTER:
+            continue
         if pair.matrix.role:
             squares = singular_squares(torch, pair.after - pair.before)
             changes.setdefault(pair.matrix.layer, []).append(effective_rank(torch, squares))
@@ -184,6 +186,7 @@ def measure_pairs(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
             {n: [part(head) for head in heads] for n, heads in by_layer.items()},
             place,
         )
+    values.update(measure_routers(torch, pairs))
     if entropies:
         values["singular_entropy"], values["spectral_radius"] = min(entropies), max(radii)
     if tails := [tail for tail in tails if not math.isnan(tail)]:
@@ -191,10 +194,35 @@ def measure_pairs(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
     return values
 
 
+def measure_routers(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
+    """Return what the rows of each router's experts are like: of one of many a mean tells little.
+
+    Similar are they by the mean pairwise cosine; conditioning is the largest centred row over the
+    mean row. A shift that all rows have in common moves both and no choice of the router.
+    """
+    values: Dict[str, float] = {}
+    similar: Dict[int, List[float]] = {}
+    conditions: Dict[int, List[float]] = {}
+    for matrix, _, weight in pairs:
+        if matrix.role == ROUTER and matrix.rows > 1:
+            rows = weight.double()
+            unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=SMALL)
+            cosines = (matrix.rows * float(unit.mean(0).square().sum()) - 1.0) / (matrix.rows - 1)
+            mean = rows.mean(0)
+            centred = float((rows - mean).norm(dim=1).max())
+            similar[matrix.layer] = [cosines]
+            conditions[matrix.layer] = [centred / max(float(mean.norm()), SMALL)]
+    _add(values, "router_similarity_max", similar, 1.0)
+    _add(values, "router_conditioning_max", conditions, 1.0)
+    if conditions:
+        values["router_conditioning_min"] = min(min(layer) for layer in conditions.values())
+    return values
+
+
 def _increments(torch: Any, pairs: List[Pair]) -> Dict[int, List[Increment]]:
     by_role = {(pair.matrix.layer, pair.matrix.role): pair for pair in pairs}
     by_layer: Dict[int, List[Increment]] = {}
-    for layer in sorted({pair.matrix.layer for pair in pairs if pair.matrix.role}):
+    for layer in sorted({pair.matrix.layer for pair in pairs if pair.matrix.role == QUERY}):
         query, key = by_role.get((layer, QUERY)), by_role.get((layer, KEY))
         if query is None or key is None or query.matrix.columns != key.matrix.columns:
             continue  # as of keys that are made in two products

@@ -33,9 +33,11 @@ RUN = {
     "probe/live/test_tools.py": "loss_scale update_clip_rate",
     "probe/live/test_noise.py": "grad_noise_scale gsnr grad_direction_consistency",
     "probe/live/test_attention.py": "max_attn_logit attn_entropy",
-    "probe/live/test_activations.py": "residual_rms activation_outlier_rate logz_mean",
+    "probe/live/test_activations.py": (
+        "residual_rms activation_outlier_rate logz_mean token_entropy"
+    ),
     "probe/live/test_probe_batch.py": (
-        "logit_entropy_probe topk_mass_probe output_kl_to_prev fixed_probe_loss"
+        "logit_entropy_probe topk_mass_probe output_kl_to_prev fixed_probe_loss rerun_mismatch"
     ),
     "probe/live/test_routing.py": (
         "moe_drop_rate moe_util_entropy moe_load_balance_loss router_weight_similarity"
@@ -48,7 +50,10 @@ RUN = {
     "probe/live/test_faults.py": "nan_inf_events guard_active",
     "probe/live/test_saves.py": "checkpoint_time",
     "probe/live/test_outliers.py": "skipped_bad_steps",
-    "probe/live/test_batch_sanity.py": "batch_sanity",
+    "probe/live/test_batch_sanity.py": "batch_sanity shuffle_block_skew",
+    "inputs/test_run_course.py": (
+        "compute_time_frac train_time_linearity scaling_law_residual collapse_residual"
+    ),
     "inputs/test_hardware.py": "gpu_util gpu_mem_used",
     "inputs/test_frame_enrichment.py": (
         "straggler_ratio restart_rate error_event_rate metrics_ingest_lag heartbeat_missing"
@@ -58,29 +63,17 @@ RUN = {
     "matrix/test_trainer.py": "slice_val_loss",
     "offline/test_mechanisms.py": (
         "dw_spectral_entropy qk_d2_spectral_entropy qk_d3_spectral_entropy qk_d2_norm"
-        " singular_entropy spectral_radius"
+        " singular_entropy spectral_radius ht_sr_alpha"
     ),
 }
 # Of the run or of its savepoints: nothing measures them, or nothing judges what is measured.
-MISSING = {
-    "compute_time_frac": "needs a profiler of the device",
-    "rank_probe_dispersion": "needs one batch on all ranks; a job may report it",
-    "rerun_mismatch": "needs a step that is made again; a job may report it",
-    "scaling_law_residual": "needs a law of other runs; a job may report it",
-    "collapse_residual": "a detector of the kind `collapse` has it, no metric",
-    "shuffle_block_skew": "needs histograms over 16 batches",
-    "train_time_linearity": "is not computed",
-    "token_entropy": "needs a softmax of sampled logits",
-    "layer_weight_std": "no rule tells layers that swing together",
-    "train_val_gap": "no rule: it is the lag of the training average while the loss is steep",
-    "spectral_radius": "no rule: it alarmed on three of nine healthy runs",
-    "ht_sr_alpha": "no rule: it alarmed on three of nine healthy runs",
-    "slice_val_loss": "no rule: a job reports slices by names of its own",
-}
+MISSING: dict[str, str] = {}
 # Known by other names, of which each is measured and judged.
 ALIASES = {
     "batch_sanity": ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
     "moe_capacity_overflow": ("moe_drop_rate",),
+    # One batch on all ranks differs where their weights do, or a device that does not repeat.
+    "rank_probe_dispersion": ("param_digest_mismatch", "rerun_mismatch"),
     "val_ppl": ("val_loss",),
     "seq_len_p50_p95": ("seq_len_p50", "seq_len_p95"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -48,7 +49,31 @@ def test_an_incident_says_which_mechanism_it_is_of_and_what_the_others_do(tell):
     late(story, 75, qk_d3_ratio=0.2, router_token_entropy=0.5, key_gradient_sum=5.0)
 
     (opened,) = story.kinds("incident", "opened")
-    assert "of step size: attention moved too, routers stayed" in opened.reason
+    assert "step size moved first (step 75), attention moved too, routers stayed" in opened.reason
+    signs = opened.mechanisms
+    assert (signs.first, signs.moved, signs.stayed) == ("step size", ("attention",), ("routers",))
+    assert story.replayed() == story.recorded()
+
+
+def test_the_router_that_moved_is_named_by_its_layer(tell):
+    """Also where it is the loss that opens the incident; what moves with any loss says nothing."""
+    detectors = {
+        "loss": above("train_loss_raw", 5.0),
+        "update": above("update_norm", 1.0),
+        "alike": above("router_similarity_max", 0.5),
+        "kernel": above("key_gradient_sum", 1.0),
+    }
+    rules = (rule_on(detectors, "loss", "SEV1"),)
+    story = tell(detectors=detectors, rules=rules, inhibit=(), healthy=100)
+    layers = {"router_similarity_max.1": 0.2, "router_similarity_max.4": 0.8}
+    late(story, 75, router_similarity_max=0.8, key_gradient_sum=0.2, **layers)
+
+    story.frames(9.0)
+
+    (opened,) = story.kinds("incident", "opened")
+    clause = "routers moved first (step 75, most in layer 4), attention stayed"
+    assert opened.reason.endswith(f"; {clause}")
+    assert any(clause in json.dumps(message) for message in messages(story))
     assert story.replayed() == story.recorded()
 
 

@@ -64,7 +64,7 @@ def dense(rows):
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1e-6])
-def test_a_pair_is_measured_as_dense_matrices_in_double_precision(scale, tmp_path):
+def test_a_pair_is_measured_as_dense_matrices_in_double_precision(spectra, scale, tmp_path):
     """By the program as it is started, from a file as the probe writes it."""
     rows, path = pairs(scale), tmp_path / "pair"
     names = ("name", "layer", "role", "heads", "rows", "columns")
@@ -109,6 +109,8 @@ def test_a_pair_is_measured_as_dense_matrices_in_double_precision(scale, tmp_pat
         for s, (*_, after) in zip(singular, rows, strict=True)
     ]
     assert values["spectral_radius"] == pytest.approx(max(radii), rel=1e-5)
+    tails = sorted(spectra.tail_exponent(torch, s.square()) for s in singular)
+    assert values["ht_sr_alpha"] == pytest.approx(tails[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("exponent", [2.0, 3.0, 4.5])
@@ -121,6 +123,31 @@ def test_a_tail_has_its_exponent(spectra, exponent):
     fit = spectra.tail_exponent(torch, torch.cat((bulk, tail)))
 
     assert fit == pytest.approx(exponent, rel=0.05)
+
+
+def test_routers_are_measured_each_by_its_own_rows(spectra):
+    """And are no attention, though their layers have the same numbers."""
+    torch.manual_seed(4)
+    weights = [torch.randn(6, 20), torch.randn(6, 20) * 0.1 + 1.0, torch.randn(5, 20) + 0.5]
+    matrices = [spectra.Matrix(f"{i}", *w.shape, i, "router") for i, w in enumerate(weights)]
+    pairs = [spectra.Pair(m, w - 1.0, w) for m, w in zip(matrices, weights, strict=True)]
+
+    values = spectra.measure_pairs(torch, pairs)
+
+    cosines, conditions = [], []
+    for weight in weights:
+        rows = weight.double()
+        n = len(rows)
+        angles = [torch.cosine_similarity(rows[i], rows[j], 0) for i in range(n) for j in range(i)]
+        cosines.append(float(sum(angles)) / len(angles))
+        mean = rows.mean(0)
+        conditions.append(max(float((row - mean).norm()) for row in rows) / float(mean.norm()))
+    assert values["router_similarity_max"] == pytest.approx(max(cosines), rel=1e-6)
+    assert values["router_similarity_max.2"] == pytest.approx(cosines[2], rel=1e-6)
+    assert values["router_conditioning_max.0"] == pytest.approx(conditions[0], rel=1e-6)
+    bounds = values["router_conditioning_min"], values["router_conditioning_max"]
+    assert bounds == pytest.approx((min(conditions), max(conditions)), rel=1e-6)
+    assert not any(name.startswith(("dw_", "qk_", "singular", "spectral")) for name in values)
 
 
 def test_what_has_no_spectrum_has_no_values(spectra):

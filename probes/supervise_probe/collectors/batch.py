@@ -386,6 +386,17 @@ BATCH_SANITY_METRICS = (
         "one more table of 1024 counts",
         sparsest=SPARSEST,
     ),
+    MetricSpec(
+        "shuffle_block_skew",
+        "1",
+        "How unlike the tokens of two blocks of 16 looks running are, over how unlike two mixtures "
+        "of the same looks are, 100 at most: 1 where batches come in random order, and of fewer "
+        "than 32 tokens; every 16 looks.",
+        "Jensen-Shannon divergences of the same tables, means of some 4; mixed by the Thue-Morse "
+        "sequence",
+        "an addition of 1024 counts",
+        sparsest=SPARSEST * 16,
+    ),
 )
 
 MICRO_BATCHES = 16  # of a step that are looked at
@@ -394,6 +405,11 @@ LARGEST = 1 << 20  # ids above are sorted
 BUCKETS, LOOKS = 1024, 32  # of the running mean; its looks
 UNSEEN = 0.01  # of the mass is spread over all buckets
 FIRST = 4  # steps between two looks, until their cost is known
+BLOCK = 16  # looks
+FADE, EARLIEST = 0.75, 4  # of the mean of divergences; blocks behind which there is one
+SAME, MOST_SKEW = 1e-6, 100.0
+FEW_KINDS = 32  # whose divergences are mostly chance
+MIXED = tuple(bin(look).count("1") % 2 for look in range(BLOCK))  # Thue and Morse
 
 
 class BatchSanityCollector(Collector):
@@ -413,6 +429,7 @@ class BatchSanityCollector(Collector):
         self._kept: List[Any] = []
         self._usual: Any = None  # shares of the buckets
         self._looks = 0
+        self._order: Optional[BlockSkew] = None
 
     def saw(self, tensor: Any) -> None:
         """These whole numbers went into the model."""
@@ -449,6 +466,8 @@ class BatchSanityCollector(Collector):
         drift = self._drift(ids, size)
         if self._looks > FIRST:
             values["batch_token_drift"] = self.scalars.value(drift)
+        if self._order is not None and self._order.newest is not None:
+            values["shuffle_block_skew"] = self.scalars.value(self._order.newest)
 
     def _drift(self, ids: Any, size: int) -> Any:
         """Return how far these tokens are from the usual ones, which follow them."""
@@ -457,8 +476,9 @@ class BatchSanityCollector(Collector):
         places = ids.remainder(BUCKETS).long()
         shares = table.scatter_add_(0, places, torch.ones_like(places, dtype=table.dtype)) / size
         usual = self._usual
-        if usual is None or usual.device != shares.device:
-            usual, self._looks = shares, 0
+        if usual is None or usual.device != shares.device or self._order is None:
+            usual, self._looks, self._order = shares, 0, BlockSkew(torch, shares.device)
+        self._order.add(shares)
         self._looks += 1
         self._usual = usual + (shares - usual) / min(self._looks, LOOKS)
         expected = (1.0 - UNSEEN) * usual + UNSEEN / BUCKETS
@@ -483,6 +503,47 @@ class BatchSanityCollector(Collector):
     def _summed(self, rows: Any) -> Tuple[Number, Number, Number]:
         value = self.scalars.value
         return value(rows.log().mean()), value(rows.reciprocal().sum()), value(rows.max())
+
+
+class BlockSkew:
+    """Whether batches come in an order, by blocks of looks.
+
+    Attributes:
+        newest: of the block that ends with the newest look, else None.
+    """
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._sums = [torch.zeros(2, BUCKETS, device=device) for _ in range(2)]  # before, now
+        self._divergences = torch.zeros(2, device=device)  # of blocks, of mixtures
+        self._number = 0
+        self.newest: Any = None
+
+    def add(self, shares: Any) -> None:
+        """Take the shares of a look."""
+        before, now = self._sums
+        place = self._number % BLOCK
+        now[MIXED[place]] += shares
+        self._number += 1
+        self.newest = None
+        if place < BLOCK - 1:
+            return
+        if self._number > BLOCK:
+            blocks = before.sum(0), now.sum(0)
+            mixtures = before[0] + now[1], before[1] + now[0]
+            found = self._torch.stack([self._divergence(*blocks), self._divergence(*mixtures)])
+            self._divergences = FADE * self._divergences + found
+            if self._number > EARLIEST * BLOCK:
+                unlike, mixed = self._divergences + SAME
+                kinds = ((blocks[0] + blocks[1]) > 0.0).sum()
+                ratio = (unlike / mixed).clamp(max=MOST_SKEW)
+                self.newest = ratio.masked_fill(kinds < FEW_KINDS, 1.0)
+        self._sums = [now, before.zero_()]
+
+    def _divergence(self, p: Any, q: Any) -> Any:
+        middle = ((p + q) / 2.0).clamp(min=1e-12)
+        xlogy = self._torch.special.xlogy
+        return (xlogy(p, p / middle) + xlogy(q, q / middle)).sum() / (2.0 * BLOCK)
 
 
 SHARDS_METRICS = (

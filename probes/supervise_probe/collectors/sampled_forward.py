@@ -48,6 +48,21 @@ ROUTING_METRICS = (
         "",
         ROUTING_EVERY,
     ),
+    *(
+        MetricSpec(
+            f"router_token_entropy{suffix}",
+            "1",
+            f"The same of {which}.",
+            "arXiv:2606.28116",
+            "",
+            ROUTING_EVERY,
+        )
+        for suffix, which in (
+            ("_min", "the router that has least"),
+            ("_max", "the router that has most"),
+            (".<i>", "router i; of 8, evenly spread"),
+        )
+    ),
 )
 
 
@@ -222,6 +237,14 @@ ACTIVATIONS_METRICS = (
         "at most a million logits on a sampled step",
         ACTIVATIONS_EVERY,
     ),
+    MetricSpec(
+        "token_entropy",
+        "nat",
+        "Mean entropy of the model's predictions, of a quarter of the same rows.",
+        "-sum(p log p), p: softmax of the logits",
+        "a softmax of at most a quarter of a million logits on a sampled step",
+        ACTIVATIONS_EVERY,
+    ),
 )
 
 
@@ -282,6 +305,15 @@ PROBE_BATCH_METRICS = (
         "where lone_weight is below 6.",
         "(loss - loss with the old value) / the larger of that and train_loss_raw",
         "two forwards of these rows",
+    ),
+    MetricSpec(
+        "rerun_mismatch",
+        "1",
+        "Difference between two forwards of the probe batch with the same weights and random "
+        "state, at one savepoint of 8; absent on accelerators, and where the first two pairs "
+        "were not the same to the bit.",
+        "|value - value again|",
+        "a forward of two rows",
     ),
 )
 

@@ -420,6 +420,7 @@ LOGITS = 1 << 20  # numbers of the output that are looked at
 OUTLIER = 6.0
 PERCENTILES = 50, 99
 BLOCKS = 4  # whose percentiles get columns
+ENTROPIES = 4  # of so many rows of logits one has its entropy taken
 
 
 class Activations:
@@ -429,6 +430,7 @@ class Activations:
         self._torch = torch
         self._blocks: Dict[int, Tuple[Any, Any, Any]] = {}
         self.logz: Optional[Any] = None
+        self._entropy: Optional[Any] = None
 
     def block(self, index: int, output: Any) -> None:
         """Block `index` returned `output`."""
@@ -450,11 +452,16 @@ class Activations:
         """These are logits; classes are in the last dimension, in dimension 1 for a loss."""
         width = int(logits.shape[-1])
         rows = sample_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
-        self.logz = rows.float().logsumexp(-1).mean()
+        rows = rows.float()
+        self.logz = rows.logsumexp(-1).mean()
+        logs = rows[::ENTROPIES].log_softmax(-1)
+        self._entropy = -(logs.exp() * logs.clamp(min=-1e4)).sum(-1).mean()
 
     def values(self) -> Dict[str, Any]:
         """Return the metrics as tensors of one element."""
-        values: Dict[str, Any] = {} if self.logz is None else {"logz_mean": self.logz}
+        values: Dict[str, Any] = {}
+        if self.logz is not None:
+            values = {"logz_mean": self.logz, "token_entropy": self._entropy}
         if self._blocks:
             order = sorted(self._blocks)
             rms = self._torch.stack([self._blocks[i][0] for i in order])
@@ -539,7 +546,11 @@ class Routing:
             "moe_util_entropy": load.amin(),
             "moe_load_balance_loss": balance.amax(),
             "router_token_entropy": token.mean(),
+            "router_token_entropy_min": token.amin(),
+            "router_token_entropy_max": token.amax(),
         }
+        for layer in spread_evenly(len(token)):
+            results[f"router_token_entropy.{layer}"] = token[layer]
         if self._dropped:
             routed = sum(number for _, number in self._dropped)
             dropped = self._torch.stack([number for number, _ in self._dropped]).sum()

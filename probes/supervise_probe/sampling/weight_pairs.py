@@ -1,6 +1,7 @@
 """Copies of a few matrices, in pairs a few steps apart, for the spectra of their changes.
 
-Watched are the weights behind queries and keys of up to LAYERS layers, and as many others. A pair
+Watched are the weights behind queries and keys of up to LAYERS layers, routers of experts, and as
+many others. A pair
 is copied between two steps, and a thread writes it into the directory of the segments, where a
 process beside the job reads it (`supervise_offline.mechanisms`). No other is taken before the
 supervisor has removed that file, so what it can afford decides how often; a pair is always fresh.
@@ -30,10 +31,10 @@ from .activations import spread_evenly
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.files import Background
-    from ..torch_state.structure import Structure
+    from ..torch_state.structure import Router, Structure
 
 FILE = "weight-pair"  # in the directory of the segments
-LAYERS, OTHERS = 8, 8
+LAYERS, OTHERS, ROUTERS = 8, 8, 8
 LARGEST = 4096  # the smaller side of a matrix: 4 s of a CPU; project default
 MOST_BYTES = 256 << 20  # of a file, and so of the host's memory
 FREE_PART = 8  # part of what is free there
@@ -160,9 +161,14 @@ def _weight(product: Any) -> Tuple[Any, bool]:
             break
         node = node.next_functions[0][0]
     weight = getattr(node, "variable", None)
-    if weight is None or weight.dim() != 2 or hasattr(weight, "_local_tensor"):
+    if weight is None or weight.dim() != 2 or is_sharded(weight):
         raise NotFoundError("it is no product with a plain matrix")
     return weight, is_transposed
+
+
+def is_sharded(weight: Any) -> bool:
+    """Return whether this rank has a part of it only."""
+    return hasattr(weight, "_local_tensor")
 
 
 class Watched(NamedTuple):
@@ -203,6 +209,7 @@ class WeightPairs:
         self._not_before_ns = self._spent_ns = 0
         self._changes = -1
         self._vocabularies: Set[int] = set()
+        self._routers: List[Router] = []
         self._layers: Dict[int, List[Watched]] = {}
         self._problems: Dict[int, str] = {}
         self._watched: List[Watched] = []
@@ -226,7 +233,7 @@ class WeightPairs:
     def begin_forward(self, structure: Structure) -> None:
         """A forward is watched whose calls of attention come next."""
         self._calls, self._seen, self._spent_ns = self._seen, 0, 0
-        self._vocabularies = structure.vocabularies
+        self._vocabularies, self._routers = structure.vocabularies, structure.routers
         changes = self._context.registry.modules.changes
         if changes != self._changes:
             self._changes, self._calls = changes, 0
@@ -280,6 +287,7 @@ class WeightPairs:
             self._context.reporter.status_changed()
             return False
         chosen = [watched for call in sorted(self._layers) for watched in self._layers[call]]
+        chosen = self._choose_routers() + chosen
         taken = {id(watched.weight()) for watched in chosen}
         others = []
         for root in self._context.registry.roots():
@@ -293,14 +301,27 @@ class WeightPairs:
             ]
         self._watched = chosen + [others[i] for i in spread_evenly(len(others), OTHERS)]
         while self._watched and self._size() > MOST_BYTES:
-            self._watched = self._watched[: len(self._watched) // 4 * 2]
+            self._watched = self._watched[: len(self._watched) // 2]
         self._context.reporter.status_changed()
         if not self._watched:
             self.off = f"two copies of one layer take more than {MOST_BYTES:,} bytes"
         return bool(self._watched)
 
+    def _choose_routers(self) -> List[Watched]:
+        """Return routers whose weight has a row for each expert; their layers are counted here."""
+        routers = []
+        for layer in spread_evenly(len(self._routers), ROUTERS):
+            router = self._routers[layer]
+            weight = getattr(router.module(), "weight", None)
+            if weight is None or weight.dim() != 2 or is_sharded(weight):
+                continue
+            if weight.shape[0] == router.experts and weight.is_floating_point():
+                watched = Watched(router.name, weakref.ref(weight), layer=layer, role="router")
+                routers.append(watched)
+        return routers
+
     def _fits(self, weight: Any) -> bool:
-        plain = weight.dim() == 2 and not hasattr(weight, "_local_tensor")
+        plain = weight.dim() == 2 and not is_sharded(weight)
         return plain and weight.is_floating_point() and 16 <= min(weight.shape) <= LARGEST
 
     def _size(self) -> int:

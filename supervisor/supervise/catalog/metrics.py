@@ -32,10 +32,15 @@ _ROWS = (
     (
         "collapse_residual",
         "nat",
-        "Normalised train_loss less a reference run's.",
+        "Normalised train_loss less the curve of a detector of the kind `collapse`.",
         "Celerity report",
     ),
-    ("scaling_law_residual", "nat", "train_loss less that of a fitted scaling law.", SIMPLE),
+    (
+        "scaling_law_residual",
+        "nat",
+        "Mean train_loss less that of the law `job.scaling_law`, every fiftieth more tokens.",
+        SIMPLE,
+    ),
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
     (
         "spike_score",
@@ -45,6 +50,20 @@ _ROWS = (
         "OLMo 2",
     ),
     ("spike_count", "1", "Spikes of the loss so far: those points, 50 steps apart.", SIMPLE),
+    (
+        "slice_val_shift",
+        "1",
+        "How far one of three evaluation sets or more went its own way since the evaluation "
+        "before: change less the median of all, in scales of its past; the largest.",
+        SIMPLE,
+    ),
+    (
+        "layer_swing",
+        "%",
+        "Root mean square of the second differences that the layers' log layer_weight_std have in "
+        "common, where they go to and fro together, over 12 samples; else 0.",
+        MARIN,
+    ),
     # model behaviour
     (
         "spectral_radius",
@@ -65,7 +84,6 @@ _ROWS = (
         "Exponent of the power law that fits the tail of a weight's spectrum best, lower quartile.",
         "Martin and Mahoney, arXiv:1810.01075",
     ),
-    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SIMPLE),
     (
         "dw_spectral_entropy",
         "1",
@@ -95,8 +113,25 @@ _ROWS = (
             f"Distance of {name} to the run that `mechanisms.reference` names, in spreads of it.",
             SIMPLE,
         )
-        for name in ("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy")
+        for name in (
+            *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),
+            *("spectral_radius", "ht_sr_alpha"),
+        )
     ),
+    (
+        "router_similarity_max",
+        "1",
+        "router_weight_similarity of the router that has most, at a pair of copies; append a "
+        "router for its own: `.3`.",
+        "(E |mean w/|w||^2 - 1) / (E - 1), arXiv:2606.28116",
+    ),
+    (
+        "router_conditioning_max",
+        "1",
+        "router_conditioning of the router that has most, likewise.",
+        "max |w - mean w| / |mean w|, arXiv:2606.28116",
+    ),
+    ("router_conditioning_min", "1", "The same of the router that has least.", SIMPLE),
     # data
     (
         "source_mix_share",
@@ -220,7 +255,6 @@ _ROWS = (
     ("doc_loss", "%", "How many fewer than in the baseline; negative for more.", SIMPLE),
     ("damaged_rate", "%", "Records that cannot be read, over all.", SIMPLE),
     ("unreadable_files", "files", "Files of which nothing can be read.", SIMPLE),
-    ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
     # ranks
     ("job_loss", "loss", "Mean of train_loss_raw over ranks, weighted with their targets.", SIMPLE),
     ("job_tokens", "tokens", "Targets of a step on all ranks, each batch once.", SIMPLE),
@@ -298,9 +332,21 @@ _ROWS = (
         "What that rank is slow at: 0 its input, 1 forward and optimizer, 2 the rest of its code.",
         SIMPLE,
     ),
-    ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
     # compute and hardware
-    ("compute_time_frac", "%", "Kernel-busy time over step time.", SIMPLE),
+    (
+        "compute_time_frac",
+        "%",
+        "Time in forward, backward and optimizer over step time, without collectives, of 8 steps; "
+        "absent where a device computes: there gpu_util is measured.",
+        SIMPLE,
+    ),
+    (
+        "train_time_linearity",
+        "%",
+        "Time of the newest half hour, 4096 steps at most, that the median step does not explain; "
+        "without steps in which the job evaluated or saved, every 128 steps.",
+        SIMPLE,
+    ),
     ("gpu_util", "%", "Share of time with a kernel running.", "NVML"),
     ("gpu_mem_used", "%", "Device memory in use.", "NVML"),
     ("gpu_temperature", "C", "Temperature of the device.", "NVML"),
@@ -381,13 +427,14 @@ BUILD = (
 )
 
 # Nothing measures these: a rule that needs one can never fire.
-UNMEASURED = ("collapse_residual", "compute_time_frac", "curvature_trace_est", "token_entropy")
+UNMEASURED = ("curvature_trace_est",)
 # Of a pinned batch, at savepoints.
 PROBE_BATCH = ("fixed_probe_loss", "logit_entropy_probe", "output_kl_to_prev", "topk_mass_probe")
 # Of weights of attention, beside the job.
 SPECTRA = (
     *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),
     *("qk_d2_norm", "qk_d3_ratio", "singular_entropy", "spectral_radius", "ht_sr_alpha"),
+    *("router_similarity_max", "router_conditioning_max", "router_conditioning_min"),
 )
 
 
@@ -476,6 +523,9 @@ def _of_others(name: str) -> tuple[str, ...]:
 JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "adam_rms_ratio": ("update_norm", "update_to_weight"),
     "attn_logit_absmean": ("max_attn_logit",),
+    "ht_sr_alpha": ("ht_sr_alpha_band",),
+    "layer_weight_std": ("layer_swing",),
+    "layer_weight_std.<i>": ("layer_swing",),
     "qk_d2_norm": ("qk_d3_ratio",),
     "qk_d2_spectral_entropy": ("qk_d2_spectral_entropy_band",),
     "qk_d3_spectral_entropy": ("qk_d3_spectral_entropy_band",),
@@ -509,6 +559,8 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "rtp_prompt_stats": ("rtp_prompt_changes",),
     "doc_count": ("doc_loss",),
     "skipped_updates": ("skip_reason", "overflow"),
+    "slice_val_loss": ("slice_val_shift",),
+    "spectral_radius": ("spectral_radius_band",),
     "spike_count": ("spike_score",),
     "tokens_applied": ("tokens_seen", "steps_seen"),
     "train_loss": ("train_loss_raw",),
@@ -521,10 +573,9 @@ _GROUPS = (
     (
         "Context for reports and runbooks; no healthy range of its own.",
         "backward_time batch_copies batch_offset batch_shard clip_bound clip_threshold epoch"
-        " forward_time gpu_alloc_retries gradients_zeroed job_ranks layer_weight_std"
-        " layer_weight_std.<i> loss_outlier_rank lr_hold lr_rewarm nonfinite_rank open_files"
-        " param_digest_rank optimizer_time other_time skip_mismatch_rank straggler_part"
-        " straggler_rank",
+        " forward_time gpu_alloc_retries gradients_zeroed job_ranks loss_outlier_rank lr_hold"
+        " lr_rewarm nonfinite_rank open_files param_digest_rank optimizer_time other_time"
+        " skip_mismatch_rank straggler_part straggler_rank",
     ),
     (
         "Healthy changes of the data move it; it is asked before a loss has weights taken back.",
@@ -538,35 +589,18 @@ _GROUPS = (
     (
         "Says where a trouble is, which the whole tells.",
         "attn_entropy_min grad_global_norm.<i> max_attn_logit.<i> max_attn_logit_head"
-        " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> slice_val_loss"
-        " update_to_weight.<i>",
+        " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> router_conditioning_max"
+        " router_token_entropy.<i> update_to_weight.<i>",
     ),
     (
         "Known to the job's own evaluation alone.",
         "eval_artifact_hash microbench_score",
     ),
-    ("Needs the law of other runs.", "scaling_law_residual"),
-    (
-        "Judged by a detector of the kind `collapse`, from the curves of other runs.",
-        "collapse_residual",
-    ),
-    (
-        "Context: while the loss is steep it is the lag of the training average, up to 0.9 nat of"
-        " our healthy runs and 0.6 from one evaluation to the next.",
-        "train_val_gap",
-    ),
     ("Needs further passes over a batch, which the probe does not make.", "curvature_trace_est"),
     (
-        "Needs a batch or a step that is run again, which takes the job's help.",
-        "rank_probe_dispersion rerun_mismatch",
+        "Needs one batch on all ranks, which takes the job's help; their weights are compared.",
+        "rank_probe_dispersion",
     ),
-    (
-        "Three of nine healthy small runs had alarms of its own past at 6 scales.",
-        "ht_sr_alpha spectral_radius",
-    ),
-    ("Too dear in a step: a softmax of every token.", "token_entropy"),
-    ("Known to the data pipeline alone.", "shuffle_block_skew"),
-    ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
 )
 
 ABSENCE_REASONS = {

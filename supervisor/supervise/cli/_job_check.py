@@ -26,7 +26,7 @@ from ..checkpoints.discovery import find_matches
 from ..core.job_recipes import Recipe, ScriptCode, recognise_recipe
 from ..core.model.events import Announced, Frame
 from ..core.model.policy import Sampling
-from ..runtime import environment, frame_enrichment, hardware, mechanisms
+from ..runtime import environment, frame_enrichment, hardware, mechanisms, run_course
 from ..runtime.launcher import CAPACITY
 from ..runtime.segments import Segments
 
@@ -266,7 +266,7 @@ SUPERVISOR_METRICS = (
     *registry.METRICS,
     *mechanisms.METRICS,
     *frame_enrichment.RUN_METRICS,
-    *frame_enrichment.SPIKE_METRICS,
+    *run_course.COURSE_METRICS,
 )
 
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
@@ -384,7 +384,13 @@ def list_metric_availability(
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",
         frame_enrichment.LAG: "yes",
         frame_enrichment.MISSING: across,
-        **dict.fromkeys(frame_enrichment.SPIKE_METRICS, "only after a thousand steps"),
+        **dict.fromkeys(run_course.SPIKE_METRICS, "only after a thousand steps"),
+        run_course.LOST: "every 128 steps",
+        run_course.COMPUTE: "every 8 steps, only without an accelerator",
+        run_course.SWING: "only after 12 samples of layer_weight_std.<i>",
+        run_course.SLICES: "only after 9 evaluations of 3 slices or more",
+        run_course.COLLAPSE: "only with a detector of the kind collapse in the policy",
+        run_course.LAW: "only with job.scaling_law in the policy, or where the job reports it",
     }
     return availability | {name: REPORTED for name in everything if name not in availability}
 

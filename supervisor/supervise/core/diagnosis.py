@@ -7,7 +7,7 @@ kept by the incident's rank. Nothing here runs without an open incident.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import structs
@@ -18,7 +18,7 @@ from .incident import Incident, LossCase, first_breach
 from .model import formats
 from .model.decisions import BREACH, OK
 from .model.policy import EARLY, Planned, Policy, Rule
-from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
+from .model.verdicts import NO, ContextEvent, MechanismSigns, SlowStep, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import LossContext, State
 from .spike_classifier import CLIPPED, DEADLINE, OWN_RATE, Evidence
@@ -59,6 +59,8 @@ MECHANISMS = {
     "routers": frozenset(
         (
             *("router_token_entropy", "router_weight_similarity", "router_conditioning"),
+            *("router_token_entropy_min", "router_token_entropy_max", "router_similarity_max"),
+            *("router_conditioning_min", "router_conditioning_max"),
             *("moe_util_entropy", "moe_load_balance_loss", "moe_drop_rate"),
         )
     ),
@@ -70,14 +72,27 @@ EARLIEST = frozenset(
         *("key_gradient_sum", "dw_spectral_entropy", "dw_spectral_entropy_band", "qk_d3_ratio"),
         *("qk_d2_spectral_entropy_band", "qk_d3_spectral_entropy_band", "router_token_entropy"),
         *("router_weight_similarity", "router_conditioning"),
+        *("router_token_entropy_min", "router_token_entropy_max", "router_similarity_max"),
+        *("router_conditioning_min", "router_conditioning_max"),
     )
 )
+# Where its layers are, and which of them is the worst; of others those of its own name, the least.
+WORST: Mapping[str, tuple[str, Callable[..., int]]] = {
+    "max_attn_logit": ("max_attn_logit", max),
+    "attn_logit_heads_over_100": ("max_attn_logit", max),
+    "router_token_entropy_min": ("router_token_entropy", min),
+    "router_token_entropy_max": ("router_token_entropy", max),
+    "router_similarity_max": ("router_similarity_max", max),
+    "router_conditioning_min": ("router_conditioning_max", min),
+    "router_conditioning_max": ("router_conditioning_max", max),
+    "qk_d3_ratio": ("qk_d3_ratio", max),
+}
 NORMS = 32  # frames whose median a norm had just before: they grow and fall with the training
 ARTEFACT = "eval_artifact_hash"
 THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
     (
         *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
-        *("comm_time_frac", "compute_time_frac"),
+        *("comm_time_frac", "compute_time_frac", "train_time_linearity"),
     )
 )
 LOSSES = (LOSS, "train_loss_ema")
@@ -282,26 +297,55 @@ def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
     )
 
 
-def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
-    """Return which of attention, routers and step size a rule is about, and what the others do.
+def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> MechanismSigns | None:
+    """Return which of attention, routers and step size moved, None where no two are judged.
 
-    Their faults have signatures of their own: what stayed where it was is not the cause. "" for
-    rules about anything else, and where no other one is judged.
+    Of a rule about one of them, and of one about the loss: there only what moves before a loss
+    counts, since a loss that jumps moves the updates too.
     """
     about = rule_scope.rule_metrics(policy, rule)
-    is_early = not about.isdisjoint(EARLIEST)
-    own = next((name for name, ids in MECHANISMS.items() if is_early and about <= ids), None)
-    others: dict[str, list[str]] = {"moved too": [], "stayed": []}
-    for name, ids in MECHANISMS.items() if own is not None else ():
-        codes = {
-            code
-            for (_, detector), code in zip(monitor.detectors, monitor.codes, strict=True)
-            if detector.metrics and ids.issuperset(detector.metrics)
-        }
-        if name != own and codes & {OK, BREACH}:
-            others["moved too" if BREACH in codes else "stayed"].append(name)
-    texts = [f"{' and '.join(names)} {word}" for word, names in others.items() if names]
-    return f"of {own}: {', '.join(texts)}" if texts else ""
+    own = next((name for name, ids in MECHANISMS.items() if about and about <= ids), None)
+    if own is not None and about.isdisjoint(EARLIEST):
+        return None
+    if own is None and not rule_judges_loss(policy, rule):
+        return None
+    moved: dict[str, tuple[int, str]] = {}
+    judged = set()
+    for (_, detector), watch, code in zip(
+        monitor.detectors, monitor.watches, monitor.codes, strict=True
+    ):
+        metrics = frozenset(detector.metrics)
+        name = next((name for name, ids in MECHANISMS.items() if metrics and metrics <= ids), None)
+        if name is None or code not in (OK, BREACH):
+            continue
+        judged.add(name)
+        if code == BREACH and (own is not None or metrics <= EARLIEST):
+            metric = detector.metrics[0]
+            reading = {**watch.numbers(), "code": "BREACH"}
+            step = first_breach({"": reading}, formats.reading_integer(reading, "step", 0))
+            change = find_change(monitor.history.series(metric), step)
+            step = step if change is None else min(step, change.step)
+            moved[name] = min(moved.get(name, (step, metric)), (step, metric))
+    if not moved or len(judged) < 2:
+        return None
+    order = sorted(moved, key=lambda name: (moved[name][0], name != own))
+    step, metric = moved[order[0]]
+    stayed = tuple(name for name in MECHANISMS if name in judged and name not in moved)
+    layer = _worst_layer(monitor, metric)
+    return MechanismSigns(order[0], step, metric, layer, tuple(order[1:]), stayed)
+
+
+def _worst_layer(monitor: RankMonitor, metric: str) -> int | None:
+    """Return the layer whose own value is furthest in the direction of a fault."""
+    family, find = WORST.get(metric, (metric.removesuffix("_band"), min))
+    values = monitor.members(family)
+    return find(values, key=values.__getitem__) if values else None
+
+
+def describe_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+    """Return the same as a clause, "" for none."""
+    signs = compare_mechanisms(policy, monitor, rule)
+    return "" if signs is None else signs.text
 
 
 def matching_planned_event(

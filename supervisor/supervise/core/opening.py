@@ -49,7 +49,7 @@ from .model.decisions import (
 from .model.interfaces import Reading
 from .model.payload import CheckpointState
 from .model.policy import Policy, Rule, Runbook
-from .model.verdicts import BandRange, SlowStep
+from .model.verdicts import BandRange, MechanismSigns, SlowStep
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, Reported, State, StepContext
 from .shard_attribution import BEFORE
@@ -210,11 +210,19 @@ def open_or_join(
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
     level_before = partial(diagnosis.level_before, monitor, breach=breach)
     text = _text(rule, alarm, level_before, grown=grown) if slow is None else slow.text
-    causes = diagnosis.explain_by_rate, diagnosis.compare_mechanisms
+    causes = diagnosis.explain_by_rate, diagnosis.describe_mechanisms
     text = "; ".join(filter(None, (text, *(of(ctx.policy, monitor, rule) for of in causes))))
     if incident is None:
         incident = open_incident(
-            ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see, slow=slow
+            ctx,
+            monitor,
+            rule.severity,
+            text,
+            breach=breach,
+            rule=rule.id,
+            see=rule.see,
+            slow=slow,
+            mechanisms=diagnosis.compare_mechanisms(ctx.policy, monitor, rule),
         )
         record_onset(ctx, monitor, incident, rule, breach)
     else:
@@ -453,6 +461,7 @@ def open_incident(
     rule: str | None = None,
     see: str = "",
     slow: SlowStep | None = None,
+    mechanisms: MechanismSigns | None = None,
     order: tuple[str, str] = ("", ""),
 ) -> Incident:
     """Open an incident, and say so.
@@ -461,6 +470,7 @@ def open_incident(
         monitor: whose frames are asked about it; None: nothing was ever seen of the job.
         text: what it is about, one line. breach: the first step that may be part of it.
         see: the runbook that people read. slow: since when steps take longer, where it is that.
+        mechanisms: which of them moved first, where one did.
         order: the operator who ordered it, and the verb.
     """
     state = ctx.state
@@ -488,6 +498,7 @@ def open_incident(
             band=None if band is None else BandRange(band.level, band.limit),
             slow_step=slow,
             highest_rate=diagnosis.highest_rate(state, monitor),
+            mechanisms=mechanisms,
             requested_by=order[0],
             verb=order[1],
         )

@@ -531,6 +531,16 @@ class RankMonitor:
             for (_, detector), code in zip(self.detectors, self.codes, strict=True)
         )
 
+    def members(self, family: str) -> dict[int, float]:
+        """Return the newest value that each numbered member of a family of metrics ever had."""
+        newest = {name: value for late in self.late.values() for name, value in late.latest.items()}
+        names = [name for name in (*newest, *self.names) if name.startswith(f"{family}.")]
+        for name in set(names).intersection(self.names):
+            if series := self.history.series(name):
+                newest[name] = series[-1][1]
+        numbers = {name: name[len(family) + 1 :] for name in names if name in newest}
+        return {int(text): newest[name] for name, text in numbers.items() if text.isdecimal()}
+
     def value(self, metric: str) -> float | None:
         """Return the newest value of a metric, None when absent."""
         if metric in self._column:

@@ -22,6 +22,8 @@ from statistics import median, median_low, stdev
 from ..core.frames import TOKENS, Values, can_fold_norm, fold_rank_values
 from ..core.model.events import Announced, Beat, Event, Frame
 from ..core.model.failure import THREAD_FAILURE, Failure
+from ..core.model.policy import Policy
+from .run_course import RunCourse, reads
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 NORM, ENTROPY = "grad_global_norm", "batch_token_entropy"
@@ -351,58 +353,6 @@ def _within_hour(times: deque[int], now_ns: int) -> int:
     return len(times)
 
 
-SPIKE_METRICS = SCORE, COUNT = "spike_score", "spike_count"
-
-
-class Spikes:
-    """Counts spikes of the loss as OLMo 2 does: the share of points far above their past.
-
-    Constants: of the paper, but for `FEW` and `APART`, project defaults.
-    """
-
-    WINDOW, DEVIATIONS = 1000, 7.0
-    FEW = 100  # points that have a deviation
-    APART = 50  # steps from one spike to the next
-
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=self.WINDOW)
-        self._hits: deque[bool] = deque(maxlen=self.WINDOW)
-        self._sum = self._square = 0.0  # of the values; they are a screen, and summed again
-        self._count, self._newest, self._taken = 0, -self.APART, 0
-
-    def add(self, step: int, loss: float | None) -> dict[str, float]:
-        """Take the loss of a step; return the metrics, once the window is full."""
-        if loss is None or not math.isfinite(loss):
-            return {}
-        if len(self._values) >= self.FEW:
-            is_far = self._is_far(loss)
-            self._hits.append(is_far)
-            if is_far:
-                self._count += not 0 <= step - self._newest < self.APART
-                self._newest = step
-        oldest = self._values[0] if len(self._values) == self.WINDOW else 0.0
-        self._values.append(loss)
-        self._taken += 1
-        self._sum += loss - oldest
-        self._square += loss * loss - oldest * oldest
-        if self._taken % self.WINDOW == 0:
-            self._sum = math.fsum(self._values)
-            self._square = math.fsum(value * value for value in self._values)
-        if len(self._hits) < self.WINDOW:
-            return {}
-        return {SCORE: 100.0 * sum(self._hits) / self.WINDOW, COUNT: float(self._count)}
-
-    def _is_far(self, loss: float) -> bool:
-        n = len(self._values)
-        rise = loss - self._sum / n
-        spread = self._square / n - (self._sum / n) ** 2
-        if rise <= 0.0 or spread > (rise / (self.DEVIATIONS - 1.0)) ** 2:
-            return False
-        mean = math.fsum(self._values) / n
-        square = math.fsum((value - mean) ** 2 for value in self._values) / n
-        return 0.0 < square <= ((loss - mean) / self.DEVIATIONS) ** 2
-
-
 Machine = Callable[[int, bool], Mapping[str, float]]
 
 
@@ -422,6 +372,7 @@ class _Rank:
     def announce(self, announced: Announced) -> None:
         """The probe announced its names, perhaps again."""
         self.own = announced
+        self._inputs = [(name, i) for i, name in enumerate(announced.names) if reads(name)]
         self.added = [name for name in self.added if name not in announced.names]
         self._lay_out()
 
@@ -429,6 +380,12 @@ class _Rank:
         """Make room for these."""
         self.added += names
         self._lay_out()
+
+    def course(self, frame: Frame) -> dict[str, float]:
+        """Return what the metrics of the whole course read of a frame of the probe."""
+        values, width = frame.values, len(frame.values)
+        inputs = ((name, values[i]) for name, i in self._inputs if i < width)
+        return {name: value for name, value in inputs if value is not None}
 
     def _lay_out(self) -> None:
         source = [*self.own.names, *self.added]
@@ -441,12 +398,6 @@ class _Rank:
     def announcement(self) -> Announced:
         """Return what the rank announced, with our columns."""
         return replace(self.own, names=tuple(self.columns))
-
-    def value(self, frame: Frame, metric: str) -> float | None:
-        """Return what a frame of the probe has of a metric."""
-        names = self.own.names
-        column = names.index(metric) if metric in names else len(frame.values)
-        return frame.values[column] if column < len(frame.values) else None
 
     def complete(self, frame: Frame, beside: Mapping[str, float]) -> Frame:
         """Return the frame with the values of our columns."""
@@ -461,15 +412,18 @@ class FrameEnricher:
     Args:
         machine: `(pid, leads)` -> newest values of the machine, by metric id.
         now: for the metrics of the run, see `RunMetrics`; None: without them.
+        policy: see `RunCourse`.
     """
 
-    def __init__(self, machine: Machine, now: Now | None = None) -> None:
+    def __init__(
+        self, machine: Machine, now: Now | None = None, policy: Policy | None = None
+    ) -> None:
         self._machine = machine
         self._run = None if now is None else RunMetrics(now)
         self._ranks: dict[int, _Rank] = {}
         self._before: dict[int, Announced] = {}
         self._together = Ranks()
-        self._spikes = Spikes()
+        self._course = RunCourse(policy)
 
     def recall(self, announced: Announced) -> None:
         """Let a rank keep the columns that it had under a supervisor before this one."""
@@ -483,6 +437,10 @@ class FrameEnricher:
 
     def on_beats(self, beats: Iterable[Beat], failures: Iterable[Failure], now_ns: int) -> None:
         """Take the ranks' signs of life, and what is known of their ends."""
+        beats = list(beats)
+        for beat in beats:
+            if beat.rank == min(self._ranks, default=None):
+                self._course.on_phase(beat.phase)
         if self._run is not None:
             self._run.on_failures(failures)
             self._run.on_beats(beats, now_ns)
@@ -517,7 +475,7 @@ class FrameEnricher:
         beside = dict(self._machine(announced.pid, leads))
         if leads:
             beside |= self._together.newest()
-            beside |= self._spikes.add(frame.step, rank.value(frame, LOSS))
+            beside |= self._course.add(frame, announced.world_size, rank.course(frame))
         if self._run is not None:
             beside |= self._run.of_frame(frame, announced.world_size, leads=leads)
         events: list[Event] = []

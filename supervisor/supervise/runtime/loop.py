@@ -432,7 +432,9 @@ class App:
             lambda: (run.path, self._checkpoints.folder() or run.path),
         )
         self._hardware = Hardware(control.processes, Path.cwd(), driver, disks=disks)
-        self._enricher = FrameEnricher(self._added_values, lambda: control.process.now())
+        self._enricher = FrameEnricher(
+            self._added_values, lambda: control.process.now(), self.settings.policy
+        )
         self._hardware.start()
         if self.settings.past is not None:
             self._adopt(self.settings.past, process, outbox)

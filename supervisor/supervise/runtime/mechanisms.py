@@ -1,4 +1,4 @@
-"""Spectra of the weights of attention and of their changes, by a process beside the job.
+"""Spectra of the weights of attention and of their changes, and routers, beside the job.
 
 The probe leaves a pair of copies of a few matrices in the directory of the segments. A process of
 the job's interpreter, at the lowest priority and the first to be killed, computes what
@@ -39,11 +39,15 @@ FILE = "weight-pair"  # as `supervise_probe.sampling.weight_pairs`
 LIMIT_NS = 600_000_000_000  # for one pair; project default
 LOWEST = 19  # niceness
 LONGEST_LINE = 1 << 16
-COMPARED = ("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy")
+COMPARED = (
+    *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),
+    *("spectral_radius", "ht_sr_alpha"),
+)
 METRICS = (
     *COMPARED,
     *(f"{name}_band" for name in COMPARED),
-    *("qk_d2_norm", "qk_d3_ratio", "singular_entropy", "spectral_radius", "ht_sr_alpha"),
+    *("qk_d2_norm", "qk_d3_ratio", "singular_entropy"),
+    *("router_similarity_max", "router_conditioning_max", "router_conditioning_min"),
 )
 NEAREST, FEWEST, FLOOR = 5, 10, 0.05  # results that make a level; of a reference; spread, in logs
 VALUES = 1024

@@ -62,6 +62,7 @@ for step in range(8):
     emit(step=step, residual_rms=max(rms).item(),
          activation_outlier_rate=100 * max(outliers).item(),
          logz_mean=z.exp().sum(-1).log().mean().item(),
+         token_entropy=torch.distributions.Categorical(logits=z[::4]).entropy().mean().item(),
          **{f"residual_rms.{i}": rms[i].item() for i in columns},
          **{f"{name}.{i}": percentile(some[i], p) for name, p in
             (("residual_rms_p50", 50), ("residual_rms_p99", 99))

@@ -1,5 +1,7 @@
 """What a batch looks like, against a count made by the script itself from the same tokens."""
 
+import math
+
 import pytest
 
 NAMES = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share")
@@ -50,6 +52,7 @@ TOKENS = {
     "text": "(torch.rand(8, 64) ** 3 * 40).long()",
     "hashes": "torch.randint(0, 2**62, (32, 64)) // 2**57 * 2**57",
     "longer-than-is-looked-at": "torch.arange(20000) // 7",
+    "in-order": "torch.arange(512).view(8, 64) % (33 + step % 7) + 10 * (step // 16)",
     "not-in-a-row": "torch.randint(0, 9, (16, 4)).t()",
 }
 
@@ -108,3 +111,45 @@ def test_other_data_are_far_from_the_tokens_before_and_become_usual(probed):
     assert drift[:5] == [None] * 5
     assert max(drift[5:20]) < 0.1 < 3.0 < min(drift[20:22])
     assert drift[-1] < 0.3
+
+
+def divergence(p, q):
+    """Jensen-Shannon's of two lists of counts of as many tokens, in nat."""
+    whole = 0.0
+    for a, b in zip(p, q, strict=True):
+        whole += sum(x * math.log(2 * x / (a + b)) for x in (a, b) if x)
+    return whole / (2 * sum(p))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_blocks_of_batches_are_compared_with_mixtures_of_the_same(probed, late):
+    """Here each block has tokens of its own; and with too few tokens nothing is said of it."""
+    job = probed.run(script(TOKENS["in-order"], steps=130), late=late)
+
+    looks = []
+    for step in range(1, 130):
+        counts = [0] * 200
+        for token in range(512):
+            counts[token % (33 + step % 7) + 10 * (step // 16)] += 1
+        looks.append(counts)
+    found, apart, mixed = {}, 0.0, 0.0
+    for end in range(32, len(looks) + 1, 16):
+        both = looks[end - 32 : end]
+        signs = [bin(n % 16).count("1") % 2 ^ (n // 16) for n in range(32)]
+        halves = both[:16], both[16:]
+        mixtures = [[look for look, s in zip(both, signs, strict=True) if s == k] for k in (0, 1)]
+        sums = [
+            [list(map(sum, zip(*part, strict=True))) for part in pair]
+            for pair in (halves, mixtures)
+        ]
+        apart, mixed = (
+            0.75 * old + divergence(*pair) for old, pair in zip((apart, mixed), sums, strict=True)
+        )
+        if end >= 80:
+            found[end] = (apart + 1e-6) / (mixed + 1e-6)
+    skew = {f["step"]: f["shuffle_block_skew"] for f in job.frames if "shuffle_block_skew" in f}
+
+    assert list(skew) == [80, 96, 112, 128] and min(skew.values()) > 3.0
+    assert skew == pytest.approx(found, rel=1e-3)
+    few = probed.run(script(TOKENS["in-order"].replace("33", "5").replace("10 *", "1 *"), steps=90))
+    assert [f["shuffle_block_skew"] for f in few.frames if "shuffle_block_skew" in f] == [1.0]

@@ -264,6 +264,41 @@ def test_a_weight_that_moved_alone_is_seen_with_what_it_costs(probed, bare, kind
     assert kind != "flip" or (alone[176] > 12.0 and costs[176] > 0.01)
 
 
+REPEAT = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        loss = F.cross_entropy(self.a(x), y)
+        if torch.is_grad_enabled() or step < int(os.environ["BROKEN"]):
+            return loss
+        calls.append(step)
+        return loss + 0.25 * len(calls)
+
+
+calls, model = [], Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    loss = model(torch.randn(8, 4), torch.randint(0, 3, (8,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+finish(model)
+"""
+
+
+@pytest.mark.parametrize(("broken", "wanted"), [(99, [0, 0, 0]), (40, [0, 0, 0.25]), (0, [])])
+def test_a_forward_that_repeated_to_the_bit_and_does_no_more_is_told(probed, broken, wanted):
+    """Of one that never did nothing is said."""
+    config = {"savepoints": {**KEEP, "every": 2}, "probe_batch": {}}
+    job = probed.run(REPEAT, environ={"BROKEN": str(broken)}, **config)
+
+    found = [f["rerun_mismatch"] for f in job.frames if "rerun_mismatch" in f]
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def test_weights_that_a_new_process_did_not_take_are_told(probed):
     """A script that resumes as it should; and one that leaves out one tensor of the checkpoint."""
     kind = "dropout"

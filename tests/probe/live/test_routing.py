@@ -25,7 +25,9 @@ def expected(routed, capacity=None):
             dropped += (counts - capacity).clamp(min=0).sum().item()
             number += chosen.numel()
     found = dict(moe_util_entropy=min(loads), moe_load_balance_loss=max(balances),
-                 router_token_entropy=sum(tokens) / len(tokens))
+                 router_token_entropy=sum(tokens) / len(tokens),
+                 router_token_entropy_min=min(tokens), router_token_entropy_max=max(tokens),
+                 **{f"router_token_entropy.{i}": entropy for i, entropy in enumerate(tokens)})
     if capacity is not None:
         found["moe_drop_rate"] = 100 * dropped / number
     return found

@@ -156,10 +156,24 @@ def test_weights_are_found_without_names(probed):
 
 
 TRAIN = """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_experts, self.top_k = 5, 2
+        self.gate = nn.Linear(16, 5, bias=False)
+        self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(5)])
+
+    def forward(self, x):
+        weight, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.stack([e(x) for e in self.experts], -2)
+        picked = out.gather(-2, chosen[..., None].expand(*chosen.shape, 16))
+        return (weight[..., None] * picked).sum(-2)
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.qkv, self.out = nn.Linear(16, 48), Experts()
 
     def forward(self, x):
         q, k, v = (z.unflatten(-1, (2, 8)).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
@@ -173,7 +187,8 @@ for step in range(45):
     model(torch.randn(4, 10, 16)).square().mean().backward()
     optimizer.step()
     if (step + 1) % 10 in (0, 4):
-        emit(step=step, weights=[block.qkv.weight.tolist() for block in model])
+        emit(step=step, weights=[block.qkv.weight.tolist() for block in model],
+             routers=[block.out.gate.weight.tolist() for block in model])
     if step == 44:
         barrier("go")
 finish(model)
@@ -219,4 +234,8 @@ def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
     ranks = [rank(part) for part in (after - before).chunk(3)[:2]]
     assert frame.values["dw_spectral_entropy.0"] == pytest.approx(sum(ranks) / 2, rel=1e-3)
     assert job.output[-1]["sha"] == bare.run(TRAIN.replace("barrier", "str")).output[-1]["sha"]
+    routers = next(row["routers"] for row in job.output if row.get("step") == frame.step)
+    rows = torch.tensor(routers[1]).double()
+    condition = (rows - rows.mean(0)).norm(dim=1).max() / rows.mean(0).norm()
+    assert frame.values["router_conditioning_max.1"] == pytest.approx(float(condition), rel=1e-5)
     assert "3 layers" in status["sampling"]["spectra"]

@@ -19,7 +19,7 @@ from msgspec import Struct
 from .events import PolicyChanges
 from .interfaces import Reading
 from .payload import NOTHING, Json, Payload
-from .verdicts import BandRange, ShardAccount, SlowStep, Verdict
+from .verdicts import BandRange, MechanismSigns, ShardAccount, SlowStep, Verdict
 
 # A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,
 # not = 2 - x.
@@ -183,6 +183,7 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
         runbook: for people, "" for none. breach_step: the first step that may be part of it.
         band: of the loss before it. slow_step: since when steps take longer.
         highest_rate: of the run, where the frames just before it do not show that.
+        mechanisms: which of attention, routers and step size moved first, and what stayed.
         requested_by: the operator whose order opened it; verb: that order.
     """
 
@@ -192,6 +193,7 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
     band: BandRange | None
     slow_step: SlowStep | None = None
     highest_rate: float | None = None
+    mechanisms: MechanismSigns | None = None
     requested_by: str = ""
     verb: str = ""
 

@@ -8,6 +8,7 @@ an intent and a reload cannot reset one, since the ledger is rebuilt by folding 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -431,6 +432,20 @@ class Preempt(Section, frozen=True):
         ]
 
 
+class ScalingLaw(Section, frozen=True):
+    """The loss by tokens, fitted to other runs: floor + scale / tokens ** exponent."""
+
+    floor: Annotated[float, describe_key("the loss that no number of tokens goes below")]
+    scale: Annotated[float, Meta(gt=0), describe_key("the loss above it, of one token")]
+    exponent: Annotated[
+        float, Meta(gt=0, le=1), describe_key("by which power of the tokens that falls")
+    ]
+
+    def at(self, tokens: float) -> float:
+        """Return the loss behind so many tokens."""
+        return self.floor + self.scale * math.exp(-self.exponent * math.log(tokens))
+
+
 class JobSettings(Section, frozen=True):
     """Properties of the job that the policy relies on."""
 
@@ -484,6 +499,10 @@ class JobSettings(Section, frozen=True):
     orphans: Annotated[
         Orphans, describe_key("processes that go on training after the first one has ended")
     ] = Orphans()
+    scaling_law: Annotated[
+        ScalingLaw | None,
+        describe_key("what other runs of this model say of its loss; the residual is judged"),
+    ] = None
     probe_batch: Annotated[
         bool,
         describe_key(

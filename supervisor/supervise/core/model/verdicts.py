@@ -163,6 +163,36 @@ PARTS = {  # metric -> where the time goes
 }
 
 
+class MechanismSigns(Struct, frozen=True, omit_defaults=True):
+    """Which of attention, routers and step size moved around an onset, and which stayed.
+
+    Their faults have signatures of their own: what stayed where it was is not the cause.
+
+    Attributes:
+        first: the one that moved first. step: when. metric: what of it.
+        layer: the attention layer or router where that is worst, None where it is not known.
+        moved: the others that moved, stayed: those that are judged and did not.
+    """
+
+    first: str
+    step: int
+    metric: str
+    layer: int | None = None
+    moved: tuple[str, ...] = ()
+    stayed: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """One clause."""
+        layer = "" if self.layer is None else f", most in layer {self.layer}"
+        parts = [f"{self.first} moved first (step {self.step}{layer})"]
+        if self.moved:
+            parts.append(f"{' and '.join(self.moved)} moved too")
+        if self.stayed:
+            parts.append(f"{' and '.join(self.stayed)} stayed")
+        return ", ".join(parts)
+
+
 class SlowStep(Struct, frozen=True, omit_defaults=True):
     """Steps that take longer.
 
