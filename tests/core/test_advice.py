@@ -28,6 +28,7 @@ WORDS = {
     "skipped": "step 150",
     "start": "start it again from ckpt-1 of step 99 (/c/1)",
     "stop": "supervise stop RUN; ",
+    "end": "end the run if it still trains, ",
     "jump": "went from 0.001 to 0.048 at step 150",
 }
 OF, F = SpikeClass, Fact
@@ -237,6 +238,24 @@ def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(
         f"; then {first}start it again from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are "
         f"made again){how}: {command}"
     )
+
+
+@pytest.mark.parametrize("judged", ["", "good", "damaged"])
+def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
+    """One that verifies, or is found to be damaged, is none any more."""
+    story = tell(healthy=60)
+    story.notice("checkpoint-saved", "", 0, 40, data={"path": "/c/a.pt", "attempt": 0})
+    if judged:
+        save(story, "ckpt-1", 39, ok=judged == "good")
+    story.exit(1)
+
+    expected = {
+        "": "from /c/a.pt of step 39 (saved, not verified; look first: supervise checkpoints RUN; "
+        "20 steps are made again)",
+        "good": "from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made again)",
+        "damaged": "from the newest checkpoint that you trust (none is known; ",
+    }
+    assert expected[judged] in messages(story)[-1]["next"]
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,7 @@ LINES: Sequence[Line] = (
     _line(
         _OF.RECOVERABLE,
         "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
-        "was not meant: end the run if it still trains, use no checkpoint saved since step "
-        "{onset}; {start}",
+        "was not meant: {end}use no checkpoint saved since step {onset}; {start}",
         _F.INPUT,
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
@@ -221,12 +220,13 @@ def advise_after_verdict(
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
-    skipped = verdict.skipped
+    skipped, has_ended = verdict.skipped, state.job.returncode is not None
     words = {
         "back": rollback_or_restart_command(policy, state, incident),
         "onset": str(skipped[0] if skipped else onset_of(incident)),
         "start": start_again(policy, state, _boundary(incident)),
-        "stop": "" if state.job.returncode is not None else "supervise stop RUN; ",
+        "stop": "" if has_ended else "supervise stop RUN; ",
+        "end": "" if has_ended else "end the run if it still trains, ",
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "jump": _rate_jump(incident),
         "recurring": verdict.recurring or "the norms stayed up",
@@ -350,22 +350,25 @@ def rollback_or_restart_command(policy: Policy, state: State, incident: Incident
 def start_again(policy: Policy, state: State, before_step: float = math.inf) -> str:
     """Return how to start the job again, with the newest good checkpoint from before a step."""
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
-    checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
+    good = choose_checkpoint(state.checkpoints.good(), before_step)
+    checkpoint = good or state.checkpoints.unverified(before_step)
     # A paste of the command as it is must not begin at step 0.
     own_option = "; replace the last argument by your job's own option"
     if checkpoint is None:
         which = "" if before_step == math.inf else f" from before step {before_step}"
-        that = "that is verified meanwhile" if state.job.returncode is None else "that you trust"
-        listed = "none is verified so far; all of them: supervise checkpoints RUN"
+        listed = "none is known; files that were found: supervise checkpoints RUN"
         command.append("'<OPTION TO LOAD IT>'")
-        newest = f"the newest checkpoint{which} {that} ({listed})"
+        newest = f"the newest checkpoint{which} that you trust ({listed})"
         return f"start it again from {newest}{own_option}: {' '.join(command)}"
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in args]
     state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"
     repeated = max(0, state.step - checkpoint.step)
-    name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; "
-    name += f"{repeated} step{' is' if repeated == 1 else 's are'} made again)"
+    again = f"{repeated} step{' is' if repeated == 1 else 's are'} made again"
+    name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; {again})"
+    if good is None:
+        state_of = "saved, not verified; look first: supervise checkpoints RUN"
+        name = f"{checkpoint.path} of step {checkpoint.step} ({state_of}; {again})"
     last = state.checkpoints.newest()
     has_newer = last is not None and last.step > checkpoint.step
     first = how = ""
@@ -376,8 +379,8 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     elif not any(name_of in arg for arg in args for name_of in (CHECKPOINT, STEP)):
         how = f"; {' '.join(args)} lets the job choose, so see that it takes this one"
         if has_newer or before_step < math.inf:
-            first = f"move checkpoints newer than {checkpoint.id} away, as {' '.join(args)} may "
-            first, how = f"{first}take one of them, then ", ""
+            first = f"move checkpoints newer than {checkpoint.id or checkpoint.path} away, as "
+            first, how = f"{first}{' '.join(args)} may take one of them, then ", ""
     return f"{first}start it again from {name}{how}: {' '.join(command)}"
 
 

@@ -73,7 +73,7 @@ class RunbookFailure:
         ineffective: it did not help: what is undone, and then the next level.
         exhausted: nothing else may be tried: no budget, or an undo failed.
         refused: the job refused its step, and nothing was touched.
-        withdrawn: its reason was gone before it acted: nothing is tried instead.
+        withdrawn_at: step at which its reason was gone before it acted: nothing is tried instead.
         pause_ended: why the job is not paused any more, though this runbook relies on it.
         ranks_differ: some ranks did a step and others did not: no other command may follow.
     """
@@ -83,7 +83,7 @@ class RunbookFailure:
     ineffective: bool = False
     exhausted: bool = False
     refused: bool = False
-    withdrawn: bool = False
+    withdrawn_at: int | None = None
     pause_ended: str = ""
     ranks_differ: bool = False
 

@@ -288,11 +288,12 @@ class CommandFailed(Notice, frozen=True, kw_only=True):
 class ActionWithdrawn(Advised, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: {runbook} is not carried out"
-    WHAT = "{cause}"
+    WHAT = "{cause}; decided at step {step}"
     WHY = "{headline}"
     runbook: str
     cause: str
     headline: str
+    step: int | None = None
 
 
 class RecoveredSoFar(Advised, frozen=True, kw_only=True):

@@ -557,9 +557,12 @@ def _untry(
 ) -> None:
     run, state = incident.run, ctx.state
     assert run is not None
-    text, name = f"{run.runbook.name} withdrawn: {reason}", run.runbook.name
-    ctx.record(RunbookWithdrawn(reason=text, runbook=name, action=action, result=result))
-    run.failure.withdrawn = True
+    name = run.runbook.name
+    text = f"{name} withdrawn: {reason}"
+    ctx.record(
+        RunbookWithdrawn(reason=text, runbook=name, cause=reason, action=action, result=result)
+    )
+    run.failure.withdrawn_at = state.step
     incident.escalation.level = run.terms.entry_level
     state.history.tried_runbooks.pop(run.runbook.name, None)
     state.history.cooldown.pop(incident.trigger.asked_by, None)
@@ -602,7 +605,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif run.terms.waits:
         incident.reopen()
         start_waiting_runbook(ctx)
-    elif failure.withdrawn and not failure.exhausted:
+    elif failure.withdrawn_at is not None and not failure.exhausted:
         _stop_acting(ctx, incident, run, reason)
     elif failure.ranks_differ:
         start_runbook(ctx, incident, *first_relaunch(ctx.policy), reason, escalated=True)
@@ -632,6 +635,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
             incident=incident.id,
             runbook=run.runbook.name,
             cause=reason,
+            step=run.failure.withdrawn_at if ctx.state.step >= 0 else None,
             headline=incident.headline,
             advice=advice.after_withdrawal(ctx.policy, ctx.state, incident),
         )
@@ -672,7 +676,7 @@ def escalate_incident(
 def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
-    if run.failure.withdrawn:
+    if run.failure.withdrawn_at is not None:
         _stop_acting(ctx, incident, run, run.terms.reduced_reason)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)

@@ -292,8 +292,7 @@ def refused_runbooks(incident: Iterable[Record]) -> list[tuple[int, str]]:
         if isinstance(decision, REFUSALS):
             text = record.reason
             if isinstance(decision, decisions.RunbookWithdrawn):
-                cause = text.removeprefix(f"{decision.runbook} withdrawn: ")
-                text = f"{decision.runbook} not carried out at step {record.step}: {cause}"
+                text = f"{decision.runbook} not carried out at step {record.step}: {decision.cause}"
             texts[decision.WHAT, decision.runbook] = record.seq, text
     return list(texts.values())
 

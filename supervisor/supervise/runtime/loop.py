@@ -31,7 +31,7 @@ from ..core.incident import HELD
 from ..core.job_lifecycle import ASKED, MEANT, is_crash
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Exited, Frame, Launched, Notice, Tick
-from ..core.model.payload import Payload, SaveCounters
+from ..core.model.payload import Payload, Save
 from ..core.model.policy import Policy
 from ..core.run_state import State
 from ..errors import ActionError, SegmentError
@@ -112,7 +112,7 @@ def _with_counters(event: Notice, window: Window) -> Notice:
     The rank that saved reports its own counters. Another one's are those of its newest frame by
     then, plus what the rank that saved has counted since that step.
     """
-    reported = event.data.read(SaveCounters).counters
+    reported = event.data.read(Save).counters
     saver = {
         name: count
         for name, count in reported.items()

@@ -27,7 +27,7 @@ class Checkpoint:
     """One checkpoint of the job.
 
     Attributes:
-        id: the guard's name for it, `ckpt-7`; unique in the run.
+        id: the guard's name for it, `ckpt-7`; unique in the run; "" before it has one.
         step: 0-based, the last optimizer step that is in it; -1 where nobody knows.
         ok: verified. False: it was found to be bad, or is gone.
         suspect: why it must not be gone back to although it verifies, else "".
@@ -50,16 +50,18 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """All checkpoints of the run, folded from the guard's notices."""
+    """All checkpoints of the run, folded from the guard's notices, and saves without a verdict."""
 
-    __slots__ = ("_known", "_wrong_starts")
+    __slots__ = ("_known", "_saves", "_wrong_starts")
 
     def __init__(
         self,
         checkpoints: Mapping[str, Checkpoint] | None = None,
         wrong_starts: Iterable[tuple[int, float, tuple[float, float]]] = (),
+        saves: Iterable[Checkpoint] = (),
     ) -> None:
         self._known: dict[str, Checkpoint] = dict(checkpoints or {})
+        self._saves = [*saves]
         # Of each: first attempt, first of the next launch, attempt and step when a person took it.
         self._wrong_starts = list(wrong_starts)
 
@@ -70,15 +72,10 @@ class Checkpoints:
             suspect, trial: of a checkpoint that is new to us, see `Checkpoint`.
         """
         previous = self._known.get(state.id)
-        attempt, step = state.attempt, state.step
-        if any(
-            f <= attempt < end and (attempt, step) <= upto for f, end, upto in self._wrong_starts
-        ):
-            suspect, trial = suspect or WRONG_START, ""
         checkpoint = Checkpoint(
             state.id,
-            step,
-            attempt,
+            state.step,
+            state.attempt,
             state.path,
             state.ok,
             previous.suspect if previous is not None else suspect,
@@ -87,10 +84,31 @@ class Checkpoints:
             state.resumable,
             state.damage,
         )
+        if previous is None and self._is_wrong_start(checkpoint):
+            checkpoint = replace(checkpoint, suspect=suspect or WRONG_START, trial="")
         self._known[checkpoint.id] = checkpoint
         while len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
         return checkpoint
+
+    def on_save(self, path: str, attempt: int, step: int) -> None:
+        """The job reported a save; whether it is good is not known yet."""
+        others = [save for save in self._saves if save.path != path]
+        self._saves = [*others[1 - KEPT :], Checkpoint("", step, attempt, path, ok=False)]
+
+    def unverified(self, before_step: float) -> Checkpoint | None:
+        """Return the newest reported save from before a step that has no verdict yet."""
+        judged = {(c.attempt, c.step) for c in self._known.values()}
+        saves = (s for s in self._saves if 0 <= s.step < before_step)
+        return max(
+            (s for s in saves if (s.attempt, s.step) not in judged and not self._is_wrong_start(s)),
+            key=lambda save: (save.step, save.attempt),
+            default=None,
+        )
+
+    def _is_wrong_start(self, saved: Checkpoint) -> bool:
+        at = saved.attempt, saved.step
+        return any(f <= at[0] < end and at <= upto for f, end, upto in self._wrong_starts)
 
     def mark_suspect(self, attempt: int, from_step: int, reason: str) -> list[str]:
         """Make every checkpoint of `attempt` that was saved at or after `from_step` suspect."""
@@ -169,7 +187,7 @@ class Checkpoints:
         return frozenset(name for name, checkpoint in self._known.items() if checkpoint.trial)
 
     def copy(self) -> Checkpoints:
-        return Checkpoints(self._known, self._wrong_starts)
+        return Checkpoints(self._known, self._wrong_starts, self._saves)
 
 
 def choose_checkpoint(good: Iterable[Checkpoint], step: float) -> Checkpoint | None:

@@ -357,6 +357,7 @@ class RunbookWithdrawn(Decision, frozen=True, kw_only=True):
 
     KIND, WHAT = "abort", "withdrawn"
     runbook: str
+    cause: str
     action: ActionRef | None = None
     result: Payload | None = None
 

@@ -210,9 +210,11 @@ class Orphans(Struct, frozen=True):
     end: str = ""
 
 
-class SaveCounters(Struct, frozen=True):
-    """`checkpoint-saved`: what the saving rank has counted by then."""
+class Save(Struct, frozen=True):
+    """`checkpoint-saved`: the file or folder, and what the saving rank has counted by then."""
 
+    path: str = ""
+    attempt: int | None = None
     counters: Mapping[str, bool | int | float | str | None] = msgspec.field(default_factory=dict)
 
 
