@@ -144,6 +144,7 @@ def test_what_needs_a_budget_says_what_leads_there(mistakes: Mistakes) -> None:
     )
     assert found[2] == (
         "4:42: no budget 'lr_scale', which lr_scale in soften needs; rule r runs tighten-clip, "
-        "if_it_fails: soften (add lr_scale: {max: 2, per: 5000} to budgets)"
+        "if_it_fails: clip-updates, if_it_fails: soften (add lr_scale: {max: 2, per: 5000} to "
+        "budgets)"
     )
     assert len(found) == 3

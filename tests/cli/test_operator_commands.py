@@ -40,6 +40,7 @@ def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
         (("deny", "RUN", "ask-1"), 1, "no request 'ask-1' is waiting"),
         (("ack", "RUN", "--incident", "inc-1"), 1, "no incident is open"),
         (("silence", "RUN", "nix"), 1, "there is no rule 'nix'"),
+        (("plan", "add", "RUN", "--to", "900", "--what", "new mix"), 0, "to 900 are planned"),
         (("release", "RUN"), 1, "nothing to release"),
         (("release", "RUN", "--shard", "a.tar"), 0, "unquarantine"),
         (("quarantine", "RUN", "a.tar"), 1, "the job does not report which shards"),

@@ -210,10 +210,15 @@ def test_the_third_spike_in_two_thousand_steps_is_suspect(tell):
         assert classes == ["recoverable spike", "recoverable spike", kind]
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["policy", "command"])
 @pytest.mark.parametrize(("way", "mutes"), [("up", True), ("either", True), ("down", False)])
-def test_a_planned_rise_mutes_what_it_explains_while_it_lasts(tell, way, mutes):
+def test_a_planned_rise_mutes_what_it_explains_while_it_lasts(tell, way, mutes, by_hand):
     """SEV1 on the loss is audited as suppressed, and speaks after the plan; SEV0 acts."""
-    story = tell(planned=(Planned(50, 80, "new data mix", way),), healthy=50)
+    plan = Planned(50, 80, "new data mix", way)
+    story = tell(planned=() if by_hand else (plan,), healthy=50)
+    if by_hand:
+        keys = {"from": 50, "to": 80, "what": plan.what, "expect": way}
+        assert story.say("plan", **keys).data["answer"].startswith("steps 50 to 80 are planned")
     story.frames(8.0, times=31)
     assert bool(story.actions()) is not mutes
     if not mutes:

@@ -45,7 +45,14 @@ SAME = {
 
 NO_TOUCH = {"snapshot", "notify"}
 # For ladders, rules and crashes of one's own.
-OFFERED = {"tighten-clip", "closer-look", "restart", "restart-if-stuck", "hold-for-config"}
+OFFERED = {
+    "tighten-clip",
+    "clip-updates",
+    "closer-look",
+    "restart",
+    "restart-if-stuck",
+    "hold-for-config",
+}
 
 
 def data(kind: str, name: str) -> dict[str, Any]:

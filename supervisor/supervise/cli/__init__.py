@@ -25,7 +25,18 @@ from . import _streams
 from ._params import ARGV, PROGRAM, RESUMING, missing_dashes
 
 OPERATOR_COMMANDS = (
-    *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "save"),
+    *(
+        "approve",
+        "deny",
+        "ack",
+        "silence",
+        "plan",
+        "release",
+        "pause",
+        "resume",
+        "savepoint",
+        "save",
+    ),
     *("rollback", "lr", "skip", "quarantine", "stop"),
 )
 SECTIONS = {

@@ -226,6 +226,7 @@ EXIT_CODES = (
     "Exit codes: 0 done, or accepted and in progress; 1 refused or failed; 64 wrong usage, or no "
     "run with a supervisor; 75 no answer within 15 s."
 )
+COUNT = click.IntRange(min=0)
 RATE = Number(0.0, 1.0, min_open=True)
 MAX_SKIPPED = 3  # updates per command, as many as the action allows
 Order = tuple[Path, Mapping[str, Any]]  # the run, and the command's arguments
@@ -362,6 +363,41 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
     """
     run, (rule,) = split_run(operands, 1, 1)
     return run, {"rule": rule, "for": steps}
+
+
+@_command(
+    "[RUN]",
+    click.option("--to", "last", type=COUNT, required=True, metavar="STEP", help="Last step."),
+    click.option("--what", required=True, metavar="TEXT", help="What changes, in words."),
+    click.option(
+        "--from", "first", type=COUNT, metavar="STEP", help="First step. Default: the next one."
+    ),
+    click.option(
+        "--expect",
+        type=click.Choice(["up", "down", "either"]),
+        default="either",
+        show_default=True,
+        help="Where the loss will go; the other way is still a breach.",
+    ),
+)
+def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, expect: str) -> Order:
+    """Announce a change: what it does to the loss opens no incident.
+
+    SEV0 rules, and rules on what such a change cannot move, fire as ever.
+
+    \b
+    Examples:
+      supervise plan add --from 20000 --to 20500 --what "new data mix" --expect up
+    """
+    run, _ = split_run(operands, 0, 0)
+    return run, {"to": last, "what": what, "expect": expect} | (
+        {} if first is None else {"from": first}
+    )
+
+
+commands["plan"] = click.Group(
+    "plan", {"add": plan}, help="Announce changes of a run, such as of its data or its rate."
+)
 
 
 class _Rate(click.Command):

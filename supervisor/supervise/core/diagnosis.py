@@ -349,14 +349,15 @@ def describe_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> str
 
 
 def matching_planned_event(
-    policy: Policy, step: int, monitor: RankMonitor, rule: Rule
+    policy: Policy, state: State, monitor: RankMonitor, rule: Rule
 ) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
-    if rule.severity == "SEV0" or not policy.planned:
+    planned, step = (*policy.planned, *state.context.planned), monitor.step_of(rule)
+    if rule.severity == "SEV0" or not planned:
         return None
     if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE:
         return None
-    for event in policy.planned:
+    for event in planned:
         if event.from_step <= step <= event.to_step and _as_expected(monitor, event):
             return event.what
     return None
@@ -402,7 +403,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         lasting=case.excursion.lasting,
         skipped=case.excursion.skipped,
         bad_losses=case.excursion.bad_losses,
-        planned=_planned(policy, case, incident.breach_step),
+        planned=_planned(policy, state, case, incident.breach_step),
         exhausted=case.exhausted,
         recurring=describe_recurring_onsets([*onsets, case.opened_at_frame])
         if _is_series_excursion(case)
@@ -465,13 +466,13 @@ def _artefact(monitor: RankMonitor, onset: int) -> str:
     )
 
 
-def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
+def _planned(policy: Policy, state: State, case: LossCase, onset: int) -> bool:
     """Return whether an announced event covers the onset and the loss went as expected."""
     band, peak = case.band, case.excursion.peak
     up = band is not None and peak is not None and peak > band.limit
     return any(
         event.expect == "either" or (event.expect == "up") == up
-        for event in planned_events_near(policy, onset)
+        for event in planned_events_near(policy, state, onset)
     )
 
 
@@ -502,9 +503,10 @@ def level_before(monitor: RankMonitor, metric: str, breach: int) -> float | None
     return None if change is None else change.before
 
 
-def planned_events_near(policy: Policy, onset: int) -> list[Planned]:
+def planned_events_near(policy: Policy, state: State, onset: int) -> list[Planned]:
     """Return the announced events that an onset may belong to."""
-    return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
+    planned = (*policy.planned, *state.context.planned)
+    return [p for p in planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
 
 
 def context_events(
@@ -514,7 +516,7 @@ def context_events(
     onset = incident.breach_step
     events = [
         ContextEvent(plan.from_step, "planned", plan.what)
-        for plan in planned_events_near(policy, onset)
+        for plan in planned_events_near(policy, state, onset)
     ]
     events += [
         ContextEvent(happened.step, happened.kind, happened.text)

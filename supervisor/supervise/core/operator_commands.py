@@ -24,7 +24,7 @@ from .model.decisions import (
 )
 from .model.events import OperatorCommand
 from .model.payload import CommandArgs, Json, Payload
-from .model.policy import Policy, Runbook
+from .model.policy import Planned, Policy, Runbook
 from .run_state import ApprovalLog, ApprovalRequest, MessageDraft, State, StepContext
 from .shard_attribution import ShardAttribution
 
@@ -451,7 +451,34 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
     )
 
 
+PLANS = 16  # that are known at a time, newest; project default
+
+
+def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
+    """Take a change that people know of: what it does to the loss opens no incident."""
+    context, args = ctx.state.context, event.args.parse(CommandArgs)
+    first = parse_count(event, "from", args.first, ctx.state.step + 1)
+    (what,) = _names(event, "what", [args.what])
+    plan = Planned(first, parse_count(event, "to", args.last), what, args.expect or "either")
+    if plan.to_step <= ctx.state.step:
+        raise Refused(f"plan: step {plan.to_step} is over; the run is at step {ctx.state.step}")
+    for key, sentence in plan.check():
+        raise Refused(f"plan: {key} {sentence}")
+    if plan.expect not in ("up", "down", "either"):
+        raise Refused(f"plan: expect must be up, down or either, not {args.expect!r:.60}")
+
+    def then() -> None:
+        context.planned = (*context.planned, plan)[-PLANS:]
+
+    return Answer(
+        f"steps {first} to {plan.to_step} are planned: what {what} does to the loss opens no "
+        "incident; SEV0 still does",
+        then=then,
+    )
+
+
 PLAIN = {
+    "plan": _plan,
     "ack": _ack,
     "silence": _silence,
     "approve": approve_request,

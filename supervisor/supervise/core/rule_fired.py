@@ -241,7 +241,7 @@ def _muted(
             return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
-    planned = diagnosis.matching_planned_event(policy, monitor.step_of(rule), monitor, rule)
+    planned = diagnosis.matching_planned_event(policy, state, monitor, rule)
     if planned is not None:
         return f"planned:{planned}"
     if (passing := diagnosis.explain_passing_slowness(policy, state, monitor, rule)) is not None:

@@ -36,7 +36,7 @@ from .model.events import Event
 from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
 from .model.payload import NOTHING, Payload, WiringFacts
-from .model.policy import Ledger, Policy
+from .model.policy import Ledger, Planned, Policy
 from .notices import Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
@@ -428,14 +428,18 @@ class LossContext:
         happened: what may explain an excursion of the loss.
         onsets: frame counts at which the newest excursions were noticed.
         attribution: which shards troubles began in.
+        planned: changes that operators announced, beside those of the policy.
     """
 
     happened: deque[Happened] = field(default_factory=lambda: deque(maxlen=64))
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     attribution: ShardAttribution = field(default_factory=ShardAttribution)
+    planned: tuple[Planned, ...] = ()
 
     def copy(self) -> LossContext:
-        return LossContext(self.happened.copy(), self.onsets.copy(), self.attribution.copy())
+        return LossContext(
+            self.happened.copy(), self.onsets.copy(), self.attribution.copy(), self.planned
+        )
 
 
 @dataclass(slots=True)

@@ -257,12 +257,13 @@ class Continuity(Struct, frozen=True):
 # ── operators ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class CommandArgs(Struct, frozen=True, rename={"period": "for"}):
+class CommandArgs(Struct, frozen=True, rename={"period": "for", "first": "from", "last": "to"}):
     """Arguments of operators' commands, of any type: anybody may have written them.
 
     Attributes:
         id, sha: of a request. incident: to acknowledge. rule: to silence; period: for so long.
         value: of a learning rate. requeue: of `stop`. key: as the sender knows the command.
+        first, last, what, expect: of a planned event.
     """
 
     key: Any = None
@@ -278,6 +279,10 @@ class CommandArgs(Struct, frozen=True, rename={"period": "for"}):
     requeue: Any = None
     shard: Any = None
     shards: Any = None
+    first: Any = None
+    last: Any = None
+    what: Any = None
+    expect: Any = None
 
 
 # ── arguments of actions ──────────────────────────────────────────────────────────────────────────
