@@ -159,7 +159,9 @@ def words_of_a_job(case: Case) -> None:
     assert record.returncode == 0, record.stderr
     for path in (case.run / "record").iterdir():
         text = path.read_text()
-        assert "\u202e" not in text and "<img" not in text.replace("\\<img", ""), path.name
+        assert "\u202e" not in text, path.name
+        if path.suffix != ".json":  # which is data: who shows it escapes it
+            assert "<img" not in text.replace("\\<img", ""), path.name
 
 
 @scenario("hostile", seeds=16)
