@@ -50,6 +50,11 @@ CHANGES = [
         "notify: {heartbeat: {url_env: HC, every: ¦0s}}",
         "notify.heartbeat.every: must be above zero, not 0",
     ),
+    (
+        "mode: enforce",
+        "notify: {page: {url: ¦'https://a.example/?token=x'}}",
+        "notify.page.url: holds more than an address",
+    ),
     ("gt: 12.0", "gte: ¦1, gt: 12.0", "high.gte: give exactly one of"),
     ("gt: 12.0", "gt: 12.0, clear: ¦13", "high.clear: "),
     ("gt: 12.0", "gt: 12.0, m_of_n: ¦[5, 3]", "high.m_of_n: "),

@@ -88,6 +88,14 @@ def test_a_channel_of_the_command_line_is_refused_before_the_job_starts(options,
     assert found == {"webhook": {"url_env": "URL"}}
 
 
+def test_the_page_is_no_channel_and_a_link_to_a_run_or_its_incident():
+    keys = {"page": {"url": "https://gpu-07.example/x"}}
+    assert notifiers.build_senders(keys, {}) == ([], []) and notifiers.build_routes(keys) == {}
+    link = notifiers.page_link(keys["page"], "run 1", "inc-2")
+    assert link == "https://gpu-07.example/x/run/run%201/incident/inc-2/"
+    assert notifiers.page_link(keys["page"], "r", None) == "https://gpu-07.example/x/run/r/"
+
+
 @pytest.mark.parametrize(
     ("url", "paths"),
     [("/uuid", ["/uuid/start", "/uuid", "/uuid/fail"]), ("/p?k=1", ["/p/start?k=1", "/p?k=1"])],

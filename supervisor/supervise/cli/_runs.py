@@ -18,6 +18,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (
     *("unsupervised", "running", "lost", "crashed", "stopped", "finished", "unknown"),
 )
+LAST_SEGMENTS = 2  # of the journal, in which an end would be
 ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # policy, operator, a signal
 
 
@@ -101,15 +103,19 @@ def signal_name(number: int) -> str:
 
 
 def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
-    """Return the newest launch in the journal, and its return code if it ended."""
-    launched, returncode = None, None
+    """Return the newest launch near the end of the journal, and its return code if it ended.
+
+    A job whose launch is older than a segment has made frames since, so it had not ended then.
+    """
     with suppress(StoreError):  # `replay` and `export` report a damaged journal
-        for _, event in journal.read_journal(run.journal_path, only=(Launched, Exited)):
-            if isinstance(event, Launched):
-                launched, returncode = event, None
-            elif isinstance(event, Exited):
-                returncode = event.returncode
-    return launched, returncode
+        segments = journal.read_segments_back(run.journal_path, (Launched, Exited))
+        for events in islice(segments, LAST_SEGMENTS):
+            launches = [event for event in events if isinstance(event, Launched)]
+            if events:
+                newest = events[-1]
+                code = newest.returncode if isinstance(newest, Exited) else None
+                return (launches[-1] if launches else None), code
+    return None, None
 
 
 def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:

@@ -64,10 +64,10 @@ def test(
     Exit codes: 0 all delivered; 1 one was not; 64 no such channel; 65 the policy is invalid.
     """
     from ..catalog import load_policy
-    from ..notifiers import HEARTBEAT, build_senders, channels_from_options
+    from ..notifiers import NO_CHANNELS, build_senders, channels_from_options
 
     policy = load_policy(name, notify=channels_from_options(notify, os.environ))
-    channels = {kind: keys for kind, keys in policy.notify.items() if kind != HEARTBEAT}
+    channels = {kind: keys for kind, keys in policy.notify.items() if kind not in NO_CHANNELS}
     if channel is not None and channel not in channels:
         hint = f"it has: {', '.join(channels)}"
         raise UsageError(f"policy {policy.name} has no channel {channel!r}", hint=hint)

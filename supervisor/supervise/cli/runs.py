@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -23,8 +24,8 @@ from ..core.model.decisions import plain_json
 from ..core.model.policy import Checkpoints
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store import run_records
-from ..store.files import is_locked
-from ..store.run_directory import RUNS, RunDir
+from ..store.files import is_locked, remove_tree
+from ..store.run_directory import RUNS, RunDir, cache_directory
 from ..store.run_records import Survey, skim_run
 from ._output import echo, echo_json, format_age, format_number, print_table
 from ._params import parse_duration
@@ -166,9 +167,10 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
     """Delete large files of past runs, never the job's checkpoints.
 
     Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
-    (default: ./runs). The audit log, the policies and pinned checkpoints stay, so `why`, `status`
-    and `audit verify` go on working; `replay`, `export` and `why-not` need the journal. A run whose
-    supervisor or job lives is left alone, and one that was never ended and has an open incident.
+    (default: ./runs), and the curves of the page. The audit log, the policies and pinned
+    checkpoints stay, so `why`, `status` and `audit verify` go on working; `replay`, `export` and
+    `why-not` need the journal. A run whose supervisor or job lives is left alone, and one that was
+    never ended and has an open incident.
 
     \b
     Examples:
@@ -206,9 +208,17 @@ def _remove(run: Survey) -> str | None:
     """Remove what may be removed; return why that failed, None if it did not."""
     try:
         run_records.remove_parts(run.path, run.parts, system.wall_time())
+        if any(part.name == "journal" for part in run.parts):
+            _remove_curves(run.path)
     except StoreError as error:
         return str(error)
     return None
+
+
+def _remove_curves(path: Path) -> None:
+    """Remove what the page made of the journal; a cache elsewhere (`--cache`) is its owner's."""
+    with suppress(OSError, StoreError):
+        remove_tree(cache_directory(os.environ, RunDir.open(path).id))
 
 
 def _line(run: Survey, error: str | None) -> str:

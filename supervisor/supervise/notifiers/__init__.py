@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 
-HEARTBEAT = "heartbeat"
+HEARTBEAT, PAGE = "heartbeat", "page"
+NO_CHANNELS = (HEARTBEAT, PAGE)  # they take no messages
 
 
 # The settings class of every notifier, by its name in YAML, which is that of its file.
@@ -40,6 +41,7 @@ KINDS: Mapping[str, type[Settings]] = LazyClasses(
         "console": "Console",
         "email": "Email",
         "heartbeat": "Heartbeat",
+        "page": "Page",
         "pagerduty": "PagerDuty",
         "slack": "Slack",
         "webhook": "Webhook",
@@ -145,6 +147,7 @@ __getattr__ = lazy_exports(
         "email": "Email, EmailSender",
         "heartbeat": "DeadManPing, Health, Heartbeat, Vitals",
         "outbox": "Outbox, message_of",
+        "page": "Page, page_link",
         "pagerduty": "PagerDuty, PagerDutySender",
         "slack": "Slack, SlackBotSender, SlackSender",
         "webhook": "Webhook, WebhookSender, build_webhook_body",

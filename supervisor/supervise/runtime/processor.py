@@ -38,8 +38,10 @@ from ..core.model.interfaces import Message
 from ..core.model.payload import Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..errors import ActionError, StoreError, Views, named_error
+from ..notifiers import PAGE
 from ..notifiers.channel_queue import Backlog
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
+from ..notifiers.page import page_link
 from ..report.incident_files import IncidentFiles
 from ..report.incident_views import add_report_to_message
 from ..store.recorder import Recorder
@@ -444,7 +446,7 @@ class EventProcessor:
             job=self._job,
             policy=self.policy.name,
             mode=self.policy.mode,
-            facts=self._deadline(decision),
+            facts=(*self._deadline(decision), *self._page_link(decision.incident)),
             at=system.wall_time(),
         )
         report = self.incident_files.report(message.incident or "")
@@ -463,6 +465,11 @@ class EventProcessor:
         until = system.wall_time(-pending.timeout_s)[:16].replace("T", " ")
         minutes = f"{pending.timeout_s / 60:g} min"
         return (("answer by", f"{until} UTC, or {minutes} after a later delivery"),)
+
+    def _page_link(self, incident: str | None) -> tuple[tuple[str, str], ...]:
+        """Return where the page shows what a message is about, if the policy says where that is."""
+        keys = self.policy.notify.get(PAGE)
+        return () if not keys else (("page", page_link(keys, self._run.path.name, incident)),)
 
     def action_key(self, action_id: str) -> str:
         """Return the key under which the job knows an action, whoever performs it."""

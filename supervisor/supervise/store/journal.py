@@ -656,6 +656,28 @@ def read_journal(
             yield number, _event(kind, payload, number, path)
 
 
+def read_segments_back(directory: Path, only: Collection[type[Any]]) -> Iterator[list[Event]]:
+    """Yield the events of some classes in each segment, the newest segment first.
+
+    For what is asked of the end of a journal that may have millions of frames.
+
+    Raises:
+        StoreError: no journal, or damage before the tail.
+    """
+    kinds = {KINDS[cls] for cls in only}
+    paths = _segments(directory)
+    for path in reversed(paths):
+        try:
+            with Segment(path) as segment:
+                yield [
+                    _event(kind, payload, number, path)
+                    for number, kind, payload, _ in segment.records(newest=path is paths[-1])
+                    if kind in kinds
+                ]
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
 def first_events_of_thinned(directory: Path) -> list[tuple[int, int]]:
     """Return the first event of each thinned piece, and of the segment behind it.
 

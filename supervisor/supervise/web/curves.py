@@ -32,7 +32,7 @@ from .run_view import RunView, Undone
 
 MAX_METRICS, MAX_PIXELS, PIXELS = 64, 4000, 800
 BUILD_BYTES = 8 << 20  # between two looks at the progress
-SMALL_S = 0.3  # a small run needs no progress bar
+SMALL_S = 0.15  # a small run needs no progress bar
 CACHE_BYTES = 2 << 30  # of all runs; the oldest go first
 CACHE_ENDED = "the journal was removed, or frames of it: from the page's cache"
 NO_CACHE = "the curves are kept in memory: their cache cannot be written, or another page has it"
@@ -205,6 +205,13 @@ class RunCurves:
                 "t": t,
                 "building": min(self._progress),
             }
+
+    def version(self) -> tuple[object, ...]:
+        """Return what changes when anything but the curves themselves does."""
+        with self._lock:
+            ranks = [r for pyramid in self._pyramids for r in pyramid.ranks.values()]
+            sizes = [(len(rank.stretches), len(rank.columns)) for rank in ranks]
+            return (*sizes, self._progress[0], self._pyramids[0].cut, self._pyramids[0].damage)
 
     def attempts(self) -> list[dict[str, Any]]:
         """Return the stretches of the leading rank."""

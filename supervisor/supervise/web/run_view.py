@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..core.model.policy import Policy
     from ..runtime.status import Status
 
+UNSEEN_S = 5.0  # between two looks at a job that may have no supervisor
 ENDED_S = 86400.0  # a run that ended badly needs somebody for so long
 SHOWN = 100  # newest decisions
 MAX_TAGS, MAX_TAG, MAX_NOTE = 10, 40, 2000
@@ -79,7 +80,11 @@ EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """Something about a run that needs a person, with the command; `left_s`: until it is late."""
+    """Something about a run that needs a person, with the command.
+
+    Attributes:
+        left_s: until it is late. request: `id` and `sha` of a request for approval.
+    """
 
     run: str
     kind: str
@@ -88,6 +93,7 @@ class Need(Struct, frozen=True, kw_only=True):
     severity: str | None = None
     incident: str | None = None
     left_s: float | None = None
+    request: Mapping[str, str] | None = None
 
 
 class Undone(Struct, frozen=True, kw_only=True):
@@ -181,7 +187,12 @@ class Decision(Moment, frozen=True, kw_only=True):
 
 
 class RunView:
-    """One run; `update` reads what is new, and every other method answers from memory."""
+    """One run; `update` reads what is new, and every other method answers from memory.
+
+    Attributes:
+        version: it grows with each change. t0: Unix time of the run's creation.
+        problem: what cannot be read, "" where all can.
+    """
 
     def __init__(self, path: Path) -> None:
         self.run = RunDir.open(path)
@@ -198,18 +209,21 @@ class RunView:
         self._rules: tuple[str, list[dict[str, Any]]] = ("", [])
         self._marks: tuple[int, dict[str, Any]] = (-1, {})
         self._incident_marks: dict[str, tuple[int, IncidentMark]] = {}
-        self.problem = ""
+        self._listed = -UNSEEN_S, ""
+        self.problem, self.version = "", 0
 
     def update(self) -> bool:
         """Read what is new; return whether anything is. What cannot be read is the `problem`."""
         path = self.run.path
         stamps = (
             *(_stamp(path / name) for name in ("state.json", "audit.log", registry.NAME)),
-            is_locked(self.run.audit_path),
+            self._listed_state(),
+            read_note(self.run.id),
         )
         if stamps == self._stamps:
             return False
         self.problem, self._stamps = "", stamps
+        self.version += 1
         try:
             for raw in self._tail.read():
                 self._take(raw)
@@ -217,6 +231,14 @@ class RunView:
         except StoreError as error:
             self.problem = str(error)
         return True
+
+    def _listed_state(self) -> str:
+        """Return the state in the list: a job without a supervisor ends without a file's change."""
+        is_supervised = is_locked(self.run.audit_path)
+        if is_supervised or time.monotonic() - self._listed[0] > UNSEEN_S:
+            state, _ = _runs.state_of(self.run, self._outcome, self.described.host)
+            self._listed = time.monotonic(), state
+        return self._listed[1]
 
     def _take(self, raw: Mapping[str, Any]) -> None:
         try:
@@ -345,6 +367,7 @@ class RunView:
                     f"supervise approve --sha {request.args_sha256} {path} {request.id}",
                     severity=about["severity"],
                     incident=request.incident,
+                    request={"id": request.id, "sha": request.args_sha256},
                     left_s=max(0.0, request.left_s - age_s),
                 )
             if newest.state == state_machine.HOLDING:

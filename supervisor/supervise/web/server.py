@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from .curves import BuildingError, Query, QueryError, RunCurves, cache_folder
 from .gate import HOSTS, Gate
 from .run_view import RunView, describe_metrics, write_note
 
+FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
 LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
 MAX_LIVE, MAX_OPEN, MAX_COMPARED = 32, 8, 6
 REQUEST_S = 10.0
@@ -100,7 +102,8 @@ class Page:
         self.settings = settings
         self._views: dict[str, RunView] = {}
         self._curves: dict[str, RunCurves] = {}
-        self._rows: dict[str, tuple[object, Mapping[str, Any]]] = {}
+        self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         self._lock = threading.RLock()
         self.viewers = 0
         self.is_ending = asyncio.Event()
@@ -255,7 +258,10 @@ class Page:
     def _row(self, path: Path) -> Mapping[str, Any]:
         """Return the row of a run; one that cannot be read has its problem, and no page."""
         try:
-            row: Mapping[str, Any] = plain_json(self.view(path.name).summary())
+            view = self.view(path.name)
+            if path.name not in self._rows or self._rows[path.name][0] != view.version:
+                self._rows[path.name] = view.version, plain_json(view.summary())
+            row = self._rows[path.name][1]
         except (ProblemError, SuperviseError, *MISSHAPEN) as error:
             summary = runs.summarize_run(path)
             problem = summary.problem or str(error)
@@ -282,8 +288,12 @@ class Page:
     def _run_document(self, name: str) -> dict[str, Any]:
         view, curves = self.view(name), self.curves(name)
         curves.update()
-        writable = bool(self.settings.write_token)
-        return {**export.run_document(view, curves), "writable": writable}
+        version = view.version, curves.version()
+        if name not in self._documents or self._documents[name][0] != version:
+            document = export.run_document(view, curves)
+            document["writable"] = bool(self.settings.write_token)
+            self._documents[name] = version, document
+        return self._documents[name][1]
 
     def _metrics(self, request: Request) -> Response:
         curves = self.curves(request.path_params["run"])
@@ -385,6 +395,8 @@ class Page:
             text += _event("record", plain_json(row))
             record = row.record
         newest = self._run_document(name)
+        if newest is document:
+            return newest, now, record, text
         changed = {
             key: value
             for key, value in newest.items()
@@ -553,6 +565,8 @@ def serve(
         timeout_graceful_shutdown=3,
     )
     signal.signal(signal.SIGUSR1, lambda *_: announce())
+    for module in FIRST_NEEDED:
+        import_module(module)
     announce()
     try:
         _Server(config, page).run(sockets=[listener])
