@@ -1,6 +1,6 @@
 """YAML files and the parts they name -> one frozen policy. Nothing here runs anything.
 
-The loader is imported when it is asked for: a job whose policy is in the cache starts without it.
+A module is imported when a name of it is asked for: most commands need only a few.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from ..errors import InputError
+from .diagnostics import did_you_mean
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -46,8 +47,6 @@ def locate_policy(name_or_path: str | Path) -> Path:
         shipped_path := find_shipped("policies", name)
     ):
         return shipped_path  # also beside a directory of that name
-    from .diagnostics import did_you_mean  # the launch of a job needs no hint
-
     if not str(name_or_path):
         raise InputError("the name of a policy is empty", hint="give a policy file or a name")
     if path.is_dir():
@@ -85,8 +84,6 @@ def locate_base(path: Path, base: str) -> Path:
     Raises:
         InputError: there is none.
     """
-    from .diagnostics import did_you_mean  # the launch of a job needs no hint
-
     named = path.parent / base
     if named.suffix == SUFFIX or len(Path(base).parts) > 1:
         if is_file(named):

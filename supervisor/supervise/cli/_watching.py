@@ -20,7 +20,7 @@ from ..core.model.decisions import plain_json
 from ..core.model.payload import DrillOrder, Payload
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
-from ..errors import StoreError, SuperviseError
+from ..errors import SuperviseError
 from ..notifiers import build_routes, build_senders, heartbeat_sender
 from ..notifiers.heartbeat import DeadManPing
 from ..notifiers.outbox import Outbox
@@ -71,21 +71,16 @@ class Started:
 
 def watch_started(
     started: Started,
-    launched: Policy,
+    policy: Policy,
     launcher: Launcher,
     recorder: Recorder,
     process: Process,
     forwarder: Forwarder,
     print_line: PrintLine,
 ) -> int:
-    """Watch a job that has just started; return the exit code to pass on.
-
-    Args:
-        launched: the policy, or the part that a launch caches.
-    """
+    """Watch a job that has just started; return the exit code to pass on."""
     run, print_line = started.run, log_lines(print_line)
     source, mode, notify = started.reload_from
-    policy = launched if launched.detectors else _load_whole(launched, started)
     senders, unset = build_senders(
         channels_of(policy.notify, quiet=started.options.quiet), os.environ
     )
@@ -132,22 +127,6 @@ def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Payload]:
                 yield cite_trial(Path(path))
             except (SuperviseError, OSError, KeyError) as error:
                 print_line(f"supervise: warning: cites: {error}")
-
-
-def _load_whole(partial: Policy, started: Started) -> Policy:
-    """Return the whole policy that the job was launched with.
-
-    It comes from its own file, which messages name, or, if that has changed since, from the copy in
-    the run directory. Raises StoreError if neither has the digest: the cache was wrong.
-    """
-    for path, mode, notify in (started.reload_from, (str(started.run.policy_path), None, None)):
-        try:
-            policy = load_policy(path, mode=mode, notify=notify)
-        except SuperviseError:
-            continue
-        if policy.digest == partial.digest:
-            return policy
-    raise StoreError(f"policy {partial.name} cannot be loaded again as it was launched")
 
 
 def watch_job(

@@ -1,53 +1,30 @@
-"""`supervise run`: start a command and watch it.
-
-Loading a policy takes a third of a second, most of it for imports; so the parts that a launch needs
-are cached. The key is a digest of all that they depend on: the file, its bases, the packs and
-runbooks beside them, the shipped ones, this program and the mode. A policy with warnings is not
-kept: they name files as seen from the working directory. A damaged, foreign or unwritable cache
-file is a miss, never an error. Concurrent writers write the same content; each file is replaced
-atomically.
-
-    $XDG_CACHE_HOME/supervise/policies/<digest>.json = <sha256 of the rest> LF <json>
-"""
+"""`supervise run`: start a command and watch it."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from .. import __version__, system
-from ..catalog import shipped
+from .. import system
 from ..catalog.shipped import locate_policy
 from ..core.model.decisions import MODES
 from ..core.model.payload import DrillOrder, Payload
-from ..core.model.policy import (
-    JobSettings,
-    Mechanisms,
-    Policy,
-    ProbeSettings,
-    Safeguards,
-    Sampling,
-    Savepoints,
-)
+from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
-from ..errors import InputError, SuperviseError, UsageError, named_error
+from ..errors import SuperviseError, UsageError, named_error
 from ..runtime import environment
 from ..runtime.launcher import Launch, Launcher, make_redactor
 from ..runtime.process import Process, exit_code, replace_process
 from ..runtime.process_tree import Terminal
 from ..runtime.signals import Forwarder
-from ..store import files
 from ..store.recorder import Recorder
 from ..store.run_directory import Endpoint, RunDescription, RunDir
 from ._output import (
@@ -60,121 +37,6 @@ from ._output import (
 )
 from ._params import JobCommand, Options
 from ._streams import share_terminal
-
-KEEP = 32  # files; project default
-MAX_BYTES = 4 << 20  # of a cache file
-MAX_FILES = 500  # beside a policy; a larger folder is not a policy folder
-PARTS = ("packs", "runbooks")  # folders beside a policy
-
-
-class LaunchPart(msgspec.Struct, frozen=True):
-    """What a launch reads of a policy; all of it is loaded once the job runs."""
-
-    name: str
-    digest: str
-    mode: str
-    savepoints: Savepoints | None
-    probe: ProbeSettings
-    sampling: Sampling
-    mechanisms: Mechanisms | None
-    safeguards: Safeguards
-    notify: dict[str, dict[str, Any]]
-    job: JobSettings
-    resolved: str
-
-
-Load = Callable[[list[str]], Policy]  # appends its warnings to what it is given
-
-
-def launch_policy(path: str | Path, options: object, load: Load, warnings: list[str]) -> Policy:
-    """Return the policy, or the part that a launch needs, without rules.
-
-    Args:
-        path: a file, or the name of a shipped policy, as `load_policy` takes it.
-        options: what `load` adds to it, such as the mode; their `repr` tells them apart.
-        load: called on a cache miss.
-        warnings: the policy's warnings are appended here.
-
-    Raises:
-        SuperviseError: as `load`.
-    """
-    cache_path = _cache_path(path, options)
-    found = None if cache_path is None else _read(cache_path)
-    if found is not None:
-        return found
-    new: list[str] = []
-    policy = load(new)
-    warnings += new
-    if cache_path is not None and not new:
-        with suppress(OSError, ValueError, TypeError):
-            _write(cache_path, policy)
-    return policy
-
-
-def _cache_path(name: str | Path, options: object) -> Path | None:
-    """Return the cache file of this policy, None if it cannot be cached."""
-    try:
-        path = shipped.locate_policy(name)
-        digest = hashlib.sha256()
-        digest.update(repr((__version__, sys.version, str(path.absolute()), options)).encode())
-        for line in _fingerprint(path.absolute()):
-            digest.update(line)
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(base) / "supervise" / "policies" / f"{digest.hexdigest()}.json"
-    except (OSError, RuntimeError, ValueError, InputError):
-        return None
-
-
-def _fingerprint(path: Path) -> Iterator[bytes]:
-    """Yield what a policy depends on: contents of its files, size and time of shipped ones."""
-    for each in shipped.file_chain(path):
-        yield each.read_bytes()
-        for part in PARTS:
-            parts = sorted((each.parent / part).glob("*.yaml"))
-            if len(parts) > MAX_FILES:
-                raise ValueError("too many files")
-            for file in parts:
-                yield file.name.encode() + b"\0" + file.read_bytes()
-    ours = [shipped.shipped_folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
-    probe = shipped.PACKAGE.parents[1] / "probes" / "supervise_probe"
-    probe = probe if probe.is_dir() else shipped.PACKAGE.parent / "supervise_probe"
-    code = [
-        *(folder for folder in (shipped.PACKAGE / "catalog").iterdir() if folder.is_dir()),
-        *(shipped.PACKAGE / name for name in ("catalog", "core/model", "detectors", "actions")),
-        shipped.PACKAGE / "notifiers",
-        *(probe / name for name in ("", "collectors", "faults")),
-    ]
-    for folder in (*ours, *code):
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.endswith((".yaml", ".py")):
-                    stat = entry.stat()
-                    yield f"{entry.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode()
-
-
-def _read(cache_path: Path) -> Policy | None:
-    try:
-        digest, _, body = files.read_file(cache_path, limit=MAX_BYTES).partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != digest:
-            return None
-        part = msgspec.json.decode(body, type=LaunchPart, dec_hook=lambda _, value: value)
-        return Policy(detectors={}, rules=(), **msgspec.structs.asdict(part))
-    except (OSError, ValueError):
-        return None
-
-
-def _write(cache_path: Path, policy: Policy) -> None:
-    part = LaunchPart(*(getattr(policy, name) for name in LaunchPart.__struct_fields__))
-    body = msgspec.json.encode(part)
-    files.make_directory(cache_path.parent)
-    digest = hashlib.sha256(body).hexdigest().encode()
-    files.replace_file(cache_path, digest + b"\n" + body, durable=False)
-    with os.scandir(cache_path.parent) as entries:
-        newest = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
-    for entry in newest[KEEP:]:
-        with suppress(OSError):
-            Path(entry.path).unlink()
-
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 HOST = "127.0.0.1"  # nobody outside of this machine reads the metrics by default
@@ -370,21 +232,14 @@ def _resume(
 
 
 def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine) -> Policy:
-    """Return the policy, or what a launch needs of it; print its warnings."""
+    """Return the policy; print its warnings."""
+    from ..catalog import Problem, load_policy
 
-    def load(warnings: list[str]) -> Policy:
-        from ..catalog import Problem, load_policy
-
-        problems: list[Problem] = []
-        policy = load_policy(name, mode=mode, notify=notify, warnings=problems)
-        warnings += map(str, problems)
-        return policy
-
-    warnings: list[str] = []
-    chosen = launch_policy(name, (mode, notify), load, warnings)
-    for problem in warnings:
+    problems: list[Problem] = []
+    policy = load_policy(name, mode=mode, notify=notify, warnings=problems)
+    for problem in problems:
         print_line(f"supervise: warning: {problem}")
-    return chosen
+    return policy
 
 
 def _channels(notify: Sequence[str]) -> Channels:
@@ -434,11 +289,7 @@ def start_and_watch(
     *,
     options: Options = Options(),  # noqa: B008 - it is frozen
 ) -> int:
-    """Start the job and watch it; return the exit code. A failed start leaves nothing behind.
-
-    Args:
-        policy: the whole, or the part that `launch_policy` caches for a launch.
-    """
+    """Start the job and watch it; return the exit code. A failed start leaves nothing behind."""
     environ = dict(os.environ)
     tier, reason = environment.forecast_tier(argv, environ)
     clean = make_redactor(argv, environ, policy)
