@@ -86,7 +86,6 @@ ROOT_MODULES = tuple(
 )
 BEHIND_THE_FACE = {
     "supervise.cli._job_check": "a table of commands and of conditions of metrics",
-    "supervise.cli._live_view": "a screen, driven key by key",
     "supervise.cli._streams": "a stream that is full",
     **dict.fromkeys(
         ("supervise.cli.adopt", "supervise.cli.run"), "drivers with a recorder of ours"

@@ -42,7 +42,7 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("runs", "status", "watch", "web", "events", "why", "why-not", "triage", "checkpoints"),
+        *("runs", "status", "web", "events", "why", "why-not", "triage", "checkpoints"),
         *("export", "audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
@@ -58,7 +58,7 @@ SECTIONS = {
     ),
     "Your shell": ("completion",),
 }
-ENDED_BY_HAND = ("events", "watch", "web")  # by Ctrl-C
+ENDED_BY_HAND = ("events", "web")  # by Ctrl-C
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 # The module of a command that shares one with others; any other has a module of its own name.
 MODULES = {
@@ -72,7 +72,6 @@ MODULES = {
     "policy": "policy_commands",
     "reload": "operate",
     "demo": "drill",
-    "watch": "runs",
 }
 
 
