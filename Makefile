@@ -67,7 +67,7 @@ lint: style
 
 docs: .venv/installed-dev
 	$(BIN)/python -m supervise.catalog.docs
-	$(BIN)/cog -r -p 'from supervise.catalog import docs' \
+	$(BIN)/cog -r -p 'import sys; sys.path.insert(0, "docs"); import tables as docs' \
 	  policies/README.md runbooks/README.md probes/README.md
 
 recording: .venv/installed-dev
