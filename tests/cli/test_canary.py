@@ -101,18 +101,6 @@ def test_usage_and_own_errors_are_no_verdict(supervise, arm):
     assert "changed" in err
 
 
-def test_runs_against_a_target(supervise, arm):
-    runs = [arm(f"run{seed}", seed=seed) for seed in range(3)]
-    target = ("canary", "target", "--target")
-
-    assert supervise(*target, 3.1, *runs)[0] == 0
-    assert supervise(*target, 2.9, *runs)[0] == 1
-    assert supervise(*target, 3.1, *runs[:2])[0] == 2
-    code, out, _ = supervise(*target, 3.1, "--needed", 0.1, *runs[:2], "--json")
-    assert (code, json.loads(out)["verdict"]) == (0, "PASS")
-    assert supervise(*target, 3.1, *runs, arm("crashed", end=1))[0] == 1
-
-
 CANARY = "canary run --steps 200 --baseline"
 SUITE = "drill suite --steps 200"
 

@@ -129,11 +129,11 @@ def test_a_file_of_another_user_in_our_directory_counts(run_directory):
 
 READERS = (
     *("status {}", "why {} inc-1", "why-not --rule nonfinite --step 5 {}", "triage {}"),
-    *("replay {}", "record {}", "export -o out.csv {}", "events {}", "watch {}"),
+    *("replay {}", "record {}", "export -o out.csv {}", "events {}"),
     *("audit verify {}", "audit show {}", "checkpoints {}", "checkpoints --verify {}"),
     *("adopt {}", "run -p nano --resume-run --run-dir {} -- train"),
     *("rollback {}", "release {}", "reload {}", "outbox flush {}"),
-    *("backtest --policy nano {}", "canary target --target 3.28 {} {}"),
+    "backtest --policy nano {}",
 )
 
 

@@ -16,7 +16,6 @@ from supervise.trials import (
     fill_placeholders,
     find_missing_placeholders,
     is_decided,
-    judge_against_target,
     judge_gate,
     plan_look,
 )
@@ -234,21 +233,6 @@ def test_a_step_made_again_counts_once_and_is_an_intervention():
     assert arm.steps == {5: {"train_loss_raw": 2.5, "tokens_per_update": 8.0}}
     assert (arm.ranks, arm.attempts) == (2, 1)
     assert check_of(judge_gate([(BASELINE, arm)], PLAN), "interventions").status == "fail"
-
-
-def test_many_runs_against_a_target():
-    losses = [3.2775, 3.2790, 3.2781, 3.2779]
-
-    assert judge_against_target(losses, 3.28, needed=0.004).score == pytest.approx(
-        0.00375, abs=1e-9
-    )
-    assert not judge_against_target(losses, 3.28, needed=0.004).reached
-    assert judge_against_target([*losses, 3.2770], 3.28, needed=0.004).reached
-    assert judge_against_target([3.270, 3.271, 3.272], 3.28).reached
-    assert not judge_against_target([3.270, 3.271], 3.28).reached, "two give no deviation"
-    assert not judge_against_target([3.2, math.nan, 3.2], 3.28).reached
-    assert not judge_against_target([3.2, math.nan, 3.2], 3.28, needed=0.0).reached
-    assert not judge_against_target([], 3.28, needed=-1.0).reached
 
 
 # ── how arms are made: commands, order, and looks over seeds ──────────────────────────────────────

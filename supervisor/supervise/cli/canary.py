@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -195,13 +194,6 @@ def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
     return EXIT[report.verdict] if counts else 0
 
 
-def end_text(arm: Arm) -> str:
-    """Return how a run ended, for a table."""
-    if arm.live:
-        return "running"
-    return "unknown" if arm.exit_code is None else f"exit {arm.exit_code}"
-
-
 def _write(path: Path, data: bytes) -> None:
     try:
         with files.replacing_file(path, shared=True) as file:
@@ -247,7 +239,6 @@ def canary_command() -> None:
     Examples:
       supervise canary run --baseline main --steps 400 -- python train.py {out}
       supervise canary compare runs/main runs/branch
-      supervise canary target --target 3.28 --needed 0.004 runs/a runs/b runs/c
     """
 
 
@@ -328,83 +319,6 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
             with trial_runs.open_log(options["audit"]) as log:
                 write_verdict(report, opened, log)
         ctx.exit(print_report(report, options))
-
-
-@canary_command.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
-@click.option(
-    "--target",
-    type=float,
-    required=True,
-    callback=parse_finite,
-    help="What the mean must be below.",
-)
-@click.option(
-    "--needed",
-    type=float,
-    callback=parse_finite,
-    help="What (target - mean) * sqrt(runs) must reach. Default: by a t-test, from 3 runs on.",
-)
-@click.option("--alpha", type=ALPHA, default=0.01, show_default=True, help="Level of the t-test.")
-@click.option("--metric", default="train_loss_raw", help="The metric; lower is better.")
-@click.option(
-    "--last",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="The value of a run is the mean of the metric's last N samples.",
-)
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
-@click.pass_context
-def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
-    """Test whether the mean of many short runs is below a target.
-
-    The runs differ in the seed alone, and all that were made are given.
-
-    \b
-    Examples:
-      supervise canary target --target 3.28 --needed 0.004 runs/a runs/b runs/c
-      supervise canary target --target 2.1 --metric val_loss --last 1 runs/seed-*
-
-    Exit codes: 0 PASS; 1 FAIL, also where a run crashed; 2 INCONCLUSIVE: a run has not ended, or
-    too few have a finite value; 64 no such run; 70 an error of our own.
-    """
-    with errors_without_verdict(EXIT.values()):
-        from ..trials.arms import read_arm
-        from ..trials.gate_statistics import RUNS, judge_against_target
-
-        metric = options["metric"]
-        arms = [read_arm(RunDir.open(find_run(name)), (metric,)) for name in runs]
-        tails = [list(arm.series(metric, 0, arm.end).values())[-options["last"] :] for arm in arms]
-        values = [fmean(tail) if tail else math.nan for tail in tails]
-        needed = options["needed"]
-        found = judge_against_target(values, options["target"], options["alpha"], needed)
-        few = needed is None and found.runs < RUNS
-        open_ = few or not all(math.isfinite(value) for value in values)
-        if any(arm.crashed for arm in arms):
-            verdict = "FAIL"
-        elif open_ or not all(arm.complete for arm in arms):
-            verdict = "INCONCLUSIVE"
-        else:
-            verdict = "PASS" if found.reached else "FAIL"
-        rows = [
-            (arm.name, end_text(arm), f"{value:.6g}")
-            for arm, value in zip(arms, values, strict=True)
-        ]
-        document = {
-            "schema": "supervise/canary-target/v1",
-            "verdict": verdict,
-            "target": options["target"],
-            **{name: getattr(found, name) for name in found.__slots__},
-            "values": [{"run": arm.name, "value": v} for arm, v in zip(arms, values, strict=True)],
-        }
-    if options["json_wanted"]:
-        echo_json(document)
-    else:
-        echo(f"{verdict}: (target - mean) * sqrt(runs) = {found.score:.4g}")
-        echo(f"needed: {found.needed:.4g}; mean of {found.runs} runs: {found.mean:.6g}", "")
-        print_table(rows, ("run", "end", metric))
-    ctx.exit(EXIT[verdict])
 
 
 SEEDS = 3  # the fewest that show how far two runs of one program drift apart

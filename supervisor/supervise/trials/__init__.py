@@ -21,7 +21,7 @@ __getattr__ = lazy_exports(
             "explain_unhealthy"
         ),
         "gate_statistics": (
-            "Differences, judge_against_target, autocorrelation_time, block_means, "
+            "Differences, autocorrelation_time, block_means, "
             "estimate_difference, look_levels, spent_alpha, student_cdf, student_quantile, "
             "successive_variance"
         ),
