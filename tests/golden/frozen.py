@@ -127,7 +127,7 @@ READING = (
 )
 # What goes wrong before a run is read; `PATH` stands for the run.
 MISTAKES = (
-    *(("status",), ("status", "nix"), ("watch", "PATH"), ("runs", "--runs", "nowhere")),
+    *(("status",), ("status", "nix"), ("runs", "--runs", "nowhere")),
     *(("pause",), ("adopt",), ("events", "--since", "yesterday", "PATH"), ("completion", "tcsh")),
     *(("runbook", "loss-spke"), ("drill", "show", "lr_spyke"), ("export", "-o", "run.xls", "PATH")),
     ("export", "--csv", "--metrics", "loss", "PATH"),
