@@ -1,8 +1,6 @@
-"""What a trial does to the machine: environment, files elsewhere, the log of verdicts."""
+"""What a trial does to the machine: environment, the log of verdicts."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -12,10 +10,7 @@ from supervise.trials import (
     SUITE_LOG,
     VERDICT_LOG,
     arm_environment,
-    changed_files,
     cite_trial,
-    fingerprint_files,
-    open_for_writing,
     open_log,
 )
 
@@ -29,39 +24,6 @@ def test_an_arm_is_offline_and_goes_on_with_nothing(tmp_path):
     assert found["WANDB_MODE"] == "offline" and found["HF_HUB_OFFLINE"] == "1"
     assert found["WANDB_DIR"] == str(tmp_path)
     assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & found.keys()
-
-
-def test_files_that_are_open_for_writing_are_seen(tmp_path):
-    written, read = tmp_path / "written", tmp_path / "read"
-    read.touch()
-    with written.open("w"), read.open():
-        found = set(open_for_writing([os.getpid()]))
-
-    assert str(written) in found
-    assert str(read) not in found
-    assert list(open_for_writing([2**22 + 7])) == []
-
-
-def test_files_that_changed_are_named(tmp_path):
-    for name in ("same", "other", "own/x", ".git/x", "__pycache__/x"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("1")
-    own = [str(tmp_path / "own")]
-    before = fingerprint_files(tmp_path, own)
-    for name in ("other", "own/x", ".git/x", "__pycache__/x", "new"):
-        (tmp_path / name).write_text("22")
-
-    found = changed_files(before, fingerprint_files(tmp_path, own))
-
-    assert found == [str(tmp_path / "new"), str(tmp_path / "other")]
-
-
-def test_too_many_files_are_not_compared(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).touch()
-
-    assert fingerprint_files(tmp_path, [], most=1) == {}
-    assert changed_files({}, {"a": (1, 1)}) == []
 
 
 VERDICT = Payload({"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs": []})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..catalog.loader import Isolated
 
 SCRATCH, POLICY = "scratch", "policy.yaml"
-
-SHOWN = 3  # files outside that are named
 
 
 @contextmanager
@@ -45,16 +43,6 @@ def errors_without_verdict(verdicts: Collection[int]) -> Iterator[None]:
         traceback.print_exc()
         text = f"the runs could not be judged: {type(error).__name__}: {error}"
         raise SuperviseError(text) from error
-
-
-def describe_outside_writes(outside: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a sentence for each run while which files elsewhere were written."""
-    notes = []
-    for name, paths in outside.items():
-        ellipsis = f" and {len(paths) - SHOWN} more" * (len(paths) > SHOWN)
-        text = f"while {name} ran, files outside of its directory changed"
-        notes.append(f"{text}: {', '.join(paths[:SHOWN])}{ellipsis}")
-    return notes
 
 
 def trial_directory(directory: Path | None, sort: str) -> Path:

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from ._params import JobCommand
 from ._runs import complete_run, find_exact_run, find_run
 from ._trials import (
     SCRATCH,
-    describe_outside_writes,
     errors_without_verdict,
     make_empty,
     trial_directory,
@@ -413,7 +412,6 @@ class _Trial:
         policy: file of the policy that watches the runs. about: what the log keeps of it.
         recorded: runs of the baseline; empty where its command makes them.
         commands: of each arm that is made, with placeholders. cwd: where they are started.
-        outside: arm -> files that it wrote elsewhere.
     """
 
     plan: Plan
@@ -426,14 +424,11 @@ class _Trial:
     commands: Mapping[str, Sequence[str]]
     cwd: Mapping[str, Path]
     keep: bool
-    outside: dict[str, list[str]] = field(default_factory=dict)
 
     def notes(self, pair_count: int) -> list[str]:
         """Return sentences about the trial for its reports."""
-        notes = (
-            [f"decided after {pair_count} of {self.seeds} pairs"] if pair_count < self.seeds else []
-        )
-        return [*notes, *describe_outside_writes(self.outside)]
+        is_early = pair_count < self.seeds
+        return [f"decided after {pair_count} of {self.seeds} pairs"] if is_early else []
 
 
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
@@ -547,8 +542,6 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
             ),
         )
     arm = read_arm(outcome.run, metrics_of(trial.plan), arm_name, outcome.cpu_s)
-    if outcome.outside:
-        trial.outside[arm_name] = outcome.outside
     step_count = len(arm.steps)
     text = f"{arm_name}: {step_count} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
     recorded_arm = CanaryArm(
@@ -557,7 +550,6 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
         seconds=round(outcome.seconds, 1),
         steps=step_count,
         cpu_s=outcome.cpu_s,
-        outside=outcome.outside,
     )
     log.note("canary_arm", text, recorded_arm)
     echo(text, err=True)

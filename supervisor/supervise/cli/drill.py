@@ -32,7 +32,6 @@ from ._output import echo, echo_json, echo_source, print_table, progress_line
 from ._params import ARGV, RESUMING, JobCommand
 from ._trials import (
     SCRATCH,
-    describe_outside_writes,
     errors_without_verdict,
     make_empty,
     trial_directory,
@@ -243,7 +242,6 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     count, planned_count = 0, sum(map(len, planned))
     arms: dict[PlannedRun, FaultArm] = {}
     refused: dict[str, str] = {}
-    outside: dict[str, list[str]] = {}
     limit: float | None = None
     with progress_line("runs of the suite") as report:
         report(0, planned_count)
@@ -255,8 +253,6 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
                 seconds.append(outcome.seconds)
                 if planned_run.drill is not None and arm.refused:
                     refused[planned_run.drill.text] = arm.refused
-                if outcome.outside:
-                    outside[planned_run.name] = outcome.outside
                 text = f"{planned_run.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
                 text = f"{text}, not injected: {arm.refused}" if arm.refused else text
                 count += 1
@@ -267,7 +263,6 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
                         **asdict(cite_run(outcome.run)),
                         exit_code=outcome.code,
                         seconds=round(outcome.seconds, 1),
-                        outside=outcome.outside,
                     )
                     log.note("suite_run", text, recorded_run)
                     trial_runs.store_outcome(settings, planned_run, outcome)
@@ -277,7 +272,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     if len(refused) == len(suite.drills):
         name, reason = next(iter(refused.items()))
         raise UsageError(f"no fault can be injected into this job; {name}: {reason}")
-    return _report(suite, policy, arms, outside, log.trial)
+    return _report(suite, policy, arms, log.trial)
 
 
 def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
@@ -307,7 +302,6 @@ def _report(
     suite: _Suite,
     policy: Isolated,
     arms: Mapping[PlannedRun, FaultArm],
-    outside: Mapping[str, Sequence[str]],
     name: str,
 ) -> SuiteReport:
     from ..trials import drill_findings
@@ -354,7 +348,7 @@ def _report(
         fault_step=settings.fault_step,
         seeds=list(range(1, suite.seeds + 1)),
         acts=suite.acts,
-        notes=[*notes, *describe_outside_writes(outside)],
+        notes=notes,
         rules={rule.id: document.digest_of(rule) for rule in document.rules},
         healthy=controls,
         faults=[fault_result(drill, findings) for drill in suite.drills],

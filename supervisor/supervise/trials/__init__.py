@@ -36,7 +36,7 @@ __getattr__ = lazy_exports(
         ),
         "trial_runs": (
             "SUITE_LOG, TrialPolicy, VERDICT_LOG, arm_environment, default_faults, "
-            "changed_files, cite_trial, find_clashes, fingerprint_files, open_for_writing, "
+            "cite_trial, find_clashes, "
             "open_log, plan_waves, drop_refused"
         ),
     },

@@ -9,7 +9,6 @@ a run: hash-chained, so that a verdict can be cited by the number of its records
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -20,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,9 +58,6 @@ RESUMING = (
     *("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "MLFLOW_RUN_ID", "COMET_EXPERIMENT_KEY"),
     *("NEPTUNE_CUSTOM_RUN_ID", "SUPERVISE_PROBE", "SUPERVISE_LAUNCH"),
 )
-SYSTEM = ("/dev", "/proc", "/sys", "/run")
-MAX_FILES = 20_000  # of a working directory that are compared; more would delay the arm
-NOT_COMPARED = frozenset({"__pycache__", "node_modules"})  # and all whose name begins with a dot
 POLL_S = 0.2
 LEAST_S = 5.0  # a shorter time shows no CPU time per step: it is off by `POLL_S` at each end
 GRACE_S = 20.0  # between two signals that ask for the end; the third one kills
@@ -88,72 +83,6 @@ def arm_environment(environ: Mapping[str, str], out: Path) -> dict[str, str]:
     inherited = {name: value for name, value in environ.items() if name not in RESUMING}
     own_variables = {"WANDB_DIR": str(out), "MLFLOW_TRACKING_URI": (out / "mlruns").as_uri()}
     return {**inherited, **OFFLINE, **own_variables}
-
-
-def writable_directories(environ: dict[str, str], *variables: Path) -> tuple[str, ...]:
-    """Return the directories that an arm may write to: its own, caches, and the temporary one."""
-    home = Path(environ.get("HOME") or "/")
-    caches = [
-        environ.get("XDG_CACHE_HOME") or str(home / ".cache"),
-        environ.get("XDG_STATE_HOME") or str(home / ".local" / "state"),
-        *(str(home / name) for name in (".triton", ".nv", ".config/matplotlib")),
-        tempfile.gettempdir(),
-    ]
-    return tuple(os.path.realpath(part) for part in (*SYSTEM, *caches, *map(str, variables)))
-
-
-def is_inside(path: str, directories: Iterable[str]) -> bool:
-    """Return whether a path is one of the directories or below one."""
-    return any(path == part or path.startswith(part.rstrip("/") + "/") for part in directories)
-
-
-def open_for_writing(pids: Sequence[int]) -> Iterator[str]:
-    """Yield the paths of regular files that processes have open for writing."""
-    for pid in pids:
-        folder = f"/proc/{pid}/fd"
-        with suppress(OSError):  # it has ended, or is another user's
-            for name in os.listdir(folder):  # noqa: PTH208 - a Path for each costs more
-                with suppress(OSError, ValueError, IndexError):
-                    path = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - likewise
-                    if path.startswith("/") and _is_written(pid, name) and os.path.isfile(path):  # noqa: PTH113
-                        yield path
-
-
-def _is_written(pid: int, name: str) -> bool:
-    description = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
-    flags = int(description.partition("flags:")[2].split()[0], 8)
-    return flags & os.O_ACCMODE != os.O_RDONLY
-
-
-def fingerprint_files(
-    directory: Path, skipped: Sequence[str], most: int = MAX_FILES
-) -> dict[str, tuple[int, int]]:
-    """Return `(time of change in ns, bytes)` of the files below a directory; {} for too many."""
-    paths: dict[str, tuple[int, int]] = {}
-    for folder, names, leaves in os.walk(directory):
-        names[:] = [
-            name
-            for name in names
-            if not name.startswith(".")
-            and name not in NOT_COMPARED
-            and not is_inside(os.path.realpath(f"{folder}/{name}"), skipped)
-        ]
-        for name in leaves:
-            with suppress(OSError):
-                status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - thousands of them
-                paths[f"{folder}/{name}"] = status.st_mtime_ns, status.st_size
-        if len(paths) > most:
-            return {}
-    return paths
-
-
-def changed_files(
-    old_state: dict[str, tuple[int, int]], new_state: dict[str, tuple[int, int]]
-) -> list[str]:
-    """Return which files are new or other ones; nothing where one of both is not known."""
-    if not old_state or not new_state:
-        return []
-    return sorted(path for path, about in new_state.items() if old_state.get(path) != about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +120,12 @@ class ArmOutcome:
         code: exit code of its supervisor, which is the job's.
         seconds: from start to end.
         cpu_s: CPU seconds per step after the warm-up, None where that is too short to tell.
-        outside: files that it wrote elsewhere, as far as that was seen.
     """
 
     run: RunDir
     code: int
     seconds: float
     cpu_s: float | None
-    outside: list[str] = dataclasses.field(default_factory=list)
 
 
 def run_arm(
@@ -223,8 +150,6 @@ def run_arm(
     path = directory / spec.name
     spec.out.mkdir(parents=True)
     env = arm_environment(environ, spec.out)
-    fine = writable_directories(env, directory, spec.out)
-    old_state = fingerprint_files(spec.cwd, fine)
     start = time.monotonic()
     watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q"]
     log = directory / f"{spec.name}.log"
@@ -238,14 +163,12 @@ def run_arm(
             stderr=subprocess.STDOUT,
         )
         try:
-            follower = _Follower(spec, path, fine, cancelled, observe)
+            follower = _Follower(spec, path, cancelled, observe)
             code = follower.follow(child)
         finally:
             child.end()
     if code == INTERRUPTED:  # Ctrl-C reaches the whole group, and perhaps an arm before us
         raise KeyboardInterrupt
-    new_state = fingerprint_files(spec.cwd, fine)
-    outside = sorted({*follower.outside, *changed_files(old_state, new_state)})
     if not spec.keep:
         shutil.rmtree(spec.out, ignore_errors=True)
     try:
@@ -253,7 +176,7 @@ def run_arm(
     except StoreError:
         reason = last_lines(log, 1).removeprefix("supervise: ")
         raise UsageError(f"{spec.name} could not be started: {reason}") from None
-    return ArmOutcome(run, code, time.monotonic() - start, follower.cpu_s, outside)
+    return ArmOutcome(run, code, time.monotonic() - start, follower.cpu_s)
 
 
 def last_lines(log: Path, count: int = TAIL) -> str:
@@ -263,20 +186,17 @@ def last_lines(log: Path, count: int = TAIL) -> str:
 
 
 class _Follower:
-    """Looks at an arm again and again: its step, its CPU time, its open files."""
+    """Looks at an arm again and again: its step and its CPU time."""
 
     def __init__(
         self,
         spec: ArmSpec,
         path: Path,
-        fine: Sequence[str],
         cancelled: Callable[[], bool],
         observe: Callable[[int, float | None], None],
     ) -> None:
-        self.outside: set[str] = set()
         self._spec = spec
         self._path = path
-        self._fine = fine
         self._cancelled = cancelled
         self._observe = observe
         self._started = time.monotonic()
@@ -317,10 +237,6 @@ class _Follower:
         job = self._job()
         if job is None:
             return
-        pids = [process.pid for process in job]
-        for path in open_for_writing(pids):
-            if not is_inside(os.path.realpath(path), self._fine):
-                self.outside.add(path)
         step = self._newest_step()
         if step is None:
             return
@@ -490,7 +406,7 @@ def make_runs(
 
 def store_outcome(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:
     """Keep the outcome of a run: it is not made again. Raises StoreError."""
-    about = {"code": outcome.code, "seconds": outcome.seconds, "outside": outcome.outside}
+    about = {"code": outcome.code, "seconds": outcome.seconds}
     path = _outcome_path(settings, run)
     try:
         path.parent.mkdir(exist_ok=True)
@@ -516,7 +432,6 @@ def _run(
     with suppress(OSError, ValueError, KeyError, StoreError):  # else it is made again
         previous = json.loads(_outcome_path(settings, run).read_bytes())
         outcome = ArmOutcome(RunDir.open(path), previous["code"], previous["seconds"], None)
-        outcome.outside += previous["outside"]
         return outcome, False
     out = settings.scratch / run.name
     for remains in (path, out):  # of a suite that was interrupted
@@ -576,11 +491,10 @@ class CanaryLook(Struct, frozen=True):
 
 
 class SuiteRun(RunCitation, frozen=True, kw_only=True):
-    """`suite_run`: a run with a fault or without one; outside: files that it wrote elsewhere."""
+    """`suite_run`: a run with a fault or without one."""
 
     exit_code: int
     seconds: float
-    outside: Sequence[str]
 
 
 class CanaryArm(SuiteRun, frozen=True, kw_only=True):
