@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.catalog import PolicyErrors, load_policy
+from tests.support.recorded_run import shipped_policy
 
 HEAD = "version: supervise/v1\n"
 BASE = (
@@ -93,7 +94,7 @@ def test_a_base_may_extend_another_one(load):
     """A team changes nano, and a job the team's; nano itself is the shipped one by its name."""
     files = {"team.yaml": HEAD + "extends: nano\nremove: [amp]\nprobation: 50\n"}
     policy = load(HEAD + "extends: team.yaml\nprobation: 70\nuse: [ranks]\n", files)
-    nano = load_policy("nano")
+    nano = shipped_policy("nano")
 
     assert policy.probation_steps == 70
     own = {rule.id for rule in policy.rules}

@@ -15,7 +15,6 @@ from supervise.catalog import (
     PolicyErrors,
     load_policy,
     measured_metrics,
-    shipped_folder,
     shipped_names,
 )
 from supervise.core.model import (
@@ -28,6 +27,7 @@ from supervise.core.model import (
     SkipNonfinite,
 )
 from supervise.errors import InputError
+from tests.support.recorded_run import shipped_policy
 
 from .conftest import HEAD, Loader
 
@@ -35,7 +35,7 @@ from .conftest import HEAD, Loader
 @pytest.mark.parametrize("name", shipped_names("policies"))
 def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -> None:
     """The run directory's policy.yaml needs no other file, and its sha256 is the digest."""
-    policy = load_policy(name)
+    policy = shipped_policy(name)
     path = tmp_path / "policy.yaml"
     path.write_text(policy.resolved, "utf-8")
 
@@ -59,7 +59,7 @@ def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     finally:
         os.chdir(here)
 
-    assert digests == {load_policy(shipped_folder("policies") / "nano.yaml").digest}
+    assert digests == {shipped_policy("nano").digest}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
 def test_only_enforce_arms_reflexes_and_keeps_savepoints(load: Loader) -> None:
     """Weaker modes change nothing in the job, and cost it nothing; shadow is the default."""
     assert load("version: supervise/v1\n").mode == "shadow"
-    acting, looking = load_policy("nano"), load_policy("nano", mode="shadow")
+    acting, looking = shipped_policy("nano"), load_policy("nano", mode="shadow")
 
     assert (acting.mode, looking.mode) == ("enforce", "shadow")
     assert acting.savepoints == Savepoints(every=25)
@@ -105,7 +105,7 @@ def test_the_probe_gets_every_number_of_a_safeguard(load: Loader) -> None:
 
 def test_observing_needs_no_budget_but_enforcing_the_same_file_does() -> None:
     """A budget is needed by what can be run, and the command line can ask for more."""
-    assert load_policy("observe").budgets == {}
+    assert shipped_policy("observe").budgets == {}
     with pytest.raises(PolicyErrors) as refused:
         load_policy("observe", mode="enforce")
     assert any("no budget 'all'" in problem.message for problem in refused.value.problems)
@@ -251,5 +251,5 @@ def test_a_policy_knows_how_rarely_its_costly_metrics_may_come():
     costly = {name: spec.sparsest for name, spec in known.items() if spec.sparsest}
 
     assert "update_norm" in costly
-    assert load_policy("nano").sparsest.items() <= costly.items()
-    assert load_policy("nano").sparsest["update_norm"] == costly["update_norm"]
+    assert shipped_policy("nano").sparsest.items() <= costly.items()
+    assert shipped_policy("nano").sparsest["update_norm"] == costly["update_norm"]

@@ -16,10 +16,10 @@ import pytest
 from supervise.catalog import (
     PolicyErrors,
     check_file,
-    load_policy,
     shipped_folder,
     shipped_names,
 )
+from tests.support.recorded_run import shipped_policy
 
 from .conftest import HEAD, plain
 
@@ -51,7 +51,7 @@ def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
     text = path.read_text("utf-8")
     assert list(validator(kind).iter_errors(plain(text))) == []
     if kind == "policies":
-        assert list(validator(kind).iter_errors(plain(load_policy(name).resolved))) == []
+        assert list(validator(kind).iter_errors(plain(shipped_policy(name).resolved))) == []
 
     named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
     assert (path.parent / named).resolve() == schema_path(kind).resolve()

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.catalog import load_policy
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import Announced, Frame, Ladder, RuleFired, decision_record
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
+from tests.support.recorded_run import shipped_policy
 
 from .conftest import AGAIN, Again, above, crashing, messages, relaunched, rule_on, save
 
@@ -381,7 +381,7 @@ def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
 
 def under_nano(names, rows):
     """Return the decisions of shipped `nano` over rows of one rank."""
-    policy = load_policy("nano")
+    policy = shipped_policy("nano")
     state = initial_state(policy)
     state, made = step_engine(policy, state, Announced(0, 0, 1, 1, names))
     for step, values in enumerate(rows):

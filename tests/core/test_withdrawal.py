@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from supervise.actions import CheckWeights, Snapshot, Stop
-from supervise.catalog import load_policy
 from supervise.core import explain_withdrawal, plan_context
 from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
 from supervise.detectors import Absence
+from tests.support.recorded_run import shipped_policy
 
 from .conftest import (
     NAMES,
@@ -215,7 +215,7 @@ def test_silence_that_has_a_reason_fails_no_verification(high, phase, fails):
 def test_the_shipped_policies_judge_short_stalls_alike():
     """`nano` and `large` stop what stands still by a runbook with an idle watch."""
     for name in ("nano", "large"):
-        policy = load_policy(name)
+        policy = shipped_policy(name)
         rule = next(rule for rule in policy.rules if rule.id == "hang.stuck")
         stop = next(s for s in policy.runbooks[rule.runbook].steps if isinstance(s, Stop))
         assert stop.if_idle == IDLE_S

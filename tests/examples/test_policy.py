@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy, parse_drill
+from tests.support.recorded_run import shipped_policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ def test_it_loads_without_a_word_and_can_start_the_example_again():
     assert policy.job.relaunch.args == ("--resume={checkpoint}",)
     assert "--resume" in (ROOT / "examples" / "nano" / "train.py").read_text()
     assert policy.job.on_crash in policy.runbooks
-    below = load_policy("nano").ladder.levels[:-1]
+    below = shipped_policy("nano").ladder.levels[:-1]
     assert policy.ladder.levels == (*below, "relaunch-and-rewarm", "hold")
 
 

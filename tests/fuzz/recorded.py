@@ -33,6 +33,7 @@ from supervise.core.model import (
 )
 from supervise.runtime import RankView, build_status
 from supervise.store import Audit, Journal, Recorder, RunDir
+from tests.support.recorded_run import shipped_policy
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 10**9
@@ -80,7 +81,7 @@ probation: 5
 @cache
 def policy(name: str = "") -> Policy:
     if name:
-        return load_policy(name)
+        return shipped_policy(name)
     path = Path(os.environ.get("TMPDIR", "/tmp")) / f"fuzzed-{os.getpid()}.yaml"
     path.write_text(POLICY)
     try:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from supervise.catalog import load_policy
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import CheckpointState, Frame, JobSettings, Notice, RelaunchSettings
@@ -21,6 +20,7 @@ from supervise.runtime import (
     judge_status,
     list_capabilities,
 )
+from tests.support.recorded_run import shipped_policy
 
 NAMES = ("train_loss_raw", "tokens_per_update")
 SECOND = 1_000_000_000
@@ -199,7 +199,7 @@ def test_a_first_step_is_waited_for_while_the_job_works(marks, worked_s, deadlin
 # ── what can be done in a job is one line, from the policy and what the job has shown ─────────────
 
 
-NANO = load_policy("nano")
+NANO = shipped_policy("nano")
 AGAIN = replace(NANO, job=JobSettings(relaunch=RelaunchSettings(resume="library")))
 READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
 

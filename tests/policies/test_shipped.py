@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from supervise.catalog import (
     shipped_names,
 )
 from supervise.core.model import HOLD, Policy, Safeguards
+from tests.support.recorded_run import shipped_policy
 
 POLICIES = shipped_names("policies")
 PACKS = shipped_names("policies/packs")
@@ -59,11 +59,6 @@ def data(kind: str, name: str) -> dict[str, Any]:
     text = (shipped_folder(kind) / f"{name}.yaml").read_text()
     loaded: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return loaded
-
-
-@cache
-def policy(name: str) -> Policy:
-    return load_policy(name)
 
 
 def rules() -> list[Any]:
@@ -112,17 +107,17 @@ def verbs(one: Policy) -> set[str]:
 
 def test_observe_acts_never_and_canary_touches_a_job_only_to_end_it() -> None:
     """A gate does not repair what it judges."""
-    assert policy("observe").mode == "observe"
-    assert verbs(policy("canary")) == {*NO_TOUCH, "stop"}
+    assert shipped_policy("observe").mode == "observe"
+    assert verbs(shipped_policy("canary")) == {*NO_TOUCH, "stop"}
     for name in ("observe", "canary"):
-        assert policy(name).savepoints is None
-        assert policy(name).safeguards == Safeguards()
+        assert shipped_policy(name).savepoints is None
+        assert shipped_policy(name).safeguards == Safeguards()
 
 
 @pytest.mark.parametrize("name", ["nano", "medium", "large", "moe"])
 def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
     """The last rung is hold, and every class of action is budgeted."""
-    one = policy(name)
+    one = shipped_policy(name)
 
     assert one.ladder.levels[-1] == HOLD
     assert {"all", "rollback", "lr_scale"} <= set(one.budgets)
@@ -135,7 +130,7 @@ def test_every_metric_of_the_tables_is_read() -> None:
     """By a detector of some pack, under its own id or one that says the same."""
     read: set[str] = set()
     for name in POLICIES:
-        for detector in policy(name).detectors.values():
+        for detector in shipped_policy(name).detectors.values():
             read |= {metric.split(".")[0] for metric in detector.metrics}
 
     assert [m for m in WANTED if m not in read and not SAME.get(m, set()) & read] == []
@@ -145,7 +140,7 @@ def test_what_is_sampled_is_counted_in_steps() -> None:
     """A window of 64 samples, one each 50 steps, is blind for 3200 steps."""
     in_rows = set()
     for name in POLICIES:
-        for key, detector in policy(name).detectors.items():
+        for key, detector in shipped_policy(name).detectors.items():
             specs = [measured_metrics().get(metric) for metric in detector.metrics]
             counts = [getattr(detector, k, 1) or 1 for k in ("window", "ref", "for_")]
             if max(counts) > 1 and any(spec and spec.every > 1 for spec in specs):
@@ -205,7 +200,7 @@ def test_every_runbook_is_reached() -> None:
     """By a rule of a shipped policy, its ladder, a fall-back, or as the one of a severity."""
     reached = {"sev0", "sev1", "sev2"}
     for name in POLICIES:
-        one = policy(name)
+        one = shipped_policy(name)
         reached |= {rule.see for rule in one.rules} | set(one.runbooks)
         reached |= {book.if_it_fails for book in one.runbooks.values()}
 
@@ -221,9 +216,9 @@ def test_a_metric_leads_to_a_runbook() -> None:
 
 def test_only_a_runbook_that_is_run_may_touch_the_job() -> None:
     """What people are sent to read must be safe to run as it is: evidence and a message."""
-    run = {rule.runbook for name in POLICIES for rule in policy(name).rules}
-    run |= {rung for name in POLICIES for rung in policy(name).ladder.levels}
-    run |= {book.if_refused for name in POLICIES for book in policy(name).runbooks.values()}
+    run = {rule.runbook for name in POLICIES for rule in shipped_policy(name).rules}
+    run |= {rung for name in POLICIES for rung in shipped_policy(name).ladder.levels}
+    run |= {book.if_refused for name in POLICIES for book in shipped_policy(name).runbooks.values()}
 
     for name in set(RUNBOOKS) - run - OFFERED:
         assert data("runbooks", name)["steps"] == ["snapshot", "notify"], name

@@ -17,7 +17,7 @@ import yaml
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from supervise.catalog import all_metrics, load_policy
+from supervise.catalog import all_metrics
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import (
@@ -34,6 +34,7 @@ from supervise.core.model import (
     Notice,
 )
 from supervise.report import RunMetrics
+from tests.support.recorded_run import shipped_policy
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics"
 UNITS = {name: spec.unit for name, spec in all_metrics().items() if "." not in name}
@@ -42,7 +43,7 @@ NAMES = (*UNITS, "my_score", "learning_rate.1")
 
 def run_a_little(served):
     """Let two ranks make steps, with a rollback, an action that failed and a non-finite loss."""
-    policy = load_policy("nano")
+    policy = shipped_policy("nano")
     state = initial_state(policy)
     events = [
         Launched(1, 5, 0),
