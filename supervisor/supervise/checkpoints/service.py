@@ -368,6 +368,10 @@ class CheckpointService:
             self._tracker.on_save(report)
             self._wake.set()
 
+    def scan_soon(self) -> None:
+        """Something was written where checkpoints may be. Any thread; does not wait."""
+        self._wake.set()
+
     def resume(self, delivered: Mapping[str, bool]) -> None:
         """Continue for a supervisor that died, before `start`; report what it did not deliver.
 

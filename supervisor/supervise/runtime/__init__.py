@@ -51,6 +51,6 @@ __getattr__ = lazy_exports(
             "judge_status, list_capabilities"
         ),
         "status_writer": "first_step_deadline_s",
-        "watches": "ControlInbox, PolicyWatch, post_command",
+        "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",
     },
 )

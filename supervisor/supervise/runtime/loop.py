@@ -39,7 +39,7 @@ from ..notifiers.outbox import DRAIN_S, Outbox
 from ..store import files
 from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
-from ..store.run_directory import RUNS
+from ..store.run_directory import RUNS, RunDir
 from ..system import Thread
 from . import hardware, late_messages, status, watches
 from .adoption import Adoption, OrphanWatch
@@ -59,7 +59,7 @@ from .segments import Segments
 from .settings import RecoveredRun, Settings
 from .signals import Forwarder, Wakeup, ctrl_c_notice
 from .status_writer import TICK_NS, StatusWriter
-from .watches import ControlInbox, PolicyWatch
+from .watches import ControlInbox, FileWatch, PolicyWatch, Target, checkpoint_targets
 
 FIRST_NS, EVERY_NS = 2_000_000_000, 10_000_000_000  # between two lines of progress; our choice
 RANKS = 64  # of more, each counts on as the one that saved: the register must stay small
@@ -445,12 +445,7 @@ class App:
             self._status.started(process.pid)
             self._on_launch(process, 0)
         self._checkpoints.start()
-        with suppress(OSError):  # then it is made with the first command
-            files.make_directory(run.path / watches.DIRECTORY)
-        if self.settings.watch_policy:
-            current, show = lambda: processor.policy, self.settings.print_line
-            self._policy_watch = PolicyWatch(run.path, self.settings.reloader, current, show)
-            self._policy_watch.start()
+        self._watch_files(run)
         self._last_round = process.now()
         while not self._is_over(control):
             self._run_round(control)
@@ -459,11 +454,30 @@ class App:
             self.wakeup.wait(self._pause_s(control), control.process)
         self._mechanisms.close()
         system.end_tools()
+        self._file_watch.close()
         if self._policy_watch is not None:
             self._policy_watch.close()
         self._hardware.close()
         self._checkpoints.close()
         self._status.write(control, system.monotonic_ns(), over=True)
+
+    def _watch_files(self, run: RunDir) -> None:
+        """Let commands, checkpoints and edits of the policy wake who waits for them."""
+        control = run.path / watches.DIRECTORY
+        with suppress(OSError):  # then it is made with the first command
+            files.make_directory(control)
+        patterns = self.settings.policy.job.checkpoints.glob
+        targets = [
+            Target(control, self.wakeup.set),
+            *checkpoint_targets(patterns, Path.cwd(), self._checkpoints.scan_soon),
+        ]
+        if self.settings.watch_policy:
+            current, show = lambda: self.processor.policy, self.settings.print_line
+            self._policy_watch = PolicyWatch(run.path, self.settings.reloader, current, show)
+            self._policy_watch.start()
+            targets += self._policy_watch.targets()
+        self._file_watch = FileWatch(targets)
+        self._file_watch.start()
 
     def _pause_s(self, control: Control) -> float:
         """Return how long to sleep unless something happens that wakes the loop."""

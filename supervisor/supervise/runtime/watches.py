@@ -1,27 +1,34 @@
-"""Watches of files: commands of operators, and edits of the policy.
+"""Watches of files: commands of operators, checkpoints, and edits of the policy.
 
 Commands are files `control/<time>-<pid>.json` with `{"command", "operator", "args"}` in the run
 directory. They are written aside and renamed, taken in the order of their names, and removed once
-taken. The run directory's permissions say who may send them. The loop looks in each of its rounds:
-one `stat`, where a listing would cost a hundred times; it lists from time to time all the same,
-since a network file system may report nothing.
+taken. The run directory's permissions say who may send them.
+
+inotify, through `watchdog`, wakes the loop for files that were closed after writing or moved in,
+and for new directories, which are watched too where asked, one level down; at most `MAX_WATCHES`.
+It only makes things faster. The reader looks for itself (one `stat` where a listing would cost a
+hundred times), also from time to time, since a network file system reports nothing. The import and
+every call that may wait for a disk happen on a thread of its own.
 
 `--watch-policy` reloads an edited policy once it passes `policy check`. Editors write in several
-steps, so an edit counts when nothing was written since the look before. A policy that does not load
-is reported, and the one in force stays. A reload never raises the mode: the right to edit the file
-is no right to let the supervisor act. It is posted as a command, as by `supervise reload`, and
-takes effect between two steps.
+steps, so an edit counts when nothing was written for a moment. A policy that does not load is
+reported, and the one in force stays. A reload never raises the mode: the right to edit the file is
+no right to let the supervisor act. It is posted as a command, as by `supervise reload`, and takes
+effect between two steps.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +146,135 @@ def _refuse(constant: str) -> float:
     raise ValueError(constant)
 
 
+MAX_WATCHES = 256
+MAX_BELOW = 16  # of the newest directories; a checkpoint is written in one, and then left alone
+RETRY_S = 5.0  # for directories that are not there yet; project default
+IDLE_S = 3600.0  # the threads of watchdog wake that often for nothing
+
 _log = logging.getLogger(__name__)
-LOOK_S = 1.0  # between two looks, in which nothing is written once an edit is complete
+
+
+@dataclass(frozen=True)
+class Target:
+    """A directory, and what to call (on any thread; it must not wait) when something comes there.
+
+    Attributes:
+        below: new directories in it are watched as well.
+    """
+
+    directory: Path
+    wake: Callable[[], None]
+    below: bool = False
+
+
+def checkpoint_targets(
+    patterns: Iterable[str], cwd: Path, wake: Callable[[], None]
+) -> list[Target]:
+    """Return the directories that the literal beginnings of glob patterns lead to."""
+    targets: dict[Path, Target] = {}
+    for pattern in patterns:
+        parts = (cwd / pattern).parts[:-1]
+        literal = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        directory = Path(*parts[:literal])
+        targets[directory] = Target(directory, wake, below=True)
+    return list(targets.values())
+
+
+class FileWatch:
+    """Watches targets between `start` and `close`."""
+
+    def __init__(self, targets: Iterable[Target], *, retry_s: float = RETRY_S) -> None:
+        self._missing = list(targets)
+        self._retry_s = retry_s
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # of the next two
+        self._watches = 0
+        self._below: deque[Any] = deque()  # oldest first
+        self._observer: Any = None
+
+    def start(self) -> None:
+        """Begin. Whatever cannot be watched is looked at from time to time only."""
+        try:
+            Thread(target=self._run, name="file watch", daemon=True).start()
+        except RuntimeError:  # at the limit of processes and threads
+            _log.warning("no thread for the file watch")
+
+    def close(self) -> None:
+        """End; does not wait."""
+        self._closed.set()
+        if self._observer is not None:
+            self._observer.stop()
+
+    def _run(self) -> None:
+        try:
+            from watchdog.observers import Observer
+
+            self._observer = Observer(timeout=IDLE_S)
+            self._observer.start()
+        except Exception:  # no inotify instance to spare, or not installed
+            _log.warning("files are not watched, but looked at regularly", exc_info=True)
+            return
+        while not self._closed.is_set():
+            self._missing = [target for target in self._missing if not self._add(target)]
+            if not self._missing:
+                return
+            self._closed.wait(self._retry_s)
+
+    def _add(self, target: Target, *, below: bool = False) -> bool:
+        """Watch a directory; return whether that is settled, False: it is not there yet."""
+        from watchdog import events
+
+        if not target.directory.is_dir():
+            return False
+        kinds = [
+            events.FileClosedEvent,
+            events.FileMovedEvent,
+            events.FileCreatedEvent,  # so a file is called that is moved in from elsewhere
+            events.DirCreatedEvent,
+            events.DirMovedEvent,
+        ]
+        with self._lock:
+            if below and len(self._below) >= MAX_BELOW:
+                self._observer.unschedule(self._below.popleft())
+                self._watches -= 1
+            if self._watches >= MAX_WATCHES:
+                return True
+            try:
+                watch = self._observer.schedule(
+                    _Handler(self, target), str(target.directory), event_filter=kinds
+                )
+            except OSError as error:  # no watch to spare, or it has just gone
+                _log.warning("%s is not watched: %s", target.directory, error)
+                return True
+            self._watches += 1
+            if below:
+                self._below.append(watch)
+        target.wake()  # what came before the watch
+        return True
+
+    def on_event(self, target: Target, event: Any) -> None:
+        """On a thread of watchdog: something came."""
+        path = event.dest_path or event.src_path
+        if event.is_directory and target.below and Path(path).parent == target.directory:
+            self._add(Target(Path(path), target.wake), below=True)
+        target.wake()
+
+
+class _Handler:
+    """What watchdog calls."""
+
+    def __init__(self, watch: FileWatch, target: Target) -> None:
+        self._watch, self._target = watch, target
+
+    def dispatch(self, event: Any) -> None:
+        try:
+            self._watch.on_event(self._target, event)
+        except Exception:  # a thread of watchdog must not end
+            _log.exception("the file watch failed at %s", self._target.directory)
+
+
+QUIET_S = 1.0  # without a write; project default
+RESCAN_S = 30.0  # a network file system tells nothing; project default
 OPERATOR = "watch-policy"
 
 Snapshot = frozenset[tuple[str, int, int]]
@@ -154,7 +288,7 @@ class PolicyWatch:
         reloader: knows the file, and loads it.
         in_force: returns the policy in force. Called on any thread.
         print_line: shows a line to the person at the terminal.
-        look_s: between two looks.
+        quiet_s: without a write, until an edit counts.
     """
 
     def __init__(
@@ -163,15 +297,16 @@ class PolicyWatch:
         reloader: Reloader,
         in_force: Callable[[], Policy],
         print_line: Callable[[str], None],
-        look_s: float = LOOK_S,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self._run = run
-        self._look_s = look_s
+        self._quiet_s = quiet_s
         self._reloader = reloader
         self._source = reloader.source
         self._in_force = in_force
         self._print_line = print_line
-        self._closed = threading.Event()
+        self._closed = False
+        self._changed = threading.Event()
         self._seen = self._snapshot()
         self._refused = ""  # as it was told
         self._thread = Thread(target=self._work, name="policy watch", daemon=True)
@@ -185,7 +320,13 @@ class PolicyWatch:
 
     def close(self) -> None:
         """End; does not wait."""
-        self._closed.set()
+        self._closed = True
+        self._changed.set()
+
+    def targets(self) -> list[Target]:
+        """Return the directories to watch: of the file and its bases, with packs and runbooks."""
+        folders = [f for path in self._files() for f in (path.parent, *_parts(path))]
+        return [Target(folder, self._changed.set) for folder in dict.fromkeys(folders)]
 
     def check(self) -> bool:
         """Post a reload if the file holds another policy that loads; return whether it does."""
@@ -215,17 +356,23 @@ class PolicyWatch:
         return True
 
     def _work(self) -> None:
-        previous = self._seen
-        while not self._closed.wait(self._look_s):
+        while not self._closed:
+            if self._changed.wait(RESCAN_S):
+                self._settle()
             snapshot = self._snapshot()
-            is_settled, previous = snapshot == previous, snapshot
-            if not is_settled or snapshot == self._seen:
+            if self._closed or snapshot == self._seen:
                 continue
             self._seen = snapshot
             try:
                 self.check()
             except Exception:  # the run goes on under its policy
                 _log.exception("the policy watch failed")
+
+    def _settle(self) -> None:
+        """Wait until nothing was written for a moment."""
+        while self._changed.is_set() and not self._closed:
+            self._changed.clear()
+            self._changed.wait(self._quiet_s)
 
     def _files(self) -> list[Path]:
         """Return the file and its bases, as far as they can be told."""
@@ -236,11 +383,14 @@ class PolicyWatch:
     def _snapshot(self) -> Snapshot:
         """Return name, size and time of the files, and of the packs and runbooks beside them."""
         files = self._files()
-        folders = (path.parent / part for path in files for part in ("packs", "runbooks"))
-        beside = (file for folder in folders for file in folder.glob("*.yaml"))
+        beside = (file for path in files for part in _parts(path) for file in part.glob("*.yaml"))
         stats = set()
         for path in (*files, *beside):
             with suppress(OSError):  # just being replaced
                 look = path.stat()
                 stats.add((str(path), look.st_size, look.st_mtime_ns))
         return frozenset(stats)
+
+
+def _parts(path: Path) -> tuple[Path, Path]:
+    return path.parent / "packs", path.parent / "runbooks"
