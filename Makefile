@@ -32,7 +32,7 @@ help:
 	@echo 'make docs        write the generated tables of the READMEs and the JSON schemas'
 	@echo 'make recording   run the demo and its twin again for the pictures in the README (3 min)'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
-	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
+	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of seven surfaces (70 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make proving     score all policies on the recordings of small training programs (3 min)'
 	@echo 'make proving-live  record what each remedy is worth on them (1 h), resumes'

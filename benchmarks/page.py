@@ -1,7 +1,6 @@
 """The price of the page: build, memory, answers and live views, beside the limits of its design.
 
     python benchmarks/page.py --rows 1e4,1e5,1e6     # 10**6 steps of 64 metrics need 0.6 GB of disk
-    python benchmarks/page.py --alone                # what an open page costs a training
 
 Times of the server are CPU times of its process, so that other work on the machine counts less.
 Exits with 1 above a limit.

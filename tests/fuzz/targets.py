@@ -6,18 +6,23 @@ that reads them. Whatever else it raises is a finding, and so is an exit code no
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from urllib.parse import quote
+
+import httpx
 
 from supervise.catalog import Problems, Source, load_policy, parse_yaml, plain_yaml, shipped_folder
 from supervise.checkpoints import Register
 from supervise.errors import StoreError
 from supervise.runtime import RecoveredRun
-from supervise.store import Audit, Journal, Quarantine, verify_audit
+from supervise.store import Audit, Journal, Quarantine, RunDir, verify_audit
+from supervise.web import Page, Settings
 
 from . import mutation
 from .probed import (
@@ -30,6 +35,8 @@ from .probed import (
 )
 from .recorded import POLICY, WALL, replaced, sample, say
 
+SAID = (200, 202, 400, 404, 405, 503)  # answers of the page to a reader
+
 
 @dataclass(frozen=True)
 class Target:
@@ -40,6 +47,33 @@ class Target:
     use: Callable[[Path, bytes], None]
 
 
+def use_page(home: Path, raw: bytes) -> None:
+    """Ask the page for a path and query of any bytes."""
+    target = raw.decode("utf-8", "replace").replace("?", "\0", 1).partition("\0")
+    look(sample(home), (f"/{quote(target[0], safe='/%')}?{quote(target[2], safe='=&%')}",))
+
+
+def look(run: RunDir, paths: Iterable[str] = ()) -> None:
+    """Ask the page for all that it makes of a run: an answer, or a sentence."""
+    page = Page(Settings(run.path.parent, cache=run.path.parent / "curves"))
+    api = f"/api/run/{run.path.name}"
+    asked = paths or (
+        *("/api/runs", api, f"{api}/metrics", f"{api}/series?m=train_loss_raw&px=7", f"{api}/head"),
+        *(f"{api}/incident/inc-1", f"{api}/incident/inc-1/evidence"),
+        *(f"/run/{run.path.name}/export.html", f"/api/compare?a={run.path.name}"),
+    )
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app=page.application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for path in asked:
+                answer = await http.get(path)
+                assert answer.status_code in SAID, (path, answer.status_code, answer.text)
+
+    asyncio.run(ask())
+    page.close()
+
+
 def use_journal(home: Path, raw: bytes) -> None:
     run = sample(home)
     with replaced(run.journal_path / "00000.jrn", raw):
@@ -48,6 +82,7 @@ def use_journal(home: Path, raw: bytes) -> None:
         say("why-not", str(run.path), "--rule", "spike", "--step", "25")
         with contextlib.suppress(StoreError):
             RecoveredRun.read(run, load_policy)
+        look(run)
         Journal.open(run.journal_path).close()
 
 
@@ -70,6 +105,7 @@ def use_audit(home: Path, raw: bytes) -> None:
         ):
             say(*argv, str(run.path))
         say("runs", "--runs", str(run.path.parent))
+        look(run)
         with contextlib.suppress(StoreError):
             RecoveredRun.read(run, load_policy)
         try:
@@ -94,6 +130,7 @@ def use_status(home: Path, raw: bytes) -> None:
             say(*argv, str(run.path))
         say("why", str(run.path))
         say("runs", "--json", "--runs", str(run.path.parent))
+        look(run)
         for read in (lambda: Register(run.path), lambda: Quarantine(run.quarantine_path).read()):
             with contextlib.suppress(StoreError):
                 read()
@@ -159,4 +196,13 @@ TARGETS: dict[str, Target] = {
     "audit": Target(audit_seeds, mutation.of_audit, use_audit),
     "status": Target(status_seeds, change_status, use_status),
     "policy": Target(policy_seeds, change_policy, use_policy),
+    "page": Target(
+        lambda home: [
+            b"api/run/run/series?m=train_loss_raw&x=step&lo=1&hi=1e9&px=10&rank=0&from=3",
+            b"api/compare?a=run@1&b=run",
+            b"run/run/incident/inc-1/evidence/snapshot-1/host.json",
+        ],
+        mutation.bitten,
+        use_page,
+    ),
 }

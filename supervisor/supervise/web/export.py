@@ -252,7 +252,7 @@ def _facts(view: RunView) -> Iterator[tuple[tuple[str, str], str]]:
 def _options(argv: Sequence[str]) -> dict[str, str]:
     """Return the options of a command by name, `--name value` and `--name=value`."""
     options: dict[str, str] = {}
-    for this, following in zip(argv, [*argv[1:], ""], strict=True):
+    for this, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = this.partition("=")
         if name.startswith("--"):
             options[name] = value if equals else "" if following.startswith("-") else following

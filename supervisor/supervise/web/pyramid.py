@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import MISSHAPEN
 from ..store import files
 from ..store.journal import MAGIC, MAX_PAYLOAD, START, THINNED
 from .levels import (
@@ -55,6 +56,7 @@ from .levels import (
 
 FORMAT = 1
 AXES = {"step": STEP, "time": TIME, "tokens": TOKENS}
+MAX_COLUMNS = 2048  # metrics of a rank; a name beyond is not shown
 MAX_RANKS = 16  # built together; of more than that each is built when it is chosen
 BLOCK = 8 << 20  # bytes that are parsed at once
 SAVE_BYTES = 32 << 20  # of the journal between two states of the cache
@@ -138,8 +140,10 @@ class RankPyramid:
     def announce(self, names: Sequence[str]) -> None:
         """Take the names of the values that follow."""
         for name in names:
-            self.columns.setdefault(name, len(self.columns))
-        self.tables.append((self.length, np.array([self.columns[name] for name in names], int)))
+            if len(self.columns) < MAX_COLUMNS:
+                self.columns.setdefault(name, len(self.columns))
+        table = np.array([self.columns.get(name, -1) for name in names], int)
+        self.tables.append((self.length, table))
         for level in self.levels:
             level.widen(len(self.columns))
 
@@ -404,6 +408,10 @@ class Pyramid:
             except OSError:  # the cache cannot be written: again, in memory
                 self._begin(None)
                 continue
+            except MISSHAPEN:
+                path = self._path(self._segment)
+                self.damage = f"event {self._number - 1} in {path} cannot be decoded"
+                break
             self._offset += used
             self.read_bytes += used
             count += used
@@ -695,10 +703,10 @@ def _decode(
         present = np.flatnonzero(np.unpackbits(np.frombuffer(bits, "u1"), bitorder="little"))
         raw = b"".join([view[frame.begin : frame.end] for frame in frames])
         if size == 8 * len(present):  # else it is no frame of ours
-            known = present < len(columns)
-            numbers = np.frombuffer(raw, "<f8").reshape(len(frames), -1)[:, known]
+            chosen = columns[present[present < len(columns)]]
+            numbers = np.frombuffer(raw, "<f8").reshape(len(frames), -1)[:, : len(chosen)]
+            numbers, chosen = numbers[:, chosen >= 0], chosen[chosen >= 0]
             finite = np.isfinite(numbers)
-            chosen = columns[present[known]]
             broken[target, chosen] = ~finite
             values[target, chosen] = np.where(finite, numbers, np.nan)
         begin += len(frames)

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from ..core.model.policy import Policy
     from ..runtime.status import Status
 
+SHAPE: Mapping[str, Any] = {  # of records, which nobody has verified here
+    **dict.fromkeys(("seq", "step", "attempt", "mono_ns", "event"), int),
+    **dict.fromkeys(("kind", "reason"), str),
+    "wall": str | None,
+}
 UNSEEN_S = 5.0  # between two looks at a job that may have no supervisor
 ENDED_S = 86400.0  # a run that ended badly needs somebody for so long
 SHOWN = 100  # newest decisions
@@ -242,8 +247,11 @@ class RunView:
 
     def _take(self, raw: Mapping[str, Any]) -> None:
         try:
+            record = Record.decode(raw)
+            if not all(isinstance(getattr(record, name), form) for name, form in SHAPE.items()):
+                raise TypeError(record.seq)
             self._outcome.take(raw)
-            self.records.append(Record.decode(raw))
+            self.records.append(record)
         except MISSHAPEN as error:  # of another version: the others count
             self.problem = f"a record cannot be understood: {type(error).__name__}"
 

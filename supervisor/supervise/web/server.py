@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -140,6 +141,7 @@ class Page:
                 **dict.fromkeys(ERRORS, _on_error),
             },
         )
+        self.application.router.redirect_slashes = False  # to an address that a proxy does not know
 
     def close(self) -> None:
         """Write the caches."""
@@ -183,7 +185,9 @@ class Page:
 
         async def route(request: Request) -> Response:
             try:
-                return await asyncio.wait_for(run_in_threadpool(answer, request), limit_s)
+                # A thread that waits for a disk is left behind.
+                work = to_thread.run_sync(answer, request, abandon_on_cancel=True)
+                return await asyncio.wait_for(work, limit_s)
             except TimeoutError:
                 return _error(503, f"no answer within {limit_s:g} s: a disk may be slow")
 
