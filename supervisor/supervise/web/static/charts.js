@@ -393,7 +393,11 @@ class View {
   // `live`: only what is new, where that continues what is here.
   async load(live = false) {
     const names = [...new Set(this.charts.map((chart) => chart.name))];
-    if (!names.length) return;
+    if (!names.length) {
+      this.moved();
+      MAIN.dataset.ready = "curves";
+      return;
+    }
     const began = performance.now();
     const turn = (this.turn = (this.turn || 0) + 1);
     const key = JSON.stringify([names, this.axis, this.rank, this.window]);
@@ -412,6 +416,11 @@ class View {
     this.heads = heads;
     this.loaded = key;
     if (!this.window) this.measure();
+    for (const button of document.querySelectorAll("[aria-label='x axis'] button")) {
+      const off = button.textContent === "tokens" && !heads.every((head) => head.tokens);
+      button.disabled = off;
+      button.title = off ? "this job does not report tokens_seen" : "";
+    }
     for (const chart of this.charts) chart.set(heads);
     this.stats.loads += 1;
     this.stats.paints.push(performance.now() - began);

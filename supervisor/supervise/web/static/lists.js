@@ -106,7 +106,7 @@ function runTable(rows, { picked, pick, sort, down, by }) {
 function gravest(r) {
   if (!r.gravest) return h("span", { class: "dim" }, "none");
   const { id, severity: name, headline, phase } = r.gravest;
-  return [severity(name), " ", h("a", { href: `${UP}run/${r.run}/incident/${id}/` }, headline || id),
+  return [severity(name), " ", h("a", { class: "clamped", title: headline, href: `${UP}run/${r.run}/incident/${id}/` }, (headline || id).replace(/^SEV\d /, "")),
     " ", h("small", {}, `${phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
 }
 
@@ -125,7 +125,14 @@ async function comparePage() {
   const answer = await json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`);
   const abouts = await Promise.all(runs.map((run) => metrics(run.split("@")[0])));
   const view = new View(runs, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
-  view.show(answer.metrics.filter((name) => abouts[0][name]).map((name, i) => new Chart(view, name, abouts[0][name], { wide: i === 0 })));
+  const about = Object.fromEntries(answer.metrics.filter((name) => abouts[0][name]).map((name) => [name, abouts[0][name]]));
+  const area = h("div");
+  const board = () => {
+    view.show(leading(Object.keys(about)).map((name, i) => new Chart(view, name, about[name], { wide: i === 0 })));
+    area.replaceChildren(h("section", { class: "grid", "aria-label": "curves" }, view.charts.map((chart) => chart.element)));
+  };
+  const others = h("button", { type: "button", onclick: () => search(view, about, area).then(() => view.load()) },
+    `all ${answer.metrics.length} metrics`);
   const name = (r, i) => h("th", { scope: "col" }, h("i", { class: `line run${i + 1}` }),
     h("a", { href: `${UP}run/${r.run}/` }, r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt + 1}`));
   const row = (label, cells, same) => h("tr", { class: same && "same" }, h("th", { scope: "row" }, label),
@@ -135,14 +142,18 @@ async function comparePage() {
   const differing = answer.differs.filter((d) => !d.same);
   const line = (d) => row([h("small", {}, `${d.group} `), d.name], answer.runs.map((r) => d.values[r.key] ?? "–"), d.same);
   const same = answer.differs.filter((d) => d.same);
+  const ofRules = differing.filter((d) => d.group === "rules");
+  const short = differing.filter((d) => d.group !== "rules");
+  const more = (text, rows) => rows.length > 0 && h("details", {}, h("summary", {}, text), h("table", { class: "compared" }, h("tbody", {}, rows.map(line))));
   const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map(name)));
   MAIN.replaceChildren(h("h1", {}, title),
     h("section", { class: "card scroll", tabindex: 0, "aria-label": "what differs" }, h("table", { class: "compared" }, heads,
-      h("tbody", {}, facts, differing.length ? differing.map(line) : row("command, policy, code, packages, data", ["no difference is recorded"], true))),
-    same.length > 0 && h("details", {}, h("summary", {}, `${same.length} things are the same`), h("table", { class: "compared" }, h("tbody", {}, same.map(line))))),
+      h("tbody", {}, facts, differing.length ? short.map(line) : row("command, policy, code, packages, data", ["no difference is recorded"], true))),
+    more(`${ofRules.length} differences inside the policies`, ofRules), more(`${same.length} things are the same`, same)),
     h("div", { class: "bar" }, h("span", { class: "legend" }, answer.runs.map((r, i) => h("span", {}, h("i", { class: `line run${i + 1}` }), r.run))),
-      h("span", { class: "grow" }), controls(view).filter(Boolean)),
-    h("section", { class: "grid compare", "aria-label": "curves" }, view.charts.map((chart) => chart.element)));
+      h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
+    h("div", { class: "compare" }, area));
+  board();
   MAIN.dataset.ready = "facts";
   keys(view);
   await view.load();
@@ -150,7 +161,7 @@ async function comparePage() {
 
 function failed(error) {
   live("failed");
-  MAIN.append(h("section", { class: "card verdict bad", role: "alert" }, h("h2", {}, "This cannot be shown"),
+  MAIN.append(h("section", { class: "card verdict bad", role: "alert" }, h("h1", {}, "This cannot be shown"),
     h("p", {}, error.message), error.hint && command(error.hint)));
   if (!(error instanceof Refused)) throw error;
 }

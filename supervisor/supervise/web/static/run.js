@@ -11,6 +11,7 @@ const MEANINGS = { UNKNOWN: "not enough samples yet", inactive: "its metrics are
 const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
+const BOARD = 14; // charts of a board at most
 const FOLDED = 6; // charts of a board on a phone, before the button
 
 async function runPage() {
@@ -327,6 +328,8 @@ function about(run) {
 
 function boards(view, run, about, bar, area) {
   const names = { ...BOARDS, all: "All" };
+  const frames = Object.keys(run.frames);
+  if (!frames.length) view.full = { min: 0, max: Math.max(1, run.step) };
   const tabs = Object.entries(names).map(([id, name]) => h("button", { type: "button", role: "tab", id: `tab-${id}`,
     "aria-controls": "board", onclick: () => show(id) }, name));
   const list = h("div", { class: "segment tabs", role: "tablist", "aria-label": "boards", onkeydown: arrows }, tabs);
@@ -338,12 +341,12 @@ function boards(view, run, about, bar, area) {
       tab.tabIndex = ids[i] === id ? 0 : -1;
     });
     remember({ board: id === "icu" ? null : id });
-    const present = (run.boards[id] || []).filter((name) => about[name]);
+    const present = leading((run.boards[id] || []).filter((name) => about[name]));
     if (id === "all") search(view, about, area);
     else {
       view.show(present.map(chart));
       area.replaceChildren(grid(view.charts, names[id]), id === "quality" ? evaluations(run, about) : "",
-        absent(run.missing[id] || [], present.length));
+        frames.length ? absent(run.missing[id] || [], present.length) : noCurves());
     }
     view.moved();
     return view.load().catch(failed);
@@ -358,13 +361,19 @@ function boards(view, run, about, bar, area) {
   }
   area.setAttribute("role", "tabpanel");
   area.setAttribute("aria-label", "charts");
-  const frames = Object.keys(run.frames);
   bar.replaceChildren(list, h("span", { class: "grow" }), ...controls(view, frames).filter(Boolean));
   const jumps = ids.map((id) => () => show(id));
   jumps.search = () => show("all").then(() => $("input[type=search]").focus());
   keys(view, jumps);
   const first = shown.get("board");
   show(ids.includes(first) ? first : "icu");
+}
+
+// A metric of a part (`grad_global_norm.embedding`) is under All where that of the whole is here,
+// and so is another form of the same loss.
+function leading(names) {
+  return names.filter((name) => !(name.includes(".") && names.includes(name.split(".")[0])) &&
+    !(name === "train_loss" && names.includes("train_loss_raw"))).slice(0, BOARD);
 }
 
 function grid(charts, label) {
@@ -383,6 +392,9 @@ function absent(names, present) {
     `${names.map(words).join(", ")}. `, h("code", {}, "supervise doctor"), " says why.");
 }
 
+const noCurves = () => h("p", { class: "card" }, "There are no curves: this run has no journal. It was removed (",
+  h("code", {}, "supervise gc"), "), or no step was made yet. The rest is from the audit log.");
+
 function search(view, about, area) {
   const input = h("input", { type: "search", placeholder: "name or meaning, for example norm", "aria-label": "search metrics",
     value: shown.get("q") || "", oninput: () => {
@@ -400,7 +412,7 @@ function search(view, about, area) {
     place.replaceChildren(grid(view.charts, "metrics"));
   };
   area.replaceChildren(h("div", { class: "bar" }, input, count), place);
-  find();
+  return find();
 }
 
 // Checkpoints with their evaluations, a column each.
@@ -455,7 +467,7 @@ function lanes(view, run) {
       const [glyph, tone] = CHECKED[c.state] || ["□", ""];
       return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${c.state}`, tone);
     });
-    const events = run.events.filter((e) => e.kind !== "checkpoint").map((e) =>
+    const events = run.events.filter((e) => !/^(checkpoint|capabilities|measurement)/.test(e.kind)).map((e) =>
       mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
     const some = (children) => children.filter(Boolean);
     const legend = h("div", { class: "legend" }, [["", "counts"], ["gone", "undone"], ["back", "rolled back"]].map(([kind, text]) =>
