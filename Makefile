@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs recording style chaos \
-  fuzz bench proving proving-live soak clean
+  fuzz bench page proving proving-live soak clean
 .NOTPARALLEL:
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of seven surfaces (70 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
+	@echo 'make page        the page of supervise web in a browser (needs chromium, npm; 10 min)'
 	@echo 'make proving     score all policies on the recordings of small training programs (3 min)'
 	@echo 'make proving-live  record what each remedy is worth on them (1 h), resumes'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
@@ -91,6 +92,9 @@ fuzz: .venv/installed-dev
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/overhead.py
 
+page: .venv/installed-dev
+	$(BIN)/python tests/web/drive.py
+
 proving: .venv/installed-dev
 	$(BIN)/python benchmarks/proving/score.py
 
@@ -102,7 +106,7 @@ soak: .venv/installed-demo
 	$(BIN)/python benchmarks/soak.py --toy
 
 clean:
-	rm -rf .venv build dist benchmarks/.soak .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .cache build dist benchmarks/.soak .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps keep a second `make` from installing again; a new pyproject.toml does install again.

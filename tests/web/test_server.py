@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -362,3 +363,25 @@ def test_an_address_for_all_and_a_missing_package_are_refused(directory, monkeyp
     monkeypatch.delitem(sys.modules, "supervise.web.server", raising=False)
     assert run_cli(["web", str(directory / "runs")]) == 64
     assert "supervise-train[web]" in capsys.readouterr().err
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt install chromium")
+def test_a_browser_draws_a_run_without_a_message(served, address, tmp_path):
+    """Facts, charts and lanes are there, hostile names are text, and the console is empty."""
+    token = served.found(r"token=([\w-]+)")
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--virtual-time-budget=15000"),
+        *("--window-size=1280,3000", "--dump-dom", f"{address}/run/evil/?board=all&token={token}"),
+    ]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+    assert re.findall(r".*CONSOLE.*", drawn.stderr) == []
+    assert 'data-ready="curves"' in drawn.stdout and drawn.stdout.count("<canvas") == 3
+    assert "lowest 2 at step 0, highest 8 at step 40" in drawn.stdout
+    assert "&lt;script&gt;alert(1)" in drawn.stdout and "<script>alert" not in drawn.stdout
+    assert 'class="lane"' in drawn.stdout

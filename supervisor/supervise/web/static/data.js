@@ -38,8 +38,10 @@ async function ask(path, progress = () => {}) {
 
 const json = async (path, progress) => (await ask(path, progress)).json();
 const facts = async (run) => (FROZEN ? FROZEN.run : json(`run/${run}`));
-const metrics = async (run, progress) =>
-  (FROZEN ? FROZEN.metrics : await json(`run/${run}/metrics`, progress)).metrics;
+async function metrics(run, progress) {
+  const answer = FROZEN ? FROZEN.metrics : await json(`run/${run}/metrics`, progress);
+  return answer.metrics ?? answer;
+}
 
 const COLUMNS = { step: 1, time: 2, tokens: 3 }; // of the planes of x; 0 is the ordinal
 

@@ -109,6 +109,10 @@ function bundles({ bundles: all }, report) {
 
 // Incidents of a saved page, which has no other pages.
 function frozenIncidents() {
-  return h("div", {}, Object.entries(FROZEN.incidents).map(([id, report]) => h("details", { class: "card", id },
+  addEventListener("hashchange", () => {
+    const target = document.getElementById(location.hash.slice(1));
+    if (target?.matches("details")) target.open = true;
+  });
+  return h("div", { class: "saved" }, Object.entries(FROZEN.incidents).map(([id, report]) => h("details", { class: "card", id },
     h("summary", {}, `${id} ${report.title}`), incidentHead(report), sentences(report), ...incidentParts(report))));
 }
