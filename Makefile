@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2
 help:
 	@echo 'make demo        train the example, break it on purpose, watch it being saved (3 min)'
 	@echo 'make test        lint, types and the suite (9 min)'
-	@echo 'make unit        the tests that need no torch (1 min); also called test-fast'
+	@echo 'make unit        the tests that need no torch and few processes (1 min); also test-fast'
 	@echo 'make integration one part each with real torch training and real processes'
 	@echo 'make journeys    whole supervised runs through the command line'
 	@echo 'make matrix      frameworks, optimizers, loops and launchers'

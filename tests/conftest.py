@@ -24,6 +24,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 settings.register_profile("busy machine", deadline=None)
+settings.register_profile("unit lane", deadline=None, max_examples=25)
 settings.load_profile("busy machine")
 
 
@@ -32,18 +33,36 @@ LANES = {
     "e2e": "journeys",
     "matrix": "matrix",
 }
-SLOW = {Path(__file__).parent / folder for folder in ("e2e", "matrix", "probe/live")}
+HERE = Path(__file__).parent
+SLOW = {HERE / folder for folder in ("e2e", "matrix", "probe/live")}
+# Files whose tests start processes, most of them: quick, and a quarter of what the others cost.
+PROCESSES = {
+    HERE / f"{folder}/test_{name}.py"
+    for folder, names in (
+        ("checkpoints", "ownership"),
+        ("cli", "streams terminal_width"),
+        ("inputs", "ways_to_die"),
+        ("job", "fencing idleness launch process signals terminal"),
+        ("notifiers", "console"),
+        ("offline", "bounds"),
+        ("outputs", "evidence stacks"),
+        ("store", "hostile"),
+    )
+    for name in names.split()
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide torch from the lane that must not need it."""
+    """Hide torch from the lane that must not need it, and look at fewer examples there."""
     if config.option.markexpr == "unit":
+        settings.load_profile("unit lane")
         sys.modules["torch"] = None  # type: ignore[assignment]  # `import torch` raises
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out of the unit lane what has none of its tests: importing it takes seconds."""
-    return (config.option.markexpr == "unit" and collection_path in SLOW) or None
+    is_left_out = collection_path in SLOW or collection_path in PROCESSES
+    return (config.option.markexpr == "unit" and is_left_out) or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,7 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         lane = LANES.get(item.nodeid.split("/", 2)[1])
         if lane is None:
-            lane = "integration" if item.get_closest_marker("slow") else "unit"
+            is_unit = item.path not in PROCESSES and not item.get_closest_marker("slow")
+            lane = "unit" if is_unit else "integration"
         if not item.get_closest_marker("chaos"):
             item.add_marker(lane)
 
