@@ -193,6 +193,21 @@ def test_the_list_has_each_run_and_what_needs_somebody(client):
     assert listed["writable"]
 
 
+def test_another_run_in_the_same_directory_is_another_run(client, directory):
+    runs, policy = directory / "runs", directory / "small.yaml"
+    paths = [runs / "again", runs / "again.old"]
+    for losses in ([2.0] * 30, [3.0] * 50):
+        if paths[0].exists():
+            paths[0].rename(paths[1])
+        recorded_run.record_run(paths[0], recorded_run.make_frames(0, *losses), policy=policy)
+        _, [(_, values)] = decoded(curves_of(client, "again", m="train_loss_raw").content)
+        assert values["train_loss_raw"][2] == tuple(losses)
+    assert client.get("/api/run/again").json()["step"] == 49
+    for path in paths:
+        shutil.rmtree(path)
+    assert client.get("/api/run/again").status_code == 404
+
+
 def decoded(raw):
     """The curves as the browser reads them: header, and of each stretch x and values by metric."""
     (size,) = struct.unpack_from("<I", raw)

@@ -62,7 +62,7 @@ def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | No
     return (UNSUPERVISED if runs else LOST), None
 
 
-def run_life(run: RunDir, outcome: RunOutcome) -> Life:
+def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
     """Return whether anybody watches a run, and what became of its job.
 
     A live supervisor holds the lock of the audit log. Without one, the journal has the last state
@@ -74,7 +74,8 @@ def run_life(run: RunDir, outcome: RunOutcome) -> Life:
     if is_locked(run.audit_path):
         return Life(supervisor="running", job="running")
     end = outcome.end
-    launched, returncode = _last_seen(run)
+    is_over = brief and end is not None
+    launched, returncode = (None, None) if is_over else _last_seen(run)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
     if end is not None and (code is None or outcome.incomplete is not None):

@@ -87,7 +87,11 @@ class RunStatus:
 
 
 def read_status(
-    run: RunDir, *, verified: bool = True, outcome: RunOutcome | None = None
+    run: RunDir,
+    *,
+    verified: bool = True,
+    outcome: RunOutcome | None = None,
+    brief: bool = False,
 ) -> RunStatus:
     """Return the state of a run.
 
@@ -95,6 +99,7 @@ def read_status(
         verified: read every record of the audit log, up to its first damage; else skim it, as a
             view does that is drawn again and again.
         outcome: what the records say, of a view that has read them.
+        brief: of one of many runs, see `run_life`.
 
     Raises:
         StoreError: a file cannot be read, or understood.
@@ -105,7 +110,7 @@ def read_status(
     ):
         if outcome is None:
             outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
-        alive = run_life(run, outcome)
+        alive = run_life(run, outcome, brief=brief)
     is_live = alive.supervisor == "running" and newest is not None
     old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest and is_live else None
     return RunStatus(

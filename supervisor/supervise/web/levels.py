@@ -57,9 +57,10 @@ def reduce_frames(frames: Floats, broken: Floats) -> Floats:
     with np.errstate(all="ignore"):
         values[:, MIN] = np.fmin.reduce(frames, 1).clip(-LARGEST, LARGEST).T
         values[:, MAX] = np.fmax.reduce(frames, 1).clip(-LARGEST, LARGEST).T
-        # Divided first: a sum of numbers near the largest one would overflow.
-        shares = frames / np.maximum(count, 1)[:, None, :]
-        mean = np.where(count > 0, np.nansum(shares, 1), np.nan)
+        mean = np.nansum(frames, 1) / count
+        if np.isinf(mean).any():  # the sum of numbers near the largest one
+            mean = np.nansum(frames / np.maximum(count, 1)[:, None, :], 1)
+            mean = np.where(count > 0, mean, np.nan)
         values[:, MEAN] = mean.clip(-LARGEST, LARGEST).T
     values[:, COUNT] = np.where(broken.any(1), -count - 0.5, count).T
     return values

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -68,18 +68,9 @@ _FRAME = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
 _PAYLOAD = _HEAD.size + _FRAME.size
 
 
-class Span(NamedTuple):
-    """A frame in a block: its head, and where its values are."""
-
-    at_ns: int
-    step: int
-    attempt: int
-    offset: int
-    number: int
-    begin: int
-    end: int
-
-
+# A frame in a block: time in ns, step, attempt, position, event, and where its values are. A plain
+# tuple: a million of them are made.
+Span = tuple[int, int, int, int, int, int, int]
 Groups = dict[tuple[int, bytes, int], list[Span]]  # by rank, bitmap and number of values
 
 
@@ -468,7 +459,8 @@ class Pyramid:
                     at_ns, step, rank, attempt, count = unpack_frame(block, offset + _HEAD.size)
                     begin = offset + _PAYLOAD + (count + 7) // 8
                     bits = block[offset + _PAYLOAD : begin]
-                    span = Span(at_ns, step, attempt, base + offset, self._number - 1, begin, end)
+                    event = self._number - 1
+                    span = (at_ns, step, attempt, base + offset, event, begin, end)
                     groups.setdefault((rank, bits, end - begin), []).append(span)
                 elif kind == ANNOUNCED:
                     self._take(groups, view)
@@ -701,14 +693,20 @@ def _decode(
         target = slice(begin, begin + len(frames))
         head[target] = [frame[:5] for frame in frames]
         present = np.flatnonzero(np.unpackbits(np.frombuffer(bits, "u1"), bitorder="little"))
-        raw = b"".join([view[frame.begin : frame.end] for frame in frames])
+        raw = b"".join([view[begin:end] for *_, begin, end in frames])
         if size == 8 * len(present):  # else it is no frame of ours
             chosen = columns[present[present < len(columns)]]
             numbers = np.frombuffer(raw, "<f8").reshape(len(frames), -1)[:, : len(chosen)]
             numbers, chosen = numbers[:, chosen >= 0], chosen[chosen >= 0]
             finite = np.isfinite(numbers)
-            broken[target, chosen] = ~finite
-            values[target, chosen] = np.where(finite, numbers, np.nan)
+            is_whole = bool(finite.all())
+            if not is_whole:
+                broken[target, chosen] = ~finite
+                numbers = np.where(finite, numbers, np.nan)
+            if np.array_equal(chosen, np.arange(width)):  # the usual one: a copy of the block
+                values[target] = numbers
+            else:
+                values[target, chosen] = numbers
         begin += len(frames)
     if len(groups) > 1:
         order = np.argsort(head[:, 3], kind="stable")
@@ -741,7 +739,7 @@ def _frames_of(
                     runs.append(({}, tables[index][1]))
                 begin = offset + _PAYLOAD + (size + 7) // 8
                 bits = block[offset + _PAYLOAD : begin]
-                span = Span(at_ns, step, attempt, offset, -1, begin, end)
+                span = (at_ns, step, attempt, offset, -1, begin, end)
                 runs[-1][0].setdefault((rank, bits, end - begin), []).append(span)
                 number += 1
         offset = end

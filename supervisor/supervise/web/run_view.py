@@ -6,6 +6,7 @@ own modules. A view reads what was appended to the audit log since, and a status
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +32,10 @@ from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.receipt import run_path
 from ..report.records import Record, find_action_outcome, incident_ids
-from ..store import run_directory
+from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
-from ..store.run_records import RunOutcome
+from ..store.run_records import RunOutcome, skim_run
 
 if TYPE_CHECKING:
     from ..core.model.policy import Policy
@@ -194,14 +195,19 @@ class Decision(Moment, frozen=True, kw_only=True):
 class RunView:
     """One run; `update` reads what is new, and every other method answers from memory.
 
+    Args:
+        brief: only for its row in the list: its records are skimmed, and not kept.
+
     Attributes:
         version: it grows with each change. t0: Unix time of the run's creation.
         problem: what cannot be read, "" where all can.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, brief: bool = False) -> None:
+        self._brief, self._rollbacks = brief, list[int]()
         self.run = RunDir.open(path)
         self.name = path.name
+        self._identity = _stamp(path / "run.json")
         self.described = describe_run(self.run)
         self.t0 = _unix(self.described.created) or 0.0
         self.records: list[Record] = []
@@ -230,9 +236,13 @@ class RunView:
         self.problem, self._stamps = "", stamps
         self.version += 1
         try:
-            for raw in self._tail.read():
-                self._take(raw)
-            self.state = read_status(self.run, outcome=self._outcome)
+            if self._brief:
+                self._outcome = skim_run(self.run.audit_path)
+                self._rollbacks = list(_skim_rollbacks(self.run.audit_path))
+            else:
+                for raw in self._tail.read():
+                    self._take(raw)
+            self.state = read_status(self.run, outcome=self._outcome, brief=self._brief)
         except StoreError as error:
             self.problem = str(error)
         return True
@@ -287,16 +297,20 @@ class RunView:
             "open": standing,
             "protection": dict(newest.can) if newest else {},
             "updated": newest.updated_wall if newest else None,
-            "age_s": seconds_since(newest.updated_wall, _now()) if newest else None,
             "curve": msgspec.to_builtins(training.curve) if training else {"steps": [], "loss": []},
-            "rollbacks": [
-                action["restored"]["from_step"]
-                for action in self.marks()["actions"]
-                if action["restored"]
-            ],
+            "rollbacks": self._rollbacks,
             **read_note(self.run.id),
-            "needs": self.needs(row.state),
         }
+
+    def ages(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a row changes with time alone: its age, and what needs a person."""
+        newest = self.newest
+        age_s = seconds_since(newest.updated_wall, _now()) if newest else None
+        return {"age_s": age_s, "needs": plain_json(self.needs(row["state"]))}
+
+    def is_there(self) -> bool:
+        """Whether its directory still holds this run."""
+        return _stamp(self.run.path / "run.json") == self._identity
 
     def document(self) -> dict[str, Any]:
         """Return all of the page of a run but curves; a key is sent again when it changes."""
@@ -620,6 +634,16 @@ def _rules_of(policy: Policy) -> list[dict[str, Any]]:
         }
         for rule in policy.rules
     ]
+
+
+def _skim_rollbacks(path: Path) -> Iterator[int]:
+    """Yield the steps at which rollbacks took effect, from a log that is not read in full."""
+    for line, _ in audit.log_lines(path):
+        if b'"kind":"commit"' in line and b'"from_step":' in line:
+            with suppress(*MISSHAPEN):
+                restored = _restored(Record.decode(json.loads(line[65:])).decision)
+                if restored is not None:
+                    yield restored["from_step"]
 
 
 def _facts(state: RunStatus) -> list[tuple[str, str]]:

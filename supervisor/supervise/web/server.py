@@ -103,6 +103,7 @@ class Page:
         self.settings = settings
         self._views: dict[str, RunView] = {}
         self._curves: dict[str, RunCurves] = {}
+        self._listed: dict[str, RunView] = {}  # of the list: their records are not kept
         self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         self._lock = threading.RLock()
@@ -154,6 +155,11 @@ class Page:
         """Return a run, up to date. Raises ProblemError, StoreError."""
         with self._lock:
             view = self._views.get(name)
+            if view is not None and not view.is_there():
+                view = None
+                self._documents.pop(name, None)
+                if name in self._curves:
+                    self._curves.pop(name).close()
             if view is None:
                 if not _NAME.fullmatch(name) or self.settings.only not in (None, name):
                     raise ProblemError(404, "there is no such run")
@@ -262,10 +268,16 @@ class Page:
     def _row(self, path: Path) -> Mapping[str, Any]:
         """Return the row of a run; one that cannot be read has its problem, and no page."""
         try:
-            view = self.view(path.name)
+            with self._lock:
+                view = self._listed.get(path.name)
+                if view is None or not view.is_there():
+                    self._rows.pop(path.name, None)
+                    view = self._listed[path.name] = RunView(path, brief=True)
+                view.update()
             if path.name not in self._rows or self._rows[path.name][0] != view.version:
                 self._rows[path.name] = view.version, plain_json(view.summary())
             row = self._rows[path.name][1]
+            row = {**row, **view.ages(row)}
         except (ProblemError, SuperviseError, *MISSHAPEN) as error:
             summary = runs.summarize_run(path)
             problem = summary.problem or str(error)
