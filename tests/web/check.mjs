@@ -34,13 +34,13 @@ async function open({ name, path, width, scheme }) {
   page.on("console", (message) => wrong.push(`console: ${message.text()}`));
   page.on("pageerror", (error) => wrong.push(`error: ${error.message}`));
   page.on("request", (request) => {
-    if (!request.url().startsWith(base) && !request.url().startsWith("data:")) {
+    if (![base, "data:", "file:"].some((own) => request.url().startsWith(own))) {
       wrong.push(`asks another host: ${request.url()}`);
     }
   });
   await page.setViewport({ width, height: 900, isMobile: width < 500 });
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
-  await page.goto(base + path, { waitUntil: "domcontentloaded", timeout: 180000 });
+  await page.goto(path.startsWith("file:") ? path : base + path, { waitUntil: "domcontentloaded", timeout: 180000 });
   if (!/(record|report).html$/.test(path)) {
     await page.waitForSelector("main[data-ready=curves]", { timeout: 60000 }).catch(async () => {
       wrong.push(`not ready: ${await page.evaluate(() => document.body.innerText.slice(0, 200))}`);

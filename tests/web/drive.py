@@ -111,7 +111,7 @@ def pages() -> dict[str, str]:
         "incident-crash": "run/crash/incident/inc-1/",
         "incident-report": f"{incident}report.html",
         "record": "run/rollback/record.html",
-        "export": "run/rollback/export.html",
+        "export": (HERE / "export.html").as_uri(),
         "compare": "compare/?a=rollback&b=crash&c=finished",
     }
 
@@ -133,6 +133,8 @@ def main() -> int:
         subprocess.run(install, cwd=HERE, check=True)
     if not (RUNS / "collected").exists():
         make_runs()
+    export = [sys.executable, "-m", "supervise", "web", str(RUNS / "rollback"), "--export"]
+    start([*export, str(HERE / "export.html")]).wait()
     shutil.rmtree(RUNS / "live", ignore_errors=True)
     live = start(supervised("live", "-p", "nano", steps=100_000))
     try:

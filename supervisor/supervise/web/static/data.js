@@ -19,9 +19,13 @@ class Refused extends Error {
   }
 }
 
-async function request(path) {
+const SLOW = 503; // a disk may be: the answer is ready at the next try, or the one after
+const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+
+async function request(path, tries = 3) {
   const answer = await fetch(`${UP}api/${path}`);
   if (answer.ok) return answer;
+  if (answer.status === SLOW && tries > 1) return wait(1000).then(() => request(path, tries - 1));
   const failure = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   throw new Refused(answer.status, failure);
 }
@@ -32,7 +36,7 @@ async function ask(path, progress = () => {}) {
     const answer = await request(path);
     if (answer.status !== 202) return answer;
     progress((await answer.json()).building);
-    await new Promise((done) => setTimeout(done, 500));
+    await wait(500);
   }
 }
 

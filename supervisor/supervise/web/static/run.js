@@ -146,7 +146,7 @@ function verdict(run) {
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
     h("p", { class: "tags" }, run.verdict !== run.state && chip(run.state, TONES[run.state]),
       run.exit_code ? chip(`exit code ${run.exit_code}`) : "",
-      run.building < 1 ? chip("curves are being read") : "",
+      run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
       h("span", { class: "sub" }, run.argv?.join(" "))),
     h("h1", {}, run.verdict || "no status yet", h("small", {}, count ? `${plural(count, "incident")}, ` +
       (open ? `${open} open` : "all closed") : "no incident")),
@@ -291,24 +291,39 @@ let written = ""; // the second token: in memory only, asked for once
 
 async function order(name, args) {
   const { commands, by } = await json("commands");
+  const what = Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ");
+  send(commands[name] || name, name, h("p", { class: "sub" }, `${what} Recorded as sent by ${by}.`),
+    () => ["POST", "command", { command: name, args }], (answer) => [answer.outcome, answer.text, ...answer.records.map((r) => r.text)].filter(Boolean).join(": "));
+}
+
+function annotate(run) {
+  const tags = h("input", { value: run.tags.join(" ") });
+  const note = h("input", { value: run.note });
+  const fields = [h("label", {}, "tags, with spaces between them ", tags), h("label", {}, "note ", note)];
+  send("Tags and note", "save", fields,
+    () => ["PUT", "note", { tags: tags.value.split(/\s+/).filter(Boolean), note: note.value }], () => "saved");
+}
+
+// A dialog that sends to the run; `made`: method, path and content, `text`: of the answer.
+function send(title, name, fields, made, text) {
   const token = h("input", { type: "password", autocomplete: "off", required: true, value: written });
   const heard = h("p", { class: "sub", role: "status" });
-  const send = h("button", {}, name);
-  const box = h("dialog", { "aria-label": name, onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, commands[name] || name),
-    h("p", { class: "sub" }, `${Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ")} Recorded as sent by ${by}.`),
+  const button = h("button", {}, name);
+  const box = h("dialog", { "aria-label": title, onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, title), fields,
     h("label", {}, "second token, as supervise web printed it ", token), heard,
-    h("p", { class: "bar" }, send, h("button", { type: "button", onclick: () => box.close() }, "close"))));
+    h("p", { class: "bar" }, button, h("button", { type: "button", onclick: () => box.close() }, "close"))));
   async function onsubmit(event) {
     event.preventDefault();
     written = token.value;
-    send.disabled = true;
+    button.disabled = true;
     heard.textContent = "sent, waiting for the answer";
     const headers = { "Content-Type": "application/json", "X-Supervise": "1", "X-Supervise-Write": written };
-    const body = JSON.stringify({ command: name, args });
-    const answer = await fetch(`${UP}api/run/${RUN}/command`, { method: "POST", headers, body }).then((r) => r.json());
-    heard.textContent = answer.error || `${answer.outcome}: ${answer.text}`;
+    const [method, path, content] = made();
+    const answer = await fetch(`${UP}api/run/${RUN}/${path}`, { method, headers, body: JSON.stringify(content) })
+      .then((r) => r.json()).catch((error) => ({ error: error.message }));
+    heard.textContent = answer.error || text(answer);
     if (answer.hint) heard.after(command(answer.hint));
-    send.disabled = !answer.error;
+    button.disabled = !answer.error;
   }
   document.body.append(box);
   box.showModal();
@@ -316,10 +331,11 @@ async function order(name, args) {
 
 function about(run) {
   const rows = [...run.facts, ["host", run.host], ["run", run.id], ["directory", run.path],
-    ["working directory", run.cwd], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
+    ["working directory", run.cwd], ["tags", (run.tags || []).join(" ")], ["note", run.note], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
   return h("section", { class: "card" }, h("h2", {}, "About"),
     h("details", { "data-key": "about" }, h("summary", {}, "Status, command and where it runs"),
-      pairs(rows.filter(([, text]) => text)), run.argv && command(run.argv.join(" ")),
+      pairs(rows.filter(([, text]) => text)), run.writable &&
+        h("button", { type: "button", onclick: () => annotate(run) }, "tags and note …"), run.argv && command(run.argv.join(" ")),
       !FROZEN && h("p", {}, h("a", { href: "export.html", download: `${RUN}.html` }, "Save this page as one file"), " · ",
         h("a", { href: "record.html" }, "Stability record"))));
 }
