@@ -58,7 +58,10 @@ def render_page(
         tone="bad" if failed else "good",
         summary=describe_size(manifest),
         settings=_settings(manifest),
-        findings=[(f.status, f.rule, f.sev, f.title, f.text) for f in findings],
+        findings=[
+            (f.status, f.rule, f.sev, f.title, f.text)
+            for f in sorted(findings, key=lambda f: (FAIL, PASS, UNJUDGED).index(f.status))
+        ],
         mixes=[
             (title, list(share_bars(parts)))
             for title, parts in (("Sources", counts.sources), ("Languages", counts.languages))
@@ -141,7 +144,8 @@ def histogram_bars(histogram: Histogram, scale: float) -> Iterator[Bar]:
     widest = max(bars, default=1)
     for position, count in enumerate(bars):
         start = low * 2.0 ** (position * step) / scale
-        yield Bar(f"{start:.3g}", 100.0 * count / widest, f"{count:,}")
+        label = f"{start:,.0f}" if start >= 100.0 else f"{start:.3g}"
+        yield Bar(label, 100.0 * count / widest, f"{count:,}")
 
 
 def _metric_rows(

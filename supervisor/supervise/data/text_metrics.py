@@ -212,8 +212,14 @@ _DOMAIN = re.compile(r"@((?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24}))(?![\w-])
 _LOCAL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,64}\Z")
 _RESERVED = re.compile(r"(?:^|\.)(?:example|test|localhost|invalid)(?:\.|$)")
 _RUN = re.compile(r"\d[\d ().+-]{7,40}\d")  # where a card, a number of a person or a phone may be
-_CARD = re.compile(r"(?<![\w.])(?:\d[ -]?){12,18}\d(?![\d.])")
-_IIN = re.compile(r"4|5[1-5]|2[2-7]|3[47]|6(?:011|5)")
+_CARD = re.compile(
+    r"(?<![\w.])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|\d{4}([ -])\d{6}\2\d{5})"
+    r"(?![\d.])"
+)
+_NETWORKS = re.compile(  # first digits, and how many there are
+    r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]\d\d|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d{12}"
+    r"|3[47]\d{13}|6(?:011|5\d\d)\d{12,15}"
+)
 _COUNTRY = re.compile(r"[A-Z]{2}\d{2}(?=[ A-Z0-9]{11})")
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?\b")
 _SSN = re.compile(r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])")
@@ -268,7 +274,7 @@ def find_pii(text: str) -> Iterator[tuple[str, int, int]]:
 
 def _is_card(text: str) -> bool:
     digits = re.sub(r"\D", "", text)
-    return bool(_IIN.match(digits)) and bool(need("stdnum.luhn").is_valid(digits))
+    return bool(_NETWORKS.fullmatch(digits)) and bool(need("stdnum.luhn").is_valid(digits))
 
 
 def _is_phone(text: str) -> bool:
