@@ -86,6 +86,21 @@ def litdata(folder: Path) -> None:
     shards(folder, samples, index, "chunk-0-0.bin")
 
 
+def litdata_rows(folder: Path) -> None:
+    """As its writer lays out dictionaries: an Arrow file behind empty samples."""
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_file(sink, table().schema) as writer:
+        writer.write_table(table(), 7)
+    rows = sink.getvalue().to_pybytes()
+    index = {
+        "chunks": [{"filename": "chunk-0-0.bin", "chunk_size": len(TEXTS)}],
+        "config": {"data_format": ["int", "str"], "compression": None},
+    }
+    shards(folder, [b""] * len(TEXTS), index, "chunk-0-0.bin")
+    with (folder / "chunk-0-0.bin").open("ab") as file:
+        file.write(rows + struct.pack("<I", len(rows)) + b"LDARW01\0")
+
+
 def plain(folder: Path) -> None:
     for number, text in enumerate(TEXTS):
         (folder / f"{number:04d}.txt").write_text(text, "utf-8")
@@ -109,6 +124,7 @@ OF_TEXT: dict[str, Callable[[Path], object]] = {
     "tar": tar,
     "mds": mds,
     "litdata": litdata,
+    "litdata rows": litdata_rows,
     "text": plain,
 }
 

@@ -445,18 +445,23 @@ def _read_parquet(piece: Piece, fields: Fields) -> Records:
 
 
 def _read_arrow(piece: Piece, fields: Fields) -> Records:
+    with need("pyarrow").OSFile(str(piece.file)) as stream:
+        yield from _batches(stream, fields, source_of(piece))
+
+
+def _batches(stream: Any, fields: Fields, source: str) -> Records:
+    """Yield the documents of an Arrow file or stream."""
     arrow = need("pyarrow")
-    with arrow.OSFile(str(piece.file)) as stream:
-        try:
-            reader = arrow.ipc.open_file(stream)
-            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-        except arrow.ArrowInvalid:
-            stream.seek(0)
-            batches = iter(arrow.ipc.open_stream(stream))
-        for batch in batches:
-            names = [n for n in _columns(batch.schema.names, fields) if n in batch.schema.names]
-            for start in range(0, batch.num_rows, 256):
-                yield from _rows(batch.select(names).slice(start, 256), fields, source_of(piece))
+    try:
+        reader = arrow.ipc.open_file(stream)
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    except arrow.ArrowInvalid:
+        stream.seek(0)
+        batches = iter(arrow.ipc.open_stream(stream))
+    for batch in batches:
+        names = _columns(batch.schema.names, fields)
+        for start in range(0, batch.num_rows, 256):
+            yield from _rows(batch.select(names).slice(start, 256), fields, source)
 
 
 def _columns(names: Iterable[str], fields: Fields) -> list[str]:
@@ -687,7 +692,13 @@ def _read_litdata(piece: Piece, fields: Fields) -> Records:
     config = json.loads((piece.file.parent / "index.json").read_bytes()[:MAX_INDEX])["config"]
     formats = config["data_format"]
     source = source_of(piece)
-    for item in _items(_unpacked(piece, config.get("compression"))):
+    raw = _unpacked(piece, config.get("compression"))
+    if raw.endswith(ROWS_BEHIND):  # of dictionaries: an Arrow file of the rows, and its length
+        (size,) = struct.unpack_from("<I", raw, len(raw) - len(ROWS_BEHIND) - 4)
+        rows = raw[: -len(ROWS_BEHIND) - 4][-size:]
+        yield from _batches(need("pyarrow").BufferReader(rows), fields, source)
+        return
+    for item in _items(raw):
         if len(formats) == 1 and formats[0].startswith("no_header"):
             kind, _, code = formats[0].partition(":")
             ids = numpy.frombuffer(item, LITDATA_TYPES[kind, int(code)])
@@ -706,6 +717,7 @@ def _read_litdata(piece: Piece, fields: Fields) -> Records:
         yield Document(max(texts, key=len), None, source)
 
 
+ROWS_BEHIND = b"LDARW01\0"
 # Its numbers of the types of whole numbers.
 LITDATA_TYPES = {
     **{("no_header_tensor", n): t for n, t in ((11, "u1"), (12, "i1"), (13, "<i2"), (14, "<i2"))},
