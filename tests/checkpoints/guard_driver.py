@@ -172,10 +172,15 @@ class Overwriter:
 
     def run_until(self, events):
         """Wait for this many events of the guard; return them."""
-        found, until = [], time.monotonic() + 240  # the verifier runs at the lowest priority
-        while len(found) < events and time.monotonic() < until:
-            found += [e for e in self._driver.guard.poll() if e.data]
-            time.sleep(0.05)
+        found = []
+
+        def enough():
+            if len(found) < events:
+                found.extend(e for e in self._driver.guard.poll() if e.data)
+            return len(found) >= events
+
+        # The verifier runs at the lowest priority.
+        wait_until(enough, f"{events} verdicts", within_s=240.0, every_s=0.05)
         return found
 
 

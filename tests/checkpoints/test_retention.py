@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervise.checkpoints import RunPosition
+from tests.support.waiting import wait_until
 
 from .guard_driver import GuardDriver, Overwriter, overwrite_during_verification, slow_verification
 
@@ -180,9 +181,8 @@ def test_copy_never_mixes_two_saves(driver):
         driver.report(folder, step)
 
     def save_again():
-        until = time.monotonic() + 60
-        while time.monotonic() < until and not list(driver.run.glob("checkpoints/.ckpt-*/*/*/000")):
-            time.sleep(0.001)
+        started = lambda: list(driver.run.glob("checkpoints/.ckpt-*/*/*/000"))  # noqa: E731
+        wait_until(started, "the copy", every_s=0.001)
         save(19)
         driver.guard.scan(closely=True)
         driver.guard.scan(closely=True)

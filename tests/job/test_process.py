@@ -1,5 +1,6 @@
 """The job as a process: its end, its tree, being stopped."""
 
+import contextlib
 import os
 import re
 import signal
@@ -59,8 +60,9 @@ def orphan_of(process):
     """Return what came to us, the subreaper of the job, when it had lost its parent."""
 
     def orphans():
-        members = [p for p in process.tree.members() if p.pid != process.pid]
-        return [p for p in members if p.ppid() == psutil.Process().pid]
+        with contextlib.suppress(psutil.NoSuchProcess):  # its parent ends meanwhile
+            members = [p for p in process.tree.members() if p.pid != process.pid]
+            return [p for p in members if p.ppid() == psutil.Process().pid]
 
     return wait_until(orphans)[0]
 
