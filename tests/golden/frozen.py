@@ -8,7 +8,7 @@ the kind, the incident, the severity, the rule, the reason, and a digest of the 
 a digest per recorded run of its back-test with `nano`. `run`: journal and audit log of
 one run, and what the reading commands say of it. `incidents/`: cards, summaries and documents of
 incidents of many kinds. `messages`: what people receive. `notices`: the text of each kind of them.
-`help`: every command. `exit-codes`: every error.
+`mistakes`: what is said of wrong policies. `help`: every command. `exit-codes`: every error.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from ..fuzz.recorded import record as record_run
 from . import stories
 from .channels import channels
 from .messages import messages
+from .mistakes import mistakes
 from .notices import notices
 
 HERE = Path(__file__).parent
@@ -232,6 +233,7 @@ def write() -> None:
             (HERE / "incidents" / f"{name}{suffix}").write_text(content)
     (HERE / "run.txt").write_text(run())
     (HERE / "messages.txt").write_text(messages())
+    (HERE / "mistakes.txt").write_text(mistakes())
     (HERE / "notices.txt").write_text(notices())
     (HERE / "channels.txt").write_text(channels())
     (HERE / "help.txt").write_text(helps())

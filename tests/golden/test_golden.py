@@ -31,6 +31,7 @@ def test_scenarios_pass_and_come_to_the_same_decisions(path):
         ("run", frozen.run),
         ("messages", frozen.messages),
         ("notices", frozen.notices),
+        ("mistakes", frozen.mistakes),
         ("channels", frozen.channels),
         ("help", frozen.helps),
         ("exit-codes", frozen.exit_codes),
