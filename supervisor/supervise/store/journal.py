@@ -254,6 +254,22 @@ class Segment:
             yield number, kind, payload, offset
             number += 1
 
+    def skim(self, kinds: Collection[int]) -> Iterator[tuple[int, int, bytes]]:
+        """Yield `(number, kind, payload)` of records of some kinds, up to what is no record.
+
+        Others are passed by their length, unchecked.
+        """
+        offset = START.size
+        while len(head := self._bytes(offset, _RECORD_HEAD.size)) == _RECORD_HEAD.size:
+            length, _, number, kind = _RECORD_HEAD.unpack(head)
+            if kind in kinds:
+                if (record := self._record_at(offset)) is None:
+                    return
+                yield number, kind, record[2]
+            elif kind not in TYPES or length > MAX_PAYLOAD:
+                return
+            offset += _RECORD_HEAD.size + length
+
     def _bytes(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; sequential reads are buffered."""
         begin = offset - self._at
@@ -659,20 +675,19 @@ def read_journal(
 def read_segments_back(directory: Path, only: Collection[type[Any]]) -> Iterator[list[Event]]:
     """Yield the events of some classes in each segment, the newest segment first.
 
-    For what is asked of the end of a journal that may have millions of frames.
+    For what is asked of the end of a journal that may have millions of frames. Behind damage there
+    is nothing.
 
     Raises:
-        StoreError: no journal, or damage before the tail.
+        StoreError: a segment cannot be read.
     """
     kinds = {KINDS[cls] for cls in only}
-    paths = _segments(directory)
-    for path in reversed(paths):
+    for path in reversed(_segments(directory)):
         try:
             with Segment(path) as segment:
                 yield [
                     _event(kind, payload, number, path)
-                    for number, kind, payload, _ in segment.records(newest=path is paths[-1])
-                    if kind in kinds
+                    for number, kind, payload in segment.skim(kinds)
                 ]
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error

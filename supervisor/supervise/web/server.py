@@ -170,9 +170,9 @@ class Page:
             view.update()
             return view
 
-    def curves(self, name: str) -> RunCurves:
+    def curves(self, name: str, view: RunView | None = None) -> RunCurves:
         """Return the curves of a run; those that nobody looked at longest are closed."""
-        view = self.view(name)
+        view = self.view(name) if view is None else view
         with self._lock:
             if name not in self._curves:
                 while len(self._curves) >= MAX_OPEN:
@@ -302,8 +302,12 @@ class Page:
         return _json(self._run_document(name))
 
     def _run_document(self, name: str) -> dict[str, Any]:
-        view, curves = self.view(name), self.curves(name)
+        view = self.view(name)
+        curves = self.curves(name, view)
         curves.update()
+        return self._document_of(name, view, curves)
+
+    def _document_of(self, name: str, view: RunView, curves: RunCurves) -> dict[str, Any]:
         version = view.version, curves.version()
         if name not in self._documents or self._documents[name][0] != version:
             document = export.run_document(view, curves)
@@ -402,7 +406,8 @@ class Page:
         self, name: str, document: dict[str, Any], head: dict[str, Any], record: int
     ) -> tuple[dict[str, Any], dict[str, Any], int, str]:
         """Return what is now, and the events about what has changed."""
-        view, curves, text = self.view(name), self.curves(name), ""
+        view, text = self.view(name), ""
+        curves = self.curves(name, view)
         curves.update()
         now = curves.head()
         if now != head:
@@ -410,7 +415,7 @@ class Page:
         for row in reversed(view.decisions(record)):
             text += _event("record", plain_json(row))
             record = row.record
-        newest = self._run_document(name)
+        newest = self._document_of(name, view, curves)
         if newest is document:
             return newest, now, record, text
         changed = {
