@@ -1,4 +1,4 @@
-"""The schemas of all files, and what is to be known of a policy, a metric or a problem, as data.
+"""The schemas of all files, and what is to be known of a metric or a problem, as data.
 
 `make docs` writes the schema files.
 """
@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Inhibit, detectors_behind
@@ -20,13 +20,11 @@ from ..data.manifest import manifest_schema
 from ..notifiers import webhook
 from ..report import incident_report, stability_record
 from . import discover, metrics, shipped, yaml_document
-from .diagnostics import Place, Problem, Problems
-from .loader import Draft
-from .pack import PACKS, Entry
-from .rules import BuiltRule, parse_expression
-from .schema import json_schema, keys_of
+from .diagnostics import Problem, Problems
+from .pack import PACKS
+from .rules import parse_expression
+from .schema import json_schema
 from .sections import (
-    BASELINE_KEYS,
     FailuresFile,
     PackFile,
     PolicyFile,
@@ -158,82 +156,6 @@ BY = {
 }
 
 
-def format_position(node: Place) -> str:
-    """Return `file:line:col`."""
-    return f"{node.source.label}:{node.line}:{node.col}"
-
-
-class PartFacts(Struct, frozen=True):
-    """The position of a part's definition, and those of its overrides by key."""
-
-    defined: str
-    overridden: Mapping[str, str]
-
-
-class DetectorFacts(PartFacts, frozen=True):
-    """Attributes: `baseline` are the keys from the baseline of the policy."""
-
-    metrics: Sequence[str]
-    detectors: Sequence[str]
-    baseline: Sequence[str]
-
-
-class RuleFacts(PartFacts, frozen=True):
-    """Attributes: `to_report` are the metrics that the job must report."""
-
-    detectors: Sequence[str]
-    metrics: Sequence[str]
-    to_report: Sequence[str]
-    muted_by: Sequence[str]
-
-
-class MetricFacts(Struct, frozen=True):
-    """The source of a metric; unit and meaning of a standard one."""
-
-    measured_by: str
-    unit: str | UnsetType = UNSET
-    meaning: str | UnsetType = UNSET
-
-
-class PolicyFacts(Struct, frozen=True):
-    """Everything that `show` prints besides the policy itself, by the names of the parts."""
-
-    sections: Mapping[str, str]
-    detectors: Mapping[str, DetectorFacts]
-    rules: Mapping[str, RuleFacts]
-    metrics: Mapping[str, MetricFacts]
-
-
-def _overrides(entry: Entry) -> dict[str, str]:
-    return {key: format_position(node) for key, node in entry.overridden.items()}
-
-
-def detector_facts(draft: Draft, name: str) -> DetectorFacts:
-    """Return where a detector was defined, what was overridden, what it has from the baseline."""
-    entry, built = draft.parts.detectors[name], draft.detectors[name]
-    pairs = entry.node.pairs if isinstance(entry.node, MapNode) else {}
-    keeps = all(key in keys_of(type(built)) for key in BASELINE_KEYS)
-    filled = [key for key in BASELINE_KEYS if keeps and key not in pairs]
-    return DetectorFacts(
-        format_position(entry.node), _overrides(entry), built.metrics, built.detectors, filled
-    )
-
-
-def rule_facts(draft: Draft, built: BuiltRule, beside: Collection[str]) -> RuleFacts:
-    """Return what a rule reads, directly and through detectors, and what can mute it."""
-    behind = list(detectors_behind(draft.detectors, built.rule.uses))
-    needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
-    mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if built.rule.id in i.mute]
-    return RuleFacts(
-        format_position(built.entry.node),
-        _overrides(built.entry),
-        detectors=behind,
-        metrics=list(needed),
-        to_report=[name for name in needed if measured_by(name, beside) == JOB],
-        muted_by=mutes,
-    )
-
-
 def measured_by(metric: str, beside: Collection[str]) -> str:
     """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `BUILD`, `JOB`.
 
@@ -246,45 +168,6 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
     if spec is not None and spec.id in metrics.BUILD:
         return BUILD
     return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
-
-
-def metric_facts(name: str, beside: Collection[str]) -> MetricFacts:
-    """Return a metric's source, unit and meaning."""
-    spec = metrics.spec_of(name)
-    source = measured_by(name, beside)
-    return MetricFacts(source) if spec is None else MetricFacts(source, spec.unit, spec.meaning)
-
-
-def section_positions(draft: Draft) -> dict[str, str]:
-    """Return where the sections of a policy that extends another one were written, by key."""
-    root, positions = draft.root, dict[str, str]()
-    if not isinstance(root, MapNode) or "extends" not in root.pairs:
-        return positions
-    for key, (key_node, value) in root.pairs.items():
-        keys = value.pairs if isinstance(value, MapNode) else {}
-        from_base = [
-            name for name, (base_key, _) in keys.items() if base_key.source is not key_node.source
-        ]
-        places = dict.fromkeys(keys[name][0].source.label for name in from_base)
-        tail = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
-        positions[key] = f"{format_position(key_node)}{tail}"
-    return positions
-
-
-def policy_facts(draft: Draft, beside: Collection[str]) -> PolicyFacts:
-    """Return everything that `show` prints besides the policy itself.
-
-    Args:
-        beside: the ids of what the supervisor measures beside the job.
-    """
-    rules = {built.rule.id: rule_facts(draft, built, beside) for built in draft.rules}
-    used = dict.fromkeys(m for detector in draft.detectors.values() for m in detector.metrics)
-    return PolicyFacts(
-        section_positions(draft),
-        {name: detector_facts(draft, name) for name in draft.detectors},
-        rules,
-        {name: metric_facts(name, beside) for name in used},
-    )
 
 
 def detectors_reading(metric: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -19,17 +18,10 @@ from ._params import Number
 
 if TYPE_CHECKING:
     from ..catalog.diagnostics import Problem
-    from ..catalog.docs import (
-        DetectorFacts,
-        MetricFacts,
-        PartFacts,
-        PolicyFacts,
-        ProblemFields,
-        RuleFacts,
-    )
+    from ..catalog.docs import ProblemFields
     from ..catalog.loader import Draft
     from ..catalog.scenario_subject import Subject
-    from ..core.model.policy import Policy
+    from ..core.model.policy import Policy, Rule
     from ..lab.scenario_runner import Coverage, Outcome
 
 COMMANDS = ("check", "show", "schema", "test", "diff")
@@ -209,7 +201,6 @@ def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
 
 
 Document = dict[str, Any]  # a policy as its YAML file has it
-PARTS = ("detectors", "rules", "inhibit", "runbooks")  # every one of them has its own place
 
 
 @policy_command.command(name="show")
@@ -225,8 +216,7 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     """Show a policy with packs and defaults merged.
 
     P is a path, or the name of a shipped policy. The output is itself a policy with the same
-    digest, also of a policy that extends another one. Comments give the place where a part is
-    defined, the overrides that apply, the metrics it reads, and those that the job must report.
+    digest, also of a policy that extends another one.
 
     \b
     Examples:
@@ -237,32 +227,28 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
 
     Exit codes: 0; 64 no such rule or runbook; 65 the policy is invalid.
     """
-    from ..catalog import docs, loader
+    from ..catalog import loader, yaml_document
     from ..catalog.diagnostics import did_you_mean
-    from ..catalog.loader import compose_policy
-    from ._job_check import SUPERVISOR_METRICS
 
-    draft = compose_policy(policy)
-    facts = docs.policy_facts(draft, SUPERVISOR_METRICS)
-    if rule_id is not None and rule_id not in facts.rules:
-        hint = did_you_mean(rule_id, facts.rules)
-        raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
+    draft = loader.compose_policy(policy)
     document = loader.policy_document(draft)
+    rules = {built.rule.id: built.rule for built in draft.rules}
+    if rule_id is not None and rule_id not in rules:
+        hint = did_you_mean(rule_id, rules)
+        raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
     if book is not None:
         _print_runbook(draft.name, document["runbooks"], book, as_json=as_json)
         return
     if rule_id is not None:
-        document, facts = _only(rule_id, document, facts, draft)
+        document = _only(rules[rule_id], document, draft)
     if as_json:
-        echo_json(_merged(document, facts), indent=2)
+        echo_json(document, indent=2)
     elif rule_id is None:
         resolved = loader.build_policy(draft)
         echo(f"# {resolved.digest}")
-        echo_source(*_commented(resolved.resolved.splitlines(), facts))
+        echo_source(*resolved.resolved.splitlines())
     else:
-        from ..catalog import yaml_document
-
-        echo_source(*_commented(yaml_document.dump_yaml(document).splitlines(), facts))
+        echo_source(*yaml_document.dump_yaml(document).splitlines())
 
 
 def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
@@ -277,85 +263,20 @@ def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json:
         echo_source(*yaml_document.dump_yaml(books[name]).splitlines())
 
 
-def _only(
-    rule_id: str, document: Document, facts: PolicyFacts, draft: Draft
-) -> tuple[Document, PolicyFacts]:
+def _only(rule: Rule, document: Document, draft: Draft) -> Document:
     """Keep the parts of a policy that concern one rule."""
-    rule_facts = facts.rules[rule_id]
-    rule = next(rule for rule in document["rules"] if rule["id"] == rule_id)
-    names = [name for name in document["detectors"] if name in rule_facts.detectors]
-    books = draft.runbooks if rule.get("run") in draft.runbooks else {}
+    from ..core.model.policy import detectors_behind
+
+    names = detectors_behind(draft.detectors, rule.uses)
+    written = next(entry for entry in document["rules"] if entry["id"] == rule.id)
+    books = document["runbooks"]
     shown = {
-        "detectors": {name: document["detectors"][name] for name in names},
-        "rules": [rule],
-        "inhibit": [i for i in document["inhibit"] if rule_id in (*i["mute"], i.get("by_rule"))],
-        "runbooks": {n: document["runbooks"][n] for n in books if n == rule["run"]},
+        "detectors": {n: body for n, body in document["detectors"].items() if n in names},
+        "rules": [written],
+        "inhibit": [i for i in document["inhibit"] if rule.id in (*i["mute"], i.get("by_rule"))],
+        "runbooks": {n: books[n] for n in draft.runbooks if n == written.get("run")},
     }
-    about = msgspec.structs.replace(
-        facts,
-        sections={},
-        detectors={name: facts.detectors[name] for name in names},
-        rules={rule_id: rule_facts},
-        metrics={name: facts.metrics[name] for name in rule_facts.metrics},
-    )
-    return {key: value for key, value in shown.items() if value}, about
-
-
-def _merged(document: Document, facts: PolicyFacts) -> Document:
-    """Return one document: each part with its facts."""
-    detectors = {
-        name: {**body, "about": msgspec.to_builtins(facts.detectors[name])}
-        for name, body in document.get("detectors", {}).items()
-    }
-    rules = [
-        {**rule, **msgspec.to_builtins(facts.rules[rule["id"]])}
-        for rule in document.get("rules", ())
-    ]
-    about = {"metrics": msgspec.to_builtins(facts.metrics), "sections": facts.sections}
-    return {**document, "detectors": detectors, "rules": rules, **about}
-
-
-def _commented(lines: list[str], facts: PolicyFacts) -> list[str]:
-    """Put a comment in front of every detector and every rule of a resolved policy."""
-    found: list[str] = []
-    detectors, rules = iter(facts.detectors.values()), iter(facts.rules.values())
-    section = ""
-    for line in lines:
-        if line[:1] not in (" ", "#", ""):
-            section = line.partition(":")[0]
-            origin = facts.sections.get(section) if section not in PARTS else None
-            found += [f"# {origin}"] if origin else []
-        if section == "detectors" and re.match(r"  [^ -]", line):
-            found += [f"  # {text}" for text in _detector(next(detectors))]
-        elif section == "rules" and line.startswith("  - "):
-            found += [f"  # {text}" for text in _rule(next(rules), facts.metrics)]
-        found.append(line)
-    return found
-
-
-def _origin(part: PartFacts) -> str:
-    changed = [f"{key} overridden in {origin}" for key, origin in part.overridden.items()]
-    return "; ".join([part.defined, *changed])
-
-
-def _detector(detector: DetectorFacts) -> list[str]:
-    text = _origin(detector)
-    if detector.baseline:
-        text += f"; {' and '.join(detector.baseline)} from the policy's baseline"
-    return [text]
-
-
-def _rule(rule: RuleFacts, metrics: Mapping[str, MetricFacts]) -> list[str]:
-    from ..catalog.docs import BY
-
-    lines = [_origin(rule), f"reads {', '.join(rule.detectors)}"]
-    for source, head in BY.items():
-        ids = [name for name in rule.metrics if metrics[name].measured_by == source]
-        if ids:
-            lines.append(f"{head}: {', '.join(ids)}")
-    if rule.muted_by:
-        lines.append(f"muted by {'; '.join(rule.muted_by)}")
-    return lines
+    return {key: value for key, value in shown.items() if value}
 
 
 FILES = {
