@@ -88,7 +88,7 @@ def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatc
         "verdict     recovered so far, on probation (inc-2 SEV1)",
         "incident    inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above 2.6 (runbook soften)",
         "step        152 of 600, attempt 1",
-        "loss        2.625 (train_loss_raw)  █x▁",
+        "loss        2.625 (train_loss_raw)  █!▁",
         "speed       12.5 steps/s, 51.2k tokens/s",
         "time left   36 s (by --steps 600)",
         "state       probation (mode enforce)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import sys
 import textwrap
@@ -162,7 +161,6 @@ def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
     return Recorder(opened, audit, lambda: (system.monotonic_ns(), system.wall_time()), print_line)
 
 
-BARS = "▁▂▃▄▅▆▇█"
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -219,32 +217,6 @@ def format_count(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve as one line of bars; `x` is a value that is not finite.
-
-    Where there are more values than columns, a column is the highest of its share.
-    """
-    columns = [_highest(part) for part in _parts(values, width)]
-    finite = [value for value in columns if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(
-        BARS[round((value - low) * scale)] if math.isfinite(value) else "x" for value in columns
-    )
-
-
-def _parts(values: Sequence[float], width: int) -> list[Sequence[float]]:
-    if len(values) <= width:
-        return [values[i : i + 1] for i in range(len(values))]
-    edges = [round(i * len(values) / width) for i in range(width + 1)]
-    return [values[a:b] for a, b in itertools.pairwise(edges)]
-
-
-def _highest(values: Sequence[float]) -> float:
-    wrong = [value for value in values if not math.isfinite(value)]
-    return wrong[0] if wrong else max(values)
 
 
 class Report(Protocol):

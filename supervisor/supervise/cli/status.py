@@ -17,6 +17,7 @@ from ..core.model.payload import Payload
 from ..core.model.state_machine import HALTED
 from ..errors import StoreError, reading_recorded_data
 from ..notifiers.heartbeat import Health
+from ..report.incident_facts import sparkline
 from ..report.receipt import run_path
 from ..runtime import late_messages
 from ..runtime.status import (
@@ -41,7 +42,6 @@ from ._output import (
     format_span,
     print_table,
     seconds_since,
-    sparkline,
 )
 from ._runs import run_argument, run_life
 
@@ -131,7 +131,6 @@ def _until_damage(run: RunDir) -> Any:
         return
 
 
-CURVE = 40  # columns
 BUSY = 20.0  # percent; project default
 NAMED = 3  # rules that wait for something, by name; more are counted
 
@@ -211,8 +210,9 @@ def training_progress(
     if training.loss is not None:
         of_rank = f", rank {training.loss_rank}" if training.loss_rank else ""
         text = f"{format_number(plain_json(training.loss))} ({training.loss_metric}{of_rank})"
-        if with_curve and len(curve := sparkline(training.curve.loss, CURVE)) > 1:
-            text += f"  {curve}"
+        losses = training.curve.loss
+        if with_curve and len(losses) > 1:
+            text += f"  {sparkline(losses, [0] * len(losses))}"
         lines.append(("loss", text))
     speed, runs = training.steps_per_s, life.job == "running"
     if speed and runs:
