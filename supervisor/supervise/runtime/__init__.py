@@ -19,7 +19,6 @@ __getattr__ = lazy_exports(
             "make_environment, remove_environment, sweep_environments, take_ownership"
         ),
         "evidence": "Evidence",
-        "failures": "FailureRecords",
         "fencing": "Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch",
         "frame_enrichment": "FrameEnricher",
         "hardware": "MemoryGrowth, Hardware",
@@ -50,7 +49,7 @@ __getattr__ = lazy_exports(
             "Life, Status, TrainingProgress, build_status, format_capabilities, is_rollback_known, "
             "judge_status, list_capabilities"
         ),
-        "status_writer": "first_step_deadline_s",
+        "status_writer": "FailureRecords, first_step_deadline_s",
         "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",
     },
 )
