@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def test_a_full_disk_is_reported_at_once_and_acting_goes_on(small_disk, supervis
     while running.poll() is None:
         fill(directory.parent / f"filler-{full}")
         full += 1
+        time.sleep(0.02)
     _, errors = running.communicate(timeout=120)
 
     assert running.returncode == CODE, errors
