@@ -40,6 +40,38 @@ runbooks:
 budgets: {all: {max: 6}, lr_scale: {max: 2, per: 5000}}
 """
 
+# A policy that others extend, and the pack beside it.
+VERSION = "version: supervise/v1\n"
+BASE = (
+    VERSION
+    + """\
+policy: base
+mode: enforce
+use: [own, hang]
+override: {own.loud: {gt: 9.0, clear: 3.0}}
+detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 12.0}}
+rules: [{id: too_high, when: high, sev: SEV1}]
+inhibit: [{by_rule: too_high, mute: [own.minor]}]
+budgets: {all: {max: 6, per: 20000}, rollback: {max: 2}, restart: {max: 1}, lr_scale: {max: 4}}
+savepoints: {every: 25, keep: 4}
+escalate: {ladder: [soften, rollback-and-rewarm, hold], reset_after: 100}
+notify: {console: {min_sev: SEV1}}
+"""
+)
+PACK = (
+    VERSION
+    + """\
+pack: own
+summary: One bound.
+status: experimental
+source: [none]
+false_alarms: [none]
+detectors: {loud: {kind: threshold, metric: train_loss_raw, gt: 1.0}}
+rules: [{id: minor, when: loud, sev: SEV2}, {id: major, when: loud, sev: SEV1, for: 9}]
+"""
+)
+TEAM = {"base.yaml": BASE, "packs/own.yaml": PACK}
+
 
 def plain(text: str, **parser: Any) -> Any:
     """Return what a YAML text holds. Raises PolicyErrors."""

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from supervise.catalog import PolicyErrors, load_policy, shipped_folder
 
-from ..catalog.conftest import GOOD, HEAD, ONE, pointed
+from ..catalog.conftest import BASE, GOOD, HEAD, ONE, TEAM, VERSION, pointed
 
 # What is put in the place of what, in the good policy; ¦: a message is about this very place.
 CHANGES = [
@@ -102,6 +102,25 @@ FILE_CHANGES = [
     (SOFTEN, "meaning: Pr", "meaning: oops: Pr"),
 ]
 
+# What a policy with a base says, and the files beside it.
+EXTENDING: list[tuple[str, dict[str, str]]] = [
+    ("extends: nanno", {}),
+    ("extends: team", {"team.yaml": BASE}),
+    ("extends: ../team.yaml", {}),
+    ("extends: a.yaml", {"a.yaml": VERSION + "extends: p.yaml\n"}),
+    ("extends: base.yaml\noverride: {own.lod: {gt: 2.0}}", TEAM),
+    ("extends: base.yaml\noverrid: {high: {gt: 2.0}}", TEAM),
+    ("extends: base.yaml\nremove: [own.mino]", TEAM),
+    ("extends: base.yaml\ndetectors: {high: {kind: nonfinite, metrics: [train_loss_raw]}}", TEAM),
+    ("extends: base.yaml\nuse: amp", TEAM),
+    ("extends: base.yaml", {**TEAM, "base.yaml": BASE.replace("gt: 12.0", "gtt: 12.0")}),
+    (
+        "extends: base.yaml\njob: {relaunch: {}}\nuse: [nonfinite]",
+        {**TEAM, "base.yaml": BASE.replace("restart: {max: 1}, ", "")},
+    ),
+    ("extends: packs/base.yaml", {"packs/base.yaml": VERSION + "pack: base\n"}),
+]
+
 
 def _told(text: str, files: Mapping[str, str]) -> Iterator[str]:
     """Yield what is said of a policy and the files beside it."""
@@ -134,6 +153,9 @@ def _texts() -> Iterator[str]:
         assert old in content
         told = [*_told(FILES[file], {file: content.replace(old, new, 1)})]
         yield from [f"== {file}: {old!r} -> {new!r}", *told]
+    for line, files in EXTENDING:
+        changed = [name for name in files if files[name] != TEAM.get(name)]
+        yield from [f"== {line!r} {changed}", *_told(f"{VERSION}{line}\n", files)]
 
 
 def mistakes() -> str:
