@@ -453,9 +453,11 @@ class Activations:
         width = int(logits.shape[-1])
         rows = sample_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
         rows = rows.float()
-        self.logz = rows.logsumexp(-1).mean()
-        logs = rows[::ENTROPIES].log_softmax(-1)
-        self._entropy = -(logs.exp() * logs.clamp(min=-1e4)).sum(-1).mean()
+        logz = rows.logsumexp(-1)
+        self.logz = logz.mean()
+        few = rows[::ENTROPIES].clamp(min=-1e4)  # what is masked has no share, and no part in it
+        mean = self._torch.linalg.vecdot(few.softmax(-1), few)
+        self._entropy = (logz[::ENTROPIES] - mean).mean()
 
     def values(self) -> Dict[str, Any]:
         """Return the metrics as tensors of one element."""
