@@ -142,10 +142,11 @@ def test_slice_val_shift_is_the_way_of_one_set_in_scales_of_its_past():
 
 def test_scaling_law_residual_is_the_mean_above_the_law(policy_of):
     policy = policy_of("job: {scaling_law: {floor: 1.5, scale: 40.0, exponent: 0.3}}\n")
-    course, found = Course("train_loss", "tokens_applied", policy=policy, world=2), {}
+    names = ("train_loss", "tokens_applied", "batch_copies")
+    course, found = Course(*names, policy=policy, world=4), {}
     for step in range(1, 400):
         law = 1.5 + 40.0 / (2 * 100 * step) ** 0.3
-        beside = course.step(law + (0.1 if step >= 200 else 0.0), 100.0 * step)
+        beside = course.step(law + (0.1 if step >= 200 else 0.0), 100.0 * step, 2.0)
         if "scaling_law_residual" in beside:
             found[step] = beside["scaling_law_residual"]
 

@@ -27,7 +27,8 @@ DEVICE = "gpu_mem_allocated"
 SLICE, LAYER = "slice_val_loss.", "layer_weight_std."
 INPUTS = frozenset(
     (
-        *(LOSS, "train_loss", "tokens_applied", "val_loss", "checkpoint_time", DEVICE),
+        *(LOSS, "train_loss", "tokens_applied", "batch_copies", "val_loss", "checkpoint_time"),
+        DEVICE,
         *("step_time", "forward_time", "backward_time", "optimizer_time", LAW),
     )
 )
@@ -232,7 +233,7 @@ class LawResidual:
         tokens, loss = values.get(self.TOKENS), values.get("train_loss", values.get(LOSS))
         if not tokens or loss is None or not math.isfinite(loss):
             return {}
-        tokens *= world
+        tokens *= world / max(1.0, values.get("batch_copies") or 1.0)  # ranks that read the same
         self._losses.append(loss - self._law.at(tokens))
         if tokens < self._next:
             return {}
