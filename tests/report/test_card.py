@@ -184,6 +184,11 @@ def test_a_standstill_explains_what_ends_it(still):
     assert report.cause.text == (still or "SignalException: got signal: 15")
 
 
+def test_what_a_rank_does_is_no_cause_of_an_end():
+    """The processes that its evidence looks at are those of another job, or none."""
+    assert stories.report("ended-unseen").cause.text.startswith("unknown")
+
+
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
     cost = built(planned("rollback"), finished(step=175)).cost
@@ -264,6 +269,7 @@ def test_what_a_drill_does_to_the_training_explains_no_slow_host():
             "JOB FINISHED",
             "recovered so far: 58 good steps of 100; loss back in its normal range at step 202; ",
         ),
+        ("ended-by-signal", "inc-1", "ENDED AS ASKED", "recovered so far: 58 good steps of 100; "),
         (
             "raised-for-good",
             "inc-1",

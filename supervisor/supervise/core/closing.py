@@ -175,12 +175,14 @@ def close_incident(
     then: Advice | None = None,
     *,
     superseded_by: str = "",
+    asked: bool = False,
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn.
 
     Args:
         outcome: see `IncidentClosed`. then: what comes next, where more is known of it.
         superseded_by: the rule that begins another one, about something else.
+        asked: a person or a scheduler has ended the job.
     """
     approvals.settle_request(ctx, "withdrawn", f"{incident.id} is over")
     ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
@@ -201,6 +203,7 @@ def close_incident(
             superseded_by=superseded_by,
             outcome=outcome,
             returncode=ctx.state.job.returncode,
+            asked=asked,
         )
     )
     summary = ""

@@ -96,6 +96,7 @@ def end_run_if_over(ctx: StepContext) -> None:
     incident = state.incident
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
+    asked = _ended_as_asked(job) or bool(_good_end(job, state.step))
     is_bad = job.returncode != 0 and not _good_end(job, state.step)
     by_itself = is_bad and not job.stopping and job.returncode not in ASKED
     if incident is None and by_itself and _is_known(job.cause):
@@ -104,9 +105,8 @@ def end_run_if_over(ctx: StepContext) -> None:
     reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
         then = _advice(ctx, incident) if is_bad else None
-        closing.close_incident(
-            ctx, incident, f"{end_text}; {reason}" if reason else end_text, JOB_ENDED, then
-        )
+        text = f"{end_text}; {reason}" if reason else end_text
+        closing.close_incident(ctx, incident, text, JOB_ENDED, then, asked=asked)
     ctx.move("exited", f"{end_text}; {reason}" if reason else end_text)
     _notify_end(ctx, incident, exit_text(job.returncode) + location, reason, failed=failed)
 

@@ -172,7 +172,8 @@ class _Case:
         self.failures = _failures(records, self.incident)
         self.failure = self.failures[0] if self.failures else None
         self.diagnosis = _diagnosis(self.incident)
-        self.standstill = next((s for a in self.actions if (s := a.effect.standstill)), "")
+        found = (s for a in self.actions if (s := a.effect.standstill))
+        self.standstill = next(found, "") if self.opened.rule else ""  # a job that ended has none
         self.acted = True if self.skipped else _acted(self.incident)
         self.slowness = facts.slowness(self.opened.slow_step, self.tape)
         self.run = run

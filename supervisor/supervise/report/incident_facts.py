@@ -565,6 +565,8 @@ def _status_of_end(closed: decisions.IncidentClosed, *, stopped: bool) -> Status
     """Return the status by the outcome, and how the job ended where that has ended it."""
     if closed.outcome != decisions.JOB_ENDED:
         return ENDS[closed.outcome]
+    if closed.asked:
+        return Status.ASKED
     if stopped:
         return Status.STOPPED
     if closed.returncode:

@@ -43,6 +43,7 @@ class Status(StrEnum):
     RELEASED = "RELEASED"
     STOPPED = "STOPPED"
     DOWN = "JOB DOWN"
+    ASKED = "ENDED AS ASKED"
     JOB_ENDED = "JOB FINISHED"
     UNRECOVERED = "JOB FINISHED, NOT RECOVERED"
     SESSION_ENDED = "SESSION ENDED"
@@ -68,6 +69,7 @@ MEANINGS = {
     Status.RELEASED: "a person ended the hold",
     Status.STOPPED: "the job was stopped because of it",
     Status.DOWN: "the job ended, and is not started again",
+    Status.ASKED: "a person or a scheduler ended the job before it was over",
     Status.JOB_ENDED: "the job finished before it was over",
     Status.UNRECOVERED: "the job ended as a finished one does, with a loss that had not come back",
     Status.SESSION_ENDED: "the training that it was about ended",

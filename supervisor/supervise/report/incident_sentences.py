@@ -579,7 +579,7 @@ def describe_cost(
     if ended_at is not None:
         parts.append(f"the run ended at step {ended_at}" if ended_at >= 0 else "the run ended")
     if repeated:
-        undone = status in (Status.STOPPED, Status.JOB_ENDED)
+        undone = status in (Status.STOPPED, Status.JOB_ENDED, Status.ASKED)
         parts.append(f"{repeated} steps {'undone' if undone else 'repeated'}")
     if progress_lost:
         parts.append(f"the progress of {progress_lost} steps lost")
@@ -689,7 +689,8 @@ def describe_proof(
     elif status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
         reason = "its rules cleared; that the actions caused it was not verified"
     ended = status == Status.UNRECOVERED or (
-        (rejoined is not None or slowness or good is not None) and status == Status.JOB_ENDED
+        (rejoined is not None or slowness or good is not None)
+        and status in (Status.JOB_ENDED, Status.ASKED)
     )
     if ended and good is not None:
         parts.insert(0, f"recovered so far: {good[0]} good steps of {good[1]}")
@@ -698,6 +699,7 @@ def describe_proof(
     plain = ended or status in (
         *(Status.OPEN, Status.HELD, Status.CLEARED, Status.WATCHING),
         *(Status.WITHDRAWN, Status.STOPPED, Status.JOB_ENDED, Status.DOWN, Status.DONE),
+        Status.ASKED,
     )
     reason = reason if plain else f"not verified: {reason}"
     text = "; ".join([*filter(None, parts), reason] if with_parts else [reason])
@@ -743,6 +745,7 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
         Status.SESSION_ENDED: "the training ended before anything could be verified",
         Status.STOPPED: "none: supervise stopped the job, which is down",
         Status.JOB_ENDED: end,
+        Status.ASKED: f"{end}, as asked",
         Status.UNRECOVERED: end,
         Status.DOWN: "none: the job is down",
         Status.RECOVERED: "no verification is on record",

@@ -263,7 +263,7 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     Attributes:
         outcome: RECOVERED, CLEARED, REBASELINED, RELEASED, SUPERSEDED, SESSION_ENDED or JOB_ENDED.
         acted: a runbook was started. superseded_by: the rule that began another incident.
-        returncode: of the job, None while it runs.
+        returncode: of the job, None while it runs. asked: a person or a scheduler ended it.
     """
 
     KIND, WHAT = "incident", "closed"
@@ -275,6 +275,7 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     superseded_by: str = ""
     outcome: str
     returncode: int | None = None
+    asked: bool = False
 
     @property
     def cause(self) -> str:
