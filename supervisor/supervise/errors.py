@@ -117,7 +117,7 @@ class ActionError(SuperviseError):
         refused: True if the job would not do it, and nothing was touched.
         inconsistent: True if some ranks did it and others did not: they differ from now on.
         unfenceable: why the ranks of this job can never act at one step, "" where they can.
-        no_space: True if the disk is full.
+        no_space: True if the disk is full. job_ended: True if the job had ended by then.
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class ActionError(SuperviseError):
         inconsistent: bool = False,
         unfenceable: str = "",
         no_space: bool = False,
+        job_ended: bool = False,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
@@ -137,6 +138,7 @@ class ActionError(SuperviseError):
         self.inconsistent = inconsistent
         self.unfenceable = unfenceable
         self.no_space = no_space
+        self.job_ended = job_ended
 
 
 class Views:

@@ -312,10 +312,12 @@ def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
     error = "the job has ended (exit code 0)"
     story = tell(healthy=60, answer=lambda key: None)
     story.frames(60.0)
-    story.finish(story.actions()[-1], error=error)
+    story.finish(story.actions()[-1], {"job_ended": True}, error=error)
     held = [message for message in messages(story) if message["form"] == "Held"]
 
     assert error in held[-1]["verdict"] and "keeps training" not in held[-1]["verdict"]
+    assert held[-1]["next"].startswith("start it again") and "RUN --" not in held[-1]["next"]
+    assert "supervise release" not in held[-1]["next"]
 
 
 def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):

@@ -220,7 +220,7 @@ def advise_after_verdict(
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
-    skipped, has_ended = verdict.skipped, state.job.returncode is not None
+    skipped, has_ended = verdict.skipped, state.job.has_ended
     words = {
         "back": rollback_or_restart_command(policy, state, incident),
         "onset": str(skipped[0] if skipped else onset_of(incident)),
@@ -261,7 +261,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.HELD, bool(incident.recovery.rate_limits)),
         (Fact.RATE_STOPPED, is_rate_held(incident) and bool(_rate_jump(incident))),
         (Fact.EXHAUSTED, case.exhausted),
-        (Fact.ENDED, state.job.returncode is not None),
+        (Fact.ENDED, state.job.has_ended),
     ):
         if holds:
             yield fact
@@ -329,7 +329,7 @@ def _boundary(incident: Incident) -> int:
 def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
     """Return the command that goes back to before an incident, "" where it would be refused."""
     form = policy.verbs.get("rollback")
-    stuck = state.job.returncode is not None or withdrawal.is_stalled(policy, state)
+    stuck = state.job.has_ended or withdrawal.is_stalled(policy, state)
     if form is None or stuck:
         return ""
     before_step = _boundary(incident)
@@ -387,7 +387,7 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
 def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
     """Return what a person should do while no action runs by itself, and what else would do."""
     start = start_again(policy, state, _boundary(incident))
-    if state.job.returncode is not None:
+    if state.job.has_ended:
         return start
     back, stop = rollback_command(policy, state, incident), f"supervise stop RUN, then {start}"
     if is_fed_wrongly(policy, state, incident):
@@ -411,6 +411,8 @@ def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
 def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
     """Return what a person should do in a hold; a rollback does not end it."""
     ways = manual_choices(policy, state, incident)
+    if state.job.has_ended:
+        return ways
     if is_fed_wrongly(policy, state, incident) and incident.case.rolled_back:
         return f"{ways}; to go on as it is, with automatic actions: supervise release RUN"
     return f"{ways}; then, for automatic actions again: supervise release RUN"
@@ -551,7 +553,7 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
         checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
         at = "its step" if checkpoint is None else f"step {checkpoint.step + 1}"
         by_hand = f"; set the schedule to {at} by hand where the checkpoint holds no state of it"
-    stop = "" if state.job.returncode is not None else stop
+    stop = "" if state.job.has_ended else stop
     return f"{stop}{remedy}{by_hand}; then {start_again(policy, state, before_step)}"
 
 
@@ -563,7 +565,7 @@ FREE_RATE = (
 def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
     """Return how the learning rate is, and how to let it go; "" where it was never held."""
     monitor, recovery = state.monitors.get(incident.case.rank), incident.recovery
-    if monitor is None or state.job.returncode is not None or not is_rate_held(incident):
+    if monitor is None or state.job.has_ended or not is_rate_held(incident):
         return "", ""
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
@@ -580,7 +582,7 @@ def advice_at_end(
     policy: Policy, state: State, incident: Incident, verdict: Verdict | None
 ) -> Advice:
     """Return the advice of an incident that ends; what is still wrong comes first."""
-    ended, then = state.job.returncode is not None, Advice(Lead.NOTHING, "")
+    ended, then = state.job.has_ended, Advice(Lead.NOTHING, "")
     quiet = Lead.BEFORE_NEXT if ended else Lead.LATER
     if verdict is not None:
         checks = machine_checks(policy, state, incident)

@@ -79,7 +79,7 @@ def hold_incident(
         incident=incident.id,
         cause=reason,
         summary="; ".join(filter(None, (limit, diagnosis.verdict_summary(verdict)))),
-        status="" if withdrawal.JOB_HAS_ENDED in reason else status,
+        status="" if state.job.seen_ended else status,  # the reason says it
         advice=Advice(None, advice.choices_in_hold(policy, state, incident) + then),
     )
     ctx.send(held, replace=True)
@@ -110,7 +110,7 @@ def report_unactionable(
         exhausted: nor will it, and nothing else is left.
         substitute: the runbook that it stands in for, and why that cannot work, with "; ".
     """
-    name, ended = book.name, ctx.state.job.returncode is not None
+    name, ended = book.name, ctx.state.job.has_ended
     then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
     status = "" if ended else withdrawal.describe_job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))

@@ -228,6 +228,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
     state, job = ctx.state, ctx.state.job
     job.returncode, job.ended, job.no_restart_reason = None, False, ""
+    job.seen_ended = False
     job.preempted, job.shortfall, job.unfit_host = "", None, ""
     job.launched = event.attempt
     if state.incident is not None:

@@ -293,6 +293,7 @@ class JobLife:
         world_size: how many ranks it has, as they say.
         launched: first attempt of the newest launch; frames of older ones are of the past.
         returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
+        seen_ended: an action found that it has ended; how follows.
         ended_ns: when it ended last, 0 for never. over: nothing will run any more.
         paused: it was asked to pause, and not seen to go on by our word since.
         stopping: an action of ours ends it. stopped_by: who asked for that.
@@ -316,6 +317,7 @@ class JobLife:
     launched: int = 0
     returncode: int | None = None
     ended: bool = False
+    seen_ended: bool = False
     ended_ns: int = 0
     over: bool = False
     paused: bool = False
@@ -339,6 +341,10 @@ class JobLife:
     drill_signal: str = ""
     unavailable: dict[str, str] = field(default_factory=dict)
     lost: frozenset[str] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.returncode is not None or self.seen_ended
 
     def copy(self) -> JobLife:
         return replace(

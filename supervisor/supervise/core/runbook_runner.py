@@ -454,6 +454,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         return
     run.intent.action_id, result = None, event.result
     job, outcome = ctx.state.job, event.result.read(Outcome)
+    job.seen_ended |= outcome.job_ended
     if job.stopping:  # refused, or the job had ended by itself: then its own end counts
         job.stopping = event.ok and outcome.exit_code is not None
     if not event.ok and run.intent.action is not None and run.intent.action.destructive:
@@ -515,7 +516,7 @@ def _record_committed(
         job.paused = False
     if intent.verb == "relaunch" and outcome.attempt != job.launched:
         # Another process runs that nobody has told of; one that was may have ended since.
-        job.returncode, job.ended = None, False
+        job.returncode, job.ended, job.seen_ended = None, False, False
     if run.failure.reason is not None:
         remove_undo(incident.recovery, run.failure.pending_undos.pop(0))
     elif run.runbook.verbs[run.index] == "undo":

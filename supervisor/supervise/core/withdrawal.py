@@ -46,7 +46,7 @@ def reports_stall(monitor: RankMonitor, rule: Rule) -> bool:
 
 def describe_job_status(policy: Policy, state: State) -> str:
     """Return how it is with the job while nothing is done about it, as a clause."""
-    if state.job.returncode is not None:
+    if state.job.has_ended:
         return JOB_HAS_ENDED
     if state.job.paused:
         return "the job is paused"

@@ -33,7 +33,6 @@ from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
 from ..core.model.payload import EndArgs, Outcome, Payload, WeightsArgs
-from ..core.withdrawal import JOB_HAS_ENDED
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
@@ -45,7 +44,6 @@ from .fencing import (
     Standing,
     carry_out,
     check_acknowledged,
-    describe_ending,
 )
 from .idleness import Looks, measure_work
 from .process import LOOP_S, Process, halt_job
@@ -284,7 +282,7 @@ class Control:
                 if ranks.get(rank) is not segment:  # after an exec the pid would be the same
                     pending.lost.setdefault(rank, f"rank {rank} went away")
             if ended is not None:
-                pending.refusal = f"{JOB_HAS_ENDED} ({describe_ending(ended)})"
+                pending.refuse_after_end(ended)
         for rank, ack in acks:
             if ack.key in self._overdue:
                 outcome = "was done" if ack.ok else f"was refused: {ack.error}"
@@ -304,7 +302,7 @@ class Control:
             pending.answers |= {rank: self._earlier_acks[rank, pending.key] for rank in ranks}
             pending.sent = dict(ranks)
         elif self.process.returncode is not None:
-            pending.refusal = f"{JOB_HAS_ENDED} ({describe_ending(self.process.returncode)})"
+            pending.refuse_after_end(self.process.returncode)
         elif self.withdrawn:
             pending.refusal, pending.withdrawn = self.withdrawn, True
         elif not ranks:

@@ -40,6 +40,7 @@ from supervise_probe.ipc import fences
 
 from ..core.model.events import Beat
 from ..core.model.payload import Json, Outcome, Payload, RollbackArgs
+from ..core.withdrawal import JOB_HAS_ENDED
 from ..errors import ActionError, SuperviseError
 from ..system import Thread
 from .process_tree import EXITED
@@ -110,6 +111,7 @@ class PendingCommand:
         self.answers: dict[int, Ack] = {}
         self.lost: dict[int, str] = {}  # rank -> why it will not answer
         self.refusal: str | None = None  # why it was not sent at all
+        self.job_ended = False  # that is why
         self.withdrawn = False  # that is because the action is to ask nothing more of the job
         self._wakeup = wakeup
 
@@ -118,6 +120,10 @@ class PendingCommand:
         with self._wakeup:
             self._wakeup.wait_for(lambda: self.settled, timeout_s)
             return dict(self.answers)
+
+    def refuse_after_end(self, returncode: int) -> None:
+        """The job has ended: nobody will answer."""
+        self.refusal, self.job_ended = f"{JOB_HAS_ENDED} ({describe_ending(returncode)})", True
 
     @property
     def settled(self) -> bool:
@@ -141,7 +147,8 @@ def check_acknowledged(
     silent = sorted(set(pending.sent or {}) - set(answers))
     if pending.sent is None:
         reason, refused_all = pending.refusal or "the main loop is busy", pending.withdrawn
-        raise ActionError(f"{verb} was not sent: {reason}", refused=refused_all)
+        failed = f"{verb} was not sent: {reason}"
+        raise ActionError(failed, refused=refused_all, job_ended=pending.job_ended)
     if not silent:
         return
     reason = pending.refusal or "; ".join(
@@ -149,7 +156,8 @@ def check_acknowledged(
     )
     reason = reason or f"no answer within {deadline_s:g} s from rank {', '.join(map(str, silent))}"
     partly = f" after {len(answers)} of {len(pending.sent)} ranks did it: they may differ now"
-    raise ActionError(f"{verb}: {reason}{partly if answers else ''}")
+    failed = f"{verb}: {reason}{partly if answers else ''}"
+    raise ActionError(failed, job_ended=pending.job_ended)
 
 
 def describe_ending(returncode: int) -> str:

@@ -134,6 +134,8 @@ def _perform(
             facts["unfenceable"] = error.unfenceable
         if error.no_space:
             facts["no_space"] = True
+        if error.job_ended:
+            facts["job_ended"] = True
         if error.hint:
             facts["hint"] = error.hint
         finished = Finished(time.monotonic_ns(), action_id, False, Payload(facts), str(error))

@@ -367,6 +367,7 @@ class Outcome(Struct, frozen=True):
         ack_step: the step at whose end the probe carried it out; seen_attempt: in which attempt.
         refused: nothing was touched. inconsistent: some ranks did it, and others did not.
         unfenceable: why the ranks never act at one step. no_space: the disk is full.
+        job_ended: the job had ended by then, which is not told yet.
         standstill: why the job stands still. loss, was: of the probe batch, now and by step.
         rate_limit: that a rate is held at.
     """
@@ -381,6 +382,7 @@ class Outcome(Struct, frozen=True):
     inconsistent: bool = False
     unfenceable: str | bool = ""
     no_space: bool = False
+    job_ended: bool = False
     standstill: str = ""
     loss: float | None = None
     was: Sequence[tuple[int, float]] = ()
