@@ -273,7 +273,7 @@ def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
 
     assert verbs(story) == ["check_weights", "snapshot"]
     assert story.kinds("abort", "withdrawn")[0].reason == (
-        "back withdrawn: the weights are good: the probe batch has a loss of 2.05, and had 2 "
+        "back withdrawn: the weights show no damage: the probe batch has a loss of 2.05, and had 2 "
         "before step 40"
     )
     titles = [message["title"] for message in messages(story)]

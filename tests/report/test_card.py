@@ -157,7 +157,7 @@ def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
     ("result", "text"),
     [
         ({"loss": 3.55}, ", worse (test batch: loss 1.96 at step 125, 3.55 at step 201)"),
-        ({"loss": 2.0}, ", good (test batch: loss 1.96 at step 125, 2 at step 201)"),
+        ({"loss": 2.0}, ", no damage seen (test batch: loss 1.96 at step 125, 2 at step 201)"),
         ({"loss": 2.0, "was": []}, ", unknown (test batch: loss 2 at step 201)"),
         ({}, ", without a result"),
     ],

@@ -153,6 +153,6 @@ class CheckWeights(Action):
         if now is None or not now <= order.within * was:  # or it is NaN
             return ""
         return (
-            f"the weights are good: the probe batch has a loss of {now:.4g}, and had {was:.4g} "
-            f"before step {order.before_step}"
+            f"the weights show no damage: the probe batch has a loss of {now:.4g}, and had "
+            f"{was:.4g} before step {order.before_step}"
         )

@@ -25,6 +25,7 @@ from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined
 from .trends import median
 
 NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
+SKIPS_APART = 16  # steps at most between two skipped updates of one trouble; project default
 SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
 
 
@@ -220,7 +221,7 @@ def advise_after_verdict(
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
-    skipped, has_ended = verdict.skipped, state.job.has_ended
+    skipped, has_ended = _all_skips(state, incident, verdict.skipped), state.job.has_ended
     words = {
         "back": rollback_or_restart_command(policy, state, incident),
         "onset": str(skipped[0] if skipped else onset_of(incident)),
@@ -242,6 +243,18 @@ def advise_after_verdict(
     is_over = Fact.BACK in facts or verdict.kind in (SpikeClass.CONTAINED, SpikeClass.NO_EXCURSION)
     numbers = "" if "supervise " in advice.rest else f"numbers: supervise why RUN {incident.id}"
     return Advice(quiet if is_over else None, advice.rest, numbers)
+
+
+def _all_skips(state: State, incident: Incident, skipped: Sequence[int]) -> Sequence[int]:
+    """Return the first and the last skipped update; some come before a rule fires."""
+    monitor = state.monitors.get(incident.case.rank)
+    if not skipped or monitor is None:
+        return skipped
+    first = skipped[0]
+    for step, value in reversed(monitor.history.series(diagnosis.SKIPPED)):
+        if value == 1.0 and first - SKIPS_APART <= step < first:
+            first = step
+    return first, skipped[-1]
 
 
 def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> Iterator[Fact]:

@@ -511,6 +511,7 @@ def breach_headline(
     parts: list[str] = []
     limits: dict[str, list[float]] = {}  # a metric with its value -> limits, and comments
     comments: dict[str, list[str]] = {}
+    levels: dict[str, tuple[float, float]] = {}  # value, and that before
     zeros: set[str] = set()  # a count, or a norm: none is below its limit
     for reading in numbers.values():
         metric = formats.reading_text(reading, "metric")
@@ -540,6 +541,7 @@ def breach_headline(
         details = comments.setdefault(text, [])
         if before is not None and not details:
             details.append(f"before {formats.quantity(metric, before)}")
+            levels[text] = value, before
         if limit is None:
             details.append(HEADLINES[key].format(reading[key]))
         limits[text].sort(key=lambda limit: abs(limit - value))
@@ -548,6 +550,10 @@ def breach_headline(
             "must be above 0" if text in zeros else f"limit {limit:.3g}"
             for limit in limits[text][:1]
         ]
+        if text in levels and any(
+            (levels[text][0] < x) == (levels[text][1] < x) for x in limits[text][:1]
+        ):
+            details = details[1:]  # it was beyond that limit before, too: none that is healthy
         details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
         parts.append(f"{text} ({', '.join(details)})" if details else text)
     for reading in numbers.values():

@@ -583,8 +583,8 @@ MAX_RANKS = 64  # each holds up to 241 frames while an incident is open; project
 BEFORE, AFTER = 256, 180  # points; project defaults
 SHOWN = 60  # of those before, in a report
 # A signal moved: by a share of its value before, and beyond its own noise. A loss by less: it is
-# what all are watched for.
-MOVED, LOSS_MOVED, LOSS_FELL = 0.25, 0.02, 0.5
+# what all are watched for. What fell to more than half has come back from what raised it.
+MOVED, LOSS_MOVED, FELL = 0.25, 0.02, 0.5
 RATE = "learning_rate"
 INTENDED = ("learning_rate_expected", "learning_rate_initial")  # of the schedule, not in use
 SAFEGUARDS = (2.0, 4.0)  # values of `skip_reason`: one of the probe's safeguards skipped the update
@@ -760,9 +760,9 @@ def _move(name: str, points: Sequence[tuple[int, float]], change: Change) -> Mov
     broken = next((point for point in since if not math.isfinite(point[1])), None)
     sign = 1.0 if change.is_up else -1.0
     peak_step, peak = broken or max(since, key=lambda point: sign * point[1])
-    least = MOVED
-    if name in LOSSES:
-        least = LOSS_MOVED if change.is_up else LOSS_FELL
+    least = MOVED if change.is_up or name.startswith(RATE) else FELL
+    if name in LOSSES and change.is_up:
+        least = LOSS_MOVED
     if math.isfinite(peak) and abs(peak - change.before) < least * abs(change.before):
         return None
     return Move(

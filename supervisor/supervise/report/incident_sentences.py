@@ -500,7 +500,7 @@ def _check_weights(action: Action) -> str:
     before = [(step, was) for step, was in outcome.was if step < order.before_step][-2:]
     verdict = "unknown"
     if before and loss is not None:
-        verdict = "good" if loss <= limit else "worse"
+        verdict = "no damage seen" if loss <= limit else "worse"
     at = action.step if outcome.ack_step is None else outcome.ack_step
     points = [min(before, key=lambda point: point[1])] if before else list(outcome.was[-1:])
     losses = [f"{format_significant(was)} at step {step}" for step, was in points]

@@ -490,7 +490,7 @@ class Lead(StrEnum):
     NOTHING = "nothing to do"
     LATER = "nothing to do now; by day:"
     BEFORE_NEXT = "before the next run:"
-    FOLLOWS = "nothing to do now: an automatic action follows if it lasts or gets worse"
+    FOLLOWS = "nothing to do now: an automatic action follows if it does harm"
     UNDER_WAY = "nothing to do: an automatic action is under way, and its result follows"
     NO_ACTION = "the policy has no automatic action for this"
     SKIPPED = (
