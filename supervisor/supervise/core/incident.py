@@ -546,21 +546,27 @@ def breach_headline(
             details.append(HEADLINES[key].format(reading[key]))
         limits[text].sort(key=lambda limit: abs(limit - value))
     for text, details in comments.items():
-        nearest = [
-            "must be above 0" if text in zeros else f"limit {limit:.3g}"
-            for limit in limits[text][:1]
-        ]
-        if text in levels and any(
-            (levels[text][0] < x) == (levels[text][1] < x) for x in limits[text][:1]
-        ):
-            details = details[1:]  # it was beyond that limit before, too: none that is healthy
-        details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
-        parts.append(f"{text} ({', '.join(details)})" if details else text)
+        limit_text = "must be above 0" if text in zeros else ""
+        parts.append(text + _comments(details, limits[text][:1], levels.get(text), limit_text))
     for reading in numbers.values():
         names = formats.reading_names(reading, "nonfinite")
         parts += [f"{formats.readable_metric(str(name))} is NaN or Inf" for name in names]
     breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
     return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
+
+
+def _comments(
+    details: list[str],
+    limits: list[float],
+    level: tuple[float, float] | None,
+    limit_text: str,
+) -> str:
+    """Return what stands in brackets behind a value; `level`: the value, and that before."""
+    if level is not None and any((level[0] < limit) == (level[1] < limit) for limit in limits):
+        details = details[1:]  # it was beyond that limit before, too: none that is healthy
+    nearest = [limit_text or f"limit {limit:.3g}" for limit in limits]
+    details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
+    return f" ({', '.join(details)})" if details else ""
 
 
 def breach_symptom(numbers: Mapping[str, Reading]) -> str:

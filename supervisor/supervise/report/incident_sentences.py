@@ -688,18 +688,17 @@ def describe_proof(
         reason = "its rules cleared; the skipped updates never reached the weights"
     elif status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
         reason = "its rules cleared; that the actions caused it was not verified"
-    ended = status == Status.UNRECOVERED or (
-        (rejoined is not None or slowness or good is not None)
-        and status in (Status.JOB_ENDED, Status.ASKED)
-    )
+    is_shown = rejoined is not None or slowness or good is not None
+    at_end = status in (Status.JOB_ENDED, Status.ASKED)
+    ended = status == Status.UNRECOVERED or (is_shown and at_end)
     if ended and good is not None:
         parts.insert(0, f"recovered so far: {good[0]} good steps of {good[1]}")
         reason = end
     with_parts = ended or status in (Status.CLEARED, Status.NOT_RECOVERED, Status.RELEASED)
     plain = ended or status in (
         *(Status.OPEN, Status.HELD, Status.CLEARED, Status.WATCHING),
-        *(Status.WITHDRAWN, Status.STOPPED, Status.JOB_ENDED, Status.DOWN, Status.DONE),
-        Status.ASKED,
+        *(Status.WITHDRAWN, Status.STOPPED, Status.JOB_ENDED, Status.ASKED, Status.DOWN),
+        Status.DONE,
     )
     reason = reason if plain else f"not verified: {reason}"
     text = "; ".join([*filter(None, parts), reason] if with_parts else [reason])
