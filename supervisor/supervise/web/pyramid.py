@@ -20,7 +20,6 @@ import hashlib
 import io
 import json
 import os
-import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,11 +33,21 @@ import numpy as np
 from ..errors import MISSHAPEN
 from ..store import files
 from ..store.journal import MAGIC, MAX_PAYLOAD, START, THINNED
+from .journal_blocks import (
+    ANNOUNCED,
+    FRAME,
+    FRAME_HEAD,
+    FRAME_START,
+    RECORD_HEAD,
+    Groups,
+    cut_window,
+    decode_frames,
+    frame_points,
+    read_frames_of,
+)
 from .levels import (
     BASE,
-    COUNT,
     FAN,
-    LARGEST,
     LEVELS,
     ORDINAL,
     PLANES,
@@ -62,16 +71,6 @@ BLOCK = 8 << 20  # bytes that are parsed at once
 SAVE_BYTES = 32 << 20  # of the journal between two states of the cache
 RAW_POINTS = 2  # a pixel: with fewer frames than that they are shown themselves
 MAX_RAW_BYTES = 64 << 20  # read for it, of a journal with many ranks
-FRAME, ANNOUNCED = 1, 3  # as `store.journal` numbers them
-_HEAD = struct.Struct("<IIIB")  # length, crc, number, kind
-_FRAME = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
-_PAYLOAD = _HEAD.size + _FRAME.size
-
-
-# A frame in a block: time in ns, step, attempt, position, event, and where its values are. A plain
-# tuple: a million of them are made.
-Span = tuple[int, int, int, int, int, int, int]
-Groups = dict[tuple[int, bytes, int], list[Span]]  # by rank, bitmap and number of values
 
 
 @dataclass(slots=True)
@@ -446,26 +445,28 @@ class Pyramid:
         """Take the records of a block; return how many bytes were whole records."""
         offset, size = 0, len(block)
         base = (self._segment << 40) + self._offset
-        unpack, crc32, unpack_frame = _HEAD.unpack_from, zlib.crc32, _FRAME.unpack_from
+        unpack, crc32, unpack_frame = RECORD_HEAD.unpack_from, zlib.crc32, FRAME_HEAD.unpack_from
         view, groups = memoryview(block), Groups()
-        while offset + _HEAD.size <= size:
+        while offset + RECORD_HEAD.size <= size:
             length, crc, number, kind = unpack(block, offset)
-            end = offset + _HEAD.size + length
+            end = offset + RECORD_HEAD.size + length
             if end > size or length > MAX_PAYLOAD or crc32(view[offset + 8 : end]) != crc:
                 break
             if (number - self._number) & 0xFFFFFFFF < 1 << 31:  # else it was read before
                 self._number += ((number - self._number) & 0xFFFFFFFF) + 1
                 if kind == FRAME:
-                    at_ns, step, rank, attempt, count = unpack_frame(block, offset + _HEAD.size)
-                    begin = offset + _PAYLOAD + (count + 7) // 8
-                    bits = block[offset + _PAYLOAD : begin]
+                    at_ns, step, rank, attempt, count = unpack_frame(
+                        block, offset + RECORD_HEAD.size
+                    )
+                    begin = offset + FRAME_START + (count + 7) // 8
+                    bits = block[offset + FRAME_START : begin]
                     event = self._number - 1
                     span = (at_ns, step, attempt, base + offset, event, begin, end)
                     groups.setdefault((rank, bits, end - begin), []).append(span)
                 elif kind == ANNOUNCED:
                     self._take(groups, view)
                     groups = Groups()
-                    self._announce(block[offset + _HEAD.size : end])
+                    self._announce(block[offset + RECORD_HEAD.size : end])
             offset = end
         self._take(groups, view)
         return offset
@@ -493,7 +494,7 @@ class Pyramid:
             rank = self._rank(number)
             if rank is not None:
                 columns = rank.tables[-1][1] if rank.tables else np.empty(0, int)
-                rank.take(*_decode(parts, view, columns, len(rank.columns)))
+                rank.take(*decode_frames(parts, view, columns, len(rank.columns)))
 
     # ── queries ──
 
@@ -525,7 +526,7 @@ class Pyramid:
         frames = sum((end - begin) * BASE for begin, end in spans)
         if frames <= RAW_POINTS * pixels and (raw := self._raw(rank, spans, columns)) is not None:
             inside = [
-                (stretch, *_cut(x, values, plane, *window))
+                (stretch, *cut_window(x, values, plane, *window))
                 for (stretch, window), (x, values) in zip(pairs, raw, strict=True)
             ]
             return Curves(1, rank.length, inside)
@@ -556,7 +557,7 @@ class Pyramid:
             frames = self._frames(rank, *start, last - start[0])
             if frames is None:
                 return None
-            parts.append(_raw_values(*frames, columns))
+            parts.append(frame_points(*frames, columns))
         return parts
 
     def _frames(
@@ -572,9 +573,9 @@ class Pyramid:
             if block is None or budget < 0:
                 return None
             tables = [(first - ordinal - count_read, table) for first, table in rank.tables]
-            runs, size = _frames_of(block, rank.rank, count - count_read, tables)
+            runs, size = read_frames_of(block, rank.rank, count - count_read, tables)
             for groups, table in runs:
-                part = _decode(groups, memoryview(block), table, len(rank.columns))
+                part = decode_frames(groups, memoryview(block), table, len(rank.columns))
                 parts.append(part)
                 count_read += len(part[0])
             offset += size
@@ -663,7 +664,7 @@ class Pyramid:
         except OSError:
             return None
         try:
-            start = os.pread(fd, START.size + _HEAD.size, 0)
+            start = os.pread(fd, START.size + RECORD_HEAD.size, 0)
             return hashlib.sha256(start[len(MAGIC) :]).hexdigest()
         finally:
             os.close(fd)
@@ -679,87 +680,3 @@ def _widen(rows: Floats, width: int, value: Any) -> Floats:
     if rows.shape[1] >= width:
         return rows
     return np.concatenate([rows, np.full((len(rows), width - rows.shape[1]), value)], 1)
-
-
-def _decode(
-    groups: Groups, view: memoryview, columns: Floats, width: int
-) -> tuple[Floats, Floats, Floats]:
-    """Return head, values and which of these are not finite, in the order of the journal."""
-    count = sum(map(len, groups.values()))
-    head = np.empty((count, 5), "i8")
-    values, broken = np.full((count, width), np.nan), np.zeros((count, width), bool)
-    begin = 0
-    for (_, bits, size), frames in groups.items():
-        target = slice(begin, begin + len(frames))
-        head[target] = [frame[:5] for frame in frames]
-        present = np.flatnonzero(np.unpackbits(np.frombuffer(bits, "u1"), bitorder="little"))
-        raw = b"".join([view[begin:end] for *_, begin, end in frames])
-        if size == 8 * len(present):  # else it is no frame of ours
-            chosen = columns[present[present < len(columns)]]
-            numbers = np.frombuffer(raw, "<f8").reshape(len(frames), -1)[:, : len(chosen)]
-            numbers, chosen = numbers[:, chosen >= 0], chosen[chosen >= 0]
-            finite = np.isfinite(numbers)
-            is_whole = bool(finite.all())
-            if not is_whole:
-                broken[target, chosen] = ~finite
-                numbers = np.where(finite, numbers, np.nan)
-            if np.array_equal(chosen, np.arange(width)):  # the usual one: a copy of the block
-                values[target] = numbers
-            else:
-                values[target, chosen] = numbers
-        begin += len(frames)
-    if len(groups) > 1:
-        order = np.argsort(head[:, 3], kind="stable")
-        head, values, broken = head[order], values[order], broken[order]
-    return head, values, broken
-
-
-def _frames_of(
-    block: bytes, rank: int, count: int, tables: Sequence[tuple[int, Floats]]
-) -> tuple[list[tuple[Groups, Floats]], int]:
-    """Return up to `count` frames of a rank with their tables, and the bytes of whole records.
-
-    Args:
-        tables: with the number of the first frame in the block that each is for.
-    """
-    index = max((n for n, (first, _) in enumerate(tables) if first <= 0), default=-1)
-    table = tables[index][1] if index >= 0 else np.empty(0, int)
-    runs: list[tuple[Groups, Floats]] = [({}, table)]
-    offset, number = 0, 0
-    while offset + _HEAD.size <= len(block) and number < count:
-        length, _, _, kind = _HEAD.unpack_from(block, offset)
-        end = offset + _HEAD.size + length
-        if end > len(block):
-            break
-        if kind == FRAME:
-            at_ns, step, owner, attempt, size = _FRAME.unpack_from(block, offset + _HEAD.size)
-            if owner == rank:
-                while index + 1 < len(tables) and tables[index + 1][0] <= number:
-                    index += 1
-                    runs.append(({}, tables[index][1]))
-                begin = offset + _PAYLOAD + (size + 7) // 8
-                bits = block[offset + _PAYLOAD : begin]
-                span = (at_ns, step, attempt, offset, -1, begin, end)
-                runs[-1][0].setdefault((rank, bits, end - begin), []).append(span)
-                number += 1
-        offset = end
-    return [run for run in runs if run[0]], offset
-
-
-def _raw_values(
-    x: Floats, frames: Floats, broken: Floats, columns: Sequence[int]
-) -> tuple[Floats, Floats]:
-    values = absent_values(len(columns), len(frames))
-    for row, column in enumerate(columns):
-        if column < frames.shape[1]:
-            values[row, :COUNT] = frames[:, column].clip(-LARGEST, LARGEST)
-            counts = np.where(np.isfinite(frames[:, column]), 1, 0)
-            values[row, COUNT] = np.where(broken[:, column], -0.5, counts)
-    return x, values
-
-
-def _cut(x: Floats, values: Floats, plane: int, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return the frames in a window, and one more on each side."""
-    first, last = np.searchsorted(x[plane], [low, high])
-    span = slice(max(int(first) - 1, 0), int(last) + 1)
-    return x[:, span], values[:, :, span]
