@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from ..core.model.interfaces import Detector
@@ -316,8 +317,5 @@ def merge_problems(results: Iterable[Checked]) -> tuple[list[Problem], list[Prob
     for checked in results:
         errors |= {(p.location, p.message): p for p in checked.errors}
         warnings |= {(p.location, p.message): p for p in checked.warnings}
-    return _sorted(errors.values()), _sorted(warnings.values())
-
-
-def _sorted(problems: Iterable[Problem]) -> list[Problem]:
-    return sorted(problems, key=lambda p: (p.path, p.line, p.col, p.message))
+    by_location = attrgetter("path", "line", "col", "message")
+    return sorted(errors.values(), key=by_location), sorted(warnings.values(), key=by_location)

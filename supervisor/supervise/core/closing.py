@@ -258,11 +258,6 @@ def runbook_at_lower_rate(policy: Policy, state: State, incident: Incident) -> R
     return book if _is_affordable(policy, state, incident, book) else None
 
 
-def is_rate_disproved(incident: Incident) -> bool:
-    """Return whether the trouble came back at two rates that it was held at: it is not the rate."""
-    return len(incident.recovery.rate_limits) > 1
-
-
 def advice_after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what follows if the trouble comes back."""
     level, levels = incident.escalation.level, policy.ladder.levels

@@ -657,7 +657,7 @@ def escalate_incident(
     if (book := closing.runbook_at_lower_rate(ctx.policy, ctx.state, incident)) is not None:
         start_runbook(ctx, incident, book.name, incident.escalation.level, reason)
         return
-    stands = not closing.is_rate_disproved(incident)
+    stands = len(incident.recovery.rate_limits) < 2  # back at two held rates: it is not the rate
     standing = escalation_undos(incident.recovery, rate_stands=stands)
     if standing:
         incident.phase = ACTING
