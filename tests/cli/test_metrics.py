@@ -72,7 +72,8 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning(supervise):
         ("checkpoint_ok", "by the supervisor, beside the job"),
         ("max_attn_logit.3", "that of max_attn_logit: on a sampled step"),
         ("grad_global_norm.embedding", "by the probe"),
-        ("source_mix_share.web", "no; the job must report it"),
+        ("source_mix_share.web", "of training data, by supervise data check"),
+        ("rank_probe_dispersion", "no; the job must report it"),
         ("error_event_rate.nccl", "by the supervisor"),
     ],
 )

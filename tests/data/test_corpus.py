@@ -140,6 +140,7 @@ def test_a_text_is_the_same_in_every_format(form, tmp_path, check):
     assert done.metrics["doc_count"] == len(TEXTS)
     assert done.metrics["damaged_rate"] == 0 and done.metrics["exact_dup_rate"] == 0
     assert done.metrics["doc_bytes_p50"] == pytest.approx(sorted(raw)[len(raw) // 2 - 1], rel=0.02)
+    assert done.metrics["doc_bytes_p95"] == pytest.approx(sorted(raw)[30], rel=0.02)
     assert "seq_len_p50" in done.document["unknown"]
 
 

@@ -553,7 +553,6 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "pad_fraction": ("pad_shift",),
     "token_kl_drift": ("token_kl_excess",),
     "exact_dup_rate": ("near_dup_rate",),
-    "doc_repeat_hotspots": ("doc_repeat_share",),
     "data_toxicity_rate": ("data_toxicity_shift",),
     "pii_hit_rate": ("pii_new_kinds", "pii_growth"),
     "rtp_prompt_stats": ("rtp_prompt_changes",),
