@@ -101,7 +101,7 @@ def judge(training: Training, shape: str) -> Counter[str]:
         found["apart"] = sum(len({tuple(held[step]) for held in bits}) > 1 for step in common)
     for record in read_audit(training.run / "audit.log"):
         result = record["data"].get("result") or {} if record["kind"] == "commit" else {}
-        if result.get("loop") != "keep":
+        if "from_step" not in result:
             continue
         found["rollbacks"] += 1
         back, at = result["step"], result["ack_step"]

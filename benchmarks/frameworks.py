@@ -146,7 +146,7 @@ def read(job: Job, code: int | None, path: Path) -> Result:
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     frames = [row.values for row in read_rows(found) if row.rank == 0]
     results = [r["data"].get("result") or {} for r in records if r["kind"] == "commit"]
-    back = sum(r["from_step"] - r["step"] for r in results if r.get("loop") == "keep")
+    back = sum(r["from_step"] - r["step"] for r in results if "from_step" in r)
     skipped = sum(bool(values.get("update_skipped")) for values in frames)
     said = re.findall(r"(?:final_loss |Final .* val loss: )(\S+)", (path / "out.txt").read_text())
     held = [r["data"].get("what") for r in records if r["kind"] == "incident"]

@@ -122,7 +122,7 @@ def read(cell: Cell, code: int | None, path: Path) -> Result:
     records = list(read_audit(path / "run" / "audit.log"))
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     results = [r["data"].get("result") or {} for r in records if r["kind"] == "commit"]
-    back = next(((r["step"], r["ack_step"]) for r in results if r.get("loop") == "keep"), None)
+    back = next(((r["step"], r["ack_step"]) for r in results if "from_step" in r), None)
     bits = []
     for rank in range(ranks):
         lines = (path / f"bits.{rank}").read_text().splitlines()
