@@ -285,7 +285,7 @@ class RollbackController:
         From the first savepoint on, whose moments are the older ones. Replicas see the same moments
         in the same step; what only some ranks saved is never used.
         """
-        return self._watch.pace.due and self._watch.on and bool(self._levels)
+        return self._watch.on and bool(self._levels)
 
     def step_ended(self, elapsed_ns: Optional[int]) -> None:
         """All optimizers of a step have made their updates; it took so long, if that is known."""

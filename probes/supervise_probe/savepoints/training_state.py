@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from ctypes import string_at
+from itertools import islice
 from time import thread_time_ns
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
@@ -320,8 +321,7 @@ def _ids(group: Any) -> Tuple[int, ...]:
     return tuple(map(id, group["params"]))
 
 
-LOOK = 2  # parameters of an optimizer in a step
-BYTES = 256  # of the tensors of the first of them
+BYTES = 256  # of a tensor that is looked at
 OFTEN, WITHIN = 3, 64  # times in so many steps are a habit of the job; project defaults
 
 
@@ -348,13 +348,14 @@ class StateWatch:
     so, and it is known before the update, on every device. A job may mean it, so nothing is done
     for it alone. One that does it again and again is not watched any longer.
 
-    Versions show writes through torch, and a few bytes, where the host has them, most others. Two
-    parameters are looked at in a step, by turns: what befalls all of them is seen at once, what
-    befalls one may not be. Read from memory, since one call of torch costs as much as all of this.
+    Versions show writes through torch, of one parameter in each step, by turns: what befalls all of
+    them is seen at once, what befalls one may not be. As often as `pace` allows a few of its bytes,
+    where the host has them, show most other writes too. Read from memory, since one call of torch
+    costs as much as all of this.
 
     Attributes:
         on: false once the job was seen to write the state itself.
-        pace: a `Pace`: how often.
+        pace: a `Pace`: how often bytes are looked at.
     """
 
     def __init__(self, torch: Any, scalars: Scalars, optimizers: Optimizers, pace: Any) -> None:
@@ -372,15 +373,15 @@ class StateWatch:
 
     def step_ended(self, elapsed_ns: Optional[int]) -> None:
         """All optimizers of a step have made their updates: mark what they left."""
-        began = thread_time_ns()
         if self._spent_ns and elapsed_ns is not None:
             self.pace.weigh(self._spent_ns, elapsed_ns)
-        self._turn += LOOK
+        began = thread_time_ns() if self.pace.due else 0
+        self._turn += 1
         marks = self._marks = []
         for info in self._optimizers.known.values():
-            if (optimizer := info.reference()) is not None:
+            if (optimizer := info.reference()) is not None and optimizer.state:
                 self._look(info.reference, optimizer.state, marks)
-        self._spent_ns = thread_time_ns() - began
+        self._spent_ns = thread_time_ns() - began if began else 0
 
     def forget(self) -> None:
         """The probe itself has written the state."""
@@ -388,9 +389,11 @@ class StateWatch:
 
     def was_written(self, step: int) -> bool:
         """Whether the state is another one than after the last update; `step` is about to end."""
-        began, marks, self._marks = thread_time_ns(), self._marks, []
+        began = thread_time_ns() if self._spent_ns else 0
+        marks, self._marks = self._marks, []
         is_other = any(map(self._differs, marks))
-        self._spent_ns += thread_time_ns() - began
+        if began:
+            self._spent_ns += thread_time_ns() - began
         if not is_other:
             return False
         self._written.append(step)
@@ -398,14 +401,15 @@ class StateWatch:
         return self.on
 
     def _look(self, reference: Any, state: Any, marks: List[Mark]) -> None:
-        params = list(state)
-        for number in range(min(LOOK, len(params))):
-            param = params[(self._turn + number) % len(params)]
+        due, many, first = self.pace.due, len(marks), self._turn % max(1, len(state) - 1)
+        for param in islice(state, first, first + 2):
             values = state[param]
             for key, value in values.items() if isinstance(values, dict) else ():
                 if isinstance(value, self._tensor) and value.numel() > 1:
-                    sample = None if number else self._sample(value)
+                    sample = self._sample(value) if due else None
                     marks.append(Mark(reference, param, key, value._version, sample))
+            if len(marks) > many:  # else it is of one value, as the counts of steps are
+                return
 
     def _differs(self, mark: Mark) -> bool:
         optimizer = mark.optimizer()

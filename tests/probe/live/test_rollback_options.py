@@ -98,8 +98,8 @@ for step in range(24):
         ({"then": "state['exp_avg_sq'] = torch.zeros(1, 4)"}, 10),  # not those that were saved
         (
             {"then": "state['exp_avg_sq'].mul_(1.0)", "at": ">= 0"},
-            8,
-        ),  # a habit, of which 3 is enough; every fourth step is looked at
+            3,
+        ),  # a habit, of which 3 is enough
         ({"first": "model.weight.data.add_(9.0)", "then": "state['exp_avg_sq'].mul_(1e-4)"}, 10),
     ],
     ids=["written", "data", "replaced", "habit", "weights-too"],
@@ -114,6 +114,14 @@ def test_the_weights_before_moments_that_somebody_wrote_are_kept(probed, job, ba
     rows = [row for row in job.output if "weights" in row]
     assert rows[19]["weights"] == rows[back]["weights"]
     assert back != 16 or rows[19]["moments"] == rows[15]["moments"]
+
+
+def test_moments_that_somebody_wrote_are_seen_in_a_step_without_a_sample(probed):
+    """Bytes are looked at in one step of four, versions in each."""
+    script = MOMENTS.format(first="pass", at="== 14", then="state['exp_avg_sq'].mul_(1e-4)")
+    order = ("rollback", {"before_step": 12, "sign": 15})
+    _, ack = probed.ordered(script, order, savepoints=KEEP, probe_batch={})
+    assert (ack.ok, ack.result["step"]) == (True, 13)
 
 
 @pytest.mark.parametrize("sound", [False, True])
