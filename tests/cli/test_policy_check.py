@@ -148,8 +148,9 @@ def test_what_is_measured_and_judged_nowhere_is_named_once(supervise, files):
     """Of a metric that is only context, or told by another one, nobody is told."""
     _, out, _ = supervise("policy", "check", "good.yaml", "observe")
 
-    note, *others = [line for line in out.splitlines() if "judged by no rule" in line]
-    assert note.startswith("good.yaml: note: measured and judged by no rule: ") and not others
+    note, other = [line for line in out.splitlines() if "judged by no rule" in line]
+    assert note.startswith("good.yaml: note: measured and judged by no rule: ")
+    assert "rule: router_token_entropy_max; " in other, "observe does without the pack mechanisms"
     assert " more; the packs that judge one: supervise metrics show " in note
     assert "train_ppl" not in note
 
