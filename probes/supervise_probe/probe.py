@@ -268,6 +268,7 @@ class Probe:
             return
         try:
             parts.steps.end()
+            parts.safeguards.end()
             parts.rank.publisher.flush()
             parts.reports.end()
             parts.wired.framework.ended()

@@ -16,6 +16,7 @@ from supervise.actions import (
     LossScale,
     LrScale,
     Pause,
+    Profile,
     Quarantine,
     RaiseSampling,
     Relaunch,
@@ -48,6 +49,7 @@ ANSWERS = {
     "update_clip": {"update_clip": {"window": 128, "sigma": 2.0}, "bytes": 9},
     "loss_scale": {"loss_scale": 65536.0, "backoff": 0.5},
     "raise_sampling": {"sampling": {"attention": 5}, "raised": ["attention"], "steps": 200},
+    "profile": {"path": "incidents/inc-1/profile-154-rank-0.json", "first_step": 154, "steps": 5},
     "stop": {"how": "interrupt", "returncode": 0, "survivors": []},
 }
 
@@ -264,6 +266,8 @@ def test_a_job_that_works_is_not_stopped(works, context, fake_job):
         (LossScale(set=0.0), "set"),
         (LossScale(set=1e9), "set"),
         (RaiseSampling(every=0, for_=0), "every for"),
+        (Profile(steps=0), "steps"),
+        (Profile(steps=21), "steps"),
         (Stop(grace=301.0, term=-1.0), "grace term"),
         (SkipStep(count=0), "count"),
         (SkipStep(count=4), "count"),
@@ -294,7 +298,7 @@ def test_values_that_cannot_work_are_named_by_their_key(action, wrong):
         *((kind(), kind(lift=True)) for kind in (UpdateClip, RaiseSampling)),
         (Clip(factor=0.3), Clip(lift=True)),
         *((kind(lift=True), None) for kind in (Clip, UpdateClip, RaiseSampling)),
-        *((kind(), None) for kind in (LossScale, Rollback, Relaunch)),
+        *((kind(), None) for kind in (LossScale, Profile, Rollback, Relaunch)),
     ],
     ids=str,
 )
@@ -395,7 +399,7 @@ def test_undo_releases_what_the_incident_brought_in(context, fake_job):
 def test_these_are_the_verbs():
     verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
     verbs += " stop verify quarantine unquarantine checkpoint undo hold"
-    verbs += " clip loss_scale raise_sampling update_clip check_weights hold_rate"
+    verbs += " clip loss_scale profile raise_sampling update_clip check_weights hold_rate"
 
     assert sorted(CATALOG) == sorted(verbs.split())
 
@@ -430,7 +434,9 @@ def test_with_several_ranks_all_change_at_one_step(verb, context):
     assert CATALOG[verb].changes_training
 
 
-@pytest.mark.parametrize("verb", ["relaunch", "resume", "snapshot", "stop", "raise_sampling"])
+@pytest.mark.parametrize(
+    "verb", ["relaunch", "resume", "snapshot", "stop", "raise_sampling", "profile"]
+)
 def test_what_harms_no_rank_works_with_several(verb, context):
     CATALOG[verb]().plan(context(world_size=4))
 
@@ -456,7 +462,9 @@ def test_it_returns_what_was_observed_and_fails_where_nothing_was(verb, context,
 def test_zero_actions_means_nothing_that_touches_the_job():
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
-    assert free == {*("snapshot", "hold", "notify", "verify", "raise_sampling", "check_weights")}
+    assert free == {
+        *("snapshot", "hold", "notify", "verify", "raise_sampling", "profile", "check_weights")
+    }
     assert {verb for verb, action in CATALOG.items() if action.destructive} == {
         "quarantine",
         "relaunch",

@@ -74,7 +74,8 @@ def test_a_frame_far_from_those_before_it_is_unusual(change, unusual):
     assert unrest.look({**CALM, **change}) == unusual
 
 
-def test_what_costs_too_much_is_off_unless_it_was_asked_for():
+def test_nothing_is_weighed_under_a_profiler():
+    """It makes everything dear; afterwards only steps without it count."""
     told = []
     guard = Guard(lambda part, reason: told.append((part.name, reason)))
     part = guard.part("dear", floor_us=0)
@@ -85,6 +86,10 @@ def test_what_costs_too_much_is_off_unless_it_was_asked_for():
             guard.judge(1000)
             guard.turn()
 
+    guard.blind = True
+    make_steps()
+    assert part.on and part.costs == [] and told == []
+    guard.blind = False
     make_steps()
     assert not part.on and told[0][0] == "dear" and "are allowed" in told[0][1]
     part.on, part.excused = True, True  # raised sampling was asked for

@@ -206,6 +206,8 @@ class SamplingSchedule:
 
     def _judge(self, step: int, now_ns: int) -> None:
         mark, self._mark = self._mark, (step, now_ns)
+        if self._guard.blind:
+            mark = None
         for name in self._sets.due:
             interval = self._sets.by_name[name]
             if not interval.spent_ns:

@@ -12,7 +12,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "engine_steps": "Hold, Notify, Undo, Verify",
-        "evidence": "CheckWeights, RaiseSampling, Snapshot",
+        "evidence": "CheckWeights, Profile, RaiseSampling, Snapshot",
         "job_control": "Pause, Resume, Stop",
         "optimizer": "Clip, HoldRate, LossScale, LrScale, SkipStep, UpdateClip",
         "quarantine": "Quarantine, Unquarantine",

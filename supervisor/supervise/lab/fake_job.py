@@ -169,6 +169,9 @@ class FakeJob:
     def _loss_scale(self, order: Order) -> Answer:
         return {"loss_scale": order.scale or USUAL_SCALE, "backoff": 0.5}
 
+    def _profile(self, order: Order) -> Answer:
+        return {"path": f"incidents/{order.incident}/profile-{self.next_step}-rank-0.json"}
+
     def _check_weights(self, order: Order) -> Answer:
         """Find the weights bad: with good ones no scenario would come to a remedy."""
         return {"loss": 2.0, "was": [[order.before_step - 1, 1.0]]}

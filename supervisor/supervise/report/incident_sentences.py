@@ -537,6 +537,7 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     "skip_step": lambda action: f"{action.order.count} updates skipped",
     "quarantine": _quarantine,
     "check_weights": _check_weights,
+    "profile": lambda action: "profile taken",
 }
 
 

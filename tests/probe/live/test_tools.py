@@ -1,7 +1,9 @@
 """The milder tools: what they change in a step, for how long, and that nothing else changes."""
 
+import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +196,30 @@ def test_sampling_is_raised_for_a_while(probed):
     assert job.kinds().count("collector-off") == 0
     std = [f["step"] for f in job.frames if "layer_weight_std.0" in f]
     assert set(std) >= set(range(first + 1, first + 140)) and max(std) <= first + 151
+
+
+def traces(job):
+    found = sorted((job.folder / "incidents" / "inc-1").glob("*"))
+    return {path.name: json.loads(path.read_text()) for path in found}
+
+
+def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
+    """In the directory of the incident, with the operations of the job; weights are the same."""
+    script = loop()
+    again = ("profile", {"incident": "inc-1", "steps": 1})
+    first = ("profile", {"incident": "inc-1", "steps": 3})
+    job, ack, second = probed.ordered(script, first, again)
+    first = ack.step + 1
+    name = f"profile-{first}-rank-0.json"
+    assert ack.result["path"] == str(job.folder / "incidents" / "inc-1" / name)
+    assert not second.ok and "being taken already" in second.error
+    trace = traces(job)[name]["traceEvents"]
+    steps = [event for event in trace if event.get("name", "").startswith("Optimizer.step#")]
+    assert len(steps) == 3
+    (said,) = [notice for notice in job.notices if notice.kind == "note"]
+    assert said.data["path"] == ack.result["path"] and said.data["steps"] == 3
+    assert said.data["bytes"] == Path(said.data["path"]).stat().st_size
+    assert job.output[-1] == bare.straight(script).output[-1]
 
 
 @pytest.mark.parametrize(
