@@ -106,10 +106,9 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
 
     \b
     Examples:
-      supervise data check data/ --tokenizer tokenizer.json --val val/ --manifest data.json
-      supervise data check data/ --baseline data.json --report data.html --junit data.xml
-      sbatch --array=0-99 --wrap 'supervise data check /data --work /shared/w --part \
-$SLURM_ARRAY_TASK_ID/100'
+      supervise data check data/ --val val/ --manifest data.json
+      supervise data check data/ --baseline data.json --report data.html
+      supervise data check /data --work /w --part $SLURM_ARRAY_TASK_ID/100
 
     Exit codes: 0 no rule fired; 1 the gate failed; 64 wrong usage; 65 nothing can be read, or a
     package is missing.

@@ -408,16 +408,16 @@ def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ..
     """Write a policy for COMMAND, and check it.
 
     It extends a shipped policy. How the job resumes is read from its script and command; where
-    that is not found, the policy starts nothing again. Then policy, machine and command are checked
-    as by `supervise doctor`, which runs the job's Python, but not the job.
+    that is not found, the policy never restarts the job. Then policy, machine and command are
+    checked as by `supervise doctor`, which runs the job's Python, but not the job.
 
     \b
     Examples:
       supervise init -- python train.py
       supervise init --policy medium --out policies/big.yaml -- python train.py
 
-    Exit codes: 0 written; 1 a check failed: the file is written, but not where COMMAND does not
-    exist or is not executable; 64 wrong usage, or the file exists.
+    Exit codes: 0 written; 1 a check failed (the file is written, unless COMMAND is missing or not
+    executable); 64 wrong usage, or the file exists.
     """
     from ..catalog import load_policy
 
@@ -472,9 +472,10 @@ def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:
         resume = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}
         yield f"  relaunch: {inline_yaml(resume)}"
         if "restart" in policy.budgets:
-            yield "  on_crash: restart # a crash, within the budget `restart`"
+            yield "  on_crash: restart # restart a crashed job, within the budget"
             yield "override:"
-            yield "  hang.stuck: {run: restart-if-stuck} # a hang, if a checkpoint is verified"
+            remark = "restart a hung job with a verified checkpoint"
+            yield f"  hang.stuck: {{run: restart-if-stuck}} # {remark}"
     else:
         note = f" {recipe.name}: {recipe.note}" if recipe else ""
         yield f"# How this job resumes is not known, so that nothing starts it again.{note}"

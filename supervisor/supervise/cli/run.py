@@ -65,7 +65,7 @@ def _citations(
     "-p",
     "--policy",
     metavar="P",
-    help="Policy file, or name of a shipped policy. Default: nano, observed only.",
+    help="Policy file, or name of a shipped policy. Default: nano, observed only, or as --mode.",
 )
 @click.option(
     "--run-dir",
@@ -101,7 +101,7 @@ def _citations(
     is_flag=True,
     help="Adopt the run in --run-dir, or go on from it if it has ended.",
 )
-@click.option("--fresh", is_flag=True, help="With --resume-run: start the command as it is given.")
+@click.option("--fresh", is_flag=True, help="With --resume-run: start the command unchanged.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option(
     "--metrics-port",
@@ -144,19 +144,19 @@ def run_command(
 
     The policy decides when to notify people and when to act on the job. Shipped are `nano` (one
     process), `medium` (hours to days), `large` and `moe` (several ranks) and `observe`. Without
-    --policy and --mode the run is observed under `nano` and never changed. Arguments, terminal,
-    signals and, unless the run is stopped, the exit code of the command pass through unchanged.
+    --policy and --mode the run is observed under `nano` and never changed. Arguments, terminal and
+    signals pass through unchanged, and so does the exit code of a job that ends by itself.
 
     With --watch-policy an edit of policy, packs or runbooks is reloaded once it passes `supervise
     policy check`; that never raises the mode.
 
     --notify slack:SLACK_URL adds a channel: the environment variable SLACK_URL holds the URL of an
-    incoming webhook. Channels of other kinds are set in the policy.
+    incoming webhook. `slack` and `webhook` alone can be given here, the others in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted (`supervise adopt`). After a run that has ended, one
-    starts in D.2, then D.3, from the newest verified checkpoint, as `job.relaunch` says; without
-    either it is refused (64). --fresh starts the command as it is, over what is there.
+    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2, then D.3,
+    from the newest verified checkpoint, as `job.relaunch` says; if one of the two is missing, that
+    is refused (64). With --fresh the new run starts the command unchanged.
 
     \b
     Examples:
@@ -164,7 +164,7 @@ def run_command(
       supervise --policy nano --notify slack:SLACK_URL -- python train.py
       supervise -p large -- torchrun --nproc-per-node 8 train.py
       supervise -p nano --drill lr_spike@150 -- python train.py
-      supervise --policy nano --run-dir runs/main --resume-run -- python train.py
+      supervise -p supervise.yaml --run-dir D --resume-run -- python train.py
 
     Exit codes: the job's own (128+n after signal n); 64 wrong usage; 65 invalid policy; 75 stopped,
     safe to requeue; 78 stopped, a person is needed; 126, 127 the command cannot be started.

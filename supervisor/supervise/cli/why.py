@@ -64,10 +64,10 @@ def why_command(
     """Explain an incident on one card.
 
     What happened, why, what was done, the cost, the proof, and what is next. Without INCIDENT all
-    incidents are listed and the newest is explained; `inc-2` alone is one of the newest run. In a
-    run without incidents the errors that ended processes of the job are shown. Reads only the run
-    directory: it works during the run, after it, and after its supervisor was killed. To find out
-    why something did not happen, use `supervise why-not`.
+    incidents are listed and the newest is explained; `inc-2` without RUN is that incident of the
+    newest run. In a run without incidents the errors that ended processes of the job are shown.
+    Reads only the run directory: it works during the run, after it, and after its supervisor was
+    killed. To find out why something did not happen, use `supervise why-not`.
 
     \b
     Examples:
