@@ -562,7 +562,7 @@ def _comments(
     limit_text: str,
 ) -> str:
     """Return what stands in brackets behind a value; `level`: the value, and that before."""
-    if level is not None and any((level[0] < limit) == (level[1] < limit) for limit in limits):
+    if level is not None and any((level[0] - limit) * (level[1] - limit) > 0 for limit in limits):
         details = details[1:]  # it was beyond that limit before, too: none that is healthy
     nearest = [limit_text or f"limit {limit:.3g}" for limit in limits]
     details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
