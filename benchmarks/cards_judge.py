@@ -107,8 +107,8 @@ UNCHANGED = re.compile(r"(?:\(|; )([^();]*) stayed as before")
 AT_STEP = re.compile(rf"{NAME} {N} at step (\d+)")
 PLAIN = re.compile(rf"{NAME} {N}(?=[ ,;]|$)(?! →| at step)")
 ONSET = re.compile(
-    r"moved first \((\d+)\)|moved together,? in step (\d+)"
-    r"|(?:from|since|began (?:at|in)) step (\d+)"
+    r"moved(?: first)? \((\d+)\)|moved together,? in step (\d+)"
+    r"|(?:from|since|first at|began (?:at|in)) step (\d+)"
 )
 STEPS = re.compile(r"\bsteps? (\d+)(?:(?:-|–| to )(\d+))?")
 WORDS = re.compile(

@@ -297,6 +297,8 @@ def test_what_is_not_as_before_is_reported_within_five_steps(
     assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
     passed = story.kinds("verify", "passed")[0].reason
     assert (text in passed) is (severity == "SEV2")
+    title = "running again, NOT as before" if severity == "SEV2" else "recovered so far"
+    assert f"inc-1: {title}; watched for 20 more steps" in [m["title"] for m in messages(story)]
     assert story.replayed() == story.recorded()
 
 

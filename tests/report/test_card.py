@@ -202,10 +202,10 @@ def test_progress_is_lost_where_the_loop_went_on():
     [
         (
             "one-token",
-            "the inputs are one token, from step 200: "
+            "the inputs are one token, first at step 200: "
             "share of the commonest token 1 (limit 0.99); ",
         ),
-        ("repeated", "the same batch again and again, from step 20"),
+        ("repeated", "the same batch again and again, first at step 20"),
     ],
 )
 def test_what_the_model_was_given_is_the_cause_whatever_moved_first(story, text):
@@ -221,12 +221,12 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     """Also several, with finite losses between them: nothing is to be taken back."""
     report = stories.report("skipped")
     assert report.response.text == "skipped the updates of steps 100 and 170"
-    assert (
-        report.cost.text
-        == "2 updates skipped; without it the weights would have been lost at step 100"
+    assert report.cost.text == (
+        "2 updates skipped; had the updates not been skipped, the weights would have been lost at "
+        "step 100"
     )
     assert report.response.acted and report.proof.rejoined_step == 101
-    assert report.cause.text.startswith("a batch without targets, from step 100: ")
+    assert report.cause.text.startswith("a batch without targets, first at step 100: ")
     assert report.diagnosis.kind == "contained numeric fault"
     assert "no rollback is needed" in report.next.text
     assert report.proof.text.startswith("loss back in its normal range")

@@ -76,7 +76,8 @@ LINES: Sequence[Line] = (
     _line(
         _OF.RECOVERABLE,
         "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
-        "was not meant: {end}use no checkpoint saved since step {onset}; {start}",
+        "was meant: nothing to do; if not: {end}use no checkpoint saved since step {onset}; "
+        "{start}",
         _F.INPUT,
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
@@ -365,22 +366,27 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
     good = choose_checkpoint(state.checkpoints.good(), before_step)
     checkpoint = good or state.checkpoints.unverified(before_step)
+    which = "" if before_step == math.inf else f" from before step {before_step}"
     # A paste of the command as it is must not begin at step 0.
     own_option = "; replace the last argument by your job's own option"
     if checkpoint is None:
-        which = "" if before_step == math.inf else f" from before step {before_step}"
         listed = "none is known; files that were found: supervise checkpoints RUN"
         command.append("'<OPTION TO LOAD IT>'")
         newest = f"the newest checkpoint{which} that you trust ({listed})"
-        return f"start it again from {newest}{own_option}: {' '.join(command)}"
+        none = "there is no file" if before_step == math.inf else "no file is old enough"
+        how = f"{own_option}, or leave it out where {none}, to start at step 0"
+        return f"start it again from {newest}{how}: {' '.join(command)}"
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in args]
     state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"
     repeated = max(0, state.step - checkpoint.step)
     again = f"{repeated} step{' is' if repeated == 1 else 's are'} made again"
+    unverified = state.checkpoints.unverified(before_step)
+    if unverified is not None and unverified.step > checkpoint.step:
+        again += f"; {unverified.path} of step {unverified.step} is newer, but not verified"
     name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; {again})"
     if good is None:
-        state_of = "saved, not verified; look first: supervise checkpoints RUN"
+        state_of = f"saved, not verified, as none{which} is; look first: supervise checkpoints RUN"
         name = f"{checkpoint.path} of step {checkpoint.step} ({state_of}; {again})"
     last = state.checkpoints.newest()
     has_newer = last is not None and last.step > checkpoint.step
@@ -437,7 +443,7 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
     if not withdrawal.is_loss_out_of_band(state, incident):
         return Advice(Lead.NOTHING, withdrawal.describe_job_status(policy, state))
     old = incident.deferred.weights_check
-    again = "" if old is None else f"; decided again {_within(old.retry_frame, state)}"
+    again = "" if old is None else f"; {_decided_again(old.retry_frame, state)}"
     if again and is_fed_wrongly(policy, state, incident):
         return Advice(Lead.FOLLOWS, f"no rollback yet{again}")
     if is_fed_wrongly(policy, state, incident):
@@ -445,16 +451,21 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
         then += f", then {start_again(policy, state, onset)}"
         return Advice(None, f"the loss is still too high: supervise stop RUN, {then}")
     change = action_planning.input_change_since_onset(state, incident)
-    text = f"most of the newest losses are still above their normal range{again}"
+    newest = withdrawal.newest_losses(state, incident)
+    first, last = newest[0][0], newest[-1][0]
+    text = f"most losses of steps {first} to {last} are above their normal range{again}"
+    if first == last:
+        text = f"the loss of step {last} is above its normal range{again}"
     if change is not None:
         text += f"; ask by day whether the data was meant to change at step {onset}"
     return Advice(Lead.FOLLOWS, text)
 
 
-def _within(frame: int, state: State) -> str:
-    """Return how far off a frame is."""
+def _decided_again(frame: int, state: State) -> str:
+    """Return how far off a frame is; the weights are tested first, which takes some steps."""
     steps = frame - state.frame_count
-    return "soon" if steps < 1 else f"within {steps} step{'s' if steps > 1 else ''}"
+    off = f"in {steps} step{'s' if steps > 1 else ''} at the earliest"
+    return f"decided again {'soon' if steps < 1 else off}"
 
 
 def advice_after_stop(policy: Policy, state: State, incident: Incident) -> str:
@@ -571,7 +582,8 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
 
 
 FREE_RATE = (
-    "to give the job its own learning rate back: supervise lr RUN 1.0 (a factor, not a rate)"
+    "once its schedule is mended, to give the job its own learning rate back: supervise lr RUN 1.0 "
+    "(a factor, not a rate)"
 )
 
 

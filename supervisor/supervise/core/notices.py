@@ -114,6 +114,12 @@ class RuleGrows(OfRule, frozen=True, kw_only=True):
     TITLE = "{incident}: worse than before at step {step}"
 
 
+class RuleGrowsAfterRollback(RuleGrows, frozen=True, kw_only=True):
+    """What it was before is of weights that are gone."""
+
+    TITLE = "{incident}: beyond its limits again at step {step}"
+
+
 class RuleFlapping(Notice, frozen=True, kw_only=True):
     TITLE = "{rule} is flapping"
     WHAT = "{changes} changes in {steps} steps"
@@ -302,6 +308,12 @@ class RecoveredSoFar(Advised, frozen=True, kw_only=True):
     WHAT = "{proof}"
     steps: int
     proof: str
+
+
+class RunsDifferently(RecoveredSoFar, frozen=True, kw_only=True):
+    """The restart has left something wrong."""
+
+    TITLE = "{incident}: running again, NOT as before; watched for {steps} more steps"
 
 
 class CheckpointAwaited(Notice, frozen=True, kw_only=True):

@@ -138,7 +138,8 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
         if rule.severity == "SEV2" != incident.severity:  # no news within something worse
             continue
         then = (advice.describe_run(incident.run), advice.show_runbook_command(rule.see))
-        grows = notices.RuleGrows(
+        form = notices.RuleGrowsAfterRollback if incident.case.rolled_back else notices.RuleGrows
+        grows = form(
             severity=rule.severity,
             incident=incident.id,
             rule=rule.id,

@@ -731,7 +731,9 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
     ctx.record(VerificationPassed(reason=reason, severity=incident.severity))
     _on_probation(ctx, incident, reason)
     if incident.phase == PROBATION:
-        recovered = notices.RecoveredSoFar(
+        wrong = advice.wrong_after_restart(ctx.state, incident)
+        form = notices.RunsDifferently if wrong else notices.RecoveredSoFar
+        recovered = form(
             severity=incident.severity,
             incident=incident.id,
             steps=ctx.policy.probation_steps,

@@ -174,13 +174,19 @@ def _still_silent(
     )
 
 
+def newest_losses(state: State, incident: Incident) -> list[tuple[int, float]]:
+    """Return the newest losses since the first breach, with their steps."""
+    monitor = state.monitors.get(incident.case.rank)
+    points = () if monitor is None else monitor.history.series(LOSS)[-LOOKED_AT:]
+    return [(step, loss) for step, loss in points if step >= incident.breach_step]
+
+
 def is_loss_out_of_band(state: State, incident: Incident) -> bool:
     """Return whether most losses since the first breach are out of the incident's band."""
     monitor, band = state.monitors.get(incident.case.rank), incident.case.band
     if monitor is None or band is None:
         return False
-    points = monitor.history.series(LOSS)[-LOOKED_AT:]
-    since = [(step, loss) for step, loss in points if step >= incident.breach_step]
+    since = newest_losses(state, incident)
     if not since:
         return False
     residual = median([loss - band.forecast(step) for step, loss in since])

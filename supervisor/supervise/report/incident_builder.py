@@ -160,6 +160,7 @@ class _Case:
         own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
         self.onset = facts.find_onset(own, self.breach, self.opened.slow_step)
         self.conditions = facts.add_frame_values(self.conditions, self.tape, self.moves)
+        self.wrong_inputs = sentences.inputs(self.rules, self.conditions, self.onset)
         self.actions = facts.intended_actions(self.incident)
         self.verification = facts.verification_checks(self.incident)
         self.approval = facts.newest_approval(self.incident)
@@ -224,7 +225,7 @@ class _Case:
             standstill=self.standstill,
             diagnosis=self.diagnosis,
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
-            inputs=sentences.inputs(self.rules, self.conditions, onset),
+            inputs=self.wrong_inputs,
         )
         cause = sentences.describe_cause(opened, moves, candidates, unchanged, self.diagnosis)
         return cause, sentences.title_trigger(self.diagnosis, candidates)
@@ -239,6 +240,7 @@ class _Case:
             suppressed=self.suppressed,
             refusals=facts.refused_runbooks(self.incident),
             cause=sentences.data_change(self.diagnosis),
+            wrong_inputs=self.wrong_inputs,
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
             opened_by_rule=bool(self.opened.rule),
         )
@@ -268,7 +270,7 @@ class _Case:
             diagnosis=self.diagnosis,
             actions=self.actions,
             loss_left=self._loss_left(),
-            skipped=bool(self.skipped),
+            skipped=self.skipped,
             good=facts.good_steps(self.incident, self.policy),
             slowness="" if self.slowness is None else self.slowness.text,
             height=self._height(),

@@ -220,7 +220,8 @@ def cause_candidates(
         rows.append(Candidate("rate", text, rate.first_step, rate))
     for area, move in changed.items():
         if move.earliest_step <= onset.latest and move.metric != RATE:
-            text = f"{area}: {change_text(move)} at step {move.first_step}"
+            seen = " at" if move.earliest_step == move.first_step else ", seen by"
+            text = f"{area}: {change_text(move)}{seen} step {move.first_step}"
             rows.append(Candidate(area, text, move.first_step, move))
     return [candidate for candidate in rows if candidate.text]
 
@@ -269,10 +270,11 @@ def describe_cause(
     Args:
         moves: of the training, none for an incident of the machine.
     """
-    events, order = _events(diagnosis), _order(moves)
+    events = _events(diagnosis)
     first = candidates[0].kind if candidates else ""
     text = candidates[0].text if candidates else ""
     is_known = first not in ("", *SYMPTOMS)
+    order = _order(moves, is_explained=is_known and first not in ("rate", *RECORDED))
     unchanged = [area for area in unchanged if area.area not in {c.kind for c in candidates}]
     kind: Any = first if first in RECORDED else "diagnosis"
     if first == "rate":
@@ -313,13 +315,16 @@ def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition], onset: O
     breach = next((_condition(c) for c in by_rule[rule.rule] if c.is_breach), "")
     title = rule.title[:1].lower() + rule.title[1:] or f"rule {rule.rule}"
     first = onset.step if onset.step <= rule.step <= onset.step + SOON else rule.step
-    return f"{title}, from step {first}{f': {breach}' if breach else ''}"
+    return f"{title}, first at step {first}{f': {breach}' if breach else ''}"
 
 
-def _order(moves: Sequence[Move]) -> str:
+def _order(moves: Sequence[Move], *, is_explained: bool) -> str:
     """Return what moved first: "lr and update norm moved first (150), then loss (151)".
 
     Signals of which none is known to be the earlier moved together.
+
+    Args:
+        is_explained: by something that is no signal of the training, and came before them.
     """
     moves = [move for move in moves if move.metric not in SKIPS]
     if len(moves) < 2:
@@ -333,7 +338,8 @@ def _order(moves: Sequence[Move]) -> str:
     if not later:
         return f"{_and(names)} moved together, in step {first.first_step}"
     parts = (f"{_and(names)} ({move.first_step})" for move, names in later[:MAX_LISTED])
-    return f"{_and(names)} moved first ({first.first_step}), then {', then '.join(parts)}"
+    moved = "moved" if is_explained else "moved first"
+    return f"{_and(names)} {moved} ({first.first_step}), then {', then '.join(parts)}"
 
 
 def _and(names: Sequence[str]) -> str:
@@ -365,6 +371,7 @@ def describe_response(
     suppressed: Sequence[Suppression],
     refusals: Sequence[tuple[int, str]],
     cause: str = "",
+    wrong_inputs: str = "",
     unprotected: bool,
     opened_by_rule: bool,
 ) -> str:
@@ -373,9 +380,12 @@ def describe_response(
     Args:
         unprotected: the record of the run ended before the incident did.
         cause: how the data changed, which is not said twice.
+        wrong_inputs: what was wrong with the batches, so that the next ones may be no others.
         skipped: steps whose update a safeguard skipped.
     """
-    rows = action_texts(actions, verified=status == Status.RECOVERED)
+    rows = action_texts(
+        actions, verified=status == Status.RECOVERED, has_new_batches=not wrong_inputs
+    )
     parts = list(dict.fromkeys(text for _, text in sorted([*rows, *refusals[-2:]])))
     if cause:
         parts = [text.replace(cause, "the data changed") for text in parts]
@@ -413,11 +423,18 @@ def _updates(steps: Sequence[int]) -> str:
     return f"{len(steps)} updates of steps {steps[0]} to {steps[-1]}"
 
 
-def action_texts(actions: Sequence[Action], *, verified: bool) -> list[tuple[int, str]]:
+def _noun(steps: Sequence[int]) -> str:
+    return "update" if len(steps) == 1 else "updates"
+
+
+def action_texts(
+    actions: Sequence[Action], *, verified: bool, has_new_batches: bool
+) -> list[tuple[int, str]]:
     """Return what was done, with its record, in order; a pause and its end are one.
 
     Args:
         verified: the training went on as ordered, so that a re-warm was completed.
+        has_new_batches: those after a rollback are other ones, as far as is known.
     """
     texts: list[tuple[int, str]] = []
     paused = False
@@ -431,6 +448,8 @@ def action_texts(actions: Sequence[Action], *, verified: bool) -> list[tuple[int
             end = next((a for a in actions[n:] if a.verb == "resume" and a.ok), None)
         text = _succeeded(end or action) if ok else _failed(action)
         text = f"undo: {text}" if action.is_undo and verb != "resume" else text
+        if ok and verb == "rollback" and action.effect.from_step is not None and has_new_batches:
+            text += " with the next batches"
         text += _rewarm(action.order.rewarm, verified=verified) if ok else ""
         if text not in (previous for _, previous in texts[-1:]):
             texts.append((action.record, text))
@@ -465,7 +484,7 @@ def _from(action: Action) -> str:
     undone = ""
     if restored is not None and restored + 1 < step:
         undone = f" (steps {restored + 1} to {step} undone)"
-    return f" at step {step}{undone}; training goes on at step {step + 1} with the next batches"
+    return f" at step {step}{undone}; training goes on at step {step + 1}"
 
 
 def _relaunch(action: Action) -> str:
@@ -650,7 +669,7 @@ def describe_proof(
     diagnosis: Verdict | None,
     actions: Sequence[Action],
     loss_left: bool,
-    skipped: bool,
+    skipped: Sequence[int],
     good: tuple[int, int] | None,
     slowness: str = "",
     height: str = "",
@@ -659,7 +678,7 @@ def describe_proof(
 
     Args:
         end: how it ended, "" while it is open. hold: why automatic actions are off.
-        loss_left: the loss was out of its band. skipped: a safeguard skipped updates.
+        loss_left: the loss was out of its band. skipped: steps whose update a safeguard skipped.
         good: steps without trouble since the actions helped, and how many are required.
         slowness: of an incident about speed, how it is at the end. height: of the loss then.
     """
@@ -686,14 +705,14 @@ def describe_proof(
         return proven("; ".join(parts), verified=status == Status.RECOVERED)
     reason = _unproven(status, end, hold, passed, back=back)
     if status == Status.CLEARED and skipped:
-        reason = "its rules cleared; the skipped updates never reached the weights"
+        reason = f"its rules cleared; the skipped {_noun(skipped)} never reached the weights"
     elif status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
         reason = "its rules cleared; that the actions caused it was not verified"
-    is_shown = rejoined is not None or slowness or good is not None
-    at_end = status in (Status.JOB_ENDED, Status.ASKED)
-    ended = status == Status.UNRECOVERED or (is_shown and at_end)
+    at_end = status in (Status.JOB_ENDED, Status.ASKED) and (rejoined or slowness or good)
+    ended = status == Status.UNRECOVERED or at_end
     if ended and good is not None:
-        parts.insert(0, f"recovered so far: {good[0]} good steps of {good[1]}")
+        steps = f"{good[0]} good steps of {good[1]}"
+        parts.insert(0, steps if remaining else f"recovered so far: {steps}")
         reason = end
     with_parts = ended or status in (Status.CLEARED, Status.NOT_RECOVERED, Status.RELEASED)
     plain = ended or status in (
@@ -790,7 +809,8 @@ def estimate_unaided_cost(
     is_broken = any(not math.isfinite(move.peak) for move in moves)
     if skipped and is_broken:
         reason = "an update with NaN or Inf leaves no weight as it was"
-        return Estimate(f"without it the weights would have been lost at step {skipped[0]}", reason)
+        lost = f"the weights would have been lost at step {skipped[0]}"
+        return Estimate(f"had the {_noun(skipped)} not been skipped, {lost}", reason)
     if helped and failure is not None and any(a.verb == "relaunch" and a.ok for a in actions):
         return Estimate("without it the run would have ended there", "the process had ended")
     if went_back and is_broken:

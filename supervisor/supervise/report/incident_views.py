@@ -60,7 +60,9 @@ def render_card(report: IncidentReport) -> Iterator[str]:
         yield f"{name:7}{text}"
     if report.loss.spark:
         yield f"{'Loss':7}{report.loss.spark}{report.loss.legend}"
-    yield f"{'Next':7}{report.next.text}; evidence: {_evidence(report)}"
+    is_down = report.status in (Status.DOWN, Status.STOPPED)  # what is next is done on its host
+    host = f"; host: {report.run.host}" if is_down and report.run.host else ""
+    yield f"{'Next':7}{report.next.text}{host}; evidence: {_evidence(report)}"
     if not report.final:
         yield f"{'State':7}{report.status_meaning}; {report.run.phase}"
 
