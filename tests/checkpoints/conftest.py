@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +13,8 @@ from .guard_driver import GuardDriver
 def driver(tmp_path, monkeypatch):
     """See `GuardDriver`; unreported files are verified by its fake interpreter too."""
     driver = GuardDriver(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(driver.python))
+    # That of the verifier alone: what starts it is a Python, too.
+    interpreter = SimpleNamespace(executable=str(driver.python))
+    monkeypatch.setattr("supervise.checkpoints.verification.sys", interpreter)
     yield driver
     driver.guard.close()

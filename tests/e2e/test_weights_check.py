@@ -47,7 +47,10 @@ def test_bad_batches_are_left_alone_and_damaged_weights_are_not(supervise, scrip
 
     assert run.intents[:2] == ["check_weights", "snapshot"], run.stderr
     withdrawn = run.kinds("abort", "withdrawn")[0]  # a late answer on a busy machine is another
-    assert withdrawn["step"] < BAD_BATCHES.start + 15 and "weights are good" in withdrawn["reason"]
+    assert (
+        withdrawn["step"] < BAD_BATCHES.start + 15
+        and "weights show no damage" in withdrawn["reason"]
+    )
     assert run.actions == ["pause", "rollback", "resume"]
     assert run.kinds("verify", "passed")
     run.prove()
