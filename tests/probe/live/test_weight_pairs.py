@@ -183,6 +183,7 @@ class Block(nn.Module):
 model = nn.Sequential(*(Block() for _ in range(3)))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for step in range(45):
+    time.sleep(0.03)  # to look for the weights takes a share of the time
     optimizer.zero_grad()
     model(torch.randn(4, 10, 16)).square().mean().backward()
     optimizer.step()
