@@ -126,7 +126,7 @@ def test_a_manifest_has_its_schema_and_no_path_of_the_machine(build, base):
 # ── stops ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_check_that_is_killed_and_one_in_parts_and_by_two_processes_give_one_manifest(
     tmp_path, check, capsys
 ):

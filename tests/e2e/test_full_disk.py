@@ -84,6 +84,7 @@ def test_a_full_disk_is_reported_at_once_and_acting_goes_on(small_disk, supervis
     assert supervise("audit", "verify", directory).returncode == 0
 
 
+@pytest.mark.chaos
 def test_a_full_disk_without_a_reserve_ends_the_acting(small_disk, supervise, halves):
     """The job goes on, every command says what happened, and there is no false replay."""
     directory = small_disk("400k") / "run"

@@ -53,6 +53,7 @@ def walk_through(folder):
     return said
 
 
+@pytest.mark.chaos
 def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
     """`init` writes and checks it; the run keeps a copy that needs no other file."""
     command = Supervise(tmp_path)

@@ -28,6 +28,7 @@ for i in range(40):
 """
 
 
+@pytest.mark.chaos
 def test_the_second_program_is_watched_as_the_first_was(supervise, script):
     """The record says that step numbers come again. The incident of the first program ends with
     it; the same rules fire in the second, and that is another incident."""

@@ -77,6 +77,7 @@ def serve(supervise):
         service.close()
 
 
+@pytest.mark.chaos
 def test_the_same_command_continues_a_living_job_and_follows_one_that_is_over(serve, supervise):
     """No frame is lost or judged twice, one audit log, the job's own exit code; then a directory
     with the next number."""

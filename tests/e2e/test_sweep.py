@@ -87,6 +87,7 @@ def test_each_training_is_judged_by_itself(sweep):
     assert [rows[at]["step_time"] for at in (0, 100, 200)] == ["", "", ""]
 
 
+@pytest.mark.chaos
 def test_a_new_optimizer_of_the_same_model_goes_on(sweep):
     """As some jobs make one for each epoch."""
     run, rows = sweep("again")

@@ -79,6 +79,7 @@ for step in range(260):
 """
 
 
+@pytest.mark.chaos
 def test_a_flipped_bit_that_costs_a_little_for_good_is_taken_back(supervise, script):
     run = supervise.run("--policy", "nano", job=script(CLASSIFIER))
 

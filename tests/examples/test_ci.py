@@ -64,6 +64,7 @@ def workflow(tmp_path):
     return run
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_the_check_fails_for_a_candidate_that_crashes(workflow, tmp_path):
     """And what it writes elsewhere is reported; nothing of either is left."""
