@@ -23,7 +23,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
-settings.register_profile("busy machine", deadline=None)
+settings.register_profile("busy machine", deadline=None, max_examples=50)
 settings.register_profile("unit lane", deadline=None, max_examples=25)
 settings.load_profile("busy machine")
 

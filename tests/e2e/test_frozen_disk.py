@@ -100,6 +100,7 @@ def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
     assert frozen.records[-1]["kind"] == "run_end"
 
 
+@pytest.mark.chaos
 def test_the_third_term_kills_and_we_end_with_its_code(frozen):
     """Nobody waits for the disk then; what is not recorded is said, and `adopt` completes it."""
     popen = frozen.start(sys.executable, "-c", LISTENER)

@@ -66,6 +66,7 @@ for i in range(110):
 """
 
 
+@pytest.mark.chaos
 def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(supervise, script):
     """One line on the console, the same in the status; later what is lost, what it means, once."""
     run = supervise.run("--policy", "nano", job=script(LOOP))

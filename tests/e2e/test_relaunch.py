@@ -104,6 +104,7 @@ def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
     run.prove()
 
 
+@pytest.mark.chaos
 def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job):
     """TERM while what the stopped job left is looked at: nothing is launched, and people are told
     how the run ended."""

@@ -22,6 +22,7 @@ rules:
 RULE = "  - {id: seen, when: seen, sev: SEV2, run: lower}\n"
 
 
+@pytest.mark.chaos
 def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
     """The rule that was added fires, and in shadow nothing is done about it; a broken file and a
     mode that may not be entered are refused; the weights are those of the job alone."""

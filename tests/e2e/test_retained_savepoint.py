@@ -42,6 +42,7 @@ while step < 50000 and not os.path.exists("enough"):
 """
 
 
+@pytest.mark.chaos
 def test_a_late_approval_still_finds_its_savepoint(supervise, script):
     """At the time of the answer, four savepoints reach no further back than 40 steps."""
     (supervise.home / "mine.yaml").write_text(POLICY)
