@@ -88,8 +88,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def isolated_user_directories(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Do not touch the index of runs of whoever runs the tests."""
+    """Neither touch the index of runs nor the cached curves of whoever runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -56,6 +56,16 @@ def test_a_directory_that_is_no_run_is_refused_with_a_way_out(tmp_path, run):
         RunDir.open(run.path)
 
 
+@pytest.mark.parametrize("run_id", ["../..", "/tmp/x", "a/b", ".", "..", "", "r\n", "x" * 101, 7])
+def test_the_id_of_a_run_names_no_directory_elsewhere(run, run_id):
+    """Another may have written run.json, and the cache and the notes of a run are named by it."""
+    assert RunDir.open(run.path).id == run.id
+    run.write_json("run.json", {**run.read_json("run.json"), "run": run_id})
+
+    with pytest.raises(StoreError, match="does not describe a run"):
+        RunDir.open(run.path)
+
+
 def test_json_is_replaced_whole(run):
     """A reader at any moment sees the old status or the new one; non-finite numbers are legal."""
     run.write_json("state.json", {"loss": float("nan")})

@@ -46,6 +46,7 @@ IDENTITY = "identity.json"  # what the newest launch consists of; the audit log 
 # read, and with OLDEST_FORMAT gives up what it cannot read itself: see docs/release.md.
 FORMAT = OLDEST_FORMAT = 1
 _VERSION = re.compile(r"[0-9][\w.+!-]{0,40}")
+_RUN_ID = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)  # it names directories that gc removes
 
 
 def is_run(path: Path) -> bool:
@@ -180,8 +181,8 @@ class RunDir:
         """
         try:
             described = files.read_json(path / "run.json")
-            if not isinstance(described["run"], str):
-                raise TypeError("run")
+            if not _RUN_ID.fullmatch(described["run"]):
+                raise ValueError("run")
             _refuse_format(path, described.get("format", 1), str(described.get("supervise")))
             return cls(path.absolute(), described["run"])
         except (FileNotFoundError, NotADirectoryError):
