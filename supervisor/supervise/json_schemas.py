@@ -41,18 +41,25 @@ def _open_object(owner: type) -> dict[str, Any]:
 def _described(owner: Any, body: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of one class with the text of its docstring at each field."""
     body = {key: _with_any_number(part) for key, part in body.items() if key != "title"}
+    if "description" in body:  # as msgspec has it: its versions indent it differently
+        body["description"] = _summary(body["description"])
     if not (isinstance(owner, type) and issubclass(owner, msgspec.Struct)):
         return body
     descriptions: dict[str, str] = {}
     for parent in reversed(owner.__mro__):
         if issubclass(parent, msgspec.Struct) and parent.__doc__:
             descriptions |= _ENTRY.findall(inspect.cleandoc(parent.__doc__))
-    body["description"] = inspect.cleandoc(owner.__doc__ or "").partition("\n\nAttributes:")[0]
+    body["description"] = _summary(owner.__doc__ or "")
     names = zip(owner.__struct_encode_fields__, owner.__struct_fields__, strict=True)
     for key, name in names:
         if name in descriptions:
             body["properties"][key]["description"] = " ".join(descriptions[name].split())
     return body
+
+
+def _summary(docstring: str) -> str:
+    """Return a docstring up to its `Attributes:`."""
+    return inspect.cleandoc(docstring).partition("\n\nAttributes:")[0]
 
 
 def _with_any_number(schema: Any) -> Any:
