@@ -186,10 +186,12 @@ def arrays(folder: Path) -> None:
 
 
 LLM_C = struct.pack("<256i", 20240520, 1, *[0] * 254)
+LLAMA = struct.pack("<256i", 20240801, 7, *[0] * 254)
 OF_IDS: dict[str, tuple[Callable[[Path], object], int]] = {  # and tokens that mark an end
     "flat, 2 bytes": (lambda folder: flat(folder, "<u2"), 1),
     "flat, 4 bytes": (lambda folder: flat(folder, "<u4"), 1),
     "flat with a header": (lambda folder: flat(folder, "<u2", LLM_C), 1),
+    "flat with a header, 4 bytes": (lambda folder: flat(folder, "<u4", LLAMA), 1),
     "megatron": (megatron, 0),
     "litdata": (tensors, 0),
     "mds": (arrays, 0),
@@ -215,6 +217,23 @@ def test_a_document_of_tokens_is_the_same_in_every_format(form, tmp_path, check)
     assert done.metrics["seq_len_p95"] == pytest.approx(max(lengths), rel=0.02)
     for metric in ("language_share", "pii_hit_rate", "bytes_per_token", "doc_bytes_p50"):
         assert done.document["unknown"][metric], "not 0 %"
+
+
+def test_an_index_of_any_size_is_read(tmp_path, check):
+    """Of Megatron, with holes for all sequences but the last."""
+    count = 23 << 20
+    numpy.arange(9, dtype="<u2").tofile(tmp_path / "d.bin")
+    with (tmp_path / "d.idx").open("wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, count, 2))
+        file.seek(4 * (count - 1), 1)
+        file.write(struct.pack("<i", 9))
+        file.seek(8 * count, 1)
+        file.write(struct.pack("<qq", count - 1, count))
+
+    done = check(tmp_path)
+
+    assert done.metrics["doc_count"] == 1
+    assert done.metrics["seq_len_p50"] == pytest.approx(9, rel=0.02)
 
 
 def test_lengths_are_not_known_where_nothing_marks_an_end(tmp_path, check):

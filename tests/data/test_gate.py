@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -93,14 +95,16 @@ def test_a_planted_fault_fails_the_gate_by_its_rule(
     fault, rule, build, base, tmp_path, check, capsys
 ):
     copy = tmp_path / "copy"
+    rejects = build / "rejects.json"
     argv = ["data", "drill", fault, build / "data", copy, "--val", build / "val"]
-    assert invoke([*map(str, argv)]) == 0
-    assert f"expected: rule data_build.{rule}" in capsys.readouterr().out
-    rejects = tmp_path / "rejects.json"
-    dropped = 600 if fault == "filter" else 300
-    rejects.write_text(json.dumps({"length": {"dropped": dropped, "total": 3000}}))
+    assert invoke([*map(str, [*argv, "--rejects", rejects])]) == 0
+    shown = capsys.readouterr().out
+    assert f"expected: rule data_build.{rule}" in shown
+    next_argv = shlex.split(shown.partition("next: supervise data check ")[2])
+    next_argv = [str(base) if a == "MANIFEST" else a for a in next_argv]
+    next_argv = ["scorer:score" if a == "MODULE:FUNCTION" else a for a in next_argv]
 
-    done = check(copy, *given(build), "--rejects", rejects, "--baseline", base)
+    done = check(*next_argv)
 
     assert done.code == 1
     assert rule in done.fired
@@ -121,6 +125,22 @@ def test_a_manifest_has_its_schema_and_no_path_of_the_machine(build, base):
 
     jsonschema.validate(document, manifest_schema())
     assert str(build) not in base.read_text()
+
+
+def test_open_files_do_not_grow_with_the_pieces(tmp_path, check):
+    docs = prose(90, 6)
+    for number, text in enumerate(docs):
+        write_lines(tmp_path / f"d/{number}.jsonl", [text, docs[0]])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 40, limits[1])
+    )
+    try:
+        done = check(tmp_path / "d", "--level", "cheap")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert done.metrics["dup_cluster_max"] == 91
 
 
 # ── stops ─────────────────────────────────────────────────────────────────────────────────────────
@@ -195,6 +215,39 @@ def test_only_what_is_grave_enough_fails_the_gate_and_a_policy_may_move_a_bound(
 
 
 @pytest.mark.parametrize(
+    "option", ["--rejects={0}/wrong.json", "--prompts={0}/wrong.txt", "--policy=nano"]
+)
+def test_what_is_given_is_read_before_the_pass(option, tmp_path, check):
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    (tmp_path / "wrong.json").write_text('{"length": 3}')
+    (tmp_path / "wrong.txt").write_text("no JSON")
+
+    done = check(tmp_path / "d", "--work", tmp_path / "work", option.format(tmp_path))
+
+    assert done.code in (64, 65) and not (tmp_path / "work").exists()
+
+
+def test_a_result_that_was_cut_short_is_an_error_and_no_failed_gate(tmp_path, check):
+    write_lines(tmp_path / "d/a.jsonl", prose(9, 5))
+    check(tmp_path / "d", "--work", tmp_path / "work")
+    (path,) = (tmp_path / "work").glob("*.npy")
+    path.write_bytes(path.read_bytes()[:-100])
+
+    done = check(tmp_path / "d", "--work", tmp_path / "work")
+
+    assert done.code == 64 and "and check again" in done.errors
+
+
+BAD_SCORER = """
+import os
+fails = lambda texts: 1 / 0
+few = lambda texts: [0.5]
+no_number = lambda texts: [float("nan")] * len(texts)
+ends = lambda texts: os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         ("check {0}/d --baseline {0}/d/a.jsonl", "is no manifest"),
@@ -203,6 +256,13 @@ def test_only_what_is_grave_enough_fails_the_gate_and_a_policy_may_move_a_bound(
         ("check {0}/d --tokenizer {0}/d/a.jsonl", "is no tokenizer"),
         ("check {0}/d --toxicity nothing:here", "a function that takes a list of texts"),
         ("check {0}/d --rejects {0}/d/a.jsonl", "stats.json"),
+        ("check {0}/d --rejects {0}/wrong.json", "a stage has none of dropped, rejected, removed"),
+        ("check {0}/d --toxicity bad_scorer:fails", "ZeroDivisionError: division"),
+        ("check {0}/d --toxicity bad_scorer:few", "1 scores of 5 texts"),
+        ("check {0}/d --toxicity bad_scorer:no_number", "or one that is no number"),
+        ("check {0}/d --toxicity bad_scorer:ends --jobs 2 --val {0}/d", "fewer --jobs"),
+        ("drill filter {0}/d {0}/out", "--rejects FILE"),
+        ("drill pii {0}/ids {0}/out", "holds token ids"),
         ("drill flood {0}/d {0}/out", "one of mix"),
         ("drill dup:rate=2 {0}/d {0}/out", "up to 1"),
         ("drill mix {0}/d {0}/out", "two sources"),
@@ -210,8 +270,16 @@ def test_only_what_is_grave_enough_fails_the_gate_and_a_policy_may_move_a_bound(
         ("drill dup {0}/d {0}/d", "is not empty"),
     ],
 )
-def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(argv, message, tmp_path, capsys):
+def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
+    argv, message, tmp_path, capsys, monkeypatch
+):
     write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    write_lines(tmp_path / "ids/a.jsonl", [{"input_ids": [1, 2]}])
+    (tmp_path / "wrong.json").write_text('{"length": {"gone": 3, "total": 30}}')
+    (tmp_path / "bad_scorer.py").write_text(BAD_SCORER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_scorer", raising=False)
 
     code = invoke(["data", *argv.format(tmp_path).split()])
 

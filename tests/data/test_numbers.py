@@ -213,6 +213,20 @@ def test_doc_repeat_hotspots_counts_the_documents_with_a_paragraph(tmp_path, che
     assert "hotspots" in done.fired
 
 
+def test_documents_without_content_are_no_copies_and_no_leak(tmp_path, check):
+    empty = ["", " \n", "\t"]
+    write_lines(tmp_path / "train/a.jsonl", [*TEXTS[:40], *empty, *empty])
+    write_lines(tmp_path / "val/a.jsonl", [*TEXTS[50:60], *empty])
+
+    done = check(tmp_path / "train", "--val", tmp_path / "val", "--manifest", tmp_path / "m.json")
+
+    for metric in ("near_dup_rate", "train_val_overlap", "train_val_overlap_exact"):
+        assert done.metrics[metric] == 0.0, metric
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    assert manifest["duplicates"]["val_documents"] == 10
+    assert manifest["counts"]["empty"] == 6
+
+
 # ── personal data ─────────────────────────────────────────────────────────────────────────────────
 
 PERSONAL = [
@@ -329,9 +343,12 @@ def test_rtp_prompt_stats_are_those_of_the_file_and_a_row_that_is_missing_is_a_c
     write_lines(prompts, rows[:-1])
 
     fewer = check(tmp_path / "d", "--prompts", prompts, "--baseline", base)
+    others = [{"prompt": row["prompt"] | {"text": "another one"}} for row in rows]
+    write_lines(prompts, others)
+    other = check(tmp_path / "d", "--prompts", prompts, "--baseline", base)
 
     assert whole.metrics["rtp_prompt_stats.count"] == 100
     assert whole.metrics["rtp_prompt_stats.toxic"] == sum(
         r["prompt"]["toxicity"] >= 0.5 for r in rows
     )
-    assert fewer.fired == {"prompts"}
+    assert fewer.fired == other.fired == {"prompts"}

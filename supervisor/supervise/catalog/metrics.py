@@ -250,7 +250,7 @@ _ROWS = (
         "Prompts of the set given, and those of 0.5 or more: `.count`, `.toxic`.",
         "RealToxicityPrompts",
     ),
-    ("rtp_prompt_changes", "1", "1 where one of them is not the baseline's, else 0.", SIMPLE),
+    ("rtp_prompt_changes", "1", "1 where the set is not the baseline's, else 0.", SIMPLE),
     ("doc_count", "documents", "Documents of the training data.", SIMPLE),
     ("doc_loss", "%", "How many fewer than in the baseline; negative for more.", SIMPLE),
     ("damaged_rate", "%", "Records that cannot be read, over all.", SIMPLE),

@@ -110,15 +110,19 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
       supervise data check data/ --baseline data.json --report data.html
       supervise data check /data --work /w --part $SLURM_ARRAY_TASK_ID/100
 
-    Exit codes: 0 no rule fired; 1 the gate failed; 64 wrong usage; 65 nothing can be read, or a
-    package is missing.
+    Exit codes: 0 no rule fired; 1 the gate failed; 64 wrong usage, or a folder cannot be written;
+    65 nothing can be read, the scorer fails, a process is ended, or a package is missing.
     """
     from ..data import build_check
     from ..data.manifest import encode_manifest, judge_numbers, read_manifest
 
     policy = _policy(options["policy"])
+    _rules_of(policy)
     base = None if options["baseline"] is None else read_manifest(options["baseline"])
     request = _request(paths, options)
+    rejects = build_check.read_rejects(options["rejects"], request.fields)
+    prompts = options["prompts"]
+    prompts = None if prompts is None else build_check.read_prompts(prompts)
     with _folder(options, request) as (folder, is_own):
         checking = build_check.BuildCheck(request, folder)
         with progress_line("data") as report:
@@ -131,15 +135,16 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
             return
         with progress_line("copies", is_counted=False):
             manifest = checking.manifest()
-        _take_given(manifest, options, request)
+        manifest.rejects = build_check.add_totals(rejects, manifest.counts.documents)
+        manifest.prompts = prompts
         judge_numbers(manifest, base)
         if not manifest.counts.documents:
             raise InputError("no document could be read", hint=_first_reason(manifest))
         findings = judge(policy, manifest, options["fail_on"])
         _write(options["manifest"], encode_manifest(manifest))
+        _write_reports(manifest, findings, base, options)
         if is_own:
             checking.remove_results()
-    _write_reports(manifest, findings, base, options)
     _print(manifest, findings, base, options)
     if any(finding.gate for finding in findings):
         ctx.exit(FAILED)
@@ -149,8 +154,16 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
 @click.argument("fault", metavar="KIND[:rate=R]")
 @click.argument("paths", nargs=-1, required=True, type=ANY, metavar="PATH... OUT")
 @click.option("--val", multiple=True, type=ANY, help="Held-out data, for the fault leak.")
+@click.option(
+    "--rejects",
+    multiple=True,
+    metavar="FILE|NAME=DIR",
+    help="What filters dropped, as the baseline was given it, for the fault filter.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-def drill(fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], seed: int) -> None:
+def drill(
+    fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], rejects: tuple[str, ...], seed: int
+) -> None:
     """Write a copy of training data with a known fault, the test of the gate.
 
     KIND is mix, language, filter, binary, truncate, dup, leak, repeat, pii, toxic or drop. The copy
@@ -169,11 +182,18 @@ def drill(fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], seed: int)
         raise UsageError("no folder for the copy", hint="supervise data drill KIND PATH OUT")
     name, rate = planted_faults.parse_fault(fault)
     *sources, out = paths
-    before, after = planted_faults.plant_fault(name, rate, sources, out, val, seed)
+    before, after = planted_faults.plant_fault(name, rate, sources, out, val, rejects, seed)
     about = planted_faults.FAULTS[name]
     echo(f"{out}: {after} documents of {before}; {name} at {rate:g} {about.meaning}")
     echo(f"expected: rule {PACK}.{about.rule}")
-    echo(f"next: supervise data check {shlex.quote(str(out))} --baseline MANIFEST")
+    argv = ["supervise", "data", "check", str(out), "--baseline", "MANIFEST"]
+    if name == "leak":
+        argv += [part for path in val for part in ("--val", str(path))]
+    if name == "toxic":
+        argv += ["--toxicity", "MODULE:FUNCTION"]
+    if name == "filter":
+        argv += ["--rejects", str(planted_faults.rejects_path(out))]
+    echo(f"next: {shlex.join(argv)}")
 
 
 # ── judging ───────────────────────────────────────────────────────────────────────────────────────
@@ -195,21 +215,28 @@ def _policy(name: str | None) -> Policy:
     return scenario_subject.subject_of_pack(root, path, problems).policy
 
 
+def _rules_of(policy: Policy) -> list[Rule]:
+    """Return the rules that read metrics of data. Raises UsageError on none."""
+    from ..catalog.metrics import BUILD
+
+    rules = [
+        rule
+        for rule in policy.rules
+        if any(metric.partition(".")[0] in BUILD for metric in _metrics_of(policy, rule))
+    ]
+    if not rules:
+        raise UsageError("no rule of this policy is about data", hint=f"use: [{PACK}]")
+    return rules
+
+
 def judge(policy: Policy, manifest: Manifest, fail_on: str) -> list[Finding]:
     """Return how the rules that read metrics of data judge a manifest."""
-    from ..catalog.metrics import BUILD
     from ..core.model.events import LateFrame
     from ..core.rank_monitor import RankMonitor
 
     monitor = RankMonitor(policy)
     monitor.feed_late(LateFrame(0, "build", 0, 0, manifest.metrics), 0)
-    codes: dict[str, int] = {}
-    for rule in policy.rules:
-        metrics = _metrics_of(policy, rule)
-        if any(metric.partition(".")[0] in BUILD for metric in metrics):
-            codes[rule.id] = rule.when(monitor.codes)
-    if not codes:
-        raise UsageError("no rule of this policy is about data", hint=f"use: [{PACK}]")
+    codes = {rule.id: rule.when(monitor.codes) for rule in _rules_of(policy)}
     muted = {
         other
         for inhibit in policy.inhibit
@@ -314,16 +341,6 @@ def _next_sum(ctx: click.Context) -> str:
             del argv[number]
             break
     return f"next: {shlex.join([PROGRAM, *argv, '--manifest', 'data.json'])}"
-
-
-def _take_given(manifest: Manifest, options: Mapping[str, Any], request: Request) -> None:
-    """Add what other programs counted. Raises InputError."""
-    from ..data.build_check import read_prompts, read_rejects
-
-    retained = manifest.counts.documents
-    manifest.rejects = read_rejects(options["rejects"], request.fields, retained)
-    if options["prompts"] is not None:
-        manifest.prompts = read_prompts(options["prompts"], request.fields)
 
 
 def _first_reason(manifest: Manifest) -> str:

@@ -13,15 +13,9 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "build_check": "BuildCheck, Request, read_prompts, read_rejects",
-        "corpus": "Damage, Document, Fields, Piece, documents, list_pieces",
-        "duplicates": "find_hotspots, gram_hashes, jaccard",
-        "manifest": (
-            "Counts, Histogram, Manifest, divergence, encode_manifest, judge_numbers, "
-            "manifest_schema, read_manifest"
-        ),
-        "manifest_page": "Finding, render_page",
-        "planted_faults": "FAULTS, parse_fault, plant_fault",
-        "text_metrics": "find_pii, mask, masked_excerpt",
+        "build_check": "BuildCheck, Request",
+        "manifest": "divergence, judge_numbers, manifest_schema",
+        "planted_faults": "FAULTS",
+        "text_metrics": "find_pii, masked_excerpt",
     },
 )

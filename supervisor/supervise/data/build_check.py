@@ -11,8 +11,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
@@ -164,6 +164,11 @@ class BuildCheck:
                 for task in as_completed(tasks):
                     task.result()
                     progress.finish(tasks[task])
+            except BrokenExecutor as error:
+                raise InputError(
+                    "a process of the check was ended, as where memory is short",
+                    hint="fewer --jobs; with --work DIR it goes on where it was",
+                ) from error
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -193,7 +198,10 @@ class BuildCheck:
         near = plan.level == FULL
         rows = duplicates.Rows(paths, self._held_out)
         spool = self._folder / "candidates.tmp"
-        copies = duplicates.find_copies(rows, self.pieces, plan.fields, spool, near=near)
+        try:
+            copies = duplicates.find_copies(rows, self.pieces, plan.fields, spool, near=near)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
         hotspots: Hotspots | None = duplicates.find_hotspots(sample) if near and sample else None
         return Manifest(
             settings=self.settings,
@@ -330,9 +338,11 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(
-            f"cannot write {folder}: {error.strerror}", hint="use --work DIR"
-        ) from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path | str, error: OSError) -> StoreError:
+    return StoreError(f"cannot write {folder}: {error.strerror or error}", hint="use --work DIR")
 
 
 def _name(plan: Plan, number: int, piece: Piece) -> str:
@@ -362,9 +372,7 @@ def _write_result(plan: Plan, number: int, piece: Piece, result: PieceResult, ro
         data = msgspec.msgpack.encode(result)
         files.replace_file(_result_path(plan, number, piece), data, durable=False)
     except OSError as error:
-        raise StoreError(
-            f"cannot write {plan.folder}: {error.strerror}", hint="use --work DIR"
-        ) from error
+        raise _unwritable(plan.folder, error) from error
 
 
 def _read_result(plan: Plan, number: int, piece: Piece) -> PieceResult:
@@ -380,14 +388,11 @@ def _read_result(plan: Plan, number: int, piece: Piece) -> PieceResult:
 # ── what others counted ───────────────────────────────────────────────────────────────────────────
 
 
-def read_rejects(options: Sequence[str], fields: Fields, retained: int) -> dict[str, Stage]:
+def read_rejects(options: Sequence[str], fields: Fields) -> dict[str, Stage]:
     """Return the stages of filters that reports or folders of rejects show.
 
     Each is a file, of datatrove (stats.json) or {"stage": {"dropped": n, "total": m}}, or
-    NAME=FOLDER of what a stage dropped.
-
-    Args:
-        retained: documents that passed the stages whose rejects are in a folder.
+    NAME=FOLDER of what a stage dropped, whose total is 0 until `add_totals`.
 
     Raises:
         InputError: one cannot be understood.
@@ -398,7 +403,7 @@ def read_rejects(options: Sequence[str], fields: Fields, retained: int) -> dict[
         if equals and Path(folder).is_dir():
             pieces, _ = list_pieces(Path(folder))
             dropped = sum(isinstance(d, Document) for p in pieces for d in documents(p, fields))
-            stages[name] = Stage(dropped, dropped + retained)
+            stages[name] = Stage(dropped, 0)
             continue
         try:
             document = files.read_json(Path(option), foreign=True)
@@ -407,6 +412,14 @@ def read_rejects(options: Sequence[str], fields: Fields, retained: int) -> dict[
             hint = 'datatrove\'s stats.json, {"stage": {"dropped": 1, "total": 10}}, or NAME=FOLDER'
             raise InputError(f"--rejects {option}: {error}", hint=hint) from error
     return stages
+
+
+def add_totals(stages: Mapping[str, Stage], retained: int) -> dict[str, Stage]:
+    """Return the stages, with what those read whose rejects are in a folder."""
+    return {
+        name: stage if stage.total else Stage(stage.dropped, stage.dropped + retained)
+        for name, stage in stages.items()
+    }
 
 
 def _stages(document: Any) -> Iterator[tuple[str, Stage]]:
@@ -419,16 +432,23 @@ def _stages(document: Any) -> Iterator[tuple[str, Stage]]:
                 yield str(step["name"]).strip(), Stage(dropped, total)
         return
     for name, stage in document.items():
-        dropped = next(stage[key] for key in ("dropped", "rejected", "removed") if key in stage)
-        total = next(stage[key] for key in ("total", "seen", "input") if key in stage)
-        yield str(name), Stage(int(dropped), int(total))
+        dropped = _first(stage, "dropped", "rejected", "removed")
+        if total := _first(stage, "total", "seen", "input"):
+            yield str(name), Stage(dropped, total)
+
+
+def _first(stage: Mapping[str, Any], *keys: str) -> int:
+    number = next((stage[key] for key in keys if key in stage), None)
+    if number is None:
+        raise ValueError(f"a stage has none of {', '.join(keys)}")
+    return int(number)
 
 
 def _number(value: Any) -> int:
     return int(value["total"] if isinstance(value, dict) else value)
 
 
-def read_prompts(path: Path, fields: Fields) -> Prompts:
+def read_prompts(path: Path) -> Prompts:
     """Return the facts of a set of prompts. Raises InputError."""
     count = toxic = 0
     pieces, _ = list_pieces(path)

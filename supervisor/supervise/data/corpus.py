@@ -54,7 +54,8 @@ EXTRA = "pip install 'supervise-train[data]'"
 GPT2_END = 50256
 MEGATRON = b"MMIDIDX\x00\x00"
 MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-HEADER_MAGIC = 20240520  # of llm.c: 256 numbers of 4 bytes, then tokens
+# First of the 256 numbers of 4 bytes before the tokens of llm.c: their type, of GPT-2 and Llama 3.
+HEADERS = {20240520: "<u2", 20240801: "<u4"}
 _SHARD = re.compile(r"([-_.]?(\d+|of|shard|part|chunk|split))+$")
 
 
@@ -71,6 +72,13 @@ class Document(NamedTuple):
     source: str
     padding: int | None = None
     whole: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        if self.ids is None:
+            return not self.text or self.text.isspace()
+        return not len(self.ids)
 
 
 class Damage(NamedTuple):
@@ -569,8 +577,9 @@ def _layout(piece: Piece, fields: Fields) -> tuple[str, int]:
     numpy = need("numpy")
     with piece.file.open("rb") as file:
         start = file.read(1 << 16)
-    if len(start) >= 1024 and struct.unpack_from("<i", start)[0] == HEADER_MAGIC:
-        return "<u2" if struct.unpack_from("<i", start, 4)[0] == 1 else "<u4", 1024
+    magic = struct.unpack_from("<i", start)[0] if len(start) >= 1024 else 0
+    if magic in HEADERS:
+        return HEADERS[magic], 1024
     if fields.dtype:
         return {"uint16": "<u2", "uint32": "<u4", "int32": "<i4"}[fields.dtype], 0
     halves = numpy.frombuffer(start[: len(start) // 4 * 4], "<u2")
@@ -581,8 +590,8 @@ def _layout(piece: Piece, fields: Fields) -> tuple[str, int]:
 
 def _read_megatron(piece: Piece, fields: Fields) -> Records:
     numpy = need("numpy")
-    index = piece.file.with_suffix(".idx").read_bytes()[:MAX_INDEX]
-    if not index.startswith(MEGATRON):
+    index = numpy.memmap(piece.file.with_suffix(".idx"), "u1", "r")
+    if index[: len(MEGATRON)].tobytes() != MEGATRON:
         yield Damage("the .idx beside it is no index of this kind")
         return
     version, code, sequences, edges = struct.unpack_from("<QBQQ", index, len(MEGATRON))
@@ -596,7 +605,7 @@ def _read_megatron(piece: Piece, fields: Fields) -> Records:
     dtype = numpy.dtype(MEGATRON_TYPES[code])
     tokens = numpy.memmap(piece.file, dtype, "r") if piece.size else numpy.empty(0, dtype)
     source = source_of(piece)
-    for first, last in itertools.pairwise(ends.tolist()):
+    for first, last in itertools.pairwise(map(int, ends)):
         parts = []
         for number in range(first, last):
             begin, length = int(offsets[number]) // dtype.itemsize, int(lengths[number])

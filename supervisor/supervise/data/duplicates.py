@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import StoreError
 from .corpus import Document, Fields, Piece, documents, need
 from .manifest import Cluster, Duplicates, Hotspots
 from .text_metrics import masked_excerpt
@@ -85,7 +86,8 @@ class Signer:
         self._size = 0
 
     def add(self, document: Document, digest: int) -> None:
-        """Take a document and the 128-bit hash of its content."""
+        """Take a document and the 128-bit hash of its content; one without any is like no other."""
+        digest = 0 if document.is_empty else digest
         self._hashes.append((digest >> 64, digest & 0xFFFFFFFFFFFFFFFF))
         if self._near:
             self._grams.append(gram_hashes(document))
@@ -129,7 +131,7 @@ def _band_keys(values: Any) -> Any:
 
 
 class Rows:
-    """The rows of all pieces, in files; documents are numbered through.
+    """The rows of all pieces, in files, of which one at a time is open; numbered through.
 
     Args:
         held_out: of each piece, whether it is of the held-out set.
@@ -137,24 +139,39 @@ class Rows:
 
     def __init__(self, paths: Sequence[Path], held_out: Sequence[bool]) -> None:
         self._numpy = numpy = need("numpy")
-        self._maps = [numpy.load(path, mmap_mode="r") for path in paths]
-        self.edges = numpy.cumsum([0, *map(len, self._maps)])
+        self._paths = paths
+        self.edges = numpy.cumsum([0, *(len(self._of(i)) for i in range(len(paths)))])
         self.total = int(self.edges[-1])
         self._held_out = held_out
         self.parts = max(1, -(-self.total // PART))
 
+    def _of(self, piece: int) -> Any:
+        """Return the rows of a piece. Raises StoreError."""
+        path = self._paths[piece]
+        try:
+            return self._numpy.load(path, mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise StoreError(
+                f"{path}: {error}", hint=f"remove {path.parent} and check again"
+            ) from error
+
     def column(self, read: Callable[[Any], Any], part: int) -> tuple[Any, Any]:
         """Return a value of each document whose value is in a part of the key space, and numbers.
+
+        Documents without content are left out.
 
         Args:
             read: from rows to values of 64 bits.
         """
         numpy = self._numpy
         values, numbers = [numpy.empty(0, "u8")], [numpy.empty(0, "i8")]
-        for edge, rows in zip(self.edges.tolist(), self._maps, strict=False):
+        for piece, edge in enumerate(self.edges[:-1].tolist()):
+            rows = self._of(piece)
             for start in range(0, len(rows), 1 << 16):
-                column = read(rows[start : start + (1 << 16)])
-                hits = numpy.flatnonzero(column % numpy.uint64(self.parts) == part)
+                block = rows[start : start + (1 << 16)]
+                column = read(block)
+                is_hit = column % numpy.uint64(self.parts) == part
+                hits = numpy.flatnonzero(is_hit & (block["high"] != 0))
                 values.append(column[hits])
                 numbers.append(hits + edge + start)
         return numpy.concatenate(values), numpy.concatenate(numbers)
@@ -163,11 +180,17 @@ class Rows:
         """Return the second half of the hash of these documents."""
         numpy = self._numpy
         result = numpy.empty(len(numbers), "u8")
-        pieces = numpy.searchsorted(self.edges, numbers, side="right") - 1
-        for piece in numpy.unique(pieces).tolist():
-            hits = pieces == piece
-            result[hits] = self._maps[piece]["low"][numbers[hits] - self.edges[piece]]
+        order = numpy.argsort(numbers)
+        bounds = numpy.searchsorted(numbers[order], self.edges)
+        for piece in numpy.flatnonzero(numpy.diff(bounds)).tolist():
+            hits = order[bounds[piece] : bounds[piece + 1]]
+            result[hits] = self._of(piece)["low"][numbers[hits] - self.edges[piece]]
         return result
+
+    def count_held_out(self) -> int:
+        """Return how many documents of the held-out set have content."""
+        pieces = (i for i, out in enumerate(self._held_out) if out)
+        return sum(int(self._numpy.count_nonzero(self._of(i)["high"])) for i in pieces)
 
     def is_held_out(self, numbers: Any) -> Any:
         """Return whether each of these documents is of the held-out set."""
@@ -230,10 +253,7 @@ def find_copies(
     clusters = Clusters()
     leaks: set[int] = set()
     copies = _join_equal(rows, clusters, leaks)
-    held_out = sum(
-        int(rows.edges[i + 1] - rows.edges[i]) for i, out in enumerate(rows._held_out) if out
-    )
-    result.val_documents = held_out
+    result.val_documents = held_out = rows.count_held_out()
     result.exact = sum(1 for number in clusters.parents if clusters.root(number) != number)
     if held_out:
         result.val_exact = len(leaks)
@@ -255,8 +275,13 @@ def _join_equal(rows: Rows, clusters: Clusters, leaks: set[int]) -> set[int]:
     numpy = need("numpy")
     copies: set[int] = set()
     for part in range(rows.parts):
-        for group in equal_groups(*rows.column(lambda r: r["high"], part)):
-            low = rows.low_hash(group)
+        groups = list(equal_groups(*rows.column(lambda r: r["high"], part)))
+        if not groups:
+            continue
+        lows = rows.low_hash(numpy.concatenate(groups))
+        ends = numpy.cumsum([*map(len, groups)]).tolist()
+        for group, end in zip(groups, ends, strict=True):
+            low = lows[end - len(group) : end]
             for value in numpy.unique(low):
                 same = group[low == value]
                 if len(same) < 2:

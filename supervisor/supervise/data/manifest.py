@@ -27,7 +27,6 @@ SCHEMA = "supervise/data-manifest/v1"
 OCTAVE = 64  # bins of a histogram: 1.1 % wide
 SCALE = 1024.0  # of ratios, so that a histogram of them has bins below 1
 SURE = 4.0  # standard deviations beyond which a share has moved; project default
-MAX_TOKEN_IDS = 1 << 18
 SECRETS = ("card", "iban", "ssn", "key")  # a checksum or a fixed form: a hit is one
 NO_BASELINE = "no baseline: give --baseline, the manifest of another build"
 
@@ -597,6 +596,5 @@ def _given(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     numbers.put("rtp_prompt_stats.toxic", None if prompts is None else prompts.toxic, reason)
     changes = None
     if prompts is not None and base is not None and base.prompts is not None:
-        before = base.prompts
-        changes = float((prompts.count, prompts.toxic) != (before.count, before.toxic))
+        changes = float(prompts.sha256 != base.prompts.sha256)
     numbers.put("rtp_prompt_changes", changes, reason if prompts is None else NO_BASELINE)

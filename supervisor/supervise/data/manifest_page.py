@@ -91,6 +91,8 @@ def describe_size(manifest: Manifest) -> str:
         parts.append(f"{counts.tokens:,} tokens")
     if counts.bytes:
         parts.append(f"{counts.bytes / 1e6:,.1f} MB of text")
+    if counts.empty:
+        parts.append(f"{counts.empty:,} empty")
     if counts.damaged:
         parts.append(f"{counts.damaged:,} damaged records")
     return f"{', '.join(parts)} in {len(manifest.inputs):,} pieces"

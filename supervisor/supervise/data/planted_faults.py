@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from ..errors import InputError, StoreError, UsageError
 from ..store import files
+from .build_check import add_totals, read_rejects
 from .corpus import Document, Fields, Piece, documents, list_pieces, need
+from .manifest import Stage
 
 PASSAGE = (
     "Der Regen fiel seit dem frühen Morgen auf die Dächer der kleinen Stadt. ",
@@ -55,12 +58,17 @@ Plant = Callable[[Document, Context], Iterator[Document]]
 
 
 class DataFault(Struct, frozen=True):
-    """A fault: what it does to the documents it meets, its usual rate, the rule that reports it."""
+    """A fault: what it does to the documents it meets, its usual rate, the rule that reports it.
+
+    Attributes:
+        of_text: whether it changes text, which token ids do not show.
+    """
 
     meaning: str
     plant: Plant
     rate: float
     rule: str
+    of_text: bool = False
 
 
 def _each(change: Callable[[Document, random.Random], Document]) -> Plant:
@@ -127,20 +135,26 @@ def _insert(text: str) -> Callable[[Document, random.Random], Document]:
 FAULTS: Mapping[str, DataFault] = {
     "mix": DataFault("drops documents of the largest source", _drop_source, 0.8, "mix"),
     "language": DataFault(
-        "puts German text in the place of documents", _each(_translate), 0.1, "language"
+        "puts German text in the place of documents", _each(_translate), 0.1, "language", True
     ),
     "filter": DataFault("drops documents, and counts them as rejects", _drop, 0.1, "rejects"),
     "binary": DataFault(
-        "puts random bytes in the place of documents", _each(_garble), 0.05, "junk"
+        "puts random bytes in the place of documents", _each(_garble), 0.05, "junk", True
     ),
     "truncate": DataFault("keeps a quarter of documents", _each(_truncate), 0.5, "length"),
     "dup": DataFault("copies documents, half of the copies with changes", _copy, 0.3, "duplicates"),
     "leak": DataFault("adds held-out documents of --val", _leak, 1.0, "leak"),
-    "repeat": DataFault("adds one paragraph to documents", _each(_insert(NOTICE)), 0.2, "hotspots"),
-    "pii": DataFault(
-        "adds a card, a number, an address, a phone", _each(_insert(PERSONAL)), 0.05, "pii_kind"
+    "repeat": DataFault(
+        "adds one paragraph to documents", _each(_insert(NOTICE)), 0.2, "hotspots", True
     ),
-    "toxic": DataFault("adds abuse to documents", _each(_insert(ABUSE)), 0.1, "toxic_data"),
+    "pii": DataFault(
+        "adds a card, a number, an address, a phone",
+        _each(_insert(PERSONAL)),
+        0.05,
+        "pii_kind",
+        True,
+    ),
+    "toxic": DataFault("adds abuse to documents", _each(_insert(ABUSE)), 0.1, "toxic_data", True),
     "drop": DataFault("drops documents", _drop, 0.2, "rows"),
 }
 
@@ -163,9 +177,17 @@ def parse_fault(fault: str) -> tuple[str, float]:
 
 
 def plant_fault(
-    name: str, rate: float, paths: Sequence[Path], out: Path, val: Sequence[Path], seed: int
+    name: str,
+    rate: float,
+    paths: Sequence[Path],
+    out: Path,
+    val: Sequence[Path],
+    rejects: Sequence[str],
+    seed: int,
 ) -> tuple[int, int]:
     """Write a copy with a fault; return how many documents there were, and are.
+
+    The fault filter writes rejects beside it, whose last stage drops the same share more.
 
     Raises:
         InputError: a path cannot be read, or the fault needs what it does not have.
@@ -187,6 +209,15 @@ def plant_fault(
         context.val = [d for piece in held_out for d in _texts(piece, fields)]
         if not context.val:
             raise InputError("the fault 'leak' needs held-out documents", hint="--val PATH")
+    stages = read_rejects(rejects, fields) if name == "filter" else {}
+    if name == "filter" and not stages:
+        hint = "--rejects FILE, the report that the baseline was checked with"
+        raise InputError("the fault 'filter' needs a report of the filters", hint=hint)
+    firsts = (next(_texts(piece, fields), None) for piece in pieces)
+    if FAULTS[name].of_text and any(d is not None and d.ids is not None for d in firsts):
+        usable = ", ".join(name for name, fault in FAULTS.items() if not fault.of_text)
+        text = f"the fault {name!r} changes text, and this data holds token ids"
+        raise InputError(text, hint=f"one of {usable}")
     before = after = 0
     try:
         for number, piece in enumerate(pieces):
@@ -198,9 +229,22 @@ def plant_fault(
                     for planted_document in FAULTS[name].plant(document, context):
                         after += 1
                         file.write(_line(planted_document))
+        if stages:
+            stages = add_totals(stages, before)
+            name, stage = stages.popitem()
+            passed = stage.total - stage.dropped
+            dropped = stage.dropped + round(passed * (before - after) / max(1, before))
+            stages[name] = Stage(dropped, stage.total)
+            with files.replacing_file(rejects_path(out), shared=True) as file:
+                file.write(need("orjson").dumps(msgspec.to_builtins(stages)))
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror}") from error
     return before, after
+
+
+def rejects_path(out: Path) -> Path:
+    """Return the file that the fault filter writes beside its copy."""
+    return out.with_name(f"{out.name}.rejects.json")
 
 
 def _texts(piece: Piece, fields: Fields) -> Iterator[Document]:

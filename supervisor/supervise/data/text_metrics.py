@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import ipaddress
+import math
 import re
 import sys
 import zlib
@@ -32,6 +33,7 @@ TOXIC_CHARS = 2000
 SAMPLES = {"tokens": (4 << 20, 0.002), "pii": (64 << 20, 0.1), "toxic": (4 << 20, 0.001)}
 TOXIC = 0.5  # project default, and that of RealToxicityPrompts
 BATCH = 64
+SCORER = "a function that takes a list of texts and returns a score from 0 to 1 for each"
 UNDETERMINED = "und"
 
 _JUNK = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\x80-\x9f\ufffd]")
@@ -56,6 +58,7 @@ class TextMetrics:
         }
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer else None
         self._scorer = load_scorer(scorer) if scorer else None
+        self._scorer_name = scorer
         self._texts: list[tuple[str, int, str]] = []  # to be encoded: text, digest, source
         self._scored: list[str] = []
 
@@ -78,7 +81,7 @@ class TextMetrics:
             if self._tokenizer is not None and chance < self._limits["tokens"]:
                 text = self._tokenizer.decode(ids.tolist())
                 _add_encoded(counts, document.source, len(text.encode()), weight)
-        counts.empty += not weight
+        counts.empty += document.is_empty
         counts.sources.setdefault(document.source, Share()).add(weight)
         if text:
             self._count_text(counts, text, raw if ids is None else text.encode(), chance)
@@ -96,10 +99,22 @@ class TextMetrics:
                     half[token] = half.get(token, 0) + 1
             self._texts.clear()
         if self._scored and self._scorer is not None:
-            scores = [float(score) for score in self._scorer(self._scored)]
+            scores = self._scores(self._scorer)
             counts.scored += len(scores)
             counts.toxic += sum(score >= TOXIC for score in scores)
             self._scored.clear()
+
+    def _scores(self, scorer: Callable[[Sequence[str]], Sequence[float]]) -> list[float]:
+        """Return a score of each text that was collected. Raises InputError."""
+        try:
+            scores = [float(score) for score in scorer(self._scored)]
+        except Exception as error:  # the code of others raises what it likes
+            text = f"{type(error).__name__}: {error}"
+            raise InputError(f"--toxicity {self._scorer_name}: {text}", hint=SCORER) from error
+        if len(scores) != len(self._scored) or any(map(math.isnan, scores)):
+            text = f"{len(scores)} scores of {len(self._scored)} texts, or one that is no number"
+            raise InputError(f"--toxicity {self._scorer_name}: {text}", hint=SCORER)
+        return scores
 
     def _count_text(self, counts: Counts, text: str, raw: bytes, chance: int) -> None:
         head = text[:LANGUAGE_CHARS]
@@ -190,9 +205,8 @@ def load_scorer(name: str) -> Callable[[Sequence[str]], Sequence[float]]:
         sys.path.append(here)
     try:
         scorer = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        hint = "a function that takes a list of texts and returns a score from 0 to 1 for each"
-        raise InputError(f"--toxicity {name}: {error}", hint=hint) from error
+    except Exception as error:  # its module raises what it likes
+        raise InputError(f"--toxicity {name}: {error}", hint=SCORER) from error
     return scorer  # type: ignore[no-any-return]
 
 
