@@ -230,16 +230,20 @@ def plant_fault(
                         after += 1
                         file.write(_line(planted_document))
         if stages:
-            stages = add_totals(stages, before)
-            name, stage = stages.popitem()
-            passed = stage.total - stage.dropped
-            dropped = stage.dropped + round(passed * (before - after) / max(1, before))
-            stages[name] = Stage(dropped, stage.total)
-            with files.replacing_file(rejects_path(out), shared=True) as file:
-                file.write(need("orjson").dumps(msgspec.to_builtins(stages)))
+            _write_rejects(rejects_path(out), add_totals(stages, before), before, after)
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror}") from error
     return before, after
+
+
+def _write_rejects(path: Path, stages: dict[str, Stage], before: int, after: int) -> None:
+    """Write the report of a pipeline whose last stage dropped what is missing as well."""
+    name, stage = stages.popitem()
+    passed = stage.total - stage.dropped
+    dropped = stage.dropped + round(passed * (before - after) / max(1, before))
+    stages[name] = Stage(dropped, stage.total)
+    with files.replacing_file(path, shared=True) as file:
+        file.write(need("orjson").dumps(msgspec.to_builtins(stages)))
 
 
 def rejects_path(out: Path) -> Path:
