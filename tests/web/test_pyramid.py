@@ -1,17 +1,19 @@
 """Each level of the page's curves against the frames themselves, on random journals."""
 
 import math
+import os
 import random
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
-from supervise.core.model import Announced, Frame, Launched, Tick
+from supervise.core.model import Announced, Frame, LateFrame, Launched, Tick
 from supervise.store import Journal, RunDir, pack_event, read_rows
-from supervise.web import Pyramid
+from supervise.web import Pyramid, trim_cache
 
 NAMES = ("loss", "norm", "rate", "tokens_seen")
 WINDOWS = 25
@@ -263,8 +265,67 @@ def test_a_damaged_record_ends_the_curves_with_a_sentence(tmp_path):
     pyramid = Pyramid(journal)
     pyramid.update()
     assert "is damaged" in pyramid.damage and 0 < pyramid.ranks[0].length < 1500
+    newest = max(journal.glob("*.jrn"))
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    raw = bytearray(newest.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    newest.write_bytes(raw)
+    pyramid = Pyramid(journal)
+    pyramid.update()
+    assert newest.name in pyramid.damage, "in the one that is written too"
     shutil.rmtree(journal)
     assert Pyramid(journal).update() == 0
+
+
+def test_frames_beside_a_large_record_are_shown_themselves(tmp_path):
+    large = {f"metric.{number}": 1.0 for number in range(20_000)}
+    journal = Journal.open(tmp_path)
+    journal.add(announced(1, 0, ["loss"]))
+    for step in range(20):
+        journal.add(Frame(step, 0, 0, step, (float(step),)))
+        if step == 10:
+            journal.add(LateFrame(step, "build", 0, 3, large))
+    journal.flush()
+    journal.close()
+    pyramid = Pyramid(tmp_path)
+    pyramid.update()
+    curves = pyramid.curves(0, ["loss"], "step", 0, 100, 400)
+    assert curves.bucket == 1 and curves.stretches[0][2][0, 2].tolist() == [*range(20)]
+
+
+def test_nothing_is_lost_where_a_segment_ends_while_it_is_read(tmp_path):
+    frames = 6000
+
+    def write():
+        journal = Journal.open(tmp_path, segment_bytes=400)
+        journal.append(announced(1, 0, ["loss"]))
+        for step in range(frames):
+            journal.append(Frame(step, 0, 0, step, (1.0,)))
+        journal.close()
+
+    pyramid, writer = Pyramid(tmp_path), threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        pyramid.update()
+    pyramid.update()
+    assert not pyramid.damage and pyramid.ranks[0].length == frames
+
+
+def test_only_curves_that_nobody_uses_are_removed(tmp_path):
+    journal, home = tmp_path / "journal", tmp_path / "cache"
+    write_journal(journal, random.Random(5), frames=50)
+    built = {name: Pyramid(journal, home / name, run="r") for name in ("free", "used", "newest")}
+    for pyramid in built.values():
+        pyramid.update()
+        pyramid.save()
+    for name in ("free", "newest"):
+        built[name].close()
+    (home / "mine").mkdir()
+    (home / "mine" / "lock").touch()
+    os.utime(home / "newest" / "state", (4e9, 4e9))
+    trim_cache(home, 0)
+    assert {path.name for path in home.iterdir()} == {"used", "newest", "mine"}
 
 
 def test_a_journal_of_another_version_is_left_alone(tmp_path):

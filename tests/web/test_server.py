@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,13 +13,16 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import quote
 
 import httpx
 import pytest
 
+from supervise.catalog import BUILD, all_metrics
 from supervise.cli import invoke as run_cli
 from supervise.core.model import Announced, Frame, Launched
 from supervise.runtime import ControlInbox
+from supervise.web import BOARDS, Gate, Page, Settings
 from tests.support import recorded_run
 from tests.support.waiting import wait_until
 
@@ -165,16 +169,73 @@ def test_a_body_that_is_too_large_is_not_read(client, address):
 
 def test_the_token_leaves_the_address_and_stays_in_a_cookie(served, address):
     token = served.found(r"token=([\w-]+)")
-    with httpx.Client(base_url=address) as browser:
+    with httpx.Client(base_url=address, follow_redirects=True) as browser:
         answer = browser.get(f"/run/spike/?board=icu&token={token}&x=time")
-        assert answer.status_code == 303
-        assert answer.headers["location"] == "./?board=icu&x=time"
-        cookie = answer.headers["set-cookie"]
+        assert str(answer.url) == f"{address}/run/spike/?board=icu&x=time"
+        cookie = answer.history[-1].headers["set-cookie"]
         assert cookie.startswith(f"supervise_{address.rpartition(':')[2]}={token};")
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
         assert browser.get("/api/runs").status_code == 200
-    door = httpx.get(f"{address}/run/spike/")
+    door = httpx.get(f"{address}/run/spike/?board=%22data%3E")
     assert "token" in door.text and "<script" not in door.text
+    assert 'name="board" value="&quot;data&gt;"' in door.text
+
+
+async def _answer_path(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+def test_behind_a_proxy_the_cookie_is_for_the_page_alone():
+    """Whatever the prefix is, and of whichever page the link is."""
+    prefix, gate = "/user/anna/proxy/8787", Gate(_answer_path, "t" * 20, ("hub.example",))
+
+    async def proxy(scope, receive, send):
+        assert scope["path"].startswith(f"{prefix}/")
+        await gate({**scope, "path": scope["path"].removeprefix(prefix)}, receive, send)
+
+    async def browse():
+        transport = httpx.ASGITransport(app=proxy)
+        base = f"https://hub.example{prefix}/"
+        client = httpx.AsyncClient(transport=transport, base_url=base, follow_redirects=True)
+        async with client as browser:
+            path = "run/lr%3D1%20b/incident/inc-1/"
+            answer = await browser.get(f"{path}?token={'t' * 20}&x=time")
+            assert str(answer.url) == f"{base}{path}?x=time"
+            assert answer.text == "/run/lr=1 b/incident/inc-1/"
+            assert [cookie.path for cookie in browser.cookies.jar] == [prefix]
+            assert (await browser.get("api/runs")).status_code == 200
+            away = f"?token={'t' * 20}&page=//evil.example/%0d%0ax:y"
+            assert (await browser.get(away)).url.host == "hub.example"
+
+    asyncio.run(browse())
+
+
+def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory, tmp_path):
+    runs = tmp_path / "runs"
+    names = ["lr=1e-3 b", "50%", "a@b", *map(str, range(7))]
+    for name in names:
+        shutil.copytree(directory / "runs" / "spike", runs / name)
+    page = Page(Settings(directory=runs, cache=tmp_path / "cache"))
+    before = {name: page.curves(name) for name in names}
+    assert all(page.curves(name) is curves for name, curves in before.items())
+
+    async def browse():
+        transport = httpx.ASGITransport(app=page.application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for name in names[:3]:
+                answer = await http.get(f"/api/run/{quote(name)}")
+                assert answer.json()["run"] == name
+            compared = await http.get("/api/compare", params={"a": "a@b", "b": "lr=1e-3 b@1"})
+            assert [row["attempt"] for row in compared.json()["runs"]] == [None, 1]
+
+    asyncio.run(browse())
+    page.close()
+
+
+def test_a_board_asks_for_what_a_run_can_have():
+    names = {name for board in BOARDS.values() for name in board}
+    assert names <= all_metrics().keys() and names.isdisjoint(BUILD)
 
 
 def test_the_address_is_printed_again_on_demand(served):
@@ -307,13 +368,13 @@ def test_a_live_view_sends_what_is_new(client, directory):
             if kind == "data":
                 events[-1].append(json.loads(text))
                 judge.judge(*spike)
-            kinds = {event[0] for event in events if len(event) == 2}
-            if kinds == {"head", "record", "status"}:
+            by_kind = {event[0]: event[1] for event in events if len(event) == 2}
+            if "record" in by_kind and by_kind["status"]["incidents"]:
                 break
     judge.recorder.close()
-    by_kind = {event[0]: event[1] for event in events}
-    assert by_kind["record"]["text"] and "incidents" in by_kind["status"]
-    assert by_kind["head"]["frames"]["0"] > 20
+    first = next(content for kind, content in events if kind == "status")
+    assert first["decisions"] and not first["incidents"], "what a view may have missed"
+    assert by_kind["record"]["text"] and by_kind["head"]["frames"]["0"] > 20
 
 
 def test_a_command_is_the_operators_and_in_the_audit_log(client, served, directory, address):

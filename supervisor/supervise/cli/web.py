@@ -142,7 +142,8 @@ def _serve(server: ModuleType, settings: Any, network: Network) -> None:
         lines.append("there is no token: every user of this machine can read these runs")
     if settings.write_token:
         lines.append(f"second token, for commands: {settings.write_token}")
-    names = [*network.allow_host, *_outer_hosts(os.environ), *([] if is_local else [host])]
+    outer = [] if uds is not None else _outer_hosts(os.environ, listener.getsockname()[1])
+    names = [*network.allow_host, *outer, *([] if is_local else [host])]
     os.nice(10)
     server.serve(settings, listener, token, names, lambda: echo(*lines, err=True))
     if uds is not None:
@@ -251,7 +252,8 @@ def _addresses(
     return lines
 
 
-def _outer_hosts(environ: Mapping[str, str]) -> list[str]:
+def _outer_hosts(environ: Mapping[str, str], port: int) -> list[str]:
     """Return the names under which a proxy of this session asks."""
-    urls = (environ.get(name, "") for name in ("VSCODE_PROXY_URI", "JUPYTERHUB_PUBLIC_URL"))
+    names = ("VSCODE_PROXY_URI", "JUPYTERHUB_PUBLIC_URL")
+    urls = [environ.get(name, "").replace("{{port}}", str(port)) for name in names]
     return [name for url in urls if (name := urlsplit(url).hostname)]

@@ -245,7 +245,7 @@ class Segment:
             if self.is_thinned and record is not None:
                 number += (record[0] - number) & 0xFFFFFFFF
             if record is None or record[0] != number & 0xFFFFFFFF:
-                if newest and not self._valid_record_after(offset, number):
+                if newest and not self.valid_record_after(offset, number):
                     return
                 raise StoreError(
                     f"event {number} in {self._path} (byte {offset}) is damaged", hint=_COPY
@@ -291,7 +291,7 @@ class Segment:
             return None
         return number, kind, body[_SUMMED.size :], end
 
-    def _valid_record_after(self, offset: int, number: int) -> bool:
+    def valid_record_after(self, offset: int, number: int) -> bool:
         """Whether a valid later record follows: then it is damage, not a truncated tail."""
         end = min(self.size, _SEARCHED)
         budget, position = _TRIED_BYTES, offset

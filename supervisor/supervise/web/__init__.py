@@ -11,8 +11,10 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
+        "curves": "trim_cache",
         "gate": "Gate",
         "pyramid": "Pyramid",
+        "run_view": "BOARDS",
         "server": "Page, Settings, serve",
     },
 )

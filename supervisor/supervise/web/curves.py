@@ -14,7 +14,6 @@ import math
 import os
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -105,7 +104,6 @@ class RunCurves:
         self._progress = [0.0]
         self._is_building = False
         self._offsets: tuple[int, Callable[[Stretch], float]] = (-1, lambda stretch: 0.0)
-        self.used_s = time.monotonic()
         self._is_ended = threading.Event()
 
     def close(self) -> None:
@@ -118,7 +116,6 @@ class RunCurves:
 
     def progress(self) -> float:
         """Return 1.0 when all can be shown; a build begins, and small runs are ready at once."""
-        self.used_s = time.monotonic()
         if self._progress[-1] < 1.0 and not self._is_building:
             self._is_building = True
             thread = threading.Thread(target=self._build, daemon=True, name="curves")
@@ -129,15 +126,17 @@ class RunCurves:
     def _build(self) -> None:
         try:
             with _building:
-                while min(self._progress) < 1.0 and not self._is_ended.is_set():
-                    number = next(n for n, done in enumerate(self._progress) if done < 1.0)
-                    pyramid = self._pyramids[number]
-                    with self._lock:
+                while min(self._progress) < 1.0:
+                    with self._lock:  # the one of a chosen rank may be another the next time
+                        number = next(n for n, done in enumerate(self._progress) if done < 1.0)
+                        pyramid = self._pyramids[number]
+                        if self._is_ended.is_set():
+                            break
                         count = pyramid.update(BUILD_BYTES)
                         if not count:
                             pyramid.save()
-                    share = pyramid.read_bytes / max(pyramid.size_bytes(), 1)
-                    self._progress[number] = min(share, 0.999) if count else 1.0
+                        share = pyramid.read_bytes / max(pyramid.size_bytes(), 1)
+                        self._progress[number] = min(share, 0.999) if count else 1.0
                 if self._folder is not None:
                     trim_cache(self._folder.parent)
         finally:
@@ -147,7 +146,7 @@ class RunCurves:
         """Read what is new of a run that is built."""
         if self.progress() >= 1.0:
             with self._lock:
-                for pyramid in self._pyramids:
+                for pyramid in () if self._is_ended.is_set() else self._pyramids:
                     pyramid.update()
 
     def rank_numbers(self) -> list[int]:
@@ -162,6 +161,11 @@ class RunCurves:
                 return pyramid, pyramid.ranks[number]
         if len(self._pyramids[0].ranks) < MAX_RANKS or not self._is_rank(number):
             raise QueryError(f"the run has no rank {number}")
+        if self._is_ended.is_set():
+            raise BuildingError(0.0)
+        for other in self._pyramids[1:]:
+            other.save()
+            other.close()
         folder = None if self._folder is None else self._folder / f"rank-{number}"
         self._pyramids[1:] = [Pyramid(self._journal, folder, run=self._view.run.id, rank=number)]
         self._progress[1:] = [0.0]
@@ -377,17 +381,17 @@ def _seconds(wall: str, t0: float) -> float | None:
 def cache_folder(run_id: str, chosen: Path | None) -> Path | None:
     """Return the directory of the curves of a run, None where there can be none."""
     if chosen is not None:
-        return chosen / run_id
+        return chosen / "pyramids" / run_id
     with suppress(OSError):
         return cache_directory(os.environ, run_id)
     return None
 
 
 def trim_cache(home: Path, limit: int = CACHE_BYTES) -> None:
-    """Remove the curves that were used longest ago, down to a limit; they can be made again."""
+    """Remove curves that nobody uses, the oldest first, down to a limit; they can be made again."""
     with suppress(OSError):
         sizes = []
-        for folder in (path for path in home.iterdir() if (path / "lock").exists()):
+        for folder in (path for path in home.iterdir() if (path / "state").exists()):
             statuses = [path.stat() for path in folder.rglob("*") if path.is_file()]
             newest = max((status.st_mtime for status in statuses), default=0.0)
             sizes.append((newest, sum(status.st_size for status in statuses), folder))
@@ -395,5 +399,6 @@ def trim_cache(home: Path, limit: int = CACHE_BYTES) -> None:
         for _, size, folder in sorted(sizes)[:-1]:
             if total <= limit:
                 return
-            files.remove_tree(folder)
-            total -= size
+            if not files.is_locked(folder / "lock"):
+                files.remove_tree(folder)
+                total -= size

@@ -2,19 +2,22 @@
 
 Pure ASGI, so that nothing answers without it. In order: the Host is one of ours, or 421; a request
 that changes something comes from a page of this Host, as JSON with `X-Supervise: 1`, or 403; the
-token is in the cookie, in `Authorization: Bearer` or, once, in the query (303 to the same page
-without it), or 401. Cookies ignore ports, so the name of ours has it.
+token is in the cookie, in `Authorization: Bearer` or, once, in the query, or 401. Cookies ignore
+ports, so the name of ours has it. Under which prefix a proxy shows us, only the browser knows: a
+token in the query is taken to the root by a relative reference (303), where a cookie without a path
+is for all of our pages and for nothing beside them, and from there back to the page (303).
 """
 
 from __future__ import annotations
 
 import hmac
+import html
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -47,7 +50,7 @@ class Gate:
     Attributes:
         token: of a reader; "" for a unix socket, which only its owner can open.
         hosts: names that the browser may have in its address bar.
-        cookie: its name. path: of the pages, as the browser sees it.
+        cookie: its name.
         door: the page that asks for the token.
     """
 
@@ -55,7 +58,6 @@ class Gate:
     token: str
     hosts: Collection[str] = HOSTS
     cookie: str = "supervise"
-    path: str = "/"
     door: bytes = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,10 +100,14 @@ class Gate:
         query = parse_qsl(scope["query_string"].decode("latin1"), keep_blank_values=True)
         offered = next((value for name, value in query if name == "token"), None)
         if offered is not None and scope["method"] in READING and self._is_token(offered):
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
-            # The same page, by a relative reference: any prefix in front of us stays.
-            target = f"./{scope['path'].rpartition('/')[2]}{'?' if rest else ''}{rest}"
-            cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path={self.path}"
+            path = quote(scope["path"].lstrip("/"))
+            if path:
+                rest = urlencode([*query, ("page", path)])
+                return 303, {"location": f"./{'../' * path.count('/')}?{rest}"}, b""
+            page = next((value for name, value in reversed(query) if name == "page"), "")
+            rest = urlencode([pair for pair in query if pair[0] not in ("token", "page")])
+            target = f"./{quote(page, safe='/%')}{'?' if rest else ''}{rest}"
+            cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Lax"
             return 303, {"location": target, "set-cookie": cookie}, b""
         stored = dict(_COOKIE.findall(headers.get("cookie", ""))).get(self.cookie, "")
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
@@ -109,7 +115,13 @@ class Gate:
             return None
         if scope["path"].startswith("/api/"):
             return _problem(401, "the token is missing, or of an earlier start", "supervise web")
-        return 401, {"content-type": "text/html; charset=utf-8"}, self.door
+        fields = "".join(
+            f'<input type="hidden" name="{html.escape(name)}" value="{html.escape(value)}">'
+            for name, value in query
+            if name != "token"
+        )
+        door = self.door.replace(b"<form>", b"<form>" + fields.encode())
+        return 401, {"content-type": "text/html; charset=utf-8"}, door
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self.token.encode())

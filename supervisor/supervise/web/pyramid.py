@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MISSHAPEN
+from ..errors import MISSHAPEN, StoreError
 from ..store import files
-from ..store.journal import MAGIC, MAX_PAYLOAD, START, THINNED
+from ..store.journal import MAGIC, MAX_PAYLOAD, START, THINNED, Segment
 from .journal_blocks import (
     ANNOUNCED,
     FRAME,
@@ -390,6 +390,8 @@ class Pyramid:
         """Read on, up to about `limit` bytes; return how many were read, 0 at the end."""
         count = 0
         while count < limit and not self.damage:
+            # First: nothing is appended any more to a segment with one behind it.
+            is_full = self._path(self._segment + 1).exists()
             block = self._block()
             if block is None:
                 break
@@ -405,7 +407,7 @@ class Pyramid:
             self._offset += used
             self.read_bytes += used
             count += used
-            if not used and not self._leave_segment(len(block)):
+            if not used and not self._leave_segment(block, is_full=is_full):
                 break
         if self.read_bytes - self._saved_bytes >= self._save_bytes:
             self.save()
@@ -430,16 +432,23 @@ class Pyramid:
         finally:
             os.close(fd)
 
-    def _leave_segment(self, left: int) -> bool:
-        """Go to the next segment if there is one; what is left of this one is damage."""
-        if not self._path(self._segment + 1).exists():
-            return False
-        if left:
+    def _leave_segment(self, left: bytes, *, is_full: bool) -> bool:
+        """Go to the next segment if there is one; what is left of a full one is damage."""
+        if left and (is_full or self._is_damaged(left)):
             path = self._path(self._segment)
             self.damage = f"event {self._number} in {path} (byte {self._offset}) is damaged"
+        if left or not is_full:
             return False
         self._segment, self._offset, self._is_in_thinned = self._segment + 1, START.size, False
         return True
+
+    def _is_damaged(self, left: bytes) -> bool:
+        """Return whether a valid record follows what is none: then it is not being written."""
+        if not left[: RECORD_HEAD.size].strip(b"\0"):
+            return False  # room that the writer has reserved
+        with suppress(OSError, StoreError), Segment(self._path(self._segment)) as segment:
+            return segment.valid_record_after(self._offset, self._number)
+        return False
 
     def _parse(self, block: bytes) -> int:
         """Take the records of a block; return how many bytes were whole records."""
@@ -566,9 +575,10 @@ class Pyramid:
         """Return x, values and which are not finite of frames, read from the journal."""
         parts: list[tuple[Floats, Floats, Floats]] = []
         segment, offset, budget = position >> 40, position & ((1 << 40) - 1), MAX_RAW_BYTES
-        count_read = 0
+        count_read, least = 0, 4096
         while count_read < count:
-            block = self._old_block(segment, offset, min(BLOCK, 4096 + (count - count_read) * 1500))
+            wanted = min(BLOCK, least + (count - count_read) * 1500)
+            block = self._old_block(segment, offset, wanted)
             budget -= BLOCK if block is None else len(block)
             if block is None or budget < 0:
                 return None
@@ -579,7 +589,9 @@ class Pyramid:
                 parts.append(part)
                 count_read += len(part[0])
             offset += size
-            if not size:
+            if not size and len(block) == wanted < BLOCK:
+                least = BLOCK  # a record that is larger: of a policy, for instance
+            elif not size:
                 if not self._path(segment + 1).exists():
                     return None
                 segment, offset = segment + 1, START.size

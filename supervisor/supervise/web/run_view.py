@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -62,17 +63,17 @@ BOARDS = {
         *("host_mem_used", "gpu_util", "probe_overhead_frac"),
     ),
     "data": (
-        *("source_mix_share", "batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
-        *("near_dup_rate", "train_val_overlap", "pad_fraction"),
+        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_token_drift"),
+        *("shuffle_block_skew", "batch_copies", "tokens_per_update", "epoch"),
     ),
     "quality": (
-        *("val_loss", "val_bpb", "fixed_probe_loss", "output_kl_to_prev", "logit_entropy_probe"),
-        *("topk_mass_probe", "microbench_score", "toxicity_rate", "memorization_rate"),
-        *("ckpt_verified", "checkpoint_time"),
+        *("val_loss", "slice_val_loss", "train_val_gap", "fixed_probe_loss", "output_kl_to_prev"),
+        *("logit_entropy_probe", "topk_mass_probe", "microbench_score"),
+        *("checkpoint_ok", "checkpoint_time"),
     ),
 }
 LOGARITHMIC = ("grad_global_norm", "update_norm", "learning_rate", "loss_scale")
-NO_CURVE = ("_rate", "_count", "_seen", "_verified", "_rank", "_hash", "_mismatch", "_errors")
+NO_CURVE = ("_rate", "_count", "_seen", "_ok", "_rank", "_hash", "_mismatch", "_errors")
 EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
     (decisions.PolicyReloaded, "policy"),
     (decisions.PolicyRefused, "policy"),
@@ -219,6 +220,7 @@ class RunView:
         self._policy_files: tuple[object, ...] = ()
         self._rules: tuple[str, list[dict[str, Any]]] = ("", [])
         self._marks: tuple[int, dict[str, Any]] = (-1, {})
+        self._marks_lock = threading.Lock()
         self._incident_marks: dict[str, tuple[int, IncidentMark]] = {}
         self._listed = -UNSEEN_S, ""
         self.problem, self.version = "", 0
@@ -481,20 +483,23 @@ class RunView:
 
     def marks(self) -> dict[str, Any]:
         """Return phases, incidents, actions, events and undone steps, as lists."""
-        if self._marks[0] != len(self.records):
-            marks = {
-                "phases": [
-                    Phase(**self._moment(record), name=record.decision.after)
-                    for record in self.records
-                    if isinstance(record.decision, decisions.StateChanged) and record.decision.after
-                ],
-                "incidents": self._incidents(),
-                "actions": self._actions(),
-                "events": self._events(),
-                "undone": self.undone(),
-            }
-            self._marks = len(self.records), plain_json(marks)
-        return self._marks[1]
+        with self._marks_lock:
+            count = len(self.records)  # first: it may grow meanwhile
+            if self._marks[0] != count:
+                marks = {
+                    "phases": [
+                        Phase(**self._moment(record), name=record.decision.after)
+                        for record in self.records
+                        if isinstance(record.decision, decisions.StateChanged)
+                        and record.decision.after
+                    ],
+                    "incidents": self._incidents(),
+                    "actions": self._actions(),
+                    "events": self._events(),
+                    "undone": self.undone(),
+                }
+                self._marks = count, plain_json(marks)
+            return self._marks[1]
 
     def _incidents(self) -> list[IncidentMark]:
         by_incident: dict[str, list[Record]] = {}

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import math
 import re
 import signal
 import socket
@@ -46,6 +47,7 @@ from .run_view import RunView, describe_metrics, write_note
 FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
 LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
 MAX_LIVE, MAX_OPEN, MAX_COMPARED = 32, 8, 6
+IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
 TYPES = {
     ".css": "text/css",
@@ -68,7 +70,6 @@ ORDERS = {  # command -> its arguments, and the question before it
 }
 LEAST = {"approve": ("id", "sha"), "deny": ("id",), "silence": ("rule",)}  # arguments that must be
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
-_NAME = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Page:
         self.settings = settings
         self._views: dict[str, RunView] = {}
         self._curves: dict[str, RunCurves] = {}
+        self._used: dict[str, float] = {}  # name -> when somebody looked at it last
         self._listed: dict[str, RunView] = {}  # of the list: their records are not kept
         self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -157,32 +159,33 @@ class Page:
             view = self._views.get(name)
             if view is not None and not view.is_there():
                 view = None
-                self._documents.pop(name, None)
-                if name in self._curves:
-                    self._curves.pop(name).close()
+                self._drop(name)
             if view is None:
-                if not _NAME.fullmatch(name) or self.settings.only not in (None, name):
-                    raise ProblemError(404, "there is no such run")
                 paths = {path.name: path for path in _runs.runs_in(self.settings.directory)}
-                if name not in paths:
+                if name not in paths or self.settings.only not in (None, name):
                     raise ProblemError(404, "there is no such run")
                 view = self._views[name] = RunView(paths[name])
+            now_s = self._used[name] = time.monotonic()
+            for other in sorted(self._used, key=self._used.__getitem__)[:-MAX_OPEN]:
+                if now_s - self._used[other] > IDLE_S:
+                    self._drop(other)
             view.update()
             return view
 
+    def _drop(self, name: str) -> None:
+        for store in (self._views, self._documents, self._used):
+            store.pop(name, None)
+        if name in self._curves:
+            self._curves.pop(name).close()
+
     def curves(self, name: str, view: RunView | None = None) -> RunCurves:
-        """Return the curves of a run; those that nobody looked at longest are closed."""
+        """Return the curves of a run."""
         view = self.view(name) if view is None else view
         with self._lock:
             if name not in self._curves:
-                while len(self._curves) >= MAX_OPEN:
-                    oldest = min(self._curves, key=lambda run: self._curves[run].used_s)
-                    self._curves.pop(oldest).close()
                 folder = cache_folder(view.run.id, self.settings.cache)
                 self._curves[name] = RunCurves(view, folder)
-            curves = self._curves[name]
-            curves.used_s = time.monotonic()
-            return curves
+            return self._curves[name]
 
     def _reading(
         self, answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
@@ -234,16 +237,15 @@ class Page:
     def _export_page(self, request: Request) -> Response:
         name = request.path_params["run"]
         raw = export.export_page(self.view(name), self.curves(name))
-        headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+        headers = {"Content-Disposition": f'attachment; filename="{_plain(name)}.html"'}
         return Response(raw, media_type="text/html", headers=headers)
 
     def _evidence(self, request: Request) -> Response:
         view = self.view(request.path_params["run"])
         bundle, name = (request.path_params[key] for key in ("bundle", "name"))
         raw = export.evidence_file(view, _known_incident(view, request), bundle, name)
-        plain = re.sub(r"[^-.0-9A-Za-z_]", "_", name)
         headers = {
-            "Content-Disposition": f'attachment; filename="{plain}"',
+            "Content-Disposition": f'attachment; filename="{_plain(name)}"',
             "Content-Security-Policy": "sandbox; default-src 'none'",
         }
         return Response(raw, media_type="application/octet-stream", headers=headers)
@@ -252,9 +254,13 @@ class Page:
 
     def _run_list(self, request: Request) -> Response:
         paths = _runs.runs_in(self.settings.directory)
+        with self._lock:
+            for name in self._listed.keys() - {path.name for path in paths}:
+                del self._listed[name]
+                self._rows.pop(name, None)
         rows = [self._row(path) for path in paths if self.settings.only in (None, path.name)]
         needs = [need for row in rows for need in row["needs"]]
-        order = sorted(needs, key=lambda need: (need["severity"] or "SEV9", need["left_s"] or 1e9))
+        order = sorted(needs, key=_urgency)
         return _json(
             {
                 "now": time.time(),
@@ -349,8 +355,10 @@ class Page:
         chosen: list[tuple[str, RunView, RunCurves, int | None]] = []
         for key, value in request.query_params.multi_items():
             if key in "abcdef" and len(chosen) < MAX_COMPARED:
-                name, _, attempt = value.partition("@")
-                number = int(attempt) if attempt.isdecimal() and len(attempt) < 9 else None
+                chosen_part = re.fullmatch(r"(.*?)(?:@([0-9]{1,8}))?", value, re.DOTALL)
+                assert chosen_part is not None
+                name, attempt = chosen_part.groups()
+                number = None if attempt is None else int(attempt)
                 curves = self.curves(name)
                 curves.update()
                 chosen.append((key, self.view(name), curves, number))
@@ -380,20 +388,24 @@ class Page:
         )
 
     async def _events(self, name: str) -> AsyncIterator[str]:
-        """Yield what is new once a second: how far the curves are, changed keys, and records."""
+        """Yield all but the curves, then what is new once a second.
+
+        A view that was cut off connects again: whatever it has missed is in the first status.
+        """
         self.viewers += 1
         try:
             document = await run_in_threadpool(self._run_document, name)
             head = await run_in_threadpool(self.curves(name).head)
             record = max((row["record"] for row in document["decisions"]), default=-1)
-            yield f"{_event('head', head)}: still here\n\n"
+            whole = {key: value for key, value in document.items() if key != "frames"}
+            yield _event("head", head) + _event("status", whole)
             still_s = time.monotonic()
             while not self.is_ending.is_set():
                 await asyncio.sleep(LIVE_S)
                 newest = await run_in_threadpool(self._look, name, document, head, record)
                 document, head, record, text = newest
                 if not text and time.monotonic() - still_s > STILL_S:
-                    text = ": still here\n\n"
+                    text = _event("still", {})
                 if text:
                     still_s = time.monotonic()
                     yield text
@@ -485,11 +497,21 @@ EMPTY_ROW = (
 )
 
 
+def _urgency(need: Mapping[str, Any]) -> tuple[str, float]:
+    left_s = need["left_s"]
+    return need["severity"] or "SEV9", math.inf if left_s is None else left_s
+
+
 def _known_incident(view: RunView, request: Request) -> str:
     name = str(request.path_params["incident"])
     if name not in {mark["id"] for mark in view.marks()["incidents"]}:
         raise ProblemError(404, "the run has no such incident")
     return name
+
+
+def _plain(name: str) -> str:
+    """Return the name of a download."""
+    return re.sub(r"[^-.0-9A-Za-z_]", "_", name)
 
 
 def _document(text: str) -> Response:

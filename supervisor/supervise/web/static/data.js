@@ -7,7 +7,7 @@ const FROZEN = (() => {
   return block && JSON.parse(block.textContent);
 })();
 const PAGE = FROZEN ? "run" : document.body.dataset.page;
-const PARTS = decodeURIComponent(location.pathname).split("/").filter(Boolean);
+const PARTS = location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
 const RUN = FROZEN ? FROZEN.run.run : PARTS[PARTS.lastIndexOf("run") + 1];
 const INCIDENT = PAGE === "incident" ? PARTS.at(-1) : null;
 const UP = { runs: "./", run: "../../", incident: "../../../../", compare: "../" }[PAGE];
@@ -20,6 +20,8 @@ class Refused extends Error {
 }
 
 const SLOW = 503; // a disk may be: the answer is ready at the next try, or the one after
+const QUIET_MS = 40000; // the server says something every 15 s
+const runPath = (run) => `run/${encodeURIComponent(run)}`;
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
 async function request(path, tries = 3) {
@@ -41,12 +43,13 @@ async function ask(path, progress = () => {}) {
 }
 
 const json = async (path, progress) => (await ask(path, progress)).json();
-const facts = async (run) => (FROZEN ? FROZEN.run : json(`run/${run}`));
+const facts = async (run) => (FROZEN ? FROZEN.run : json(runPath(run)));
 async function metrics(run, progress) {
-  const answer = FROZEN ? FROZEN.metrics : await json(`run/${run}/metrics`, progress);
+  const answer = FROZEN ? FROZEN.metrics : await json(`${runPath(run)}/metrics`, progress);
   return answer.metrics ?? answer;
 }
 
+const CHOSEN = /^([^]*?)(?:@(\d+))?$/; // a run, or an attempt of it
 const COLUMNS = { step: 1, time: 2, tokens: 3 }; // of the planes of x; 0 is the ordinal
 
 async function series(run, names, query = {}, progress) {
@@ -54,10 +57,10 @@ async function series(run, names, query = {}, progress) {
     FROZEN.bytes ??= Uint8Array.from(atob(FROZEN.series), (c) => c.charCodeAt(0)).buffer;
     return decode(FROZEN.bytes);
   }
-  const [name, attempt] = run.split("@");
+  const [, name, attempt] = run.match(CHOSEN);
   const parts = new URLSearchParams(names.map((m) => ["m", m]));
   for (const [k, v] of Object.entries(query)) if (v != null) parts.set(k, v);
-  const answer = await ask(`run/${name}/series?${parts}`, progress);
+  const answer = await ask(`${runPath(name)}/series?${parts}`, progress);
   const heard = decode(await answer.arrayBuffer());
   if (attempt) heard.stretches = heard.stretches.filter((s) => s.attempt === Number(attempt));
   return heard;
@@ -103,28 +106,41 @@ function extend(old, more) {
   return more;
 }
 
-// `on`: head, status, record. Where events do not come through, the head is asked for.
+// `on`: head, status, record. The first status of a connection has all. Where events do not come
+// through, or no more, all is asked for, and the connection is made again now and then.
 function listen(run, on) {
-  let polls = null;
-  const source = new EventSource(`${UP}api/run/${run}/live`);
-  const late = setTimeout(poll, 5000);
-  for (const kind of Object.keys(on)) {
-    source.addEventListener(kind, (event) => {
-      clearTimeout(late);
-      clearInterval(polls);
-      live("live", true);
-      on[kind](JSON.parse(event.data));
-    });
+  let [source, polls, late] = [null, null, null];
+  open();
+
+  function open() {
+    source?.close();
+    source = new EventSource(`${UP}api/${runPath(run)}/live`);
+    late = setTimeout(poll, 5000);
+    for (const kind of ["still", ...Object.keys(on)]) {
+      source.addEventListener(kind, (event) => {
+        stop();
+        late = setTimeout(poll, QUIET_MS);
+        live("live", true);
+        on[kind]?.(JSON.parse(event.data));
+      });
+    }
+    source.onerror = () => {
+      if (polls === null) live("no connection");
+      if (source.readyState === EventSource.CLOSED) poll();
+    };
   }
-  source.onerror = () => {
-    if (polls === null) live("no connection");
-    if (source.readyState === EventSource.CLOSED) poll();
-  };
-  function poll() {
+  function stop() {
+    clearTimeout(late);
     clearInterval(polls);
+    polls = null;
+  }
+  function poll() {
+    stop();
+    late = setTimeout(open, QUIET_MS);
+    live("no connection");
     polls = setInterval(async () => {
       try {
-        on.head(await json(`run/${run}/head`));
+        on.head(await json(`${runPath(run)}/head`));
         on.status(await facts(run));
         live("every 3 s", true);
       } catch {

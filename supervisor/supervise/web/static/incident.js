@@ -4,18 +4,23 @@
 const SIGNALS = 6; // charts
 
 async function incidentPage() {
-  crumbs(h("a", { href: `${UP}run/${RUN}/` }, RUN), h("b", {}, INCIDENT));
+  crumbs(h("a", { href: `${UP}${runPath(RUN)}/` }, RUN), h("b", {}, INCIDENT));
   document.title = `${INCIDENT} of ${RUN} · supervise`;
-  const report = await json(`run/${RUN}/incident/${INCIDENT}`);
+  const report = await json(`${runPath(RUN)}/incident/${INCIDENT}`);
   const charts = h("section", { class: "grid", "aria-label": "signals" });
   MAIN.replaceChildren(incidentHead(report), sentences(report), charts, ...incidentParts(report));
   MAIN.dataset.ready = "facts";
-  const evidence = await json(`run/${RUN}/incident/${INCIDENT}/evidence`);
+  const evidence = await json(`${runPath(RUN)}/incident/${INCIDENT}/evidence`);
   $("#evidence").replaceWith(bundles(evidence, report));
   if (report.series) await signals(report, charts);
-  if (!report.final) {
-    listen(RUN, { head() {}, status() {}, record: ({ incident }) => incident === INCIDENT && location.reload() });
-  }
+  if (report.final) return;
+  let newest = null; // record of this incident
+  const take = (decisions = []) => {
+    const record = Math.max(-1, ...decisions.filter((d) => d.incident === INCIDENT).map((d) => d.record));
+    if (newest !== null && record > newest) location.reload();
+    newest ??= record;
+  };
+  listen(RUN, { head() {}, status: ({ decisions }) => decisions && take(decisions), record: (decision) => take([decision]) });
 }
 
 async function signals(report, place) {

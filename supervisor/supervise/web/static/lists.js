@@ -92,7 +92,7 @@ function runTable(rows, { picked, pick, sort, down, by }) {
     const span = steps?.at(-1) - steps?.[0] || 1;
     const marks = (r.rollbacks || []).map((step) => (step - steps[0]) / span).filter((x) => x >= 0 && x <= 1);
     const cells = [tick,
-      [h("a", { href: `${UP}run/${r.run}/` }, h("b", {}, r.run)), h("small", {}, r.host || ""),
+      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), h("small", {}, r.host || ""),
         r.tags.map((tag) => chip(tag)), r.note && h("small", { class: "note" }, r.note)],
       r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, TONES[r.state]), r.verdict !== r.state && h("small", {}, r.verdict || "")],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
@@ -106,7 +106,7 @@ function runTable(rows, { picked, pick, sort, down, by }) {
 function gravest(r) {
   if (!r.gravest) return h("span", { class: "dim" }, "none");
   const { id, severity: name, headline, phase } = r.gravest;
-  return [severity(name), " ", h("a", { class: "clamped", title: headline, href: `${UP}run/${r.run}/incident/${id}/` }, (headline || id).replace(/^SEV\d /, "")),
+  return [severity(name), " ", h("a", { class: "clamped", title: headline, href: `${UP}${runPath(r.run)}/incident/${id}/` }, (headline || id).replace(/^SEV\d /, "")),
     " ", h("small", {}, `${phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
 }
 
@@ -123,7 +123,7 @@ async function comparePage() {
   crumbs(h("b", {}, "compare"));
   document.title = `${title} · supervise`;
   const answer = await json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`);
-  const abouts = await Promise.all(runs.map((run) => metrics(run.split("@")[0])));
+  const abouts = await Promise.all(runs.map((run) => metrics(run.match(CHOSEN)[1])));
   const view = new View(runs, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
   const about = Object.fromEntries(answer.metrics.filter((name) => abouts[0][name]).map((name) => [name, abouts[0][name]]));
   const area = h("div");
@@ -134,7 +134,7 @@ async function comparePage() {
   const others = h("button", { type: "button", onclick: () => search(view, about, area).then(() => view.load()) },
     `all ${answer.metrics.length} metrics`);
   const name = (r, i) => h("th", { scope: "col" }, h("i", { class: `line run${i + 1}` }),
-    h("a", { href: `${UP}run/${r.run}/` }, r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt + 1}`));
+    h("a", { href: `${UP}${runPath(r.run)}/` }, r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt}`));
   const row = (label, cells, same) => h("tr", { class: same && "same" }, h("th", { scope: "row" }, label),
     same ? h("td", { colspan: runs.length }, cells[0], h("small", {}, " the same in all")) : cells.map((cell) => h("td", {}, cell)));
   const facts = [["verdict", (r) => r.verdict], ["step", (r) => number(r.step)], ["incidents", (r) => number(r.incidents)]]

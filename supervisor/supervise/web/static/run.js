@@ -12,6 +12,7 @@ const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incid
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
+const TOGETHER = 16; // ranks whose curves are built at once; any other when it is chosen
 const FOLDED = 6; // charts of a board on a phone, before the button
 
 async function runPage() {
@@ -32,7 +33,7 @@ async function runPage() {
   const area = h("div", { id: "board" });
   const bar = h("div", { class: "bar" });
   MAIN.replaceChildren(
-    sections.add(["verdict", "phase", "needs", "state", "step", "loss", "eta_s", "incidents"], verdict),
+    sections.add(["verdict", "phase", "needs", "state", "step", "loss", "eta_s", "incidents", "building", "cache"], verdict),
     h("div", { class: "columns" },
       sections.add(["incidents"], incidents),
       h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(["decisions"], decisions)),
@@ -47,8 +48,13 @@ async function runPage() {
   MAIN.dataset.ready = "facts";
   const about_ = await metrics(RUN, view.progress);
   progress.hidden = true;
-  const whole = run.building === 1 ? run : Object.assign(run, await facts(RUN));
-  boards(view, whole, about_, bar, area);
+  if (run.building < 1) {
+    const built = await facts(RUN);
+    Object.assign(run, built);
+    share(view, run);
+    sections.update(built);
+  }
+  boards(view, run, about_, bar, area);
   if (FROZEN) live(`saved ${FROZEN.made.slice(0, 16).replace("T", " ")}`);
   else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections);
   else live(run.state);
@@ -133,7 +139,7 @@ function verdict(run) {
     ["tokens/s", run.tokens_per_s && Math.round(run.tokens_per_s)],
     ["steps/s", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
-    ["attempt", run.attempt + 1],
+    ["attempt", run.attempt],
     ["ranks", run.ranks.length],
     ["policy", run.policy],
     ["mode", run.mode],
@@ -147,7 +153,7 @@ function verdict(run) {
     h("p", { class: "tags" }, run.verdict !== run.state && chip(run.state, TONES[run.state]),
       run.exit_code ? chip(`exit code ${run.exit_code}`) : "",
       run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
-      h("span", { class: "sub" }, run.argv?.join(" "))),
+      h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
     h("h1", {}, run.verdict || "no status yet", h("small", {}, count ? `${plural(count, "incident")}, ` +
       (open ? `${open} open` : "all closed") : "no incident")),
     run.needs.length > 0 && h("ul", { class: "needs" }, run.needs.map((need) => needed(need, false))),
@@ -159,7 +165,7 @@ function verdict(run) {
 
 // A thing that waits for a person: sentence, deadline, command.
 function needed({ run, text, command: line, severity: grave, incident, left_s }, named) {
-  const target = `${UP}run/${run}/${incident ? `incident/${incident}/` : ""}`;
+  const target = `${UP}${runPath(run)}/${incident ? `incident/${incident}/` : ""}`;
   return h("li", {},
     h("div", {}, grave && severity(grave), " ",
       named && [h("a", { href: target }, h("b", {}, run)), " "],
@@ -319,7 +325,7 @@ function send(title, name, fields, made, text) {
     heard.textContent = "sent, waiting for the answer";
     const headers = { "Content-Type": "application/json", "X-Supervise": "1", "X-Supervise-Write": written };
     const [method, path, content] = made();
-    const answer = await fetch(`${UP}api/run/${RUN}/${path}`, { method, headers, body: JSON.stringify(content) })
+    const answer = await fetch(`${UP}api/${runPath(RUN)}/${path}`, { method, headers, body: JSON.stringify(content) })
       .then((r) => r.json()).catch((error) => ({ error: error.message }));
     heard.textContent = answer.error || text(answer);
     if (answer.hint) heard.after(command(answer.hint));
@@ -335,7 +341,7 @@ function about(run) {
   return h("section", { class: "card" }, h("h2", {}, "About"),
     h("details", { "data-key": "about" }, h("summary", {}, "Status, command and where it runs"),
       pairs(rows.filter(([, text]) => text)), run.writable &&
-        h("button", { type: "button", onclick: () => annotate(run) }, "tags and note …"), run.argv && command(run.argv.join(" ")),
+        h("button", { type: "button", onclick: () => annotate(run) }, "tags and note …"), run.argv && command(run.argv.map(quoted).join(" ")),
       !FROZEN && h("p", {}, h("a", { href: "export.html", download: `${RUN}.html` }, "Save this page as one file"), " · ",
         h("a", { href: "record.html" }, "Stability record"))));
 }
@@ -345,6 +351,7 @@ function about(run) {
 function boards(view, run, about, bar, area) {
   const names = { ...BOARDS, all: "All" };
   const frames = Object.keys(run.frames);
+  const all = frames.length < TOGETHER ? frames : [...new Set([...frames, ...run.ranks.map((r) => `${r.rank}`)])];
   if (!frames.length) view.full = { min: 0, max: Math.max(1, run.step) };
   const tabs = Object.entries(names).map(([id, name]) => h("button", { type: "button", role: "tab", id: `tab-${id}`,
     "aria-controls": "board", onclick: () => show(id) }, name));
@@ -377,7 +384,7 @@ function boards(view, run, about, bar, area) {
   }
   area.setAttribute("role", "tabpanel");
   area.setAttribute("aria-label", "charts");
-  bar.replaceChildren(list, h("span", { class: "grow" }), ...controls(view, frames).filter(Boolean));
+  bar.replaceChildren(list, h("span", { class: "grow" }), ...controls(view, all.sort((a, b) => a - b)).filter(Boolean));
   const jumps = ids.map((id) => () => show(id));
   jumps.search = () => show("all").then(() => $("input[type=search]").focus());
   keys(view, jumps);
