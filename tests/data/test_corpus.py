@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pickle
 import random
 import struct
@@ -20,6 +21,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from supervise.cli import invoke
+
 from .conftest import texts, write_lines
 
 TEXTS = [*texts(30, high=60), "Ünïcode, 漢字 — and\ttabs", "x" * 40_000]
@@ -31,10 +34,17 @@ def lines() -> bytes:
 
 
 def tar(folder: Path) -> None:
-    with tarfile.open(folder / "part-0001.tar", "w") as archive:
-        for number, text in enumerate(TEXTS):
-            raw = json.dumps({"text": text}).encode() if number % 2 else text.encode()
-            member = tarfile.TarInfo(f"{number:04d}.{'json' if number % 2 else 'txt'}")
+    members = {}
+    for number, text in enumerate(TEXTS):
+        raw = json.dumps({"text": text}).encode() if number % 2 else text.encode()
+        members[f"{number:04d}.{'json' if number % 2 else 'txt'}"] = raw
+    write_tar(folder / "part-0001.tar", members)
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, raw in members.items():
+            member = tarfile.TarInfo(name)
             member.size = len(raw)
             archive.addfile(member, io.BytesIO(raw))
 
@@ -309,6 +319,99 @@ def test_nothing_is_unpickled_and_a_bomb_is_a_record_too_long(tmp_path, check):
 
     assert not (tmp_path / "ran").exists()
     assert done.metrics["doc_count"] == 1 and done.metrics["damaged_rate"] == 50.0
+
+
+SAMPLES = {
+    "s/1.json": b'{"caption": "a", "url": "b"}',
+    "s/1.txt": b"one",
+    "s/1.jpg": b"\0",
+    "s/2.txt": b"two",
+    "s/2.json": b'{"text": "of the picture"}',
+    "s/3.json": b'{"text": "3"}',
+}
+OF_LINES = b'{"text": "one"}\n{no json\n{"text": "\\ud800"}\n{"text": "two"}\n'
+
+
+@pytest.mark.parametrize(
+    ("write", "documents", "damaged"),
+    [
+        (lambda folder: write_tar(folder / "a.tar", SAMPLES), 3, 0),
+        (lambda folder: write_tar(folder / "a.tar", {"a.jsonl": OF_LINES, "b.txt": b"b"}), 3, 2),
+        (lambda folder: write_lines(folder / "a.jsonl", [{"text": None}, "a", "b"]), 3, 0),
+        (
+            lambda folder: write_lines(
+                folder / "a.jsonl", [{"text": "a b", "tokens": ["a", "b"]}, {"tokens": [7, 8]}]
+            ),
+            2,
+            0,
+        ),
+        (lambda folder: (folder / "dataset_infos.json").write_text('{"default": {}}'), 0, 0),
+    ],
+    ids=["metadata of samples", "lines in an archive", "null", "terms", "facts of a data set"],
+)
+def test_only_what_cannot_be_read_is_damage(write, documents, damaged, tmp_path, check):
+    write_lines(tmp_path / "z.jsonl", ["one more"])
+    write(tmp_path)
+
+    metrics = check(tmp_path, "--level", "cheap").metrics
+
+    assert metrics["doc_count"] == documents + 1
+    assert metrics["damaged_rate"] == pytest.approx(100 * damaged / (documents + 1 + damaged))
+
+
+def test_the_manifest_of_a_check_before_is_no_part_of_the_data(tmp_path, check):
+    write_lines(tmp_path / "a.jsonl", TEXTS)
+
+    first, second = (check(tmp_path, "--manifest", tmp_path / "data.json") for _ in range(2))
+
+    assert (second.code, second.metrics) == (0, first.metrics)
+
+
+def test_a_packed_shard_is_unpacked_up_to_a_bound(tmp_path, check, monkeypatch):
+    mds(tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["shards"][0] |= {"compression": "gz", "zip_data": {"basename": "shard.00000.mds.gz"}}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    shard = tmp_path / "shard.00000.mds"
+    shard.with_suffix(".mds.gz").write_bytes(gzip.compress(shard.read_bytes()))
+    shard.unlink()
+
+    whole = check(tmp_path, "--level", "cheap")
+    monkeypatch.setattr("supervise.data.corpus.MAX_SHARD", 40_000)
+    bomb = check(tmp_path, "--level", "cheap")
+
+    assert whole.metrics["doc_count"] == len(TEXTS)
+    assert bomb.code == 65 and "when it is unpacked" in bomb.errors
+
+
+def test_links_are_followed_and_what_is_not_read_is_named(tmp_path, capsys):
+    data = tmp_path / "data"
+    for number, folder in enumerate((data / "a", tmp_path / "b")):
+        write_lines(folder / "x.jsonl", [f"of number {number}"])
+    for name, target in (("z", "../b"), ("a/up", ".."), ("self", "."), ("a/none.txt", "nothing")):
+        (data / name).symlink_to(target)
+    (data / "b.gz").write_bytes(b"damaged")
+    (data / "train.idx").mkdir()
+    (data / "train.bin").write_bytes(bytes(10))
+    folder = os.open(data, os.O_RDONLY)
+    for _ in range(18):  # a path too long to be opened
+        os.mkdir("n" * 240, dir_fd=folder)
+        inner = os.open("n" * 240, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    manifest = tmp_path / "m.json"
+
+    code = invoke(["data", "check", str(data), "--manifest", str(manifest)])
+
+    shown = capsys.readouterr().out
+    assert code == 1 and "2 documents, 0.0 MB of text, 1 damaged records in 3 pieces" in shown
+    assert "ignored: b.gz: no reader for .gz" in shown
+    assert "ignored: a/up and 1 more: a link to a folder that is read already" in shown
+    assert "ignored: a/none.txt: a broken link" in shown
+    assert "not read: File name too long" in shown
+    assert json.loads(manifest.read_text())["counts"]["sources"].keys() == {"a", "z"}
+    assert str(tmp_path) not in manifest.read_text()
 
 
 @pytest.mark.parametrize(

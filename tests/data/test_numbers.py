@@ -60,6 +60,40 @@ def test_seq_len_p50_and_seq_len_p95_and_bytes_per_token_are_those_of_the_tokeni
     assert metrics["bytes_per_token"] == pytest.approx(sum(map(len, TEXTS)) / sum(lengths))
 
 
+def test_what_another_tokenizer_or_other_fields_counted_is_not_compared(tokenizer, tmp_path, check):
+    made, path = tokenizer
+    made.add_tokens([text[:30] for text in TEXTS[:100]])
+    made.save(str(tmp_path / "other.json"))
+    write_lines(tmp_path / "d/a.jsonl", [{"text": t, "content": t[::-1]} for t in TEXTS])
+    base = tmp_path / "m.json"
+    check(tmp_path / "d", "--tokenizer", path, "--manifest", base)
+    argv = (tmp_path / "d", "--baseline", base, "--tokenizer")
+
+    other = check(*argv, tmp_path / "other.json")
+    field = check(*argv, path, "--text-field", "content")
+
+    assert other.fired == field.fired == set()
+    for metric in ("token_kl_drift", "token_kl_excess", "bytes_per_token_outside"):
+        assert "another tokenizer" in other.document["unknown"][metric]
+        assert "other fields" in field.document["unknown"][metric]
+    assert other.metrics["seq_len_shift"] == other.metrics["doc_loss"] == 0
+    assert "other fields" in field.document["unknown"]["doc_loss"]
+
+
+def test_of_very_many_sources_the_smallest_are_one(tmp_path, check):
+    rows = [{"text": TEXTS[i % 400], "source": f"s{i}"} for i in range(2500)]
+    rows += [{"text": text, "source": "large"} for text in TEXTS]
+    write_lines(tmp_path / "a.jsonl", rows[::2])
+    write_lines(tmp_path / "b.jsonl", rows[1::2])
+
+    metrics = check(tmp_path, "--level", "cheap").metrics
+
+    shares = {name: v for name, v in metrics.items() if name.startswith("source_mix_share.")}
+    assert len(shares) == 1000 and sum(shares.values()) == pytest.approx(100, abs=0.01)
+    assert shares["source_mix_share.large"] == pytest.approx(100 * 400 / 2900, rel=0.05)
+    assert shares["source_mix_share.others"] > 40
+
+
 def test_token_kl_drift_is_the_divergence_less_its_bias(tmp_path, check):
     rng = numpy.random.default_rng(0)
     old, new = (numpy.array([0.5, 0.3, 0.2]), numpy.array([0.4, 0.3, 0.3]))

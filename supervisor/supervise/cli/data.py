@@ -95,8 +95,9 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     """Measure training data and judge it, as a gate of its build.
 
     Reads JSON lines (also .gz, .zst, .xz, .bz2), Parquet, Arrow, flat token files (nanoGPT, llm.c),
-    Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. One pass; memory does not
-    grow with the data. With --manifest or --work, a check that was stopped goes on where it was.
+    Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. One pass; memory grows
+    with the copies and with the documents of one piece. With --manifest or --work, a check that was
+    stopped goes on where it was, piece by piece.
 
     Rules are those of the pack data_build; most compare with --baseline, the manifest of the build
     before. What the data does not show is listed with its reason, and not judged.
@@ -388,7 +389,7 @@ def _print(
     base: Manifest | None,
     options: Mapping[str, Any],
 ) -> None:
-    from ..data.manifest_page import FAIL, UNJUDGED, describe_size
+    from ..data.manifest_page import FAIL, UNJUDGED, describe_ignored, describe_size
 
     if options["as_json"]:
         echo_json(
@@ -407,6 +408,8 @@ def _print(
         echo(f"  {finding.sev} {finding.rule}: {finding.title}: {finding.text}")
     if options["quiet"]:
         return
+    for line in describe_ignored(manifest):
+        echo(f"  {line}")
     reasons: dict[str, list[str]] = {}
     for finding in findings:
         if finding.status == UNJUDGED:

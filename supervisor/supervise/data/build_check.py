@@ -87,6 +87,7 @@ def settings_of(request: Request, size: int) -> Settings:
         tokenizer = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     return Settings(
         level=request.level or (CHEAP if size > LARGE else FULL),
+        fields=request.fields,
         tokenizer=tokenizer,
         scorer=scorer_digest(request.scorer),
         libraries={name: _version(name) for name in LIBRARIES},
@@ -124,7 +125,7 @@ class BuildCheck:
                 self.ignored |= ignored
         self.size = sum(piece.end - piece.start for piece in self.pieces)
         self.settings = settings_of(request, self.size)
-        key = msgspec.json.encode((self.settings, request.fields, self.size, len(self.pieces)))
+        key = msgspec.json.encode((self.settings, self.size, len(self.pieces)))
         self._plan = Plan(
             folder=str(folder),
             key=hashlib.sha256(key).hexdigest()[:16],
@@ -191,6 +192,7 @@ class BuildCheck:
             if not held_out:
                 counts.merge(result.counts)
                 sample = duplicates.thin_sample([*sample, *result.sample])
+        counts.join_sources()
         counts.reasons = dict(
             sorted(counts.reasons.items(), key=lambda r: (-r[1], r[0]))[:MAX_REASONS]
         )

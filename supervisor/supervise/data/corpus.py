@@ -17,13 +17,15 @@ import io
 import itertools
 import json
 import lzma
+import math
+import os
 import re
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,6 +33,7 @@ from msgspec.structs import replace
 from ..errors import InputError
 
 MAX_RECORD = 32 << 20  # bytes; a longer one is damage, not a document
+MAX_SHARD = 1 << 30  # bytes of one with an index, when it is unpacked
 MAX_INDEX = 256 << 20  # bytes of an index that is read whole
 PIECE = 256 << 20  # bytes of JSON lines that are read, and resumed, as one
 SMALL = 32 << 20  # bytes of text files of one source that are
@@ -49,7 +52,10 @@ TEXTS = (
     *(".py", ".pyi", ".js", ".ts", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".rb"),
     *(".sh", ".sql", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
 )
-BESIDE_DATA = ("index.json", "dataset_info.json", "state.json", "dataset_dict.json", "stats.json")
+BESIDE_DATA = (
+    *("index.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
+    *("state.json", "stats.json"),
+)
 EXTRA = "pip install 'supervise-train[data]'"
 GPT2_END = 50256
 MEGATRON = b"MMIDIDX\x00\x00"
@@ -161,16 +167,10 @@ def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
     """
     if not root.exists():
         raise InputError(f"{root}: no such file or folder")
-    if root.is_file():
-        paths = [root]
-    else:
-        hidden = re.compile(r"/\.|/__pycache__/").search
-        paths = sorted(
-            p for p in root.rglob("*") if p.is_file() and not hidden(f"/{p.relative_to(root)}")
-        )
+    ignored: dict[str, str] = {}
+    paths = [root] if root.is_file() else sorted(_files_below(root, ignored))
     owners = {p.parent: _shards(p) for p in paths if p.name == "index.json"}
     pieces: list[Piece] = []
-    ignored: dict[str, str] = {}
     for path in paths:
         name = "" if path == root else path.relative_to(root).as_posix()
         form = owners.get(path.parent, {}).get(path.name) or form_of(path)
@@ -179,6 +179,39 @@ def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
         elif form:
             ignored[name or path.name] = form
     return list(_bundled(pieces)), ignored
+
+
+def _files_below(root: Path, ignored: dict[str, str]) -> Iterator[Path]:
+    """Yield the files below a folder, each folder once, links to folders last."""
+
+    def refuse(error: OSError) -> None:
+        path = os.path.relpath(error.filename, root)
+        ignored[path] = f"not read: {error.strerror}"
+
+    starts, seen_folders = [root], set[tuple[int, int]]()
+    for start in starts:
+        for folder, folders, names in os.walk(start, onerror=refuse):
+            folders[:] = [n for n in sorted(folders) if n[0] != "." and n != "__pycache__"]
+            try:
+                status = Path(folder).stat()
+                links = [p for n in folders if (p := Path(folder, n)).is_symlink()]
+            except OSError as error:
+                refuse(error)
+                continue
+            if (status.st_dev, status.st_ino) in seen_folders:
+                ignored[os.path.relpath(folder, root)] = "a link to a folder that is read already"
+                folders.clear()
+                continue
+            seen_folders.add((status.st_dev, status.st_ino))
+            starts += links
+            for path in (Path(folder, name) for name in names if name[0] != "."):
+                try:
+                    if path.is_file():
+                        yield path
+                    else:
+                        ignored[os.path.relpath(path, root)] = "a broken link, or no regular file"
+                except OSError as error:
+                    refuse(error)
 
 
 def _bundled(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -218,7 +251,10 @@ def form_of(path: Path) -> str:
         return "parquet" if stem.endswith(".parquet") else "arrow"
     if stem.endswith(".bin"):
         return "megatron" if path.with_suffix(".idx").exists() else "tokens"
-    return "text" if _is_text(path) else "no known format"
+    try:
+        return "text" if _is_text(path) else "no known format"
+    except OSError as error:
+        return f"not read: {error.strerror}"
 
 
 def source_of(piece: Piece) -> str:
@@ -255,11 +291,8 @@ def _shards(index: Path) -> dict[str, str]:
 
 
 def _is_text(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError:
-        return False
+    with path.open("rb") as file:
+        start = file.read(4096)
     return b"\0" not in start and "\ufffd" not in start[:4000].decode("utf-8", "replace")[:-4]
 
 
@@ -284,12 +317,15 @@ def documents(piece: Piece, fields: Fields) -> Records:
     except EOFError as error:
         yield Damage(f"cut short: {error}")
     except Exception as error:  # decoders of others' formats raise what they like
-        yield Damage(f"{type(error).__name__}: {str(error)[:200]}")
+        text = getattr(error, "strerror", None) or str(error)
+        text = text.replace(f"{piece.file.parent}/", "")  # a manifest has no path of the machine
+        yield Damage(f"{type(error).__name__}: {text[:200]}")
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    packed = PACKED.get(path.suffix.lower(), "gz" if path.suffix.lower() == ".tgz" else "")
+def _opened(path: Path, suffix: str = "") -> Iterator[BinaryIO]:
+    suffix = suffix or path.suffix.lower()
+    packed = PACKED.get(suffix, "gz" if suffix == ".tgz" else "")
     with path.open("rb") as file:
         if packed == "zst":
             zstandard = need("zstandard")
@@ -305,7 +341,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
-def _lines_of(stream: BinaryIO, left: float) -> Iterator[bytes | None]:
+def _lines_of(stream: IO[bytes], left: float) -> Iterator[bytes | None]:
     """Yield lines that start within the next bytes; None for one that is too long."""
     while left > 0:
         line = stream.readline(MAX_RECORD + 1)
@@ -328,8 +364,8 @@ def _read_lines(piece: Piece, fields: Fields) -> Records:
     with _opened(piece.file) as stream:
         if piece.start:
             stream.seek(piece.start - 1)
-            stream.readline()
-        left = piece.end - stream.tell() if is_part else float("inf")
+            next(_lines_of(stream, 1), None)  # the rest of a line that began before
+        left = piece.end - stream.tell() if is_part else math.inf
         lines = _lines_of(stream, left)
         head = next(lines, b"")
         if not piece.start and head is not None and head.lstrip()[:1] == b"[":
@@ -339,18 +375,26 @@ def _read_lines(piece: Piece, fields: Fields) -> Records:
             return
         pretty = _whole_object(head, piece)
         if pretty is not None:
-            yield from _records_of(orjson.loads(pretty), fields, source)
-            return
-        for line in itertools.chain((head,), lines):
-            if line is None:
-                yield Damage(f"a record of more than {MAX_RECORD >> 20} MiB")
-            elif line.strip():
-                try:
-                    row = orjson.loads(line)
-                except ValueError as error:
-                    yield Damage(f"no JSON: {str(error)[:80]}")
-                    continue
+            row = orjson.loads(pretty)
+            if not str(row.get("schema")).startswith("supervise/"):  # as of a check before
                 yield from _records_of(row, fields, source)
+            return
+        yield from _line_records(itertools.chain((head,), lines), fields, source)
+
+
+def _line_records(lines: Iterable[bytes | None], fields: Fields, source: str) -> Records:
+    """Yield the records of lines of JSON; None is a line that is too long."""
+    orjson = need("orjson")
+    for line in lines:
+        if line is None:
+            yield Damage(f"a record of more than {MAX_RECORD >> 20} MiB")
+        elif line.strip():
+            try:
+                row = orjson.loads(line)
+            except ValueError as error:
+                yield Damage(f"no JSON: {str(error)[:80]}")
+                continue
+            yield from _records_of(row, fields, source)
 
 
 def _whole_object(head: bytes | None, piece: Piece) -> bytes | None:
@@ -379,20 +423,24 @@ def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document
     origin = _source_in(row, fields) or source
     if not fields.text:
         for name in ID_FIELDS:
-            if isinstance(row.get(name), Sequence) and not isinstance(row[name], (str, bytes)):
-                mask = row.get("attention_mask")
-                return _of_ids(row[name], None if mask is None else mask, fields, origin)
+            values = row.get(name)
+            if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+                continue
+            if not values or not isinstance(values[0], str):  # else terms of a text
+                return _of_ids(values, row.get("attention_mask"), fields, origin)
     names = (fields.text,) if fields.text else TEXT_FIELDS
     for name in names:
         text = _text_in(row.get(name))
         if text is not None:
             return Document(text, None, origin)
-    if fields.text:
-        return Damage(f"no text in the field {fields.text!r}")
-    for name in TURNS:
+    for name in () if fields.text else TURNS:
         if isinstance(row.get(name), Sequence):
             turns = [_text_in(turn) or "" for turn in row[name]]
             return Document("\n".join(turns), None, origin)
+    if any(row.get(name, "") is None for name in names):
+        return Document("", None, origin)
+    if fields.text:
+        return Damage(f"no text in the field {fields.text!r}")
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     texts = {name: value for name, value in texts.items() if name not in SOURCE_FIELDS}
     if len(texts) == 1:
@@ -502,25 +550,30 @@ def _read_text(piece: Piece, fields: Fields) -> Records:
 def _read_tar(piece: Piece, fields: Fields) -> Records:
     source = source_of(piece)
     with _opened(piece.file) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        key, has_text, metadata = "", False, b""
         for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # else it holds all of them
             suffix = Path(member.name).suffix.lower()
             if not member.isfile() or suffix not in (*LINES, *TEXTS):
                 continue
-            if member.size > MAX_RECORD:
+            folder, _, name = member.name.rpartition("/")
+            if key != (key := f"{folder}/{name.partition('.')[0]}"):  # of a sample
+                yield from _line_records([metadata], fields, source)
+                has_text, metadata = False, b""
+            if member.size > MAX_RECORD and suffix in (".json", *TEXTS):
                 yield Damage(f"a member of more than {MAX_RECORD >> 20} MiB")
                 continue
             file = archive.extractfile(member)
-            raw = b"" if file is None else file.read()
-            if suffix == ".json":
-                try:
-                    yield from _records_of(json.loads(raw), fields, source)
-                except ValueError as error:
-                    yield Damage(f"no JSON: {str(error)[:80]}")
-            elif suffix in LINES:
-                for line in raw.splitlines():
-                    yield from _records_of(json.loads(line), fields, source)
-            else:
-                yield Document(raw.decode("utf-8", "replace"), None, source)
+            assert file is not None  # it is a file
+            if suffix in TEXTS:
+                has_text, metadata = True, b""
+                yield Document(file.read().decode("utf-8", "replace"), None, source)
+            elif suffix != ".json":
+                yield from _line_records(_lines_of(file, math.inf), fields, source)
+            elif not has_text:
+                yield from _line_records([metadata], fields, source)
+                metadata = file.read()
+        yield from _line_records([metadata], fields, source)
 
 
 # ── token files ───────────────────────────────────────────────────────────────────────────────────
@@ -626,22 +679,23 @@ def _mds_file(shard: Mapping[str, Any]) -> str:
     return str(part["basename"])
 
 
-def _unpacked(piece: Piece, packing: str | None) -> bytes:
+def _unpacked(piece: Piece, packing: str | None) -> bytes | bytearray:
     """Return the bytes of a shard. Raises ValueError."""
-    raw = piece.file.read_bytes()
     name = (packing or "").partition(":")[0]
     if name in ("", "None"):
-        return raw
-    if name in ("zstd", "gz", "bz2"):
-        opened = {"gz": gzip.decompress, "bz2": bz2.decompress}
-        if name in opened:
-            return opened[name](raw)
-        stream = need("zstandard").ZstdDecompressor().stream_reader(raw)
-        return bytes(stream.read(1 << 31))
-    raise ValueError(f"packed with {name}, which has no reader here")
+        return piece.file.read_bytes()
+    if f".{name}" not in PACKED:
+        raise ValueError(f"packed with {name}, which has no reader here")
+    raw = bytearray()
+    with _opened(piece.file, f".{name}") as stream:
+        while part := stream.read(1 << 20):
+            raw += part
+            if len(raw) > MAX_SHARD:
+                raise ValueError(f"it has more than {MAX_SHARD >> 20} MiB when it is unpacked")
+    return raw
 
 
-def _items(raw: bytes) -> Iterator[memoryview]:
+def _items(raw: bytes | bytearray) -> Iterator[memoryview]:
     """Yield the samples of a shard: their number, offsets, then the samples."""
     (count,) = struct.unpack_from("<I", raw)
     if count > len(raw) // 4:
@@ -660,7 +714,11 @@ def _read_mds(piece: Piece, fields: Fields) -> Records:
     names, encodings = shard["column_names"], shard["column_encodings"]
     packing = shard.get("compression") if shard.get("zip_data") else None
     for item in _items(_unpacked(piece, packing)):
-        row = _mds_row(item, names, encodings, shard["column_sizes"])
+        try:
+            row = _mds_row(item, names, encodings, shard["column_sizes"])
+        except (ValueError, struct.error) as error:
+            yield Damage(f"a sample: {error}")
+            continue
         yield from _records_of(row, fields, source_of(piece))
 
 
@@ -679,7 +737,7 @@ def _mds_row(
         if kind in ("str", "bytes"):
             row[name] = bytes(data).decode("utf-8", "replace")
         elif kind == "json":
-            row[name] = json.loads(bytes(data))
+            row[name] = need("orjson").loads(bytes(data))
         elif kind == "ndarray" and rest:
             dtype, _, shape = rest.partition(":")
             row[name] = numpy.frombuffer(

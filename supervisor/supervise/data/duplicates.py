@@ -3,7 +3,8 @@
 Each piece leaves a file with a row per document: a hash of its content and 16 keys, one for each
 band of 8 of its 128 MinHash values. Documents with an equal key are candidates; these are read once
 more, and count as near copies where the Jaccard similarity of their 5-grams is 0.8 or more. What is
-held in memory is one band's keys of one part of the key space at a time.
+held in memory is one band's keys of one part of the key space at a time, the candidate pairs and
+the numbers of all copies.
 
 Stretches that many documents share are found in a sample by a suffix array.
 

@@ -22,6 +22,7 @@ from msgspec import Struct, field
 from ..errors import InputError
 from ..json_schemas import published_schema
 from ..store import files
+from .corpus import Fields
 
 SCHEMA = "supervise/data-manifest/v1"
 OCTAVE = 64  # bins of a histogram: 1.1 % wide
@@ -29,6 +30,10 @@ SCALE = 1024.0  # of ratios, so that a histogram of them has bins below 1
 SURE = 4.0  # standard deviations beyond which a share has moved; project default
 SECRETS = ("card", "iban", "ssn", "key")  # a checksum or a fixed form: a hit is one
 NO_BASELINE = "no baseline: give --baseline, the manifest of another build"
+OTHER_FIELDS = "the baseline was read with other fields, --eos, --pad or --dtype"
+OTHER_TOKENIZER = "the baseline was made with another tokenizer, or with none"
+MAX_SOURCES = 1000  # by name, the largest; the rest is OTHERS
+OTHERS = "others"
 
 
 class Histogram(Struct):
@@ -70,7 +75,7 @@ class Histogram(Struct):
 
 
 class Share(Struct):
-    """A part of the corpus: its documents, and their weights (tokens, else bytes)."""
+    """A part of the corpus: its documents, and their weights."""
 
     documents: int = 0
     weight: int = 0
@@ -91,15 +96,15 @@ class Counts(Struct, kw_only=True):
     """What was counted of documents.
 
     Attributes:
-        weight_unit: tokens where ids are known, else bytes.
         damaged: records that cannot be read. reasons: of these, each with its number.
-        sources, languages: parts of the corpus by name.
+        sources, languages: parts of the corpus by name; weights are tokens where ids are known,
+            else bytes.
         lengths: of whole documents in tokens; sampled where a tokenizer made them.
         doc_bytes: of texts. ratios: compressed over plain size, of the first 16 KiB, times 1024.
         bytes_per_token: per source, times 1024.
         junk: documents of which more than 1 % are control or replacement characters.
         padding: padding tokens, and all tokens, of documents that show them.
-        tokens_seen: counts of token ids in two halves of the documents.
+        token_halves: counts of token ids in two halves of the documents.
         pii: documents with a hit, by kind, of `pii_scanned`. examples: masked hits.
         toxic: documents that the scorer gave 0.5 or more, of `scored`.
     """
@@ -140,6 +145,22 @@ class Counts(Struct, kw_only=True):
                 setattr(self, name, [_sum(a, b) for a, b in zip(ours, theirs, strict=True)])
             else:
                 setattr(self, name, _sum(ours, theirs))
+        if len(self.sources) > 2 * MAX_SOURCES:
+            self.join_sources()
+
+    def add_source(self, name: str, weight: int) -> None:
+        """Count a document of a source."""
+        self.sources.setdefault(name, Share()).add(weight)
+        if len(self.sources) > 2 * MAX_SOURCES:
+            self.join_sources()
+
+    def join_sources(self) -> None:
+        """Make the smallest sources one where there are more than are told apart."""
+        ordered = sorted(self.sources.items(), key=lambda item: (-item[1].weight, item[0]))
+        names = {OTHERS, *(name for name, _ in ordered[:MAX_SOURCES])}
+        for parts in (self.sources, self.encoded_bytes, self.encoded_tokens, self.bytes_per_token):
+            for name in sorted(parts.keys() - names):
+                _sum(parts, {OTHERS: parts.pop(name)})
 
 
 def _sum(ours: Any, theirs: Any) -> Any:
@@ -233,9 +254,14 @@ class Input(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the numbers depend on, beside the data."""
+    """What the numbers depend on, beside the data.
+
+    Attributes:
+        fields: where the text is and what tokens mean, as far as options say so.
+    """
 
     level: str
+    fields: Fields = Fields()
     tokenizer: str = ""
     scorer: str = ""
     libraries: dict[str, str] = field(default_factory=dict)
@@ -297,7 +323,8 @@ def read_manifest(path: Path) -> Manifest:
 class Numbers:
     """Collects metrics, and a reason for each that there is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, no_baseline: str) -> None:
+        self.no_baseline = no_baseline
         self.metrics: dict[str, float] = {}
         self.unknown: dict[str, str] = {}
 
@@ -310,11 +337,20 @@ class Numbers:
 
 def judge_numbers(manifest: Manifest, baseline: Manifest | None) -> None:
     """Fill in the metrics of a manifest, those against a baseline included."""
-    numbers = Numbers()
-    for group in (_size, _mix, _texts, _lengths, _tokens, _copies, _privacy, _given):
+    numbers = Numbers(NO_BASELINE)
+    _given(numbers, manifest, baseline)
+    if baseline is not None and baseline.settings.fields != manifest.settings.fields:
+        numbers.no_baseline, baseline = OTHER_FIELDS, None
+    for group in (_size, _mix, _texts, _lengths, _tokens, _copies, _privacy):
         group(numbers, manifest, baseline)
     manifest.metrics = dict(sorted(numbers.metrics.items()))
     manifest.unknown = dict(sorted(numbers.unknown.items()))
+
+
+def _is_same_tokenizer(now: Manifest, base: Manifest) -> bool:
+    """Whether tokens of both are of one tokenizer; token ids of the data are their own."""
+    of_texts = now.counts.bytes or base.counts.bytes
+    return not of_texts or now.settings.tokenizer == base.settings.tokenizer
 
 
 def _percent(part: float, whole: float) -> float | None:
@@ -332,7 +368,7 @@ def _size(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
         if base is None
         else _percent(base.counts.documents - counts.documents, base.counts.documents)
     )
-    numbers.put("doc_loss", lost, NO_BASELINE)
+    numbers.put("doc_loss", lost, numbers.no_baseline)
 
 
 def _mix(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
@@ -353,7 +389,7 @@ def _shares(
     if not shares:
         numbers.unknown[share_name] = reason
     if base is None or not shares:
-        numbers.unknown[f"{name}_shift"] = NO_BASELINE if shares else reason
+        numbers.unknown[f"{name}_shift"] = numbers.no_baseline if shares else reason
         return
     before, effective_before = _shares_of(part_of(base.counts))
     shift = 0.0
@@ -382,7 +418,7 @@ def _texts(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     no_text = "token ids show no text: give --tokenizer"
     numbers.put("junk_rate", _percent(counts.junk, counts.junk_scanned), no_text)
     outside = None
-    reason = NO_BASELINE if counts.ratios.total else no_text
+    reason = numbers.no_baseline if counts.ratios.total else no_text
     if base is not None and base.counts.ratios.total and counts.ratios.total:
         outside = _outside(counts.ratios, base.counts.ratios)
     numbers.put("doc_zlib_outside", outside, reason)
@@ -395,8 +431,9 @@ def _texts(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
         if tokens:
             numbers.put(f"bytes_per_token.{source}", counts.encoded_bytes[source] / tokens, reason)
     worst = None
-    if base is not None:
-        reason = NO_BASELINE if encoded and not base.counts.bytes_per_token else reason
+    if base is not None and not _is_same_tokenizer(now, base):
+        reason = OTHER_TOKENIZER
+    elif base is not None:
         pairs = [
             (histogram, base.counts.bytes_per_token[source])
             for source, histogram in counts.bytes_per_token.items()
@@ -404,7 +441,7 @@ def _texts(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
         ]
         worst = max((_outside(ours, theirs) for ours, theirs in pairs), default=None)
     elif encoded:
-        reason = NO_BASELINE
+        reason = numbers.no_baseline
     numbers.put("bytes_per_token_outside", worst, reason)
 
 
@@ -432,13 +469,13 @@ def _lengths(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
             value = histogram.quantile(share) if histogram.total else None
             numbers.put(f"{name}_{label}", value, reason)
     if base is not None:
-        for ours, theirs in (
-            (counts.lengths, base.counts.lengths),
-            (counts.doc_bytes, base.counts.doc_bytes),
-        ):
+        pairs = [(counts.doc_bytes, base.counts.doc_bytes)]
+        if _is_same_tokenizer(now, base):
+            pairs.append((counts.lengths, base.counts.lengths))
+        for ours, theirs in pairs:
             if ours.total and theirs.total:
                 shift = max(shift or 0.0, _moved(ours, theirs))
-    reason = NO_BASELINE if base is None else "lengths are known of one of both only"
+    reason = numbers.no_baseline if base is None else "lengths are known of one of both only"
     numbers.put("seq_len_shift", shift, reason)
     padding, all_tokens = counts.padding
     reason = "nothing says which tokens are padding: --pad ID, or a field attention_mask"
@@ -446,7 +483,7 @@ def _lengths(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     pad_shift = None
     if base is not None and all_tokens and base.counts.padding[1]:
         pad_shift = 100.0 * (padding / all_tokens - base.counts.padding[0] / base.counts.padding[1])
-    numbers.put("pad_shift", pad_shift, reason if not all_tokens else NO_BASELINE)
+    numbers.put("pad_shift", pad_shift, reason if not all_tokens else numbers.no_baseline)
 
 
 def _moved(ours: Histogram, theirs: Histogram) -> float:
@@ -463,9 +500,11 @@ def _moved(ours: Histogram, theirs: Histogram) -> float:
 
 def _tokens(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     halves = now.counts.token_halves
-    reason = "no token is known: give --tokenizer" if not any(halves) else NO_BASELINE
+    reason = "no token is known: give --tokenizer" if not any(halves) else numbers.no_baseline
     drift = excess = None
-    if base is not None and any(halves) and any(base.counts.token_halves):
+    if base is not None and any(halves) and not _is_same_tokenizer(now, base):
+        reason = OTHER_TOKENIZER
+    elif base is not None and any(halves) and any(base.counts.token_halves):
         ours, theirs = _whole(halves), _whole(base.counts.token_halves)
         drift = divergence(ours, theirs)
         noise = abs(divergence(*base.counts.token_halves)) if all(base.counts.token_halves) else 0.0
@@ -509,7 +548,7 @@ def _copies(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
         before = 100.0 * base.duplicates.near / max(1, base.counts.documents)
         spread = 100.0 * math.sqrt(max(before, 0.1) / 100.0 * (1 / max(1, count)))
         growth = 1.0 if rate - before < max(0.1, SURE * spread) else rate / max(before, 0.1)
-    numbers.put("near_dup_growth", growth, cheap if rate is None else NO_BASELINE)
+    numbers.put("near_dup_growth", growth, cheap if rate is None else numbers.no_baseline)
     largest = max(copies.sizes, default=1)
     numbers.put("dup_cluster_max", largest if count else None, "no document was read")
     no_val = "no held-out set was given: --val PATH"
@@ -547,8 +586,8 @@ def _privacy(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
             for k in kinds
         ]
         growth = 1.0 + max(0.0, *changes, 0.0) / 100.0
-    numbers.put("pii_new_kinds", fresh, NO_BASELINE if counts.pii_scanned else reason)
-    numbers.put("pii_growth", growth, NO_BASELINE if counts.pii_scanned else reason)
+    numbers.put("pii_new_kinds", fresh, numbers.no_baseline if counts.pii_scanned else reason)
+    numbers.put("pii_growth", growth, numbers.no_baseline if counts.pii_scanned else reason)
     reason = "no scorer was given: --toxicity MODULE:FUNCTION"
     rate = _percent(counts.toxic, counts.scored)
     numbers.put("data_toxicity_rate", rate, reason)
@@ -559,7 +598,7 @@ def _privacy(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
             shift = _change(counts.toxic, counts.scored, before.toxic, before.scored)
         reason = "the baseline was scored by another scorer"
     elif rate is not None:
-        reason = NO_BASELINE
+        reason = numbers.no_baseline
     numbers.put("data_toxicity_shift", shift, reason)
 
 
@@ -589,7 +628,7 @@ def _given(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
             if a.total and b.total
         ]
         shift = max(moves, default=0.0)
-    numbers.put("filter_reject_shift", shift, NO_BASELINE if now.rejects else reason)
+    numbers.put("filter_reject_shift", shift, numbers.no_baseline if now.rejects else reason)
     reason = "no set of prompts was given: --prompts FILE"
     prompts = now.prompts
     numbers.put("rtp_prompt_stats.count", None if prompts is None else prompts.count, reason)
@@ -597,4 +636,4 @@ def _given(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     changes = None
     if prompts is not None and base is not None and base.prompts is not None:
         changes = float(prompts.sha256 != base.prompts.sha256)
-    numbers.put("rtp_prompt_changes", changes, reason if prompts is None else NO_BASELINE)
+    numbers.put("rtp_prompt_changes", changes, reason if prompts is None else numbers.no_baseline)

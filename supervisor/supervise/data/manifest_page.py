@@ -98,6 +98,16 @@ def describe_size(manifest: Manifest) -> str:
     return f"{', '.join(parts)} in {len(manifest.inputs):,} pieces"
 
 
+def describe_ignored(manifest: Manifest) -> Iterator[str]:
+    """Yield why files were not read, each with how many and the first one."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in sorted(manifest.ignored.items()):
+        names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        yield f"ignored: {names[0]}{more}: {reason}"
+
+
 def _settings(manifest: Manifest) -> str:
     settings = manifest.settings
     tools = (("tokenizer", settings.tokenizer), ("scorer", settings.scorer))

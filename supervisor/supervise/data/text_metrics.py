@@ -82,7 +82,7 @@ class TextMetrics:
                 text = self._tokenizer.decode(ids.tolist())
                 _add_encoded(counts, document.source, len(text.encode()), weight)
         counts.empty += document.is_empty
-        counts.sources.setdefault(document.source, Share()).add(weight)
+        counts.add_source(document.source, weight)
         if text:
             self._count_text(counts, text, raw if ids is None else text.encode(), chance)
 
