@@ -35,18 +35,22 @@ LANES = {
 }
 HERE = Path(__file__).parent
 SLOW = {HERE / folder for folder in ("e2e", "matrix", "probe/live")}
-# Files whose tests start processes, most of them: quick, and a quarter of what the others cost.
-PROCESSES = {
+# Files of quick tests that start processes or compute for seconds: a third of what all cost.
+INTEGRATION = {
     HERE / f"{folder}/test_{name}.py"
     for folder, names in (
         ("checkpoints", "ownership"),
-        ("cli", "streams terminal_width"),
+        ("cli", "init streams terminal_width"),
+        ("data", "corpus gate numbers"),
+        ("fuzz", "corpus"),
         ("inputs", "ways_to_die"),
         ("job", "fencing idleness launch process signals terminal"),
         ("notifiers", "console"),
         ("offline", "bounds"),
         ("outputs", "evidence stacks"),
         ("store", "hostile"),
+        ("trials", "significance"),
+        ("web", "pyramid"),
     )
     for name in names.split()
 }
@@ -61,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out of the unit lane what has none of its tests: importing it takes seconds."""
-    is_left_out = collection_path in SLOW or collection_path in PROCESSES
+    is_left_out = collection_path in SLOW or collection_path in INTEGRATION
     return (config.option.markexpr == "unit" and is_left_out) or None
 
 
@@ -73,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         lane = LANES.get(item.nodeid.split("/", 2)[1])
         if lane is None:
-            is_unit = item.path not in PROCESSES and not item.get_closest_marker("slow")
+            is_unit = item.path not in INTEGRATION and not item.get_closest_marker("slow")
             lane = "unit" if is_unit else "integration"
         if not item.get_closest_marker("chaos"):
             item.add_marker(lane)

@@ -6,13 +6,26 @@ import pytest
 
 from . import frozen
 
-SAME_AS_LARGE = "decisions/tests-moe.txt"  # its decisions, too: once in the unit lane is enough
+# Seconds each, of what nano and the other packs go through as well: not in the unit lane.
+LONG = {
+    f"decisions/{name}.txt"
+    for name in (
+        "packs-attention",
+        "packs-loss_spike",
+        "packs-routing",
+        "packs-throughput",
+        "packs-update_scale",
+        "tests-large",
+        "tests-medium",
+        "tests-moe",
+    )
+}
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[pytest.mark.slow] * (frozen.name_of(path) == SAME_AS_LARGE))
+        pytest.param(path, marks=[pytest.mark.slow] * (frozen.name_of(path) in LONG))
         for path in frozen.FILES
     ],
     ids=frozen.name_of,

@@ -445,6 +445,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt install chromium")
 def test_a_browser_draws_a_run_without_a_message(served, address, tmp_path):
     """Facts, charts and lanes are there, hostile names are text, and the console is empty."""
