@@ -108,7 +108,17 @@ PURE = frozenset(
             "dataclasses",
         ),
         *("enum", "functools", "hashlib", "heapq", "itertools", "json", "keyword", "math"),
-        *("msgspec", "operator", "re", "statistics", "string", "struct", "types", "typing"),
+        *(
+            "msgspec",
+            "operator",
+            "re",
+            "shlex",
+            "statistics",
+            "string",
+            "struct",
+            "types",
+            "typing",
+        ),
     )
 )
 HIDDEN = "sitecustomize"  # the job's own, which ours hides and hands over to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -218,7 +220,7 @@ def test_an_update_that_was_skipped_is_said(tell, skips, lead):
     ("args", "newer", "first", "how"),
     [
         ((), False, "", "; replace the last argument by your job's own option"),
-        (("--from", "{checkpoint}"), False, "", ""),
+        (("--load", "a way of 'mine' to {checkpoint}"), False, "", ""),
         (("--resume",), False, "", "; --resume lets the job choose, so see that it takes this one"),
         (
             ("--resume",),
@@ -238,8 +240,8 @@ def test_the_checkpoint_to_start_from_is_the_one_that_the_command_loads(
     story.exit(1)
 
     given = [arg.replace("{checkpoint}", "/c/ckpt-1") for arg in args]
-    given = given or ["'<OPTION TO LOAD /c/ckpt-1>'"]
-    command = " ".join(["supervise --policy RUN/policy.yaml -- COMMAND", *given])
+    given = shlex.join(given or ["<OPTION TO LOAD /c/ckpt-1>"])
+    command = f"supervise --policy RUN/policy.yaml -- COMMAND {given}"
     assert messages(story)[-1]["next"].endswith(
         f"; then {first}start it again from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are "
         f"made again){how}: {command}"
@@ -264,6 +266,34 @@ def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
         "damaged": "from the newest checkpoint that you trust (none is known; ",
     }
     assert expected[judged] in messages(story)[-1]["next"]
+
+
+@pytest.mark.parametrize("when", ["before", "since", "overwritten", "given-up"])
+def test_a_save_of_the_trouble_or_without_hope_of_a_verdict_is_not_named(tell, when):
+    """Whether it was reported before the incident opened or after, or wrote over an older one."""
+    alarm = replace(above("train_loss_raw", 5.0), m_of_n=(3, 50))
+    story = tell(**one_rule(alarm, "SEV1"), healthy=60, answer=lambda key: None)
+
+    def reported(path, step):
+        data = {"path": path, "attempt": 0}
+        story.notice("checkpoint-saved", "", 0, step + 1, data=data)
+
+    reported("/c/good.pt", 39)
+    story.frames(8.0)
+    if when == "before":
+        reported("/c/bad.pt", story.step)
+    story.frames(8.0, 8.0)
+    assert story.state.incident.breach_step == 60
+    if when in ("since", "overwritten"):
+        reported("/c/good.pt" if when == "overwritten" else "/c/bad.pt", story.step)
+    if when == "given-up":
+        said = {"unverified": [0, 39]}
+        story.notice("note", "it could not be verified", data=said)
+    newest = story.state.checkpoints.unverified(story.step + 1)
+
+    assert (newest and newest.path) == (
+        None if when in ("overwritten", "given-up") else "/c/good.pt"
+    )
 
 
 @pytest.mark.parametrize(

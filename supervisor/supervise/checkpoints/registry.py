@@ -346,7 +346,10 @@ class CheckpointNotifications:
         """Report the result of a verification; None: it could not be verified."""
         if ok is None:
             reason = "; ".join(entry.problems)
-            self.note(f"checkpoint {entry.id} in {entry.path} could not be verified: {reason}")
+            self.note(
+                f"checkpoint {entry.id} in {entry.path} could not be verified: {reason}",
+                unverified=[entry.attempt, entry.step],
+            )
         elif ok:
             self.verified(entry)
         else:
@@ -377,12 +380,13 @@ class CheckpointNotifications:
             once=f"foreign {entry.how} {reason}",
         )
 
-    def note(self, sentence: str, once: str = "") -> None:
+    def note(self, sentence: str, once: str = "", **data: Json) -> None:
         """Queue a note for people; notes with the same `once` key are queued once."""
         if once and once in self._notes:
             return
         self._notes.add(once)
-        self._events.append(Notice(system.monotonic_ns(), "note", sentence))
+        now_ns = system.monotonic_ns()
+        self._events.append(Notice(now_ns, "note", sentence, data=Payload(data)))
 
     def take(self) -> list[Event]:
         """Return the events since the last call, oldest first."""

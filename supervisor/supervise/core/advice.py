@@ -7,6 +7,7 @@ where one would still help."""
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -377,7 +378,7 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
         how = f"{own_option}, or leave it out where {none}, to start at step 0"
         return f"start it again from {newest}{how}: {' '.join(command)}"
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
-    command += [fill_recipe(arg, checkpoint.path, checkpoint.step) for arg in args]
+    command += [shlex.quote(fill_recipe(arg, checkpoint.path, checkpoint.step)) for arg in args]
     state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"
     repeated = max(0, state.step - checkpoint.step)
     again = f"{repeated} step{' is' if repeated == 1 else 's are'} made again"
@@ -393,8 +394,7 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     first = how = ""
     if not args:
         how = own_option
-        quoted = checkpoint.path.replace("'", "'\"'\"'")
-        command.append(f"'<OPTION TO LOAD {quoted}>'")
+        command.append(shlex.quote(f"<OPTION TO LOAD {checkpoint.path}>"))
     elif not any(name_of in arg for arg in args for name_of in (CHECKPOINT, STEP)):
         how = f"; {' '.join(args)} lets the job choose, so see that it takes this one"
         if has_newer or before_step < math.inf:

@@ -56,7 +56,6 @@ from .model.payload import (
     PreemptOutcome,
     RecordSpace,
     RelaunchArgs,
-    Save,
     Shards,
     SignalSent,
     TrainingEnd,
@@ -221,6 +220,8 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     SHORT: on_disk_short,
     ENOUGH: on_disk_recovered,
     UNPROTECTED: on_record_ended,
+    "checkpoint-saved": opening.on_save_notice,
+    "note": opening.on_note,
 }
 
 
@@ -284,10 +285,6 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         job.unavailable["relaunch"] = END_REQUESTED
         if job.returncode is not None and _relaunch_id(state) is not None:
             _on_job_ended(ctx)
-    if event.kind == "checkpoint-saved" and (save := event.data.read(Save)).path:
-        attempt = state.attempt if save.attempt is None else save.attempt
-        step = state.step if event.step is None else event.step - 1
-        state.checkpoints.on_save(save.path, attempt, step)
     if event.kind == "checkpoint":
         opening.on_checkpoint_notice(state, event.data.parse(CheckpointState))
         runbook_runner.start_waiting_runbook(ctx)  # perhaps what lacked one

@@ -46,8 +46,9 @@ from .model.decisions import (
     RuleJoined,
     ShardsSuspected,
 )
+from .model.events import Notice
 from .model.interfaces import Reading
-from .model.payload import CheckpointState
+from .model.payload import CheckpointState, Save, Unverified
 from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import BandRange, MechanismSigns, SlowStep
 from .rank_monitor import RankMonitor
@@ -569,12 +570,32 @@ def _since(incident: Incident) -> str:
 
 
 def on_checkpoint_notice(state: State, checkpoint: CheckpointState) -> None:
-    """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
-    incident, attempt, step = state.incident, checkpoint.attempt, checkpoint.step
-    suspect = trial = ""
+    """Take the guard's notice of a checkpoint."""
+    reputation = _reputation(state.incident, checkpoint.attempt, checkpoint.step)
+    state.checkpoints.notice(checkpoint, *reputation)
+
+
+def on_save_notice(ctx: StepContext, event: Notice) -> None:
+    """Take the job's report of a save, which has no verdict yet."""
+    state, save = ctx.state, event.data.read(Save)
+    attempt = state.attempt if save.attempt is None else save.attempt
+    step = state.step if event.step is None else event.step - 1
+    if save.path:
+        reputation = _reputation(state.incident, attempt, step)
+        state.checkpoints.on_save(save.path, attempt, step, *reputation)
+
+
+def on_note(ctx: StepContext, event: Notice) -> None:
+    """Take a note, perhaps that there will be no verdict on a save."""
+    if given_up := event.data.read(Unverified).unverified:
+        ctx.state.checkpoints.drop_saves(*given_up)
+
+
+def _reputation(incident: Incident | None, attempt: int, step: int) -> tuple[str, str]:
+    """Return why a save is suspect, and the incident that it is on trial for; "" for neither."""
     tainted = {} if incident is None else incident.recovery.suspect_from
-    if incident is not None and attempt in tainted:
-        suspect = "" if 0 <= step < tainted[attempt] else _since(incident)
-    elif incident is not None and tainted and attempt > min(tainted):
-        trial = incident.id
-    state.checkpoints.notice(checkpoint, suspect, trial)
+    if incident is None or not tainted:
+        return "", ""
+    if attempt in tainted:
+        return "" if 0 <= step < tainted[attempt] else _since(incident), ""
+    return "", incident.id if attempt > min(tainted) else ""

@@ -91,15 +91,24 @@ class Checkpoints:
             del self._known[next(iter(self._known))]
         return checkpoint
 
-    def on_save(self, path: str, attempt: int, step: int) -> None:
+    def on_save(
+        self, path: str, attempt: int, step: int, suspect: str = "", trial: str = ""
+    ) -> None:
         """The job reported a save; whether it is good is not known yet."""
-        others = [save for save in self._saves if save.path != path]
-        self._saves = [*others[1 - KEPT :], Checkpoint("", step, attempt, path, ok=False)]
+        self._saves = [save for save in self._saves if save.path != path]  # was written over
+        if not suspect:
+            save = Checkpoint("", step, attempt, path, ok=False, trial=trial)
+            self._saves = [*self._saves[1 - KEPT :], save]
+
+    def drop_saves(self, attempt: int, step: int) -> None:
+        """What was saved then will never have a verdict."""
+        then = attempt, step
+        self._saves = [save for save in self._saves if (save.attempt, save.step) != then]
 
     def unverified(self, before_step: float) -> Checkpoint | None:
         """Return the newest reported save from before a step that has no verdict yet."""
         judged = {(c.attempt, c.step) for c in self._known.values()}
-        saves = (s for s in self._saves if 0 <= s.step < before_step)
+        saves = (s for s in self._saves if 0 <= s.step < before_step and not s.trial)
         return max(
             (s for s in saves if (s.attempt, s.step) not in judged and not self._is_wrong_start(s)),
             key=lambda save: (save.step, save.attempt),
@@ -112,13 +121,12 @@ class Checkpoints:
 
     def mark_suspect(self, attempt: int, from_step: int, reason: str) -> list[str]:
         """Make every checkpoint of `attempt` that was saved at or after `from_step` suspect."""
-        hit = [
-            checkpoint.id
-            for checkpoint in self._known.values()
-            if checkpoint.attempt == attempt
-            and not 0 <= checkpoint.step < from_step
-            and not checkpoint.suspect
-        ]
+
+        def is_hit(saved: Checkpoint) -> bool:
+            return saved.attempt == attempt and not 0 <= saved.step < from_step
+
+        self._saves = [save for save in self._saves if not is_hit(save)]
+        hit = [name for name, c in self._known.items() if is_hit(c) and not c.suspect]
         for name in hit:
             self._known[name] = replace(self._known[name], suspect=reason, trial="")
         return hit
@@ -167,6 +175,11 @@ class Checkpoints:
                     else f"saved before {incident} had recovered"
                 )
                 self._known[name] = replace(checkpoint, suspect=reason, trial="")
+        self._saves = [
+            replace(save, trial="") if save.trial == incident else save
+            for save in self._saves
+            if save.trial != incident or save.attempt == recovered
+        ]
 
     def good(self) -> tuple[Checkpoint, ...]:
         """Return those that may be gone back to, oldest step first."""

@@ -218,6 +218,12 @@ class Save(Struct, frozen=True):
     counters: Mapping[str, bool | int | float | str | None] = msgspec.field(default_factory=dict)
 
 
+class Unverified(Struct, frozen=True):
+    """`note`: attempt and step of a save for which there will be no verdict, None of others."""
+
+    unverified: tuple[int, int] | None = None
+
+
 class Safeguard(Struct, frozen=True):
     """`safeguard`: the order by which the probe acted by itself."""
 
