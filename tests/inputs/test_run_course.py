@@ -8,6 +8,8 @@ from statistics import correlation, fmean, median
 import pytest
 
 from supervise.catalog import load_policy
+from supervise.core import initial_state
+from supervise.core import step as step_engine
 from supervise.core.model import Announced, Beat, Frame
 from supervise.runtime import FrameEnricher
 
@@ -19,9 +21,21 @@ class Course:
 
     def __init__(self, *names, policy=None, world=1):
         self.names, self.at_ns, self.number, self.attempt = names, 10**9, 0, 0
-        self.enricher = FrameEnricher(lambda pid, leads: {}, policy=policy)
-        (news,) = self.enricher.complete(Announced(5, 0, world, 100, names))
+        self.world, self.policy = world, policy
+        self.state = None if policy is None else initial_state(policy)
+        self.supervised_anew()
+
+    def supervised_anew(self):
+        """Another supervisor goes on with what was recorded."""
+        judged = None if self.policy is None else lambda: (self.policy, self.state)
+        self.enricher = FrameEnricher(lambda pid, leads: {}, judged=judged)
+        (news,) = self.enricher.complete(Announced(5, 0, self.world, 100, self.names))
         self._columns = news.names
+        self._judge(news)
+
+    def _judge(self, event):
+        if self.policy is not None:
+            self.state, _ = step_engine(self.policy, self.state, event)
 
     def step(self, *values, ms=10.0):
         """Publish the next frame; return what joins it."""
@@ -31,6 +45,8 @@ class Course:
         *news, frame = self.enricher.complete(frame)
         for event in news:
             self._columns = event.names
+        for event in (*news, frame):
+            self._judge(event)
         columns = zip(self._columns, frame.values, strict=True)
         return {n: v for n, v in columns if n not in self.names and v is not None}
 
@@ -79,14 +95,15 @@ def test_what_evaluates_or_saves_is_no_lost_time():
 
 def test_compute_time_frac_is_the_part_of_the_step_that_is_no_wait():
     names = ("step_time", "forward_time", "backward_time", "optimizer_time")
-    course, rows = Course(*names), [(0.1 + i / 100, 0.02, 0.04, 0.01) for i in range(8)]
+    course, rows = Course(*names), [(0.1 + i / 100, 0.02, 0.04, 0.01) for i in range(10)]
     found = [course.step(*row).get("compute_time_frac") for row in rows]
 
-    assert found[:7] == [None] * 7
+    assert found[:9] == [None] * 9
     share = sum(sum(row[1:]) for row in rows) / sum(row[0] for row in rows)
-    assert found[7] == pytest.approx(100.0 * share)
+    assert found[9] == pytest.approx(100.0 * share)
     device = Course(*names, "gpu_mem_allocated")
-    assert not any("compute_time_frac" in device.step(*row, 40.0) for row in rows * 2)
+    seen = [device.step(*row, 40.0 if i % 10 == 9 else None) for i, row in enumerate(rows * 4)]
+    assert not any("compute_time_frac" in beside for beside in seen)
 
 
 def swing(stds):
@@ -153,17 +170,25 @@ def test_scaling_law_residual_is_the_mean_above_the_law(policy_of):
     assert max(abs(v) for step, v in found.items() if step < 200) < 1e-9
     assert found[max(found)] == pytest.approx(0.1)
     assert len([step for step in found if step > 200]) == pytest.approx(35, abs=3)
+    course.policy = policy_of("job: {scaling_law: {floor: 1.0, scale: 40.0, exponent: 0.3}}\n")
+    late = [course.step(law, 40000.0 + 100 * n, 2.0) for n in range(20)]  # another was loaded
+    assert [row for row in late if "scaling_law_residual" in row][-1][
+        "scaling_law_residual"
+    ] == pytest.approx(0.5, abs=0.05)
     unasked = Course("train_loss", "tokens_applied")
     assert not any("scaling_law_residual" in unasked.step(2.0, 100.0 * n) for n in range(1, 99))
 
 
-def test_collapse_residual_is_that_of_the_policys_own_detector(policy_of):
-    """A rollback takes back what was fed of the steps that it undid."""
-    policy = policy_of(
-        "detectors:\n  off: {kind: collapse, metric: train_loss_raw, total_steps: 400, smooth: 10,"
-        " knots: [[0.01, 2.0, 0.001], [1, 1, 0.001]]}\n"
-    )
-    course = Course("train_loss_raw", policy=policy)
+RECIPE = (
+    "detectors:\n  off: {{kind: collapse, metric: {}, total_steps: 400, smooth: 10,"
+    " knots: [[0.01, 2.0, 0.001], [1, 1, 0.001]]}}\n"
+)
+
+
+@pytest.mark.parametrize("metric", ["train_loss_raw", "val_loss_ema"])
+def test_collapse_residual_is_that_of_the_policys_own_detector(policy_of, metric):
+    """One frame later. A rollback takes back what was fed of the steps that it undid."""
+    course = Course(metric, policy=policy_of(RECIPE.format(metric)))
 
     def level(step):
         fraction = (step + 1) / 400
@@ -172,10 +197,12 @@ def test_collapse_residual_is_that_of_the_policys_own_detector(policy_of):
     for step in range(300):
         beside = course.step(level(step))
     assert beside["collapse_residual"] == pytest.approx(0.0, abs=1e-9)
-    for step in range(300, 310):
+    course.supervised_anew()  # the watches are those of the run, so that this loses nothing
+    for step in range(300, 311):
         beside = course.step(level(step) + 0.3)
     assert beside["collapse_residual"] == pytest.approx(0.1)
 
     course.number, course.attempt = 300, 1
-    assert course.step(level(300))["collapse_residual"] == pytest.approx(0.0, abs=1e-9)
+    course.step(level(300))
+    assert course.step(level(301))["collapse_residual"] == pytest.approx(0.0, abs=1e-9)
     assert "collapse_residual" not in Course("train_loss_raw").step(2.0)

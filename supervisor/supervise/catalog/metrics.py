@@ -336,7 +336,7 @@ _ROWS = (
     (
         "compute_time_frac",
         "%",
-        "Time in forward, backward and optimizer over step time, without collectives, of 8 steps; "
+        "Time in forward, backward and optimizer over step time, without collectives, of 10 steps; "
         "absent where a device computes: there gpu_util is measured.",
         SIMPLE,
     ),

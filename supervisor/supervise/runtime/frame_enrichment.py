@@ -22,8 +22,7 @@ from statistics import median, median_low, stdev
 from ..core.frames import TOKENS, Values, can_fold_norm, fold_rank_values
 from ..core.model.events import Announced, Beat, Event, Frame
 from ..core.model.failure import THREAD_FAILURE, Failure
-from ..core.model.policy import Policy
-from .run_course import RunCourse, reads
+from .run_course import Judged, RunCourse, reads
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 NORM, ENTROPY = "grad_global_norm", "batch_token_entropy"
@@ -412,18 +411,18 @@ class FrameEnricher:
     Args:
         machine: `(pid, leads)` -> newest values of the machine, by metric id.
         now: for the metrics of the run, see `RunMetrics`; None: without them.
-        policy: see `RunCourse`.
+        judged: see `RunCourse`.
     """
 
     def __init__(
-        self, machine: Machine, now: Now | None = None, policy: Policy | None = None
+        self, machine: Machine, now: Now | None = None, judged: Judged | None = None
     ) -> None:
         self._machine = machine
         self._run = None if now is None else RunMetrics(now)
         self._ranks: dict[int, _Rank] = {}
         self._before: dict[int, Announced] = {}
         self._together = Ranks()
-        self._course = RunCourse(policy)
+        self._course = RunCourse(judged)
 
     def recall(self, announced: Announced) -> None:
         """Let a rank keep the columns that it had under a supervisor before this one."""

@@ -433,7 +433,9 @@ class App:
         )
         self._hardware = Hardware(control.processes, Path.cwd(), driver, disks=disks)
         self._enricher = FrameEnricher(
-            self._added_values, lambda: control.process.now(), self.settings.policy
+            self._added_values,
+            lambda: control.process.now(),
+            lambda: (processor.policy, processor.state),
         )
         self._hardware.start()
         if self.settings.past is not None:

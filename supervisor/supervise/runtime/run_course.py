@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean, median
 
 from ..core.frames import LOSS, Values
 from ..core.model.events import Frame
 from ..core.model.policy import Policy, ScalingLaw
+from ..core.run_state import State
 from ..detectors import Collapse
+
+Judged = Callable[[], tuple[Policy, State]]
 
 SPIKE_METRICS = SCORE, COUNT = "spike_score", "spike_count"
 LOST, COMPUTE = "train_time_linearity", "compute_time_frac"
@@ -28,8 +31,7 @@ SLICE, LAYER = "slice_val_loss.", "layer_weight_std."
 INPUTS = frozenset(
     (
         *(LOSS, "train_loss", "tokens_applied", "batch_copies", "val_loss", "checkpoint_time"),
-        DEVICE,
-        *("step_time", "forward_time", "backward_time", "optimizer_time", LAW),
+        *("step_time", "forward_time", "backward_time", "optimizer_time", LAW, DEVICE),
     )
 )
 
@@ -223,7 +225,7 @@ class LawResidual:
     TOKENS = "tokens_applied"
 
     def __init__(self, law: ScalingLaw) -> None:
-        self._law = law
+        self.law = law
         self._next = 0.0
         self._losses: list[float] = []
         self._logs: list[float] = []
@@ -234,7 +236,7 @@ class LawResidual:
         if not tokens or loss is None or not math.isfinite(loss):
             return {}
         tokens *= world / max(1.0, values.get("batch_copies") or 1.0)  # ranks that read the same
-        self._losses.append(loss - self._law.at(tokens))
+        self._losses.append(loss - self.law.at(tokens))
         if tokens < self._next:
             return {}
         is_first, self._next = not self._next, tokens * self.PART
@@ -249,18 +251,20 @@ class ComputeShare:
     steps together.
     """
 
-    EVERY = 8
+    EVERY = 10  # steps: of one in 10 the probe says whether there is a device
     PARTS = ("forward_time", "backward_time", "optimizer_time")
 
     def __init__(self) -> None:
         self._steps, self._parts = 0.0, 0.0
         self._taken = 0
+        self._has_device = False
 
     def add(self, values: Values) -> dict[str, float]:
         """Take a frame; return the metric every `EVERY` of them."""
+        self._has_device |= DEVICE in values
         step = values.get("step_time")
         parts = [part for name in self.PARTS if (part := values.get(name)) is not None]
-        if not step or len(parts) < len(self.PARTS) or DEVICE in values:
+        if not step or len(parts) < len(self.PARTS) or self._has_device:
             return {}
         self._steps += step
         self._parts += math.fsum(parts)
@@ -271,23 +275,29 @@ class ComputeShare:
         return {COMPUTE: min(100.0, 100.0 * share)}
 
 
+def _collapse_residual(state: State) -> dict[str, float]:
+    """Return the newest residual of the policy's own collapse detector, of the frame before."""
+    if (leader := state.leader()) is None:
+        return {}
+    monitor = state.monitors[leader]
+    watches = zip(monitor.detectors, monitor.watches, strict=True)
+    residuals = [w.numbers()["residual"] for (_, of), w in watches if isinstance(of, Collapse)]
+    sure = [residual for residual in residuals if isinstance(residual, float)]
+    return {COLLAPSE: sure[-1]} if sure else {}
+
+
 class RunCourse:
     """All of them, for one run.
 
     Args:
-        policy: its collapse detectors, whose residuals are on record too, and its scaling law.
+        judged: returns the policy in force and the state of the run; None: of neither any metric.
     """
 
-    def __init__(self, policy: Policy | None) -> None:
+    def __init__(self, judged: Judged | None) -> None:
         self._spikes, self._lost, self._compute = Spikes(), LostTime(), ComputeShare()
         self._swing, self._slices = LayerSwing(), SliceShift()
-        law = None if policy is None else policy.job.scaling_law
-        self._law = None if law is None else LawResidual(law)
-        detectors: Collection[object] = () if policy is None else policy.detectors.values()
-        self._collapses = [
-            (spec.metric, spec.start()) for spec in detectors if isinstance(spec, Collapse)
-        ]
-        self._attempt = 0
+        self._judged = judged
+        self._law: LawResidual | None = None
 
     def on_phase(self, phase: str) -> None:
         """The leading rank is in this phase now."""
@@ -297,17 +307,14 @@ class RunCourse:
         """Take a frame of the leading rank, and its inputs; return what joins it."""
         beside = self._spikes.add(frame.step, values.get(LOSS))
         beside |= self._lost.add(frame, values)
-        beside |= self._compute.add(values)
-        beside |= self._swing.add(values)
-        beside |= self._slices.add(values)
-        if self._law is not None and LAW not in values:
+        for metric in (self._compute, self._swing, self._slices):
+            beside |= metric.add(values)
+        if self._judged is None:
+            return beside
+        policy, state = self._judged()
+        law = policy.job.scaling_law
+        if law is not None and LAW not in values:
+            if self._law is None or self._law.law != law:  # as of a policy that was reloaded
+                self._law = LawResidual(law)
             beside |= self._law.add(values, world)
-        for metric, watch in self._collapses:
-            if frame.attempt != self._attempt:
-                watch.rewind(frame.step - 1)
-            watch.feed(values.get(metric), frame.step)
-            residual = watch.numbers()["residual"]
-            if isinstance(residual, float):
-                beside[COLLAPSE] = residual
-        self._attempt = frame.attempt
-        return beside
+        return beside | _collapse_residual(state)
