@@ -496,7 +496,7 @@ def test_only_for_what_may_act(spared):
     assert spared.now(story) == 0
 
 
-SAMPLED = ("train_loss_raw", "probe_overhead_frac", "step_time")
+SAMPLED = ("train_loss_raw", "probe_overhead_frac", "step_time", "train_time_linearity")
 
 
 @pytest.fixture
@@ -506,6 +506,7 @@ def story(tell):
         "high": above(SAMPLED[0], 5.0),
         "costly": above(SAMPLED[1], 0.02),
         "slow": above(SAMPLED[2], 1.0),
+        "lost": above(SAMPLED[3], 1.0),
     }
     rules = tuple(rule_on(detectors, name, "SEV2") for name in detectors)
     return tell(detectors=detectors, rules=rules, names=SAMPLED)
@@ -521,7 +522,7 @@ def test_denser_while_an_incident_is_open(story):
 
 @pytest.mark.parametrize("metric", SAMPLED[1:])
 def test_not_for_what_denser_samples_make_worse(story, metric):
-    usual = {"train_loss_raw": 2.0, "probe_overhead_frac": 0.01, "step_time": 0.5}
+    usual = {"train_loss_raw": 2.0, **dict.fromkeys(SAMPLED[1:], 0.01)}
     story.rows(*[usual] * 30)
     story.rows(*[usual | {metric: 2.0}] * 4)  # as long as slow steps must last
     assert story.state.machine == "suspect"

@@ -62,13 +62,16 @@ def test_the_router_that_moved_is_named_by_its_layer(tell):
         "update": above("update_norm", 1.0),
         "alike": above("router_similarity_max", 0.5),
         "kernel": above("key_gradient_sum", 1.0),
+        "rise": above("qk_d3_ratio", 0.1),
     }
     rules = (rule_on(detectors, "loss", "SEV1"),)
-    story = tell(detectors=detectors, rules=rules, inhibit=(), healthy=100)
+    names = ("train_loss_raw", "update_norm")
+    story = tell(detectors=detectors, rules=rules, inhibit=(), names=names)
+    story.frames(2.0, times=100, grad=0.5)
     layers = {"router_similarity_max.1": 0.2, "router_similarity_max.4": 0.8}
-    late(story, 75, router_similarity_max=0.8, key_gradient_sum=0.2, **layers)
+    late(story, 75, router_similarity_max=0.8, key_gradient_sum=0.2, qk_d3_ratio=0.05, **layers)
 
-    story.frames(9.0)
+    story.frames(9.0, grad=2.0)
 
     (opened,) = story.kinds("incident", "opened")
     clause = "routers moved first (step 75, most in layer 4), attention stayed"

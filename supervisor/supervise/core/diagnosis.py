@@ -89,12 +89,6 @@ WORST: Mapping[str, tuple[str, Callable[..., int]]] = {
 }
 NORMS = 32  # frames whose median a norm had just before: they grow and fall with the training
 ARTEFACT = "eval_artifact_hash"
-THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
-    (
-        *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
-        *("comm_time_frac", "compute_time_frac", "train_time_linearity"),
-    )
-)
 LOSSES = (LOSS, "train_loss_ema")
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
@@ -271,10 +265,8 @@ def explain_passing_slowness(
     """
     if rule.severity != "SEV2" or rule.runbook:
         return None
-    if (
-        not rule_scope.rule_metrics(policy, rule)
-        or not rule_scope.rule_metrics(policy, rule) <= THROUGHPUT
-    ):
+    about = rule_scope.rule_metrics(policy, rule)
+    if not about or not about <= rule_scope.THROUGHPUT:
         return None
     watch = monitor.rules[policy.rules.index(rule)]
     breach = first_breach(monitor.numbers(rule), monitor.step)
@@ -310,7 +302,7 @@ def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> Mech
     if own is None and not rule_judges_loss(policy, rule):
         return None
     moved: dict[str, tuple[int, str]] = {}
-    judged = set()
+    judged, breached = set(), set()
     for (_, detector), watch, code in zip(
         monitor.detectors, monitor.watches, monitor.codes, strict=True
     ):
@@ -319,6 +311,8 @@ def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> Mech
         if name is None or code not in (OK, BREACH):
             continue
         judged.add(name)
+        if code == BREACH:
+            breached.add(name)
         if code == BREACH and (own is not None or metrics <= EARLIEST):
             metric = detector.metrics[0]
             reading = {**watch.numbers(), "code": "BREACH"}
@@ -330,7 +324,7 @@ def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> Mech
         return None
     order = sorted(moved, key=lambda name: (moved[name][0], name != own))
     step, metric = moved[order[0]]
-    stayed = tuple(name for name in MECHANISMS if name in judged and name not in moved)
+    stayed = tuple(name for name in MECHANISMS if name in judged - breached)
     layer = _worst_layer(monitor, metric)
     return MechanismSigns(order[0], step, metric, layer, tuple(order[1:]), stayed)
 

@@ -15,12 +15,17 @@ from .run_state import State
 # Families of rules, by what they read.
 LIVENESS, SPEED, HARDWARE, DATA, TRAINING = "liveness", "speed", "hardware", "data", "training"
 WIRING = "wiring"  # of the job, as it is written; the name of the pack, too
-TIMES = frozenset(
+THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
     (
-        *("step_time", "forward_time", "backward_time", "optimizer_time", "input_time"),
-        *("other_time", "checkpoint_time", "comm_time", "comm_time_frac", "compute_time_frac"),
-        *("dataloader_stall_frac", "tokens_per_sec", "mfu", "straggler_ratio", "straggler_rank"),
-        *("gpu_util", "probe_overhead_frac", "probe_self_time"),
+        *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
+        *("comm_time_frac", "compute_time_frac", "train_time_linearity"),
+    )
+)
+TIMES = THROUGHPUT | frozenset(
+    (
+        *("forward_time", "backward_time", "optimizer_time", "input_time", "other_time"),
+        *("checkpoint_time", "comm_time", "straggler_ratio", "straggler_rank"),
+        *("probe_overhead_frac", "probe_self_time"),
     )
 )
 # Times, devices, the host, the watching itself. Errors of memory are none of these, nor are those
