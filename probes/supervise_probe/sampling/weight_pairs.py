@@ -1,10 +1,10 @@
 """Copies of a few matrices, in pairs a few steps apart, for the spectra of their changes.
 
 Watched are the weights behind queries and keys of up to LAYERS layers, routers of experts, and as
-many others. A pair
-is copied between two steps, and a thread writes it into the directory of the segments, where a
-process beside the job reads it (`supervise_offline.mechanisms`). No other is taken before the
-supervisor has removed that file, so what it can afford decides how often; a pair is always fresh.
+many others. A pair is copied between two steps, and a thread writes it into the directory of the
+segments, where a process beside the job reads it (`supervise_offline.mechanisms`). No other is
+taken before the supervisor has removed that file, so what it can afford decides how often; a pair
+is always fresh.
 
 Which weights make a query is found without names, from the graph of what
 `scaled_dot_product_attention` was given, back to the first matrix product. Views are undone by
@@ -222,7 +222,10 @@ class WeightPairs:
             return f"off: {self.off}"
         if not self._watched:
             return "the weights of attention are not found yet"
-        return f"{len(self._layers)} layers, every {self._every * (1 + self.skipped)} steps"
+        roles = [watched.role for watched in self._watched]
+        nouns = (("query", "layers"), ("router", "routers"), ("", "other matrices"))
+        texts = [f"{roles.count(role)} {noun}" for role, noun in nouns if role in roles]
+        return f"{', '.join(texts)}, every {self._every * (1 + self.skipped)} steps"
 
     def thinned(self) -> Dict[str, int]:
         """Return how many steps are between two pairs, where it is more than it should be."""
@@ -286,9 +289,11 @@ class WeightPairs:
             self.off = next(iter(self._problems.values()))
             self._context.reporter.status_changed()
             return False
-        chosen = [watched for call in sorted(self._layers) for watched in self._layers[call]]
-        chosen = self._choose_routers() + chosen
-        taken = {id(watched.weight()) for watched in chosen}
+        pairs = [watched for call in sorted(self._layers) for watched in self._layers[call]]
+        routers = self._choose_routers()
+        if self._size(routers) > MOST_BYTES:
+            routers = []
+        taken = {id(watched.weight()) for watched in (*routers, *pairs)}
         others = []
         for root in self._context.registry.roots():
             vocabularies = self._vocabularies
@@ -299,9 +304,10 @@ class WeightPairs:
                 and self._fits(weight)
                 and not vocabularies & {*weight.shape}
             ]
-        self._watched = chosen + [others[i] for i in spread_evenly(len(others), OTHERS)]
-        while self._watched and self._size() > MOST_BYTES:
-            self._watched = self._watched[: len(self._watched) // 2]
+        rest = pairs + [others[i] for i in spread_evenly(len(others), OTHERS)]
+        while rest and self._size(routers + rest) > MOST_BYTES:
+            rest = rest[: (len(rest) + 1) // 4 * 2]  # a query with its key
+        self._watched = routers + rest
         self._context.reporter.status_changed()
         if not self._watched:
             self.off = f"two copies of one layer take more than {MOST_BYTES:,} bytes"
@@ -324,8 +330,8 @@ class WeightPairs:
         plain = weight.dim() == 2 and not is_sharded(weight)
         return plain and weight.is_floating_point() and 16 <= min(weight.shape) <= LARGEST
 
-    def _size(self) -> int:
-        weights = [watched.weight() for watched in self._watched]
+    def _size(self, matrices: List[Watched]) -> int:
+        weights = [watched.weight() for watched in matrices]
         return sum(8 * weight.numel() for weight in weights if weight is not None)
 
     # ── the copies ────────────────────────────────────────────────────────────────────────────

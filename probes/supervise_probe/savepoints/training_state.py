@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from ctypes import string_at
-from itertools import islice
+from itertools import chain, islice
 from time import thread_time_ns
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
@@ -401,8 +401,8 @@ class StateWatch:
         return self.on
 
     def _look(self, reference: Any, state: Any, marks: List[Mark]) -> None:
-        due, many, first = self.pace.due, len(marks), self._turn % max(1, len(state) - 1)
-        for param in islice(state, first, first + 2):
+        due, many, first = self.pace.due, len(marks), self._turn % len(state)
+        for param in islice(chain(state, state), first, first + 2):
             values = state[param]
             for key, value in values.items() if isinstance(values, dict) else ():
                 if isinstance(value, self._tensor) and value.numel() > 1:

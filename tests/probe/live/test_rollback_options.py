@@ -124,6 +124,16 @@ def test_moments_that_somebody_wrote_are_seen_in_a_step_without_a_sample(probed)
     assert (ack.ok, ack.result["step"]) == (True, 13)
 
 
+def test_moments_of_the_last_parameter_have_their_turn(probed):
+    script = MOMENTS.format(
+        first="pass", at="in (14, 15)", then="optimizer.state[model.bias]['exp_avg_sq'].mul_(1e-4)"
+    )
+    order = ("rollback", {"before_step": 12, "sign": 16})
+    script = script.replace("Model(4, 1)", "Model(4, 2)")
+    _, ack = probed.ordered(script, order, savepoints=KEEP, probe_batch={})
+    assert ack.ok and ack.result["step"] in (13, 14), ack
+
+
 @pytest.mark.parametrize("sound", [False, True])
 def test_where_the_probe_batch_cannot_be_asked_the_loss_of_that_step_counts(probed, sound):
     script = MOMENTS.format(first="pass", at="== 17", then="state['exp_avg_sq'].mul_(1e-4)")

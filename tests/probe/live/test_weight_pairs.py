@@ -239,4 +239,20 @@ def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
     rows = torch.tensor(routers[1]).double()
     condition = (rows - rows.mean(0)).norm(dim=1).max() / rows.mean(0).norm()
     assert frame.values["router_conditioning_max.1"] == pytest.approx(float(condition), rel=1e-5)
-    assert "3 layers" in status["sampling"]["spectra"]
+    assert "3 layers, 3 routers, 8 other matrices, every" in status["sampling"]["spectra"]
+
+
+def test_where_not_all_fits_whole_layers_are_left_out_and_no_router(probed):
+    limit = "import _supervise_probe.sampling.weight_pairs as pairs\npairs.MOST_BYTES = 20_000\n"
+    job = probed.start(limit + TRAIN, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
+    job.reached()
+    path = job.folder / "shm" / "weight-pair"
+    wait_until(path.exists, "a pair")
+    with path.open("rb") as file:
+        roles = [row["role"] for row in json.loads(file.readline())["matrices"]]
+    status = job.segment().status()
+    job.go()
+    probed.wait(job)
+
+    assert roles == ["router"] * 3 + ["query", "key"]
+    assert status["sampling"]["spectra"].startswith("1 layers, 3 routers, every")
