@@ -230,6 +230,7 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
         ("plan", {"to": 5, "what": "mix"}, "step 5 is over; the run is at step 19"),
         ("plan", {"from": 40, "to": 30, "what": "mix"}, "plan: to comes before from: 40"),
+        ("plan", {"to": 0, "what": "mix"}, "plan: no change 'mix' was announced"),
         ("plan", {"to": 30}, "a name in `what` is empty"),
         ("plan", {"what": "mix"}, "plan needs `to`, a whole number"),
         ("plan", {"to": 30, "what": "mix", "expect": "away"}, "expect must be up, down or either"),
@@ -247,6 +248,23 @@ def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, wh
     assert why in said.data["answer"]
     assert story.actions() == []
     assert story.state.incident is None
+
+
+def test_a_planned_change_is_replaced_and_taken_back_by_its_words(tell):
+    story = tell(healthy=20)
+    said = story.say("plan", to=90, what="a mix")
+    assert "to take it back: supervise plan add RUN --to 0 --what 'a mix'" in said.data["answer"]
+    story.say("plan", to=80, what="rate")
+    story.say("plan", to=40, what="a mix", expect="up")
+    planned = story.state.context.planned
+    assert [(p.what, p.to_step, p.expect) for p in planned] == [
+        ("rate", 80, "either"),
+        ("a mix", 40, "up"),
+    ]
+    said = story.say("plan", to=0, what="a mix")
+    assert said.data["ok"] and said.data["answer"] == "a mix is no longer planned"
+    assert [p.what for p in story.state.context.planned] == ["rate"]
+    assert story.replayed() == story.recorded()
 
 
 def asking(tell):

@@ -367,7 +367,9 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
 
 @_command(
     "[RUN]",
-    click.option("--to", "last", type=COUNT, required=True, metavar="STEP", help="Last step."),
+    click.option(
+        "--to", "last", type=COUNT, required=True, metavar="STEP", help="Last step. 0: no longer."
+    ),
     click.option("--what", required=True, metavar="TEXT", help="What changes, in words."),
     click.option(
         "--from", "first", type=COUNT, metavar="STEP", help="First step. Default: the next one."
@@ -383,11 +385,13 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
 def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, expect: str) -> Order:
     """Announce a change: what it does to the loss opens no incident.
 
-    SEV0 rules, and rules on what such a change cannot move, fire as ever.
+    SEV0 rules, and rules on what such a change cannot move, fire as ever. It replaces one
+    announced in the same words; with --to 0 it takes that one back.
 
     \b
     Examples:
       supervise plan add --from 20000 --to 20500 --what "new data mix" --expect up
+      supervise plan add --to 0 --what "new data mix"
     """
     run, _ = split_run(operands, 0, 0)
     return run, {"to": last, "what": what, "expect": expect} | (

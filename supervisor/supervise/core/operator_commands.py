@@ -7,6 +7,7 @@ mode limits what the policy does by itself. While an action is under way orders 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -25,7 +26,14 @@ from .model.decisions import (
 from .model.events import OperatorCommand
 from .model.payload import CommandArgs, Json, Payload
 from .model.policy import Planned, Policy, Runbook
-from .run_state import ApprovalLog, ApprovalRequest, MessageDraft, State, StepContext
+from .run_state import (
+    ApprovalLog,
+    ApprovalRequest,
+    LossContext,
+    MessageDraft,
+    State,
+    StepContext,
+)
 from .shard_attribution import ShardAttribution
 
 PATIENT = frozenset({"stop", "resume"})  # neither may be lost
@@ -455,26 +463,36 @@ PLANS = 16  # that are known at a time, newest; project default
 
 
 def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
-    """Take a change that people know of: what it does to the loss opens no incident."""
+    """Take a change that people know of: what it does to the loss opens no incident.
+
+    It replaces one of the same words; up to step 0 it only takes that one back.
+    """
     context, args = ctx.state.context, event.args.parse(CommandArgs)
     first = parse_count(event, "from", args.first, ctx.state.step + 1)
     (what,) = _names(event, "what", [args.what])
-    plan = Planned(first, parse_count(event, "to", args.last), what, args.expect or "either")
+    last = parse_count(event, "to", args.last)
+    others = tuple(known for known in context.planned if known.what != what)
+    if not last:
+        if others == context.planned:
+            raise Refused(f"plan: no change {what!r} was announced")
+        return Answer(f"{what} is no longer planned", then=lambda: _set_plans(context, others))
+    plan = Planned(first, last, what, args.expect or "either")
     if plan.to_step <= ctx.state.step:
         raise Refused(f"plan: step {plan.to_step} is over; the run is at step {ctx.state.step}")
     for key, sentence in plan.check():
         raise Refused(f"plan: {key} {sentence}")
     if plan.expect not in ("up", "down", "either"):
         raise Refused(f"plan: expect must be up, down or either, not {args.expect!r:.60}")
-
-    def then() -> None:
-        context.planned = (*context.planned, plan)[-PLANS:]
-
     return Answer(
         f"steps {first} to {plan.to_step} are planned: what {what} does to the loss opens no "
-        "incident; SEV0 still does",
-        then=then,
+        "incident; SEV0 still does; to take it back: supervise plan add RUN --to 0 --what "
+        f"{shlex.quote(what)}",
+        then=lambda: _set_plans(context, (*others, plan)[-PLANS:]),
     )
+
+
+def _set_plans(context: LossContext, planned: tuple[Planned, ...]) -> None:
+    context.planned = planned
 
 
 PLAIN = {
