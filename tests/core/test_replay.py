@@ -75,6 +75,13 @@ def test_a_number_without_a_form_in_json_is_read_back(tell, number):
     assert repr(again.slow_step.now_s) == str(number).lower().replace("+", "")
 
 
+def test_a_withdrawal_of_before_its_cause_was_a_fact_is_read_back(tell):
+    _, _, log = recorded(tell)
+    entry = {**log[0], "kind": "abort", "data": {"what": "withdrawn", "runbook": "soften"}}
+
+    assert decision_from_record(entry).cause == ""
+
+
 def test_a_journal_that_ends_before_the_log_is_incomplete(tell):
     """Its end was lost, or never written: told apart from another decision."""
     policy, events, log = recorded(tell)

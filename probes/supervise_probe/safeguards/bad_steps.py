@@ -14,16 +14,16 @@ step, and the frame shows where it fired. Where the job clips by norm, one NaN m
 NaN before that: such a step has no gradient at all, only momentum and decay. Under DDP the reduced
 gradients are the same on all ranks, so all ranks act alike.
 
-`skip_outliers`: the update of a batch that is far out of its band is not made.
+`skip_outliers`: the update of a batch that is far out of its normal range is not made.
 The decision is made in the process, right before the update, from a loss and a gradient norm that
 the host has anyway. On an accelerator they are not there in time, and several ranks would have to
 skip alike: then it does not act, and the status says so.
 
-A loss out of its band cannot tell whether the batch is bad or the weights are. Two updates in a row
-are skipped at once. Before a third, and then before every second one, the probe batch is asked:
-where it has its loss of before, the batches are bad, and skipping goes on. Where it has not, or
-nobody can say, the next updates are made as they come, until the loss is back in its band: to skip
-with bad weights would keep them bad. So it is after `max` skips in `per` steps.
+A loss out of its normal range cannot tell whether the batch is bad or the weights are. Two updates
+in a row are skipped at once. Before a third, and then before every second one, the probe batch is
+asked: where it has its loss of before, the batches are bad, and skipping goes on. Where it has not,
+or nobody can say, the next updates are made as they come, until the loss is back in its range: to
+skip with bad weights would keep them bad. So it is after `max` skips in `per` steps.
 
 Each at most `max` times in `per` steps, so that a run that stays non-finite does not idle on.
 Neither acts under a GradScaler, which skips such steps itself.

@@ -358,7 +358,7 @@ class RunbookWithdrawn(Decision, frozen=True, kw_only=True):
 
     KIND, WHAT = "abort", "withdrawn"
     runbook: str
-    cause: str
+    cause: str = ""  # in records of before
     action: ActionRef | None = None
     result: Payload | None = None
 
