@@ -114,6 +114,8 @@ def test_failed_verification(driver, text, state, problem):
     assert driver.entry("ckpt-1")["problems"] == [problem] and driver.pinned() == []
     assert driver.entry("ckpt-1")["state"] == state
     assert problem in driver.events[0].message
+    given_up = dict(driver.events[0].data).get("unverified")
+    assert given_up == (None if state == "bad" else [0, 9])
     assert driver.guard.frame_values().get("checkpoint_ok") == (0.0 if state == "bad" else None)
 
 
