@@ -38,15 +38,17 @@ def tar(folder: Path) -> None:
     for number, text in enumerate(TEXTS):
         raw = json.dumps({"text": text}).encode() if number % 2 else text.encode()
         members[f"{number:04d}.{'json' if number % 2 else 'txt'}"] = raw
-    write_tar(folder / "part-0001.tar", members)
+    (folder / "part-0001.tar").write_bytes(tar_of(members))
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as archive:
+def tar_of(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
         for name, raw in members.items():
             member = tarfile.TarInfo(name)
             member.size = len(raw)
             archive.addfile(member, io.BytesIO(raw))
+    return made.getvalue()
 
 
 def table() -> pyarrow.Table:
@@ -329,14 +331,33 @@ SAMPLES = {
     "s/2.json": b'{"text": "of the picture"}',
     "s/3.json": b'{"text": "3"}',
 }
+OF_TWO = tar_of({f"{n}.json": b'"of two"' for n in (1, 2)})
 OF_LINES = b'{"text": "one"}\n{no json\n{"text": "\\ud800"}\n{"text": "two"}\n'
 
 
 @pytest.mark.parametrize(
     ("write", "documents", "damaged"),
     [
-        (lambda folder: write_tar(folder / "a.tar", SAMPLES), 3, 0),
-        (lambda folder: write_tar(folder / "a.tar", {"a.jsonl": OF_LINES, "b.txt": b"b"}), 3, 2),
+        (lambda folder: (folder / "a.tar").write_bytes(tar_of(SAMPLES)), 3, 0),
+        (
+            lambda folder: (folder / "a.tar").write_bytes(
+                tar_of({"a.jsonl": OF_LINES, "b.txt": b"b"})
+            ),
+            3,
+            2,
+        ),
+        (
+            lambda folder: [
+                (folder / f"{size}.tar").write_bytes(OF_TWO[:size]) for size in (1100, 1540)
+            ],
+            2,
+            2,
+        ),
+        (
+            lambda folder: (folder / "a.tar").write_bytes(OF_TWO.replace(b"2.json", b"?.json")),
+            1,
+            1,
+        ),
         (lambda folder: write_lines(folder / "a.jsonl", [{"text": None}, "a", "b"]), 3, 0),
         (
             lambda folder: write_lines(
@@ -347,7 +368,15 @@ OF_LINES = b'{"text": "one"}\n{no json\n{"text": "\\ud800"}\n{"text": "two"}\n'
         ),
         (lambda folder: (folder / "dataset_infos.json").write_text('{"default": {}}'), 0, 0),
     ],
-    ids=["metadata of samples", "lines in an archive", "null", "terms", "facts of a data set"],
+    ids=[
+        "metadata of samples",
+        "lines in an archive",
+        "an archive cut short",
+        "a header",
+        "null",
+        "terms",
+        "facts of a data set",
+    ],
 )
 def test_only_what_cannot_be_read_is_damage(write, documents, damaged, tmp_path, check):
     write_lines(tmp_path / "z.jsonl", ["one more"])

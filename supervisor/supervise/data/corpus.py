@@ -574,6 +574,9 @@ def _read_tar(piece: Piece, fields: Fields) -> Records:
                 yield from _line_records([metadata], fields, source)
                 metadata = file.read()
         yield from _line_records([metadata], fields, source)
+        rest: Any = archive.fileobj  # to its reader, a damaged header is the end
+        if rest.pos % tarfile.BLOCKSIZE or rest.read(1 << 20).strip(b"\0"):
+            yield Damage("the header of a member is damaged: the rest of the archive is not read")
 
 
 # ── token files ───────────────────────────────────────────────────────────────────────────────────

@@ -260,7 +260,7 @@ def find_copies(
         result.val_exact = len(leaks)
     if near:
         pairs = _candidates(rows, copies)
-        result.verified = _verify(pairs, rows, pieces, fields, spool, clusters, leaks)
+        _verify(pairs, rows, pieces, fields, spool, clusters, leaks)
         result.near = sum(1 for number in clusters.parents if clusters.root(number) != number)
         if held_out:
             result.val_near = len(leaks)
@@ -340,8 +340,8 @@ def _verify(
     spool: Path,
     clusters: Clusters,
     leaks: set[int],
-) -> int:
-    """Join the pairs that are alike in full; return how many were compared."""
+) -> None:
+    """Join the pairs that are alike in full."""
     numpy = need("numpy")
     first = (pairs >> numpy.uint64(32)).astype("i8")
     second = (pairs & numpy.uint64(0xFFFFFFFF)).astype("i8")
@@ -353,7 +353,6 @@ def _verify(
             sizes[number] = file.tell() // 8, len(grams)
             grams.tofile(file)
             file.seek(0, 2)
-    compared = 0
     if sizes and spool.stat().st_size:
         grams = numpy.memmap(spool, "u8", "r")
         out = dict(
@@ -366,7 +365,6 @@ def _verify(
             done = val in leaks if val is not None else clusters.root(a) == clusters.root(b)
             if done:
                 continue
-            compared += 1
             (i, n), (j, m) = sizes[a], sizes[b]
             if jaccard(grams[i : i + n], grams[j : j + m]) < ALIKE:
                 continue
@@ -376,7 +374,6 @@ def _verify(
                 leaks.add(val)
         del grams
     spool.unlink(missing_ok=True)
-    return compared
 
 
 def jaccard(ours: Any, theirs: Any) -> float:
@@ -456,7 +453,6 @@ def find_hotspots(sample: Sample) -> Hotspots:
     array = divsufsort.divsufsort(text)
     common = divsufsort.kasai(text, array)
     alike = numpy.asarray(common) >= STRETCH
-    result.repeated = round(float(alike.sum()) / len(text), 6)
     starts = numpy.flatnonzero(alike & ~numpy.concatenate([[False], alike[:-1]]))
     ends = numpy.flatnonzero(alike & ~numpy.concatenate([alike[1:], [False]])) + 1
     groups: list[tuple[int, int, int]] = []

@@ -194,7 +194,7 @@ class Duplicates(Struct, kw_only=True):
 
     Attributes:
         exact: documents that are copies of an earlier one. near: of these and near copies.
-        sizes: number of clusters by their size. verified: pairs that were compared in full.
+        sizes: number of clusters by their size.
         val_documents: of the held-out set. val_exact, val_near: of these, with a copy in the data.
     """
 
@@ -202,7 +202,6 @@ class Duplicates(Struct, kw_only=True):
     near: int | None = None
     sizes: dict[int, int] = field(default_factory=dict)
     clusters: list[Cluster] = field(default_factory=list)
-    verified: int = 0
     val_documents: int = 0
     val_exact: int | None = None
     val_near: int | None = None
@@ -213,14 +212,12 @@ class Hotspots(Struct, kw_only=True):
 
     Attributes:
         documents: in the sample. shared: those that hold the commonest stretch.
-        repeated: share of the sample's bytes that start such a stretch.
         excerpts: the commonest ones, masked, each with its documents.
     """
 
     documents: int = 0
     bytes: int = 0
     shared: int = 0
-    repeated: float = 0.0
     excerpts: list[Cluster] = field(default_factory=list)
 
 
