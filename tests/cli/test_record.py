@@ -81,6 +81,17 @@ def test_a_launch_that_differs_from_the_one_before_has_the_published_form(keep_r
     assert invoke(["record", "verify", str(run.path)]) == 0
 
 
+def test_the_page_of_a_live_run_is_not_red_and_marks_its_newest_incident(keep_run, supervise):
+    """The incident lies behind the first of the 8 steps that the curve's last point stands for."""
+    run = keep_run(make_frames(0, *QUIET * 15, *[2.0] * 5, 8.0), ended=False)
+
+    page = supervise("record", "--format", "html", run.path)[1]
+
+    loss = json.loads(supervise("record", "--format", "json", run.path)[1])["loss"]
+    assert loss["steps"][-1] < 605 and "1 incident, 1 not closed" in page
+    assert page.count('<line class="opened"') == 1 and '<span class="state busy">' in page
+
+
 @pytest.fixture
 def run(kept, tmp_path):
     """A copy of that run, to be damaged."""
@@ -177,8 +188,18 @@ def forge(run):
     record["cost"]["steps"] += 1
     record["incidents"][0]["headline"] = "nothing of note"
     write(run, record)
+    drop_copies(run)
+
+
+def drop_copies(run):
     for name in ("record.md", "record.html"):
         (run.path / "record" / name).unlink()
+
+
+def forget_loss(run):
+    """Remove the loss from the record, as if a version that has none had written it."""
+    write(run, {name: value for name, value in read(run).items() if name != "loss"})
+    drop_copies(run)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +219,7 @@ def forge(run):
             "",
         ),
         (forge, "record", "fields that differ from the run: incidents[inc-1].headline, cost.steps"),
+        (forget_loss, "record", "fields that differ from the run: loss"),
         (
             lambda r: edit(r.path / "record" / "record.md", b"lr\\_scale", b"lr\\_other"),
             "record",
@@ -209,7 +231,7 @@ def forge(run):
             "it has not the published form: Object contains unknown field `paused_h` - at `$.cost`",
         ),
     ],
-    ids=["policy", "evidence", "audit", "cut", "journal", "record", "markdown", "form"],
+    ids=["policy", "evidence", "audit", "cut", "journal", "record", "loss", "markdown", "form"],
 )
 def test_what_was_changed_is_named(run, supervise, damage, part, text):
     damage(run)

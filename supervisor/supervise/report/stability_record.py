@@ -389,7 +389,7 @@ def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple
     Where another installation wrote it, what comes from that is left out.
     """
     is_same_installation = recorded.made_by == rebuilt.made_by
-    if recorded.loss is None:
+    if recorded.loss is None and not is_same_installation:  # an earlier one did not write it
         rebuilt = msgspec.structs.replace(rebuilt, loss=None)
     paths = [path for path, _, _ in record_differences(recorded, rebuilt)]
     return [
@@ -469,7 +469,7 @@ def record_blocks(record: StabilityRecord) -> Iterator[Block]:
     yield _pairs("Gaps", record.gaps)
     yield _pairs("Cost", record.cost)
     if record.loss is not None:
-        highest = [math.nan if value is None else value for value in record.loss.highest]
+        highest = record.loss.values
         yield Block(
             "Loss",
             ("field", "value"),
@@ -583,23 +583,24 @@ def _steps(count: int | Unknown) -> str:
 
 
 def _tone(record: StabilityRecord) -> str:
-    if record.audit.status != "good" or record.run.exit_code not in (0, None):
-        return "bad"
-    return "busy" if any(isinstance(i.end, Unknown) for i in record.incidents) else "good"
+    ends = (record.run.exit_code, *(incident.end for incident in record.incidents))
+    is_open = any(isinstance(end, Unknown) for end in ends)
+    failed = not isinstance(ends[0], Unknown) and ends[0] != 0
+    return "bad" if failed or record.audit.status != "good" else "busy" if is_open else "good"
 
 
 def _loss_figure(record: StabilityRecord) -> Figure | None:
-    if record.loss is None:
+    if record.loss is None or not record.loss.steps:
         return None
     points = list(zip(map(float, record.loss.steps), record.loss.values, strict=True))
-    opened = [("opened", float(incident.step)) for incident in record.incidents]
+    opened = [("opened", incident.step) for incident in record.incidents]
     back = [
-        ("back", float(action.step))
+        ("back", action.step)
         for action in record.interventions.actions
         if action.action in ("rollback", "relaunch") and action.outcome == "done"
     ]
-    last = record.loss.steps[-1]
-    marks = [mark for mark in (*opened, *back) if record.loss.steps[0] <= mark[1] <= last]
+    low, high = min(record.loss.steps), max(record.loss.steps)  # a point's steps follow it
+    marks = [(kind, float(min(max(step, low), high))) for kind, step in (*opened, *back)]
     title = readable_metric(record.loss.metric)
     figure = figure_over_steps(title, [("line", points)], marks, log=True)
     return None if figure is None else replace(figure, name=record.loss.metric, tall=True)
