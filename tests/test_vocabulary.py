@@ -80,7 +80,7 @@ PHRASES = {
 PHRASES_ALLOWED = 1
 DOCUMENTS = (
     *("README.md", "SECURITY.md", "CHANGELOG.md", "supervisor/README.md"),
-    *(f"docs/{name}.md" for name in ("behaviour", "commands", "limits", "release", "testing")),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
     *("supervisor/DECISIONS.md", "policies/README.md", "runbooks/README.md", "probes/README.md"),
 )
 

@@ -106,7 +106,7 @@ def test_its_metadata_says_whose_it_is_and_what_it_installs(dist):
     required = {
         re.split(r"[^\w-]", line)[0]
         for line in fields.get_all("Requires-Dist", [])
-        if "extra" not in line or re.search(r"'(torch|backtest|data|sign)'", line)
+        if "extra" not in line or re.search(r"'(torch|backtest|data|sign|web)'", line)
     }
 
     source = (ROOT / "supervisor/supervise/__init__.py").read_text()

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "supervisor/README.md"),
-    *(f"docs/{name}.md" for name in ("behaviour", "commands", "limits", "release", "testing")),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
     *READMES,
 ]
 FENCES = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)

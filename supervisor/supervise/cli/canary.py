@@ -372,8 +372,7 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
 
     Each run is watched under the policy `canary`, which stops a job at the first grave doubt and
     never repairs it. Another policy sends no messages here, and starts no job again. W&B and the
-    hubs are offline, and no tracked run is resumed. What a run writes elsewhere is reported, as far
-    as that can be seen.
+    hubs are offline, and no tracked run is resumed.
 
     \b
     Examples:

@@ -1,6 +1,6 @@
 """Status of a run, as `state.json` holds it: remedies, progress of the training, and the verdict.
 
-Console, `supervise status`, `watch` and their JSON read it here, so that they agree. A remedy that
+Console, `supervise status`, the page and their JSON read it here, so that they agree. A remedy that
 is not available has the reason and the change needed. The verdict is one line: matters that need a
 person come first. The progress has loss, speed, planned length and a curve of fixed size over the
 whole run; a frame costs a microsecond. The supervisor never reads the status back: the journal is

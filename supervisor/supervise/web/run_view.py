@@ -1,4 +1,4 @@
-"""The facts of a run for the page, from what `status`, `watch` and `why` read, and kept up to date.
+"""The facts of a run for the page, from what `status` and `why` read, and kept up to date.
 
 Nothing is computed here that another view has: states, verdicts, lines and reports come from their
 own modules. A view reads what was appended to the audit log since, and a status that has changed.
