@@ -328,6 +328,12 @@ def test_evidence_is_a_download_of_what_its_manifest_lists(client):
     assert answer.headers["content-security-policy"].startswith("sandbox")
 
 
+def test_what_the_page_loads_is_there(client):
+    linked = re.findall(r"""(?:href|src)="[./]*(static/[^"]+)""", client.get("/run/spike/").text)
+    assert "static/style.css" in linked, "the sheet of the reports"
+    assert {client.get(f"/{path}").status_code for path in linked} == {200}
+
+
 def test_a_hostile_name_stays_text_and_the_export_holds_no_token(client, served):
     answer = client.get("/api/run/evil/metrics")
     assert answer.headers["content-type"] == "application/json"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).with_name("templates")
-STYLE = Path(__file__).parents[1] / "web" / "static"  # of the live page, which looks the same
 LOG = 20.0  # a series that spans more than so many times its least value has a log scale
 ROOM = 0.06  # of the height, above and below
 
@@ -37,7 +36,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 30 ms, for pages only
 
     return Environment(
-        loader=FileSystemLoader((TEMPLATES, STYLE)),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         finalize=_printed,
         trim_blocks=True,

@@ -23,6 +23,7 @@ import yaml
 from .. import system
 from ..core.model.decisions import json_document, plain_json
 from ..errors import MISSHAPEN, StoreError
+from ..report.pages import TEMPLATES
 from ..report.stability_record import record_leaves, text_of
 from ..store import files
 from ..store.run_records import MANIFEST
@@ -42,6 +43,11 @@ GROUPS = {
 }
 LONG = ("packages", "rules")
 _PART = re.compile(r'<(link|script)\b[^>]*?(?:href|src)="[^"]*static/([\w.-]+)"[^>]*>(</script>)?')
+
+
+def static_files() -> dict[str, Path]:
+    """Return the files of the page by name; its sheet is that of the reports."""
+    return {path.name: path for path in (*STATIC.iterdir(), TEMPLATES / "style.css")}
 
 
 def page_source(page: str, up: str) -> bytes:
@@ -90,8 +96,9 @@ def export_page(view: RunView, curves: RunCurves) -> bytes:
     styles: list[str] = []
     scripts: list[str] = []
     source = page_source("run", "").decode()
+    sources = static_files()
     for kind, name, _ in _PART.findall(source):
-        text = files.read_file(STATIC / name).decode().replace("</script", "<\\/script")
+        text = files.read_file(sources[name]).decode().replace("</script", "<\\/script")
         (styles if kind == "link" else scripts).append(text)
     policy = (
         f"default-src 'none'; img-src data:; script-src {style_hashes(scripts)}; "

@@ -217,9 +217,10 @@ class Page:
     def _static(self, request: Request) -> Response:
         name = request.path_params["name"]
         kind = TYPES.get(Path(name).suffix)
-        if kind is None or name not in {path.name for path in export.STATIC.iterdir()}:
+        path = export.static_files().get(name)
+        if kind is None or path is None:
             raise ProblemError(404, "there is no such file")
-        raw = files.read_file(export.STATIC / name, foreign=True)
+        raw = files.read_file(path, foreign=True)
         tag = f'"{hashlib.sha256(raw).hexdigest()[:16]}"'
         headers = {"ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
