@@ -55,6 +55,38 @@ def test_every_part_of_the_language_is_in_a_table() -> None:
             assert f"`{name}`" in text
 
 
+FAULTS = {  # of the README's table: the names in that of the measurement
+    "learning rate x30": "rate x30",
+    "NaN in a gradient": "NaN in a gradient",
+    "one flipped bit in a weight": "bit of a weight",
+    "Adam's second moments / 10000": "second moments / 10000",
+    "shuffled labels (not cured)": "shuffled labels",
+    "crash (at a checkpoint)": "crash",
+}
+
+
+def table_of(name: str) -> list[dict[str, str]]:
+    """Return the rows of the only table of a document, by the names of its columns."""
+    lines = (ROOT / name).read_text("utf-8").splitlines()
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:2] == "| "]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:] if "--" not in row[0]]
+
+
+def test_the_lost_steps_of_the_readme_are_those_that_were_measured() -> None:
+    """ "All" is the 450 steps after the checkpoint before the fault."""
+    measured = {row["fault"]: row for row in table_of("benchmarks/recovery.md")}
+    shown = {row.pop("fault"): row for row in table_of("README.md")}
+    names = {"unwatched": "nobody", "torchrun restarts": "torchrun", "`supervise`": "lost"}
+
+    assert shown == {
+        fault: {
+            title: "all" if (steps := measured[case][name].split()[0]) == "450" else steps
+            for title, name in names.items()
+        }
+        for fault, case in FAULTS.items()
+    }
+
+
 def test_the_example_of_the_policy_reference_loads(load) -> None:
     """What a newcomer copies first works; the same for the runbook, inside a policy."""
     text = (ROOT / "policies/README.md").read_text("utf-8")
