@@ -146,7 +146,6 @@ def test_open_files_do_not_grow_with_the_pieces(tmp_path, check):
 # ── stops ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.chaos
 def test_a_check_that_is_killed_and_one_in_parts_and_by_two_processes_give_one_manifest(
     tmp_path, check, capsys
 ):

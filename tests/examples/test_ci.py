@@ -64,7 +64,6 @@ def workflow(tmp_path):
     return run
 
 
-@pytest.mark.chaos
 @pytest.mark.slow
 def test_the_check_fails_for_a_candidate_that_crashes(workflow, tmp_path):
     """Nothing of either run is left."""
