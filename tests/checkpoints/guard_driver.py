@@ -123,7 +123,7 @@ class GuardDriver:
             pass
         events = self.guard.poll()
         self.events += events
-        return [(e.data["id"], e.data["step"], e.data["ok"]) for e in events if e.data]
+        return [(e.data["id"], e.data["step"], e.data["ok"]) for e in events if "id" in e.data]
 
     def verify_now(self, **within):
         """Verify at once, and wait until that is done."""
@@ -176,7 +176,7 @@ class Overwriter:
 
         def enough():
             if len(found) < events:
-                found.extend(e for e in self._driver.guard.poll() if e.data)
+                found.extend(e for e in self._driver.guard.poll() if "id" in e.data)
             return len(found) >= events
 
         # The verifier runs at the lowest priority.

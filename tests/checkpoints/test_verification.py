@@ -302,7 +302,7 @@ def verify_awaited(driver, before):
     driver.guard.verify_awaited(before)
     while driver.guard.is_verifying_awaited:
         time.sleep(0.01)
-    return [(e.data["id"], e.data["ok"]) for e in driver.guard.poll() if e.data]
+    return [(e.data["id"], e.data["ok"]) for e in driver.guard.poll() if "id" in e.data]
 
 
 def test_verify_awaited_takes_the_newest_candidate(driver):
