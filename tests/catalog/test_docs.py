@@ -60,8 +60,9 @@ FAULTS = {  # of the README's table: the names in that of the measurement
     "NaN in a gradient": "NaN in a gradient",
     "one flipped bit in a weight": "bit of a weight",
     "Adam's second moments / 10000": "second moments / 10000",
-    "shuffled labels (not cured)": "shuffled labels",
+    "shuffled labels": "shuffled labels",
     "crash (at a checkpoint)": "crash",
+    "damaged checkpoint, crash": "bad checkpoint, then a crash",
 }
 
 

@@ -416,7 +416,7 @@ def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ..
       supervise init -- python train.py
       supervise init --policy medium --out policies/big.yaml -- python train.py
 
-    Exit codes: 0 written; 1 a check failed (the file is written, unless COMMAND is missing or not
+    Exit codes: 0 written; 1 a check failed (the file is written, unless COMMAND is not found or not
     executable); 64 wrong usage, or the file exists.
     """
     from ..catalog import load_policy
@@ -474,7 +474,7 @@ def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:
         if "restart" in policy.budgets:
             yield "  on_crash: restart # restart a crashed job, within the budget"
             yield "override:"
-            remark = "restart a hung job with a verified checkpoint"
+            remark = "restart a hung job from a verified checkpoint"
             yield f"  hang.stuck: {{run: restart-if-stuck}} # {remark}"
     else:
         note = f" {recipe.name}: {recipe.note}" if recipe else ""

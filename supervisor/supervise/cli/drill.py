@@ -541,7 +541,7 @@ def demo_command(run_dir: Path | None) -> int:
       supervise demo
       supervise demo --run-dir runs/demo
 
-    Exit codes: 0 the fault was detected, contained and verified; 1 it was not; 64 no torch.
+    Exit codes: 0 the fault was detected and the recovery verified; 1 not; 64 no torch.
     """
     if find_spec("torch") is None:
         raise UsageError(

@@ -273,7 +273,7 @@ def _command(
 def pause(operands: tuple[str, ...]) -> Order:
     """Pause the job at its next step boundary.
 
-    `supervise resume` ends the pause. It ends by itself after one day, and 60 s after the
+    `supervise resume` ends the pause. Without it the job goes on after one day, or 60 s after the
     supervisor dies.
 
     \b
@@ -299,7 +299,7 @@ def resume(operands: tuple[str, ...]) -> Order:
 
 @_command("[RUN] ID", click.option("--sha", metavar="HEX", help="Digest of the request you saw."))
 def approve(operands: tuple[str, ...], sha: str | None) -> Order:
-    """Approve request ID: its runbook runs.
+    """Approve request ID: its actions are carried out.
 
     The approval covers the actions and arguments of the request, under the policy of that moment.
     If any of them has changed, the request expires and a new one is created.
@@ -400,7 +400,7 @@ def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, exp
 
 
 commands["plan"] = click.Group(
-    "plan", {"add": plan}, help="Announce changes of a run, such as of its data or its rate."
+    "plan", {"add": plan}, help="Announce a change of data or rate: no incident for it."
 )
 
 
@@ -439,10 +439,10 @@ def _rate(value: str) -> float:
     cls=_Rate,
 )
 def lr(operands: tuple[str, ...], rewarm: int) -> Order:
-    """Multiply the job's learning rate by VALUE.
+    """Scale the job's own learning rate by VALUE.
 
-    VALUE is above 0 and at most 1; 1.0 ends the scaling, and a hold of the rate. The factor stays
-    over rollbacks and relaunches.
+    VALUE is above 0 and at most 1, and replaces an earlier one; 1.0 ends the scaling, and lifts a
+    cap that `supervise` put on the rate. The factor stays over rollbacks and relaunches.
 
     \b
     Examples:
@@ -459,14 +459,14 @@ def lr(operands: tuple[str, ...], rewarm: int) -> Order:
         "--before",
         type=click.IntRange(min=1),
         metavar="STEP",
-        help="Use a savepoint from before this step. Default: the newest savepoint.",
+        help="Use a savepoint from before this step. Default: before the open incident.",
     ),
 )
 def rollback(operands: tuple[str, ...], before: int | None) -> Order:
     """Restore a savepoint inside the job's process.
 
-    Evidence is collected first. Needs savepoints: a run that was started with `mode: enforce` or
-    `mode: approve`.
+    Evidence is collected first. Only a run that was started in mode enforce or approve has
+    savepoints.
 
     \b
     Examples:
@@ -479,9 +479,9 @@ def rollback(operands: tuple[str, ...], before: int | None) -> Order:
 
 @_command()
 def savepoint(operands: tuple[str, ...]) -> Order:
-    """Copy the training state in memory, for a later rollback.
+    """Take a savepoint, a copy for a later rollback.
 
-    It is kept in memory, as of the next step boundary.
+    It is taken at the next step boundary and kept in memory.
 
     \b
     Examples:
@@ -545,12 +545,18 @@ def quarantine(operands: tuple[str, ...]) -> Order:
 
 @_command(
     "[RUN]",
-    click.option("--shard", multiple=True, metavar="NAME", help="End only this quarantine."),
+    click.option(
+        "--shard",
+        multiple=True,
+        metavar="NAME",
+        help="Only include this quarantined data shard again.",
+    ),
 )
 def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:
     """End a hold: the policy may act again.
 
-    The incident closes and a new warm-up begins. A rule that is still in breach fires again.
+    The incident closes, and the rules learn their baselines again. A rule that is still in
+    breach fires again.
 
     \b
     Examples:
@@ -562,12 +568,16 @@ def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:
     return run, {"shard": list(shard)} if shard else {}
 
 
-@_command("[RUN]", click.option("--requeue", is_flag=True, help="Exit 75: safe to run again."))
+@_command(
+    "[RUN]",
+    click.option("--requeue", is_flag=True, help="Let the run exit with 75: safe to run again."),
+)
 def stop(operands: tuple[str, ...], requeue: bool) -> Order:
     """End the job.
 
-    It is interrupted at a step boundary, then gets SIGTERM, then SIGKILL. The supervisor then exits
-    with 78, or 75 with --requeue. If an action is in progress, the job ends after it.
+    It is interrupted at a step boundary, then gets SIGTERM, then SIGKILL. `supervise run`
+    then exits with 78, or with 75 after --requeue. If an action is in progress, the job ends after
+    it.
 
     \b
     Examples:

@@ -65,7 +65,7 @@ def _citations(
     "-p",
     "--policy",
     metavar="P",
-    help="Policy file, or name of a shipped policy. Default: nano, observed only, or as --mode.",
+    help="Policy file, or shipped name. Default: nano, in mode observe unless --mode is given.",
 )
 @click.option(
     "--run-dir",
@@ -93,7 +93,7 @@ def _citations(
     type=click.Path(path_type=Path, exists=True),
     callback=_citations,
     metavar="TRIAL",
-    help="Refer to a canary trial or drill suite in the record of this run (`supervise record`).",
+    help="Name a canary trial or drill suite as evidence in the record of this run.",
 )
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option(
@@ -142,21 +142,21 @@ def run_command(
 ) -> int:
     """Start COMMAND and watch it under a policy.
 
-    The policy decides when to notify people and when to act on the job. Shipped are `nano` (one
-    process), `medium` (hours to days), `large` and `moe` (several ranks) and `observe`. Without
-    --policy and --mode the run is observed under `nano` and never changed. Arguments, terminal and
-    signals pass through unchanged, and so does the exit code of a job that ends by itself.
+    The policy decides when to notify people and when to act on the job. Shipped: `nano` (one
+    process), `medium` (the same, for days), `large` (several ranks), `moe` (experts on several
+    ranks), `observe`. With neither --policy nor --mode the run is observed under `nano` and never
+    changed. Arguments, terminal, signals and exit code pass through, but for 75 and 78 below.
 
-    With --watch-policy an edit of policy, packs or runbooks is reloaded once it passes `supervise
-    policy check`; that never raises the mode.
+    With --watch-policy the policy and the files it uses are reloaded when they are edited and pass
+    `supervise policy check`. A reload never makes the mode stronger.
 
     --notify slack:SLACK_URL adds a channel: the environment variable SLACK_URL holds the URL of an
-    incoming webhook. `slack` and `webhook` alone can be given here, the others in the policy.
+    incoming webhook. Only `slack` and `webhook` can be given here, the others in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2, then D.3,
-    from the newest verified checkpoint, as `job.relaunch` says; if one of the two is missing, that
-    is refused (64). With --fresh the new run starts the command unchanged.
+    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (the next
+    time in D.3), from the newest verified checkpoint, as `job.relaunch` says; without a checkpoint,
+    or with --fresh, unchanged. No `job.relaunch`, or no checkpoint verified, is refused (64).
 
     \b
     Examples:

@@ -250,9 +250,10 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     """List the job's checkpoints and their verification.
 
     Reads only the run directory, so it works from any terminal, and after the run. A pinned
-    checkpoint is in RUN/checkpoints/ID, with a manifest beside it. A checkpoint in state `found` is
-    not verified yet. The newest one is verified for up to 60 s after the end of the job; the last
-    line of the run says if that was not enough, and --verify does it then, however long it takes.
+    checkpoint, a copy that `supervise` keeps, is in RUN/checkpoints/ID, with a manifest beside it.
+    One in state `found` is not verified yet. After the end of the job its newest checkpoint is
+    verified for up to 60 s. If that was too short, the last line of the run says so; --verify
+    completes it without a limit.
     `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
 
     \b
@@ -261,7 +262,7 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
       supervise checkpoints --verify runs/20260105-101112-7f3a9c
       supervise checkpoints --json 7f3a9c | jq '.[] | select(.pinned) | .id'
 
-    Exit codes: 0; 1 with --verify: it is damaged, or could not be verified; 64 no such run.
+    Exit codes: 0; 1 with --verify: the newest is damaged, or could not be verified; 64 no such run.
     """
     if verify:
         return _verify(RunDir.open_own(run))

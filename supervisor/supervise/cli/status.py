@@ -141,8 +141,8 @@ NAMED = 3  # rules that wait for something, by name; more are counted
 def status_command(run: Path, as_json: bool) -> None:
     """Show the state of a run.
 
-    First what needs a person, then loss, speed and time left, what can be done to the run, what is
-    left of its budgets, and the state of rules and probes. Reads only the run directory, so it
+    Prints first what needs a person; then loss, speed and time left, which actions are possible,
+    the budgets left, and the state of rules and probes. Reads only the run directory, so it
     works from any terminal, and after the run. Without RUN it shows the newest one under ./runs;
     `supervise runs` lists them.
 
