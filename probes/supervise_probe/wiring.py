@@ -425,6 +425,7 @@ class RankParts:
                 self.probe_batch,
                 parts.safeguards,
                 parts.sets.pace("moments", LEAST, MOMENTS, FLOOR_NS),
+                wired.updates.demand,
             ),
         )
         self.on_demand = OnDemand(

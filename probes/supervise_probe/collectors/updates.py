@@ -78,6 +78,7 @@ SMALL = 1024  # parameters of a tensor that is always taken whole
 BLOCK = 16  # neighbours that are taken together, a cache line: single values would cost as much
 ROTATE = 64  # steps between two samples
 LOOK = 16  # steps between two looks at all weights
+DEMANDED = 2  # steps behind one whose norm is demanded: three in a row show what lasts
 WEIGHT_EVERY = 8  # steps between two norms of the weights where they come from a sample anyway
 RUN = 131_072  # squares added up in float32; sums of these are added in float64
 
@@ -120,6 +121,15 @@ class UpdatesCollector(Collector):
         began = thread_time_ns()
         self._snapshot(update)
         self._cost_ns += thread_time_ns() - began
+
+    def demand(self, update: Update) -> None:
+        """Measure `update`, whose weights are still the old ones, and those of the next steps."""
+        pace, step = self.pace, self._position.step
+        self._sets.dense_until = max(self._sets.dense_until, step + 1 + DEMANDED)
+        if not pace.due:
+            pace.due = True
+            if update.closure:  # inside of it: its `before_update` is over
+                self.before_update(update)
 
     def _snapshot(self, update: Update) -> None:
         params = update.all_params

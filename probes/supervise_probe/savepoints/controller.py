@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..ipc.publisher import Publisher
     from ..safeguards.around_step import Safeguards
     from ..torch_state.learning_rate import LearningRate, Levels
-    from ..torch_state.records import Optimizers
+    from ..torch_state.records import Optimizers, Update
     from .reference_batch import ReferenceBatch
     from .step_history import StepHistory
 
@@ -140,12 +140,14 @@ class RollbackParts(NamedTuple):
         probe_batch: checks whether the restored weights are those that were saved.
         safeguards: forget what they have learned since.
         pace: a `Pace`: how often the moments are looked at.
+        demand: measures an update and the next ones, however rarely that is done.
     """
 
     history: StepHistory
     probe_batch: ReferenceBatch
     safeguards: Safeguards
     pace: Any
+    demand: Callable[[Update], None]
 
 
 class RollbackController:
@@ -174,6 +176,7 @@ class RollbackController:
         self._next, self._every = 0, 1
         self._jump_not_before_ns = 0
         self._watch = StateWatch(context.torch, context.scalars, optimizers, parts.pace)
+        self._demand = parts.demand
         self._not_before_ns = 0  # the next savepoint, by what the newest ones cost
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
@@ -291,18 +294,18 @@ class RollbackController:
         """All optimizers of a step have made their updates; it took so long, if that is known."""
         self._watch.step_ended(elapsed_ns)
 
-    def saw_moments(self) -> None:
+    def saw_moments(self, update: Update) -> None:
         """Save the weights before an update with moments that no optimizer left there.
 
         They may be damaged, and then those of the next savepoint are; with these weights go the
-        moments of the savepoint before. It is taken ahead of its time.
+        moments of the savepoint before. It is taken ahead of its time. Damage shows in the size of
+        this update, before the gradients of the next one.
         """
         position, savepoints = self._position, self._savepoints
-        if (
-            not self._watch.was_written(position.step)
-            or not self._history.finite
-            or savepoints.busy
-        ):
+        if not self._watch.was_written(position.step):
+            return
+        self._demand(update)
+        if not self._history.finite or savepoints.busy:
             return
         self._next = max(self._next, position.step - 1 + LATE)
         self._take_ahead(partial(self.take, within_step=True, older_moments=True))

@@ -309,7 +309,7 @@ class StepTracker:
             self._safeguards.gradients(update)
             self._skip = update.skip
         if not update.skip and len(self._round.members) == 1 and self._rollbacks.marked:
-            self._guard.run(self._savepoints_part, self._rollbacks.saw_moments)
+            self._guard.run(self._savepoints_part, self._rollbacks.saw_moments, update)
 
     def after_step(self, update: Update) -> None:
         """The optimizer is done; the round may be over."""

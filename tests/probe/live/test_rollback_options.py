@@ -124,6 +124,41 @@ def test_moments_that_somebody_wrote_are_seen_in_a_step_without_a_sample(probed)
     assert (ack.ok, ack.result["step"]) == (True, 13)
 
 
+THINNED = """
+updates = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.updates
+updates.relax()
+updates.relax()
+type(updates.pace).weigh = lambda *costs: None
+
+
+def closure():
+    loss = model(torch.randn(8, 4))
+    loss.backward()
+    return loss
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "step", "measured"),
+    [
+        ("== 14", "", {14, 15, 16}),
+        ("== 14", "closure", {14, 15, 16}),
+        (">= 0", "", {3, 5, 6}),  # a habit is no reason
+    ],
+)
+def test_an_update_with_moments_that_somebody_wrote_is_measured(probed, at, step, measured):
+    """And the two behind it, where one in four is."""
+    script = THINNED + MOMENTS.format(first="pass", at=at, then="state['exp_avg_sq'].mul_(1.0)")
+    if step:
+        script = script.replace("    model(torch.randn(8, 4)).backward()\n", "")
+        script = script.replace("optimizer.step()", "optimizer.step(closure)")
+    job, _ = probed.ordered(script, ("savepoint", {}), savepoints=KEEP)
+    found = {frame["step"] for frame in job.frames if "update_norm" in frame}
+    assert found == measured | set(range(0, 24, 4))
+
+
 def test_moments_of_the_last_parameter_have_their_turn(probed):
     script = MOMENTS.format(
         first="pass", at="in (14, 15)", then="optimizer.state[model.bias]['exp_avg_sq'].mul_(1e-4)"
