@@ -201,6 +201,8 @@ class Probe:
             "planned_steps": parts.wired.framework.planned_steps,
             "steps": reason and f"inferred from backward: {reason}",
             "shards": parts.wired.shards.newest(),
+            "sources": {s: round(part, 4) for s, part in parts.wired.shards.mix.shares.items()},
+            "unseen": parts.wired.batch_sanity.unseen,
             "quarantine": parts.wired.quarantine.describe(),
             "kept_signals": parts.rank is not None and parts.rank.kept_signals.names(),
             "safeguards": safeguards.standing(),

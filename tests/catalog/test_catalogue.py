@@ -70,12 +70,23 @@ RUN = {
 MISSING: dict[str, str] = {}
 # Known by other names, of which each is measured and judged.
 ALIASES = {
-    "batch_sanity": ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
+    "batch_sanity": (
+        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_ids_outside"),
+    ),
     "moe_capacity_overflow": ("moe_drop_rate",),
     # One batch on all ranks differs where their weights do, or a device that does not repeat.
     "rank_probe_dispersion": ("param_digest_mismatch", "rerun_mismatch"),
     "val_ppl": ("val_loss",),
     "seq_len_p50_p95": ("seq_len_p50", "seq_len_p95"),
+}
+# What a batch of the run shows of these, too, and the file that tests it.
+IN_BATCHES = {
+    "probe/live/test_batch_sanity.py": (
+        "pad_fraction:batch_pad_fraction seq_len_p50_p95:batch_seq_len_p50"
+        " seq_len_p50_p95:batch_seq_len_p95 token_kl_drift:batch_token_shift"
+    ),
+    "probe/live/test_shards.py": "source_mix_share:batch_source_shift",
+    "inputs/test_run_course.py": "shuffle_block_skew:batch_new_share",
 }
 EXEMPT = {
     "norm_precursor_lag": "a number of an incident: what moved first, and when",
@@ -155,6 +166,15 @@ def test_each_id_of_the_run_is_measured_judged_and_tested_but_for_those_known_to
     lacking = {metric: lacks for metric in sorted(OF_RUN) if (lacks := covered.lacks(metric))}
 
     assert lacking.keys() == MISSING.keys(), lacking
+
+
+def test_what_batches_of_a_run_show_of_its_data_is_measured_judged_and_tested(covered):
+    for file, rows in IN_BATCHES.items():
+        text = (TESTS / file).read_text("utf-8")
+        for row in rows.split():
+            metric, name = row.split(":")
+            assert metric in OF_RUN and not covered.lacks(name), row
+            assert re.search(rf"\b{name}\b", text), row
 
 
 @pytest.mark.parametrize("metric", ["spike_score", "train_ppl", "moe_capacity_overflow"])

@@ -106,6 +106,25 @@ def test_compute_time_frac_is_the_part_of_the_step_that_is_no_wait():
     assert not any("compute_time_frac" in beside for beside in seen)
 
 
+def test_batch_new_share_is_that_of_batches_which_did_not_come_shortly_before():
+    """Also behind a rollback, where the same steps are made of the same batches."""
+    noise, course = random.Random(3), Course("batch_fingerprint")
+    prints = [float(noise.randrange(60)) for _ in range(200)]
+    found = [course.step(value).get("batch_new_share") for value in prints]
+
+    assert found[:31] == [None] * 31
+    for step in range(63, 200):
+        new = [prints[i] not in prints[i - 32 : i] for i in range(step - 31, step + 1)]
+        assert found[step] == 100.0 * sum(new) / 32
+    assert course.step(None).get("batch_new_share") is None
+
+    course = Course("batch_fingerprint")
+    for value in range(100):
+        course.step(float(value))
+    course.number, course.attempt = 70, 1
+    assert {course.step(float(value))["batch_new_share"] for value in range(70, 120)} == {100.0}
+
+
 def swing(stds):
     """Return the newest layer_swing of these standard deviations of each layer, by sample."""
     course = Course(*(f"layer_weight_std.{layer}" for layer in range(len(stds[0]))))

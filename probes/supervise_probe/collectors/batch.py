@@ -27,6 +27,19 @@ from ..sampling.sample_sets import FLOOR_NS, SPARSEST, TOKENS
 from ..shards import SEVERAL, Origin, ShardTracker
 from ..torch_state.structure import own_attributes
 from . import Collector, MetricSpec
+from .token_statistics import (
+    BUCKETS,
+    LONGEST,
+    MOST,
+    OUTSIDE,
+    STEPS,
+    UNSEEN,
+    BlockSkew,
+    SequenceLengths,
+    SourceMix,
+    TokenTable,
+    by_name,
+)
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -35,7 +48,6 @@ if TYPE_CHECKING:
     from ..torch_state.records import Step, Update
 
 DEPTH = 4  # levels
-MOST = 64  # values of one container, and of one level
 WHOLE_NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 
 
@@ -129,7 +141,6 @@ BATCH_METRICS = (
     ),
 )
 
-LONGEST = 16384  # values hashed per input on a device
 PIECE = 128  # bytes
 SMALL = 512  # bytes; up to so many all are hashed
 SEVERAL_INPUTS = 16  # of them, where the first one stays; project default
@@ -351,6 +362,7 @@ def _layout(tensor: Any) -> Layout:
     return Layout(tuple(offsets), piece, part)
 
 
+RARER = 4  # looks, of which one is at masks and rows, too
 COST = "one pass over the input and a table of its ids; a sort of them on a device"
 BATCH_SANITY_METRICS = (
     MetricSpec(
@@ -397,19 +409,55 @@ BATCH_SANITY_METRICS = (
         "an addition of 1024 counts",
         sparsest=SPARSEST * 16,
     ),
+    MetricSpec(
+        "batch_token_shift",
+        "1",
+        "KL of the tokens of 16 looks running from those of the first 64, over how far the quarters"
+        " of these are apart, at least 0.002 nat: about 1 where the data stay as they were; every "
+        "16 looks behind the first 64.",
+        "sum p log(p / q) of the same tables, mean over the quarters",
+        "two products of 4096 numbers every 16 looks",
+        sparsest=SPARSEST * 16,
+    ),
+    MetricSpec(
+        "batch_ids_outside",
+        "%",
+        "Tokens that are none of the rows of the model's largest embedding; absent without one.",
+        "ids below 0, or from num_embeddings on",
+        sparsest=SPARSEST * RARER,
+    ),
+    MetricSpec(
+        "batch_pad_fraction",
+        "%",
+        "Padding over all tokens of the batch; absent where neither a mask nor the model shows it.",
+        "attention_mask, a padding mask, or what begins or ends a row: padding_idx, pad_token_id",
+        "a sum over the mask, or a look at the rows",
+        sparsest=SPARSEST * RARER,
+    ),
+    MetricSpec(
+        "batch_seq_len_p50",
+        "tokens",
+        "Median length of the sequences: rows without padding, of packed ones by cu_seq_lens or "
+        "position_ids; absent where padding is and these do not come.",
+        "the same masks; nearest rank",
+        "a sort of the lengths",
+        sparsest=SPARSEST * RARER,
+    ),
+    MetricSpec(
+        "batch_seq_len_p95",
+        "tokens",
+        "Length that 5 % of the sequences exceed.",
+        "the same masks; nearest rank",
+        sparsest=SPARSEST * RARER,
+    ),
 )
 
+IGNORED = -100  # of targets, which may be what is looked at
 MICRO_BATCHES = 16  # of a step that are looked at
 FEW = 1024  # values that Python counts faster than torch, from cold caches
 LARGEST = 1 << 20  # ids above are sorted
-BUCKETS, LOOKS = 1024, 32  # of the running mean; its looks
-UNSEEN = 0.01  # of the mass is spread over all buckets
+LOOKS = 32  # of the running mean
 FIRST = 4  # steps between two looks, until their cost is known
-BLOCK = 16  # looks
-FADE, EARLIEST = 0.75, 4  # of the mean of divergences; blocks behind which there is one
-SAME, MOST_SKEW = 1e-6, 100.0
-FEW_KINDS = 32  # whose divergences are mostly chance
-MIXED = tuple(bin(look).count("1") % 2 for look in range(BLOCK))  # Thue and Morse
 
 
 class BatchSanityCollector(Collector):
@@ -418,7 +466,8 @@ class BatchSanityCollector(Collector):
     Keeps a copy of the values until the step is over, and counts them then.
 
     Attributes:
-        pace: how often.
+        pace: how often. rarer: looks from one at the lengths of sequences, and at the table of the
+            model, to the next. unseen: why metrics of tokens are absent, by metric.
     """
 
     METRICS = BATCH_SANITY_METRICS
@@ -430,18 +479,29 @@ class BatchSanityCollector(Collector):
         self._usual: Any = None  # shares of the buckets
         self._looks = 0
         self._order: Optional[BlockSkew] = None
+        self.rarer = RARER
+        self._table = TokenTable(self.torch, context.registry)
+        self._sequences = SequenceLengths(self.torch, self.scalars)
+        self._changed = context.reporter.status_changed
+        self.unseen: Dict[str, str] = {}
 
-    def saw(self, tensor: Any) -> None:
-        """These whole numbers went into the model."""
+    def saw(self, tensor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """These whole numbers went into the model, as one of these arguments."""
         batches = self._kept
         if len(batches) >= MICRO_BATCHES or tensor.is_meta:
             return
         if not batches or batches[0].device == tensor.device:
             is_complete = tensor.numel() <= LONGEST
             batches.append(tensor.clone() if is_complete else tensor.reshape(-1)[:LONGEST].clone())
+            if self._looks % self.rarer == 0:
+                if len(batches) == 1:
+                    self._table.look()
+                named = by_name(args, kwargs)
+                self._sequences.saw(tensor, batches[-1], named, self._table.padding)
 
     def forget(self) -> None:
         self._kept = []
+        self._sequences.forget()
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         batches, self._kept = self._kept, []
@@ -452,7 +512,7 @@ class BatchSanityCollector(Collector):
                 self.pace.weigh(thread_time_ns() - began, step.elapsed_ns)
 
     def rewind(self, state: Mapping[str, float]) -> None:
-        self._kept = []
+        self.forget()
 
     def _count(self, batches: List[Any], values: Dict[str, Number]) -> None:
         flat = [ids.reshape(-1) for ids in batches]
@@ -463,11 +523,28 @@ class BatchSanityCollector(Collector):
         values["batch_token_entropy"] = log(size) - mean
         values["batch_unique_ratio"] = kinds / size
         values["batch_top1_share"] = top / size
+        if self._looks % self.rarer == 0:
+            if self._table.rows:
+                values[OUTSIDE] = self._outside(ids, size, self._table.rows)
+            values.update(self._sequences.take())
+            previous, self.unseen = self.unseen, {**self._table.unseen, **self._sequences.unseen}
+            if previous != self.unseen:
+                self._changed()
         drift = self._drift(ids, size)
         if self._looks > FIRST:
             values["batch_token_drift"] = self.scalars.value(drift)
-        if self._order is not None and self._order.newest is not None:
-            values["shuffle_block_skew"] = self.scalars.value(self._order.newest)
+        if self._order is not None:
+            for name, newest in self._order.newest.items():
+                values[name] = self.scalars.value(newest)
+
+    def _outside(self, ids: Any, size: int, rows: int) -> Number:
+        """Return the percentage of ids that are no row of the table."""
+        if self.scalars.reads(ids):
+            least, highest = self.torch.aminmax(ids)
+            if least >= 0 and highest < rows:
+                return 0.0
+        outside = ((ids < 0) & (ids != IGNORED)) | (ids >= rows)
+        return self.scalars.value(outside.sum()) * (100.0 / size)
 
     def _drift(self, ids: Any, size: int) -> Any:
         """Return how far these tokens are from the usual ones, which follow them."""
@@ -505,47 +582,6 @@ class BatchSanityCollector(Collector):
         return value(rows.log().mean()), value(rows.reciprocal().sum()), value(rows.max())
 
 
-class BlockSkew:
-    """Whether batches come in an order, by blocks of looks.
-
-    Attributes:
-        newest: of the block that ends with the newest look, else None.
-    """
-
-    def __init__(self, torch: Any, device: Any) -> None:
-        self._torch = torch
-        self._sums = [torch.zeros(2, BUCKETS, device=device) for _ in range(2)]  # before, now
-        self._divergences = torch.zeros(2, device=device)  # of blocks, of mixtures
-        self._number = 0
-        self.newest: Any = None
-
-    def add(self, shares: Any) -> None:
-        """Take the shares of a look."""
-        before, now = self._sums
-        place = self._number % BLOCK
-        now[MIXED[place]] += shares
-        self._number += 1
-        self.newest = None
-        if place < BLOCK - 1:
-            return
-        if self._number > BLOCK:
-            blocks = before.sum(0), now.sum(0)
-            mixtures = before[0] + now[1], before[1] + now[0]
-            found = self._torch.stack([self._divergence(*blocks), self._divergence(*mixtures)])
-            self._divergences = FADE * self._divergences + found
-            if self._number > EARLIEST * BLOCK:
-                unlike, mixed = self._divergences + SAME
-                kinds = ((blocks[0] + blocks[1]) > 0.0).sum()
-                ratio = (unlike / mixed).clamp(max=MOST_SKEW)
-                self.newest = ratio.masked_fill(kinds < FEW_KINDS, 1.0)
-        self._sums = [now, before.zero_()]
-
-    def _divergence(self, p: Any, q: Any) -> Any:
-        middle = ((p + q) / 2.0).clamp(min=1e-12)
-        xlogy = self._torch.special.xlogy
-        return (xlogy(p, p / middle) + xlogy(q, q / middle)).sum() / (2.0 * BLOCK)
-
-
 SHARDS_METRICS = (
     MetricSpec(
         "batch_shard",
@@ -559,6 +595,16 @@ SHARDS_METRICS = (
         "1",
         "Where in its one shard the step's data began, as reported; absent without a number.",
         "supervise_probe.shard, or attributes of batch and dataset",
+    ),
+    MetricSpec(
+        "batch_source_shift",
+        "%",
+        "Largest change of a source's share of the steps, relative to its share in the first 256, "
+        "that neither chance nor their own differences explain; 0 for none. A source is the names "
+        "of shards that differ in digits only; absent where two do not take turns from the first "
+        "on. Every 64 steps.",
+        "4 standard deviations of a binomial, or 4 times the range of the first four shares",
+        sparsest=STEPS,
     ),
 )
 
@@ -582,12 +628,13 @@ class ShardsCollector(Collector):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._notice = context.reporter.notice
+        self._notice, self._changed = context.reporter.notice, context.reporter.status_changed
         self.shards = ShardTracker(context.torch, self.wake)
         self._backwards = 0
         self._of_step: Optional[Dict[Origin, None]] = None
         self._waiting: Deque[Tuple[int, int, List[Origin]]] = deque(maxlen=BUFFER_DEPTH)
         self._next_notice = self._notices = 0
+        self.mix = SourceMix()
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
@@ -606,6 +653,10 @@ class ShardsCollector(Collector):
             return
         origins, self._of_step = list(self._of_step)[:SEVERAL], None
         numbers = {self.shards.number(origin.shard) for origin in origins}
+        shift = self.mix.add([origin.shard for origin in origins])
+        if shift is not None:
+            values["batch_source_shift"] = shift
+            self._changed()
         values["batch_shard"] = -1.0 if len(numbers) > 1 else float(numbers.pop())
         if values["batch_shard"] >= 0 and isinstance(origins[0].offset, int):
             values["batch_offset"] = float(origins[0].offset)

@@ -344,7 +344,7 @@ class ForwardListener:
         if self.drills.active:
             args, kwargs = self.drills.forward(root, args, kwargs)
         if not self._tracker.repeats:
-            self._batches.inputs((*args, *kwargs.values()) if kwargs else args)
+            self._batches.inputs(args, kwargs)
         return args, kwargs
 
     def before_sampled_forward(

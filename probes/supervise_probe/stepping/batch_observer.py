@@ -33,6 +33,7 @@ class _Mark:
     __slots__ = ("__weakref__",)
 
 
+Call = Tuple[Tuple[Any, ...], Dict[str, Any]]
 Loss = Tuple["Optional[weakref.ref[_Mark]]", int]  # its mark, and how many inputs came before it
 
 
@@ -59,13 +60,13 @@ class BatchObserver:
         self._sanity, self._sanity_part = sanity, guard.part("batch_sanity")
         self._discards, self._discards_part = discards, guard.part("discards")
         self._value = tokens.scalars.value
-        self._inputs: List[Tuple[Any, ...]] = []
+        self._inputs: List[Call] = []
         self._targets: List[Tuple[Any, int, bool, Optional[Number]]] = []
         self._losses: List[Loss] = []  # one of each of the targets
 
-    def inputs(self, values: Tuple[Any, ...]) -> None:
+    def inputs(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """These go into the model."""
-        self._inputs.append(values)
+        self._inputs.append((args, kwargs))
         if len(self._inputs) > FORWARDS:
             self._no_backward()
 
@@ -151,9 +152,9 @@ class BatchObserver:
             targets, self._targets = self._targets, []
             self._guard.run(self._tokens_part, self._tokens.saw_targets, targets)
 
-    def _look_at(self, inputs: List[Tuple[Any, ...]]) -> None:
-        for values in inputs:
-            hashed = self._batch.saw(values)
+    def _look_at(self, inputs: List[Call]) -> None:
+        for args, kwargs in inputs:
+            hashed = self._batch.saw((*args, *kwargs.values()) if kwargs else args)
             if hashed is None:
                 continue
             if hashed.is_floating_point():  # vectors
@@ -161,4 +162,4 @@ class BatchObserver:
                 continue
             self._tokens.saw_inputs(self._flops.saw(hashed.shape))
             if self._sanity.pace.due:
-                self._guard.run(self._sanity_part, self._sanity.saw, hashed)
+                self._guard.run(self._sanity_part, self._sanity.saw, hashed, args, kwargs)

@@ -134,6 +134,12 @@ _ROWS = (
     ("router_conditioning_min", "1", "The same of the router that has least.", SIMPLE),
     # data
     (
+        "batch_new_share",
+        "%",
+        "Share of the newest 32 batches that are none of the 32 before each, by fingerprints.",
+        SIMPLE,
+    ),
+    (
         "source_mix_share",
         "%",
         "Share of one source in the tokens, of texts in the bytes; append its name: `.web`.",
@@ -551,6 +557,7 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
         ("seq_len_p50", "seq_len_p95", "doc_bytes_p50", "doc_bytes_p95"), ("seq_len_shift",)
     ),
     "pad_fraction": ("pad_shift",),
+    "batch_seq_len_p95": ("batch_seq_len_p50",),
     "token_kl_drift": ("token_kl_excess",),
     "exact_dup_rate": ("near_dup_rate",),
     "data_toxicity_rate": ("data_toxicity_shift",),

@@ -282,7 +282,18 @@ CONDITIONS = (
         "where the batch passes a DataLoader or the model's own call",
         True,
     ),
-    ("batch_shard batch_offset", "where the job or its data set reports the shard", False),
+    (
+        "batch_shard batch_offset batch_source_shift",
+        "where the job or its data set reports the shard",
+        False,
+    ),
+    (
+        "batch_pad_fraction batch_seq_len_*",
+        "where a mask goes into the model by name, or the model names the id that pads",
+        False,
+    ),
+    ("batch_ids_outside", "where the model has an nn.Embedding", True),
+    ("batch_token_shift shuffle_block_skew", "after 80 looks at indices of tokens", False),
     ("batch_*", "where the model is given indices of tokens", True),
     ("forward_time", "where the model is called as a torch.nn.Module", True),
     (
@@ -385,6 +396,7 @@ def list_metric_availability(
         frame_enrichment.LAG: "yes",
         frame_enrichment.MISSING: across,
         **dict.fromkeys(run_course.SPIKE_METRICS, "only after a thousand steps"),
+        run_course.NEW: "only after 32 steps with batch_fingerprint",
         run_course.LOST: "every 128 steps",
         run_course.COMPUTE: "every 8 steps, only without an accelerator",
         run_course.SWING: "only after 12 samples of layer_weight_std.<i>",

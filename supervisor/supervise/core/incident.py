@@ -486,7 +486,7 @@ def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
 # What is compared with the limit: the first of these that a reading holds (see formats.MEASURES),
 # in words where the limit is no value of the metric.
 HEADLINES = {
-    "sum": "high for too long",
+    "sum": "{direction} for too long",
     "ratio": "{:.3g} times its baseline",
     "residual": "{:.3g} off its course",
     "distance": "{:.3g} times as far off its course as usual",
@@ -543,7 +543,8 @@ def breach_headline(
             details.append(f"before {formats.quantity(metric, before)}")
             levels[text] = value, before
         if limit is None:
-            details.append(HEADLINES[key].format(reading[key]))
+            side = formats.reading_text(reading, "direction") or "high"
+            details.append(HEADLINES[key].format(reading[key], direction=side))
         limits[text].sort(key=lambda limit: abs(limit - value))
     for text, details in comments.items():
         limit_text = "must be above 0" if text in zeros else ""

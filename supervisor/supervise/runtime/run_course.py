@@ -24,14 +24,15 @@ SPIKE_METRICS = SCORE, COUNT = "spike_score", "spike_count"
 LOST, COMPUTE = "train_time_linearity", "compute_time_frac"
 SWING, SLICES = "layer_swing", "slice_val_shift"
 COLLAPSE, LAW = "collapse_residual", "scaling_law_residual"
-COURSE_METRICS = (*SPIKE_METRICS, LOST, COMPUTE, SWING, SLICES, COLLAPSE, LAW)
+NEW, PRINT = "batch_new_share", "batch_fingerprint"
+COURSE_METRICS = (*SPIKE_METRICS, LOST, COMPUTE, SWING, SLICES, COLLAPSE, LAW, NEW)
 SECOND = 1_000_000_000
 DEVICE = "gpu_mem_allocated"
 SLICE, LAYER = "slice_val_loss.", "layer_weight_std."
 INPUTS = frozenset(
     (
         *(LOSS, "train_loss", "tokens_applied", "batch_copies", "val_loss", "checkpoint_time"),
-        *("step_time", "forward_time", "backward_time", "optimizer_time", LAW, DEVICE),
+        *("step_time", "forward_time", "backward_time", "optimizer_time", LAW, DEVICE, PRINT),
     )
 )
 
@@ -218,6 +219,35 @@ class SliceShift:
         return {SLICES: max(shifts)} if shifts else {}
 
 
+class NewBatches:
+    """The share of the newest batches that did not come shortly before, in percent.
+
+    By their fingerprints, so that it is known in each step, however rarely tokens are looked at.
+    """
+
+    STEPS = 32  # whose share it is; and how far back a batch is looked for
+
+    def __init__(self) -> None:
+        self._prints: deque[tuple[int, float]] = deque(maxlen=self.STEPS)  # by step
+        self._are_new: deque[bool] = deque(maxlen=self.STEPS)
+        self._attempt = 0
+
+    def add(self, frame: Frame, values: Values) -> dict[str, float]:
+        """Take a frame; return the metric, once there are enough batches."""
+        fingerprint, step = values.get(PRINT), frame.step
+        if frame.attempt != self._attempt:  # steps are made again, perhaps of the same batches
+            self._attempt = frame.attempt
+            while self._prints and self._prints[-1][0] >= step:
+                self._prints.pop()
+        if fingerprint is None:
+            return {}
+        self._are_new.append(all(fingerprint != earlier for _, earlier in self._prints))
+        self._prints.append((step, fingerprint))
+        if len(self._are_new) < self.STEPS:
+            return {}
+        return {NEW: 100.0 * sum(self._are_new) / self.STEPS}
+
+
 class LawResidual:
     """The mean loss since the last time, less what the law says, every fiftieth more tokens."""
 
@@ -295,7 +325,7 @@ class RunCourse:
 
     def __init__(self, judged: Judged | None) -> None:
         self._spikes, self._lost, self._compute = Spikes(), LostTime(), ComputeShare()
-        self._swing, self._slices = LayerSwing(), SliceShift()
+        self._swing, self._slices, self._batches = LayerSwing(), SliceShift(), NewBatches()
         self._judged = judged
         self._law: LawResidual | None = None
 
@@ -307,6 +337,7 @@ class RunCourse:
         """Take a frame of the leading rank, and its inputs; return what joins it."""
         beside = self._spikes.add(frame.step, values.get(LOSS))
         beside |= self._lost.add(frame, values)
+        beside |= self._batches.add(frame, values)
         for metric in (self._compute, self._swing, self._slices):
             beside |= metric.add(values)
         if self._judged is None:

@@ -137,6 +137,7 @@ class RankStatus(ProbeStatus, frozen=True, kw_only=True):
         collectors: of each one `on`, or why it is off.
         thinned: what is measured less often than it should be for its cost, and every how many
             steps.
+        unseen: metric -> why the batches do not show it. sources: their shares of the newest steps.
     """
 
     pid: int | None = None
@@ -147,6 +148,8 @@ class RankStatus(ProbeStatus, frozen=True, kw_only=True):
     quarantine: Any = None
     collectors: Mapping[str, str] = {}
     thinned: Mapping[str, int] = {}
+    unseen: Mapping[str, str] = {}
+    sources: Mapping[str, float] = {}
 
 
 class Status(Struct, frozen=True, kw_only=True):

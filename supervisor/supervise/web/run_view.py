@@ -63,8 +63,9 @@ BOARDS = {
         *("host_mem_used", "gpu_util", "probe_overhead_frac"),
     ),
     "data": (
-        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_token_drift"),
-        *("shuffle_block_skew", "batch_copies", "tokens_per_update", "epoch"),
+        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_token_shift"),
+        *("batch_new_share", "shuffle_block_skew", "batch_source_shift", "batch_pad_fraction"),
+        *("batch_seq_len_p50", "batch_copies", "tokens_per_update", "epoch"),
     ),
     "quality": (
         *("val_loss", "slice_val_loss", "train_val_gap", "fixed_probe_loss", "output_kl_to_prev"),

@@ -1,6 +1,7 @@
 """What a batch looks like, against a count made by the script itself from the same tokens."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -90,7 +91,8 @@ def test_micro_batches_are_counted_together(probed, bare, late):
 def test_a_model_of_numbers_has_no_tokens(probed):
     job = probed.run(script("torch.randn(4, 16)").replace("x.abs() % 50", "x.abs().long() % 50"))
     assert len(job.frames) == 6
-    assert not any(name in frame for frame in job.frames for name in NAMES)
+    shown = {name for frame in job.frames for name in frame if name.startswith("batch_")}
+    assert shown == {"batch_fingerprint"} and "unseen" not in job.segment().status()
 
 
 def test_short_steps_are_looked_at_less_often(probed):
@@ -153,3 +155,157 @@ def test_blocks_of_batches_are_compared_with_mixtures_of_the_same(probed, late):
     assert skew == pytest.approx(found, rel=1e-3)
     few = probed.run(script(TOKENS["in-order"].replace("33", "5").replace("10 *", "1 *"), steps=90))
     assert [f["shuffle_block_skew"] for f in few.frames if "shuffle_block_skew" in f] == [1.0]
+
+
+PADDING = ("batch_pad_fraction", "batch_seq_len_p50", "batch_seq_len_p95")
+SEQUENCES = """
+import random
+import sys
+from types import SimpleNamespace
+
+if "_supervise_probe" in sys.modules:  # each step
+    sanity = sys.modules["_supervise_probe"]._probe.parts.wired.batch_sanity
+    sanity.pace.allowed, sanity.pace.every, sanity.rarer = lambda step_ns: 10**12, 1, {rarer}
+rng = random.Random(1)
+
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8, padding_idx={padding}), nn.Linear(8, 3)
+        self.config = SimpleNamespace(pad_token_id={named})
+
+    def forward(self, ids=None, batch=None, **beside):
+        ids = batch["ids"] if ids is None else ids
+        return self.head(self.table(ids.clamp(0, 49)))
+
+
+def padded(lengths, width=16, ahead=False):
+    rows = [[8, *(rng.randrange(5, 10) for _ in range(n - 2)), 9][-n:] for n in lengths]
+    pads = [[7] * (width - n) for n in lengths]  # which is in the text, too
+    return torch.tensor([p + r if ahead else r + p for r, p in zip(rows, pads)])
+
+
+def told(lengths, tokens=None):
+    ordered = sorted(lengths)
+    found = {{}} if tokens is None else dict(pad_fraction=100 * (1 - sum(lengths) / tokens))
+    for name, share in (("p50", 0.5), ("p95", 0.95)):
+        found["seq_len_" + name] = ordered[int(share * (len(ordered) - 1))]
+    emit(**{{"batch_" + name: value for name, value in found.items()}})
+
+
+model = Reads()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    lengths = [rng.randrange(1, 17) for _ in range(8)]
+    for loss in batches(step, lengths):
+        loss.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+finish(model)
+"""
+MASKED = """
+def batches(step, lengths):
+    told(lengths, 128)
+    ids = padded(lengths)
+    mask = torch.tensor([[float(i < n) for i in range(16)] for n in lengths])
+    if step % 4 == 0:
+        return [model(ids, attention_mask=mask.long())]
+    if step % 4 == 1:
+        return [model(ids, src_key_padding_mask=mask == 0)]
+    if step % 4 == 2:
+        return [model(None, dict(ids=ids, attention_mask=mask))]
+    return [model(x, attention_mask=m) for x, m in zip(ids.split(3), mask.split(3))]
+"""
+PADDED = """
+def batches(step, lengths):
+    told(lengths, 128)
+    return [model(padded(lengths, ahead=step % 2 == 1))]
+"""
+PACKED = """
+def batches(step, lengths):
+    told(lengths)
+    ids, ends = padded([sum(lengths)], sum(lengths)), torch.tensor([0, *lengths]).cumsum(0)
+    if step % 2:
+        return [model(ids, cu_seq_lens_q=ends.int())]
+    return [model(ids, position_ids=torch.cat([torch.arange(n) for n in lengths])[None])]
+"""
+WHOLE = """
+def batches(step, lengths):
+    ids = padded([16] * 8)
+    if {outside}:
+        ids[0, :step], ids[1, :2], ids[2, :5] = 50 + step, -1, -100
+    emit(batch_ids_outside=100 * (step + 2) / 128 if {outside} else 0)
+    return [model(ids)]
+"""
+
+
+def read(probed, batches, *, padding=None, named=None, late=False, rarer=1):
+    """Compare each step from the second with what the script itself counted; return the status."""
+    job = probed.run(
+        batches + SEQUENCES.format(padding=padding, named=named, rarer=rarer), late=late
+    )
+    *told, _ = job.output
+    for frame, row in list(zip(job.frames, told, strict=True))[1::rarer]:
+        names = {*row} | {*PADDING}
+        shown = {name: value for name, value in frame.items() if name in names}
+        assert shown == pytest.approx(row, abs=1e-9)
+    assert job.err == ""
+    return job.segment().status()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_batch_pad_fraction_batch_seq_len_p50_and_batch_seq_len_p95_are_those_of_the_mask(
+    probed, late
+):
+    """Whichever mask it is, in a dict, and of micro-batches together."""
+    assert "unseen" not in read(probed, MASKED, late=late)
+
+
+@pytest.mark.parametrize("padding", [{"padding": 7}, {"named": 7}], ids=["table", "config"])
+def test_padding_is_what_the_model_calls_so_at_the_ends_of_a_row(probed, padding):
+    """The same id within a row is text."""
+    assert "unseen" not in read(probed, PADDED, **padding)
+
+
+def test_packed_sequences_have_lengths_and_no_known_padding(probed):
+    assert read(probed, PACKED)["unseen"].keys() == {"batch_pad_fraction"}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_ids_outside_are_those_that_are_no_row_of_the_largest_embedding(probed, late):
+    """Targets that are ignored are none; and rows without a mask tell nothing of padding."""
+    unseen = read(probed, WHOLE.format(outside="True"), late=late)["unseen"]
+    assert unseen.keys() == {*PADDING} and "no mask" in unseen["batch_pad_fraction"]
+    if not late:
+        read(probed, WHOLE.format(outside="False"), rarer=4)
+
+
+def kl(p, q):
+    """Of counts, from shares with one percent spread over 1024 kinds."""
+    spread = [0.99 * n / sum(q) + 0.01 / 1024 for n in q]
+    return sum(n / sum(p) * math.log(n / sum(p) / b) for n, b in zip(p, spread, strict=True) if n)
+
+
+def test_batch_token_shift_is_the_divergence_from_the_first_blocks_over_their_own(probed):
+    tokens = "torch.arange(512).view(8, 64) % (33 + step % 7) + (20 if step > 100 else step // 16)"
+    job = probed.run(script(tokens, steps=146))
+
+    looks = []
+    for step in range(1, 146):
+        counts = [0] * 1024
+        for token in range(512):
+            counts[token % (33 + step % 7) + (20 if step > 100 else step // 16)] += 1
+        looks.append(counts)
+    blocks = [list(map(sum, zip(*looks[i : i + 16], strict=True))) for i in range(0, 144, 16)]
+    first, steps = blocks[:4], [kl(b, a) for a, b in pairwise(blocks)]
+    pairs = [kl(a, b) for a in first for b in first if a is not b]
+    expected = {}
+    for number in range(4, 9):
+        apart = sum(kl(blocks[number], block) for block in first) / 4
+        between = sorted(steps[:number])[3 * number // 4]
+        expected[16 * number + 16] = apart / max(sum(pairs) / 12, 0.002, between)
+    shift = {f["step"]: f["batch_token_shift"] for f in job.frames if "batch_token_shift" in f}
+
+    assert shift == pytest.approx(expected, rel=1e-3)
+    assert shift[144] > shift[80]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from supervise_probe.collectors.token_statistics import SourceMix
+
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """
 import sys
@@ -223,3 +225,48 @@ def test_names_are_plain_short_and_free_of_secrets(probed):
     names = [each["shard"] for batch in job.output[0]["tape"] for each in batch.get("shards", ())]
     assert names == ["a/b.tar", "shard 7", "https://host/x.tar", "…" + "y" * 195 + ".tar"]
     assert job.column("batch_shard") == [0.0, 1.0, 2.0, 3.0] + [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("is_web", "shifts"),
+    [
+        (lambda block, place: place % 4 > 0, [0.0, 0.0, 0.0]),
+        (lambda block, place: place % 4 > 0 if block < 5 else place % 2, [0.0, 100.0, 100.0]),
+        (lambda block, place: place % 4 > 0 if block < 5 else place % 3 > 0, [0.0, 0.0, 0.0]),
+        (lambda block, place: place % 2 or block > 4, [0.0, 100.0, 100.0]),
+        (lambda block, place: block < 3, []),
+        (lambda block, place: True, []),
+    ],
+    ids=["same", "a-quarter-becomes-half", "chance", "a-source-ends", "in-turns", "one-source"],
+)
+def test_a_source_shift_is_how_far_a_share_is_from_its_first_blocks(is_web, shifts):
+    mix = SourceMix()
+    found = [
+        mix.add([f"web/{number}.tar" if is_web(*divmod(number, 64)) else f"part-{number % 9}"])
+        for number in range(64 * 7)
+    ]
+    assert [shift for shift in found if shift is not None] == shifts
+    assert sum(mix.shares.values()) == pytest.approx(1.0)
+
+
+def test_a_mix_that_stays_is_usual_in_the_end_and_then_the_old_one_is_news():
+    mix = SourceMix()
+    rows = [[f"{'ab'[n % 4 > 0 if 4 <= n // 64 < 17 else n % 4 == 0]}{n}"] for n in range(64 * 23)]
+    found = [shift for row in rows if (shift := mix.add(row)) is not None]
+
+    assert found == [*[200.0] * 8, 0.0, 0.0, *[200.0] * 6]
+
+
+def test_batch_source_shift_is_that_of_what_the_job_reports(probed):
+    script = """
+for step in range(64 * 5):
+    web = step % 4 > 0 if step // 64 > 3 else step % 4 == 0
+    supervise_probe.shard(f"web/{step}.tar" if web else f"s3://user@code/part-{step % 9}")
+    model(torch.ones(1, 2)).mean().backward()
+    optimizer.step()
+finish(model)
+"""
+    job = probed.run(SETUP + script)
+
+    assert job.frames[-1]["step"] == 319 and job.frames[-1]["batch_source_shift"] == 200.0
+    assert job.segment().status()["sources"] == {"web/#.tar": 0.75, "s#://code/part-#": 0.25}
