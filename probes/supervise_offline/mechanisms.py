@@ -278,14 +278,14 @@ def measure_file(torch: Any, path: str) -> Dict[str, Any]:
     return {**result, "cpu_s": round(time.process_time(), 4)}
 
 
-def give_way(niceness: int) -> None:
+def give_way(niceness: int, memory: int = MEMORY) -> None:
     """Let everybody else go first, and be killed first."""
     with suppress(OSError):
         os.nice(niceness)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def main() -> None:

@@ -61,6 +61,7 @@ RUN = {
     ),
     "checkpoints/test_verification.py": "checkpoint_ok checkpoint_size",
     "matrix/test_trainer.py": "slice_val_loss",
+    "offline/test_evaluation.py": "curvature_trace_est",
     "offline/test_mechanisms.py": (
         "dw_spectral_entropy qk_d2_spectral_entropy qk_d3_spectral_entropy qk_d2_norm"
         " singular_entropy spectral_radius ht_sr_alpha"
@@ -104,8 +105,8 @@ BUILD = {
 }
 ELSEWHERE = {
     "checkpoint": (
-        "curvature_trace_est microbench_score eval_artifact_hash rtp_toxicity_prob"
-        " memorization_rate codec_score zlib_ratio"
+        "microbench_score eval_artifact_hash rtp_toxicity_prob memorization_rate codec_score"
+        " zlib_ratio"
     ),
 }
 DRILLS = dict(row.partition(":")[::2] for ids in BUILD.values() for row in ids.split())

@@ -25,6 +25,17 @@ sys.path.append({str(Path(__file__).parents[2] / "probes")!r})
 from supervise_offline.checkpoint import verify
 
 request = json.load(sys.stdin)
+if "checkpoint" in request:
+    word = open(request["checkpoint"]).read().split()[-1]
+    if word == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "late":
+        time.sleep(60)
+    answer = {{"was": 1.5, "now": 1.5, "values": {{"checkpoint_probe_loss": 2.0}}}}
+    if word == "other":
+        answer = {{"was": 1.5, "now": 1.6, "reason": "they are other weights"}}
+    print(json.dumps(answer))
+    sys.exit()
 print(json.dumps({{"environment": {{"torch": "2.0", "lock": "sha256:0"}}}}), flush=True)
 for path in request["paths"]:
     names = verify.list_files(path)
@@ -75,7 +86,7 @@ class GuardDriver:
         self.events = []
         self.open()
 
-    def open(self, limit_s=60.0, share=1.0, soon_s=60.0, **form):
+    def open(self, limit_s=60.0, share=1.0, soon_s=60.0, evaluate=None, **form):
         self.guard = CheckpointService(
             Checkpoints(**{"settle": 0.0, "restore_test": None, **form}),
             self.run,
@@ -89,6 +100,8 @@ class GuardDriver:
             share=share,
             soon_s=soon_s,
         )
+        if evaluate is not None:
+            self.guard.add_evaluator(evaluate, self.out)
 
     def write(self, name, text, step=None):
         """Write a file; with a step, also report the save as the probe does."""

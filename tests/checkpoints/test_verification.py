@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from supervise.checkpoints import RunPosition, VerifierProcess
-from supervise.core.model import Notice
+from supervise.core.model import Evaluate, LateFrame, Notice
 from tests.support.waiting import wait_until
 
 from .guard_driver import copies, overwrite_during_verification, slow_verification
@@ -367,3 +367,43 @@ def test_a_set_of_files_is_registered_once(driver):
     assert driver.entry("ckpt-1")["resumable"] == "unknown"  # the model's file is not all of it
     driver.write("optim_00200_rank0.pt", "weights 1", step=199)
     assert driver.run_once() == [("ckpt-2", 199, True)]
+
+
+PROBE_BATCH = {"path": "batch.pt", "value": 1.5, "structure": "structure.pkl", "sha256": ""}
+
+
+def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(
+    driver, monkeypatch
+):
+    """As frames at its own step; what is not known is never taken for good."""
+    driver.open(evaluate=Evaluate(every="checkpoint"))
+    driver.write("before.pt", "good 1", step=3)
+
+    def evaluate(name, step, **about):
+        driver.report(driver.write(name, f"good {name}"), step, **about)
+        driver.run_once()
+        assert driver.guard.evaluator.evaluate_newest()
+        events = driver.guard.poll()
+        assert not driver.guard.evaluator.evaluate_newest()
+        (frame,) = (e for e in events if isinstance(e, LateFrame))
+        notes = [e.message for e in events if isinstance(e, Notice) and e.kind == "note"]
+        return (frame.stream, frame.step, frame.values), notes
+
+    known = {"probe_batch": PROBE_BATCH}
+    good, overtaken = evaluate("good", 9, **known)
+    other, others = evaluate("other", 19, **known)
+    killed, kills = evaluate("killed", 29, **known)
+    without, reasons = evaluate("nothing", 39)
+    monkeypatch.setattr("supervise.checkpoints.verification.START_S", 0.0)
+    driver.guard.close()
+    driver.open(evaluate=Evaluate(every="checkpoint", limit_s=0.2))
+    late, delays = evaluate("late", 49, **known)
+
+    values = {"checkpoint_probe_loss": 2.0, "checkpoint_proved": 1.0, "checkpoint_unknown": 0.0}
+    assert good == ("checkpoint", 9, values) and "ckpt-1 of step 3" in overtaken[0]
+    assert other[1:] == (19, {"checkpoint_proved": 0.0, "checkpoint_unknown": 1.0})
+    assert [row[1:] for row in (killed, without, late)] == [
+        (step, {"checkpoint_unknown": 1.0}) for step in (29, 39, 49)
+    ]
+    assert "other weights" in others[0] and "killed" in kills[0]
+    assert "job: {evaluate: {}}" in reasons[0] and "longer than" in delays[0]

@@ -140,7 +140,10 @@ def test_a_rule_whose_inputs_nothing_measures_is_a_mistake_and_a_start_allows_it
         (9, "sharp"),
     ]
     assert found[0][2].startswith(f"{batch}: add savepoints: {{every: 25, keep: 4}}")
-    assert found[1][2] == "curvature_trace_est: nothing measures it yet; or remove: [sharp]"
+    assert (
+        found[1][2]
+        == "curvature_trace_est: add job: {evaluate: {every: checkpoint}}; or remove: [sharp]"
+    )
     assert load_policy(str(files / "dead.yaml")).rules
 
 

@@ -302,6 +302,54 @@ def _numpy_allowed(torch: Any) -> Any:
     return allow([core.multiarray._reconstruct, numpy.ndarray, numpy.dtype, *kinds])
 
 
+def read_objects(torch: Any, path: str) -> List[Tuple[str, Any]]:
+    """Return the objects in the files of a checkpoint, and the name of each file.
+
+    Raises:
+        OSError, NeedsCode, Damaged: a file cannot be read; what lies beside the weights, and would
+            run code, is left out.
+    """
+    objects: List[Tuple[str, Any]] = []
+    alone = not os.path.isdir(path)
+    for name in list_files(path):
+        full = path if alone else os.path.join(path, name)
+        if name.endswith((".distcp", METADATA)):
+            raise NeedsCode("it is in shards of torch.distributed.checkpoint")
+        if name.endswith(".safetensors"):
+            with open_file(full) as file:
+                objects.append((name, tensors_of(torch, file)))
+        elif alone or name.endswith(TORCH):
+            with open_file(full) as file:
+                start = file.read(4)
+            try:
+                zipped, pickled = start == b"PK\x03\x04", start[:1] == b"\x80"
+                objects.append((name, load_object(torch, full, zipped, pickled)))
+            except NeedsCode:
+                if alone or not any(fnmatch.fnmatch(os.path.basename(name), p) for p in AUXILIARY):
+                    raise
+    return objects
+
+
+def tensors_of(torch: Any, file: BinaryIO) -> Dict[str, Any]:
+    """Return the floating tensors of a safetensors file, mapped. Raises Damaged."""
+    try:
+        room = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(room, MAX_HEADER)))
+        header.pop("__metadata__", None)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        tensors = {}
+        for name, entry in header.items():
+            begin, stop = entry["data_offsets"]
+            dtype = getattr(torch, FLOATS.get(entry["dtype"], ""), None)
+            if dtype is not None and begin < stop:
+                count = (stop - begin) // torch.empty(0, dtype=dtype).element_size()
+                flat = torch.frombuffer(data, dtype=dtype, count=count, offset=8 + room + begin)
+                tensors[name] = flat.view(entry["shape"])
+        return tensors
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise Damaged(f"it cannot be read: {error}") from None
+
+
 def check_sums(path: str) -> None:
     """Verify the checksums of the archive: torch does not for a mapped tensor.
 

@@ -19,12 +19,16 @@ nothing at any other step; and once a trial of the model (`sampling/side_forward
 be computed is reported with the reason and not judged: so is a save between a forward and its
 backward.
 
+With the batch goes, once in a process, the structure of the model without its weights
+(`torch_state.structure`): a checkpoint is evaluated beside the job with both.
+
 On an accelerator the value and the rows go to the host by a copy that is not waited for; only what
 has arrived is handed to the thread that writes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
 from collections import deque
@@ -44,9 +48,10 @@ from typing import (
 )
 
 from ..context import Refused
+from ..runtime import files
 from ..sampling import side_forward
 from ..sampling.side_forward import SAME, is_close, output_value
-from ..torch_state.structure import nested_leaves
+from ..torch_state.structure import StructureError, nested_leaves, pickle_structure
 from . import weights_check
 from .step_history import CLOSE
 from .weights_check import ReferenceOutput, Targets
@@ -116,6 +121,7 @@ class ReferenceBatch:
         self._arrivals: List[Any] = []  # events: they are there
         self._path = ""
         self._written = False
+        self._structure: Dict[str, str] = {}  # its path and hash, or why there is none
         self._serial = 0  # of the batch
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self._rows = 0  # of the input that two were taken of
@@ -436,7 +442,23 @@ class ReferenceBatch:
             self._written = True
             host = (*self._host, self._host_targets)
             self._background.do(self._write, self._inputs, host, _signature(root))
-        return {KEY: {"path": self._path, "value": float(value)}}
+        if root is not None and not self._structure:
+            self._structure = {"unstructured": "it cannot be written"}
+            self._guard.run(self._part, self._write_structure, root)
+        return {KEY: {"path": self._path, "value": float(value), **self._structure}}
+
+    def _write_structure(self, root: Any) -> None:
+        """Pickle the model in this step, 2 to 4 ms of a small one; the thread writes it."""
+        context = self._context
+        try:
+            data = pickle_structure(self._torch, root, list(context.registry.optimizers))
+        except StructureError as error:
+            self._structure = {"unstructured": str(error)}
+            return
+        home = os.path.dirname(self._path)
+        path = os.path.join(home, f"structure.{context.config.attempt}.pkl")
+        self._structure = {"structure": path, "sha256": hashlib.sha256(data).hexdigest()}
+        self._background.do(_write_file, path, data)
 
     def restored(self, state: Mapping[str, Any], step: int) -> None:
         """Compare after a rollback to the savepoint of `step` with these counters."""
@@ -545,6 +567,11 @@ class ReferenceBatch:
         self._inputs = side_forward.Inputs(args, kwargs, modes=tuple(document["modes"]), **under)
         self._output.targets = targets
         return True
+
+
+def _write_file(path: str, data: bytes) -> None:
+    files.make_directory(os.path.dirname(path))
+    files.replace_file(path, data)
 
 
 def _signature(root: Any) -> List[Any]:

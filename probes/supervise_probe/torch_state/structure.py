@@ -9,11 +9,21 @@ weights, on the host, without a message to another rank: the mesh and the placem
 (FSDP2, tensor parallelism), the process group of FSDP1, the wrapper of DistributedDataParallel. A
 plain parameter that none of these holds may be a replica that the job keeps by hand, or of another
 stage of a pipeline: unknown.
+
+`pickle_structure` writes a model and its optimizers without their weights, for a process that fills
+in those of a checkpoint (`supervise_offline.evaluation`). What a checkpoint holds is left out by
+name; tensors that no checkpoint holds, such as tables of rotations, are written by value.
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
+import json
+import os
+import pickle
 import re
+import sys
 import weakref
 from typing import (
     TYPE_CHECKING,
@@ -183,8 +193,6 @@ def _number(homes: Tuple[Any, ...], names: Tuple[str, ...]) -> Optional[float]:
 
 
 def _optimized(torch: Any) -> Any:
-    import sys
-
     frame = sys.modules.get("torch._dynamo.eval_frame")
     return getattr(frame, "OptimizedModule", None)
 
@@ -357,3 +365,110 @@ def _data_parallel(module: Any) -> int:
     info = getattr(group, "mesh_info", None)
     sizes = (getattr(info, "shard_mesh_size", 1), getattr(info, "replicate_mesh_size", 1))
     return int(sizes[0] * sizes[1])
+
+
+STRUCTURE = "supervise structure 1"
+MOST_VALUES = 32 << 20  # bytes of tensors that no checkpoint holds; project default
+_WRAPPED = ("_orig_mod", "module")  # of torch.compile, of DistributedDataParallel and its like
+_WRAPPERS = ("OptimizedModule", WRAPPER, "DataParallel")
+
+
+class StructureError(Exception):
+    """A structure cannot be written; the text is one sentence for people."""
+
+
+def pickle_structure(torch: Any, root: Any, optimizers: List[Any]) -> bytes:
+    """Return a model and those of its optimizers that pickle, as a file.
+
+    A JSON line says which tensors are left out, and where the job finds its code; then come the
+    pickles of the model and of the list of optimizers. Nothing of the job is changed.
+
+    Raises:
+        StructureError: it is sharded, or cannot be pickled.
+    """
+    while type(root).__name__ in _WRAPPERS:
+        root = next(root._modules[name] for name in _WRAPPED if name in root._modules)
+    saved: Dict[int, str] = {}
+    tensors: Dict[str, List[Any]] = {}
+    for prefix, module in root.named_modules():
+        kept = module._non_persistent_buffers_set
+        own = {n: b for n, b in module._buffers.items() if n not in kept}
+        for name, tensor in (*module._parameters.items(), *own.items()):
+            if tensor is not None and id(tensor) not in saved:
+                saved[id(tensor)] = path = f"{prefix}.{name}" if prefix else name
+                dtype = str(tensor.dtype).rpartition(".")[2]
+                is_parameter = name in module._parameters
+                tensors[path] = [[*tensor.shape], dtype, is_parameter, tensor.requires_grad]
+    parts, lost = [_pickle(torch, saved, root)], ""
+    try:
+        parts.append(_pickle(torch, saved, optimizers))
+    except StructureError as error:
+        lost = str(error)
+    main = sys.modules.get("__main__")
+    head = {
+        "what": STRUCTURE,
+        "tensors": tensors,
+        "sizes": [len(part) for part in parts],
+        "moments": [len(optimizer.state) for optimizer in optimizers],
+        "lost": lost,
+        "script": os.path.abspath(getattr(main, "__file__", None) or ""),
+        "paths": [os.path.abspath(path) for path in sys.path if isinstance(path, str)],
+        "directory": os.getcwd(),
+    }
+    return b"".join((json.dumps(head).encode(), b"\n", *parts))
+
+
+def _pickle(torch: Any, saved: Dict[int, str], thing: Any) -> bytes:
+    file = io.BytesIO()
+    try:
+        _StructurePickler(torch, saved, file).dump(thing)
+    except StructureError:
+        raise
+    except Exception as error:  # of any code: the job's classes say how they are pickled
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        raise StructureError(f"its structure does not pickle: {text}") from None
+    return file.getvalue()
+
+
+class _StructurePickler(pickle.Pickler):
+    def __init__(self, torch: Any, saved: Dict[int, str], file: Any) -> None:
+        super().__init__(file, protocol=4)
+        self._torch, self._saved = torch, saved
+        self._room = MOST_VALUES
+        self._values: List[Any] = []  # alive, so that each has an id of its own
+
+    def persistent_id(self, thing: Any) -> Any:
+        if not issubclass(type(thing), self._torch.Tensor):
+            return None
+        if type(thing) not in (self._torch.Tensor, self._torch.nn.Parameter):
+            raise StructureError(f"a weight is a {type(thing).__name__}")
+        if id(thing) in self._saved:
+            return self._saved[id(thing)]
+        self._values.append(thing)
+        host = thing.detach().cpu().contiguous()
+        count = host.numel() * host.element_size()
+        self._room -= count
+        if self._room < 0:
+            raise StructureError(f"over {MOST_VALUES:,} bytes of its tensors are in no checkpoint")
+        value = ctypes.string_at(host.data_ptr(), count) if count else b""
+        return id(thing), str(host.dtype).rpartition(".")[2], [*host.shape], value
+
+    def reducer_override(self, thing: Any) -> Any:
+        module = issubclass(type(thing), self._torch.nn.Module)
+        if not module and not issubclass(type(thing), self._torch.optim.Optimizer):
+            return NotImplemented
+        reduced = thing.__reduce_ex__(4)
+        if len(reduced) < 3 or type(reduced[2]) is not dict:
+            return reduced
+        state = dict(reduced[2])
+        if not module:
+            state["state"] = {}
+        state.pop("_compiled_call_impl", None)  # ours, or of torch.compile
+        for key, hooks in state.items():
+            if module and "_hooks" in key and isinstance(hooks, dict):
+                state[key] = type(hooks)((k, h) for k, h in hooks.items() if _is_torchs(h))
+        return (*reduced[:2], state, *reduced[3:])
+
+
+def _is_torchs(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("torch.")

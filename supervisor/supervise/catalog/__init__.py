@@ -25,7 +25,7 @@ __getattr__ = lazy_exports(
         "loader": (
             "compose_policy, failure_classes, load_isolated_policy, load_policy, policy_document"
         ),
-        "metrics": "ABSENCE_REASONS, BUILD, JUDGED_AS, UNMEASURED, all_metrics, measured_metrics",
+        "metrics": "ABSENCE_REASONS, BUILD, JUDGED_AS, all_metrics, measured_metrics",
         "rules": "ExpressionError, parse_expression",
         "scenario_subject": "Subject, check_file",
         "scenarios": "Injection, Scenario",

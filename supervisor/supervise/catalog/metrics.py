@@ -41,7 +41,72 @@ _ROWS = (
         "Mean train_loss less that of the law `job.scaling_law`, every fiftieth more tokens.",
         SIMPLE,
     ),
-    ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
+    (
+        "curvature_trace_est",
+        "1",
+        "Trace of the Hessian of the probe batch's loss in the model of a checkpoint.",
+        "v'Hv of 8 random signs v, by central differences of gradients; Hutchinson, 1989",
+    ),
+    (
+        "checkpoint_unknown",
+        "1",
+        "1 where a checkpoint was to be evaluated, and nothing is known of its model; else 0.",
+        "the checkpoint guard",
+    ),
+    (
+        "checkpoint_proved",
+        "1",
+        "1 where the probe batch has with its weights what it had in the job, else 0.",
+        "the checkpoint guard",
+    ),
+    (
+        "checkpoint_parts_lost",
+        "parts",
+        "Parts of it (optimizer, scheduler, random) that cannot be restored, or that all files of "
+        "its name before it had.",
+        "the checkpoint guard",
+    ),
+    (
+        "checkpoint_probe_loss",
+        "nat",
+        "Loss of the probe batch in the model of a checkpoint, without dropout.",
+        SIMPLE,
+    ),
+    ("checkpoint_probe_ppl", "1", "Its exponential.", SIMPLE),
+    (
+        "checkpoint_entropy",
+        "nat",
+        "Entropy of the outputs of the probe batch, mean over positions, in that model.",
+        SIMPLE,
+    ),
+    (
+        "checkpoint_kl_to_prev",
+        "nat",
+        "KL divergence of these outputs from those of the checkpoint evaluated before.",
+        SIMPLE,
+    ),
+    (
+        "checkpoint_top_agreement",
+        "%",
+        "Share of the ten likeliest tokens that both have in common.",
+        SIMPLE,
+    ),
+    (
+        "checkpoint_val_loss",
+        "nat",
+        "Loss of windows of the files of `job.evaluate.val`, mean of the files; append one's name "
+        "for its own: `.held`.",
+        SIMPLE,
+    ),
+    ("checkpoint_val_ppl", "1", "Its exponential.", SIMPLE),
+    (
+        "checkpoint_val_rise",
+        "nat",
+        "By how much the same windows lost more than at the checkpoint evaluated before, of the "
+        "file where that is surest; 0 where none lost more.",
+        SIMPLE,
+    ),
+    ("checkpoint_val_rise_z", "1", "That in standard errors of its mean.", SIMPLE),
     (
         "spike_score",
         "%",
@@ -432,8 +497,14 @@ BUILD = (
     *("doc_count", "doc_loss", "damaged_rate", "unreadable_files"),
 )
 
-# Nothing measures these: a rule that needs one can never fire.
-UNMEASURED = ("curvature_trace_est",)
+# Of the model in a checkpoint, beside the job.
+CHECKPOINT = (
+    *("checkpoint_unknown", "checkpoint_proved", "checkpoint_parts_lost"),
+    *("checkpoint_probe_loss", "checkpoint_probe_ppl", "checkpoint_entropy"),
+    *("checkpoint_kl_to_prev", "checkpoint_top_agreement", "curvature_trace_est"),
+    *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
+    "checkpoint_val_rise_z",
+)
 # Of a pinned batch, at savepoints.
 PROBE_BATCH = ("fixed_probe_loss", "logit_entropy_probe", "output_kl_to_prev", "topk_mass_probe")
 # Of weights of attention, beside the job.
@@ -448,8 +519,8 @@ def explain_unmeasured(metric: str, policy: Policy) -> str:
     """Return what a policy lacks so that anything measures a metric, "" where it may come."""
     spec = spec_of(metric)
     name = metric if spec is None else spec.id
-    if name in UNMEASURED:
-        return "nothing measures it yet"
+    if name in CHECKPOINT and (policy.job.evaluate is None or policy.job.evaluate.every is None):
+        return "add job: {evaluate: {every: checkpoint}}"
     if name.removesuffix("_band") in SPECTRA and policy.mechanisms is None:
         return "add mechanisms: {}"
     if name in PROBE_BATCH and policy.savepoints is None:
@@ -564,6 +635,11 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "pii_hit_rate": ("pii_new_kinds", "pii_growth"),
     "rtp_prompt_stats": ("rtp_prompt_changes",),
     "doc_count": ("doc_loss",),
+    "checkpoint_probe_loss": ("checkpoint_val_rise",),
+    "checkpoint_probe_ppl": ("checkpoint_val_rise",),
+    "checkpoint_top_agreement": ("checkpoint_kl_to_prev",),
+    "checkpoint_val_loss": ("checkpoint_val_rise",),
+    "checkpoint_val_ppl": ("checkpoint_val_rise",),
     "skipped_updates": ("skip_reason", "overflow"),
     "slice_val_loss": ("slice_val_shift",),
     "spectral_radius": ("spectral_radius_band",),
@@ -602,7 +678,6 @@ _GROUPS = (
         "Known to the job's own evaluation alone.",
         "eval_artifact_hash microbench_score",
     ),
-    ("Needs further passes over a batch, which the probe does not make.", "curvature_trace_est"),
     (
         "Needs one batch on all ranks, which takes the job's help; their weights are compared.",
         "rank_probe_dispersion",

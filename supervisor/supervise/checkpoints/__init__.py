@@ -13,6 +13,6 @@ __getattr__ = lazy_exports(
         "registry": "Register, RunFacts, VERIFIED, read_registry",
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
-        "verification": "VerifierProcess",
+        "verification": "Evaluation, VerifierProcess, evaluate_checkpoint",
     },
 )

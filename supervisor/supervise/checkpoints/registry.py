@@ -20,7 +20,7 @@ import msgspec
 
 from .. import system
 from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
-from ..core.model.events import Event, Notice
+from ..core.model.events import Event, LateFrame, Notice
 from ..core.model.payload import CheckpointState, Json, Payload
 from ..errors import StoreError
 from ..store import files
@@ -337,7 +337,7 @@ class CheckpointNotifications:
     """
 
     def __init__(self) -> None:
-        self._events: deque[Notice] = deque()
+        self._events: deque[Notice | LateFrame] = deque()
         self._frames: deque[dict[str, float]] = deque()
         self._notes: set[str] = set()
         self.delivered: set[str] = set()
@@ -371,6 +371,14 @@ class CheckpointNotifications:
         """Report that a checkpoint is no longer available for a rollback."""
         self._event(entry, False, f"is no longer available: {reason}", measured=False)
 
+    def evaluated(self, entry: Entry, values: Mapping[str, float], reason: str) -> None:
+        """Report what an evaluation measured; `reason`: why nothing is known, "" where it is."""
+        now_ns, step = system.monotonic_ns(), max(0, entry.step)
+        self._events.append(LateFrame(now_ns, "checkpoint", entry.attempt, step, values))
+        if reason:
+            text = f"nothing is known of the model in checkpoint {entry.label}: {reason}"
+            self.note(text, once=f"unknown {reason}")
+
     def report_foreign(self, entry: Entry) -> None:
         """Report a checkpoint that is not the job's own, once per reason."""
         reason = "; ".join(entry.problems)
@@ -394,7 +402,7 @@ class CheckpointNotifications:
         while self._events:
             event = self._events.popleft()
             events.append(event)
-            if event.kind == "checkpoint":
+            if isinstance(event, Notice) and event.kind == "checkpoint":
                 self.delivered.add(event.data.parse(CheckpointState).id)
         return events
 

@@ -1,7 +1,8 @@
 """The checkpoint guard: finds the job's checkpoints, verifies them, and keeps good ones.
 
-Two threads at the lowest priority: one scans the disk once a second; the other verifies (one at a
-time, in a process of its own), pins, and removes surplus pins. The loop only takes their results.
+Threads at the lowest priority: one scans the disk once a second; another verifies (one at a time,
+in a process of its own), pins, and removes surplus pins; with `evaluate` a third one measures the
+models. The loop only takes their results.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from .. import system
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
-from ..core.model.policy import Checkpoints
+from ..core.model.policy import Checkpoints, Evaluate
 from ..errors import StoreError
 from ..store import files
 from ..system import Thread
@@ -42,7 +43,7 @@ from .registry import (
 )
 from .retention import Retention
 from .tracker import CheckpointTracker, RunPosition, save_report
-from .verification import LIMIT_S, CheckpointVerifier
+from .verification import LIMIT_S, CheckpointEvaluator, CheckpointVerifier
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,9 @@ class CheckpointService:
         share: of the time that may be spent verifying. If the job saves faster, only the newest
             checkpoints are verified.
 
+    Attributes:
+        evaluator: of the models, None without `add_evaluator`.
+
     Raises:
         StoreError: the register of this run cannot be read.
     """
@@ -331,13 +335,22 @@ class CheckpointService:
         self._candidates = (-1, 0)  # before which step, and how many without a verdict
         self._verifying = threading.Lock()  # one at a time
         self._closed, self._wake = threading.Event(), threading.Event()
+        self.evaluator: CheckpointEvaluator | None = None
         self._threads = [
-            Thread(target=self._run, args=(work, wake), name=name, daemon=True)
-            for name, work, wake in (
-                ("checkpoints", self.scan, self._wake),
-                ("verify", self.verify_next, self._closed),
-            )
+            self._thread("checkpoints", self.scan, self._wake),
+            self._thread("verify", self.verify_next, self._closed),
         ]
+
+    def _thread(self, name: str, work: Callable[[], bool], wake: threading.Event) -> Thread:
+        return Thread(target=self._run, args=(work, wake), name=name, daemon=True)
+
+    def add_evaluator(
+        self, settings: Evaluate, cwd: Path, free_memory: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """Evaluate what is verified, in a thread of its own; see `CheckpointEvaluator`."""
+        self.evaluator = CheckpointEvaluator(self._kept, cwd, settings, free_memory)
+        work = self.evaluator.evaluate_newest
+        self._threads.append(self._thread("evaluate", work, self._closed))
 
     def start(self) -> None:
         """Start the threads."""
@@ -350,6 +363,8 @@ class CheckpointService:
         self._wake.set()
         self._kept.closed.set()
         self._verifier.process.close()
+        if self.evaluator is not None:
+            self.evaluator.process.close()
         self._restorer.discard_prepared()
         last_scan = Thread(target=self._scan_ended, name="last scan", daemon=True)
         self._start(last_scan)  # a thread, because the disk may hang

@@ -1,4 +1,4 @@
-"""Verifies checkpoints in a process of its own, and pins those that are good.
+"""Verifies checkpoints in a process of its own, pins those that are good, and evaluates them.
 
 The loop calls none of this directly. See `retention` for the locks.
 """
@@ -8,20 +8,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 
 from .. import system
 from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
+from ..core.model.policy import Evaluate
 from ..errors import StoreError
 from ..store import files
 from ..system import Child
@@ -43,6 +46,9 @@ LIMIT_S = 900.0  # per checkpoint, plus one second per SLOWEST bytes; project de
 SLOWEST = 20_000_000
 # Signals that reading a damaged file may cause; others come from outside.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+LEAST_MEMORY = 2 << 30  # of an evaluation, where it is not known what is free; project default
+START_S = 60.0  # for the start of an interpreter and the import of torch, beside a busy job
+PROCESS = "the verifier", "its process"
 VERDICT_STATES = {True: VERIFIED, False: BAD, None: UNVERIFIED}
 
 
@@ -97,9 +103,10 @@ class VerifierProcess:
         if python is None or not os.access(python, os.X_OK):
             python = sys.executable
         limit_s = self._limit_s + size / SLOWEST
+        request = {"paths": [path], **self._wanted}
         try:
-            lines, error, code = self._run(
-                [python, "-I", self._program], [path], limit_s, urgent=urgent
+            output, error, code = self._run(
+                [python, "-I", self._program], request, limit_s, urgent=urgent
             )
         except InterruptedError:  # is an OSError too
             raise
@@ -107,6 +114,7 @@ class VerifierProcess:
             return Verdict(None, (f"the verifier could not be started: {failed}",))
         except subprocess.TimeoutExpired:
             return Verdict(None, (f"the verifier took longer than {limit_s:.0f} s",))
+        lines = [_answer(line) for line in output]
         environment = next((line.environment for line in lines if line.environment), Environment())
         for line in lines:
             if line.path == path:
@@ -114,6 +122,28 @@ class VerifierProcess:
         errors = [line.error for line in lines if line.error]
         ok, problem = _explain_exit(code, errors, error)
         return Verdict(ok, (problem,), None, environment)
+
+    def evaluate(
+        self, request: Mapping[str, Any], python: str | None, limit_s: float
+    ) -> Evaluation:
+        """Evaluate one checkpoint, see `supervise_offline.evaluation`. Blocks, and never raises."""
+        if python is None or not os.access(python, os.X_OK):
+            python = sys.executable
+        program = str(Path(self._program).with_name("evaluation.py"))
+        try:
+            lines, error, code = self._run(
+                [python, "-I", program], request, limit_s + START_S, urgent=False
+            )
+        except InterruptedError:
+            return Evaluation(reason="it was cancelled")
+        except OSError as failed:
+            return Evaluation(reason=f"its process could not be started: {failed}")
+        except subprocess.TimeoutExpired:
+            return Evaluation(reason=f"it took longer than {limit_s:.0f} s, and was ended")
+        try:
+            return msgspec.convert(json.loads(lines[-1]), Evaluation)
+        except (IndexError, ValueError):
+            return Evaluation(reason=_explain_exit(code, [], error)[1].replace(*PROCESS))
 
     def close(self) -> None:
         """End a running verification; the waiting caller returns."""
@@ -154,8 +184,8 @@ class VerifierProcess:
                     _set_niceness(child, niceness)
 
     def _run(
-        self, command: Sequence[str], paths: Sequence[str], limit_s: float, *, urgent: bool
-    ) -> tuple[list[_Answer], str, int]:
+        self, command: Sequence[str], request: Mapping[str, Any], limit_s: float, *, urgent: bool
+    ) -> tuple[list[str], str, int]:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._cancelled = False
@@ -169,19 +199,14 @@ class VerifierProcess:
             niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
             if niceness > 0 or not urgent:  # also if `lower_priority` was called during the start
                 self.lower_priority(niceness)
-            request = json.dumps({"paths": list(paths), **self._wanted})
-            out, error = process.talk(request.encode(), limit_s)
+            out, error = process.talk(json.dumps(request).encode(), limit_s)
             if self._cancelled:
                 raise InterruptedError("the verification was cancelled")
         finally:
             self._process = None
             process.end()
-        lines = out.decode("utf-8", "replace").splitlines()
-        return (
-            [_answer(line) for line in lines],
-            error.decode("utf-8", "replace"),
-            process.returncode,
-        )
+        texts = (data.decode("utf-8", "replace") for data in (out, error))
+        return next(texts).splitlines(), next(texts), process.returncode
 
 
 def _set_niceness(process: psutil.Process, niceness: int) -> None:
@@ -233,6 +258,133 @@ def _explain_exit(code: int, errors: Sequence[str], error: str) -> tuple[bool | 
         return None, f"the verifier was killed ({signal.strsignal(-code)}), perhaps out of memory"
     last_line = (error.strip().splitlines() or ["no output"])[-1]
     return None, f"the verifier ended with exit code {code}: {last_line[:200]}"
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the model in a checkpoint.
+
+    Attributes:
+        reason: why nothing is, one sentence; "" where something is.
+        was, now: of the probe batch in the job, and of the rebuilt model; None: it came not so far.
+        values: metrics by id. unmeasured: why one is absent.
+        parts: `restored`, `absent`, or what failed, by part.
+    """
+
+    reason: str = ""
+    was: float | None = None
+    now: float | None = None
+    values: dict[str, float] = {}
+    unmeasured: dict[str, str] = {}
+    parts: dict[str, str] = {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return what rules judge: the values, and whether there are any."""
+        proof = {} if self.now is None else {"checkpoint_proved": float(not self.reason)}
+        return {**self.values, **proof, "checkpoint_unknown": float(bool(self.reason))}
+
+
+OUTPUTS = "outputs."  # beside the probe batch, by id: what the next evaluation is compared with
+OUTPUTS_KEPT = 2
+
+
+def evaluate_checkpoint(
+    process: VerifierProcess,
+    entries: Sequence[Entry],
+    entry: Entry,
+    pinned: Path,
+    settings: Evaluate,
+    memory: int,
+) -> Evaluation:
+    """Evaluate a verified checkpoint of a run. Blocks.
+
+    Args:
+        entries: all of the run. pinned: where its copy is, if it is pinned.
+        settings: with absolute paths. memory: in bytes.
+    """
+    facts = entry.probe_batch or {}
+    path = str(pinned) if entry.pinned and pinned.exists() else entry.path
+    if entry.state != VERIFIED:
+        return Evaluation(reason=f"it is {entry.state}, and only a verified one is evaluated")
+    if path == entry.path and discovery.stamp_files(path) != entry.stamp:
+        return Evaluation(reason=f"{path} is no longer the file that was verified")
+    if "structure" not in facts:
+        why = facts.get("unstructured") or facts.get("why")
+        why = why or "the run has neither job: {evaluate: {}} nor job: {probe_batch: true}"
+        return Evaluation(reason=f"the job left nothing to rebuild the model from: {why}")
+    folder = Path(str(facts["path"])).parent
+    earlier = [e for e in entries if e.step < entry.step and e.attempt <= entry.attempt]
+    outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in earlier]
+    kept = [file for file in outputs if file.exists()]
+    request = {
+        "checkpoint": path,
+        "structure": facts["structure"],
+        "sha256": facts.get("sha256"),
+        "batch": facts["path"],
+        "value": facts["value"],
+        "previous": str(kept[-1]) if kept else "",
+        "keep": str(folder / f"{OUTPUTS}{entry.id}.pt"),
+        "series": re.sub(r"\d+", "#", entry.path),
+        "val": dict(settings.val),
+        "tokens": settings.tokens,
+        "seconds": settings.limit_s,
+        "memory": memory,
+        "reimport": settings.reimport,
+    }
+    evaluation = process.evaluate(request, entry.python, settings.limit_s)
+    for file in kept[:-OUTPUTS_KEPT]:
+        with suppress(OSError):
+            file.unlink()
+    return evaluation
+
+
+class CheckpointEvaluator:
+    """Evaluates the newest verified checkpoint of a register, one at a time.
+
+    Args:
+        settings: with paths relative to `cwd`.
+        free_memory: in bytes, None: it is not known.
+    """
+
+    def __init__(
+        self,
+        retention: Retention,
+        cwd: Path,
+        settings: Evaluate,
+        free_memory: Callable[[], int | None],
+    ) -> None:
+        slices = {name: str(cwd / file) for name, file in settings.val.items()}
+        self._settings = msgspec.structs.replace(settings, val=slices)
+        self._kept, self._free_memory = retention, free_memory
+        self.process = VerifierProcess(())
+        entries = retention.register.entries
+        self._done = {entry.id for entry in entries if entry.state == VERIFIED}
+
+    def evaluate_newest(self) -> bool:
+        """Evaluate one; return whether there was any. Older ones that waited are left out."""
+        retention, settings = self._kept, self._settings
+        with retention.lock:
+            entries = [*retention.register.entries]
+        waiting = [e for e in entries if e.state == VERIFIED and e.id not in self._done]
+        if not waiting:
+            return False
+        entry, free = waiting[-1], self._free_memory() or 0
+        memory = int((settings.memory_gb or 0.0) * 1e9) or free // 2 or LEAST_MEMORY
+        pinned = retention.pins.data(entry)
+        evaluation = evaluate_checkpoint(self.process, entries, entry, pinned, settings, memory)
+        if retention.closed.is_set():
+            return False
+        self._done |= {candidate.id for candidate in waiting}
+        if len(waiting) > 1:
+            labels = ", ".join(overtaken.label for overtaken in waiting[:-1])
+            retention.notifications.note(f"not evaluated, since newer ones came: {labels}")
+        retention.notifications.evaluated(entry, evaluation.metrics, evaluation.reason)
+        return True
+
+    def unevaluated(self) -> list[str]:
+        """Return the ids of what waits, or is under way."""
+        entries = self._kept.register.entries
+        return [e.id for e in entries if e.state == VERIFIED and e.id not in self._done]
 
 
 def _describe(entry: Entry, verdict: Verdict) -> None:

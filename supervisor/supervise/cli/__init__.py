@@ -43,6 +43,7 @@ SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
         *("runs", "status", "web", "events", "why", "why-not", "triage", "checkpoints"),
+        "checkpoint",
         *("export", "audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
@@ -63,7 +64,7 @@ COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 # The module of a command that shares one with others; any other has a module of its own name.
 MODULES = {
     **dict.fromkeys(("audit", "events", "replay"), "events"),
-    **dict.fromkeys(("runs", "gc", "checkpoints"), "runs"),
+    **dict.fromkeys(("runs", "gc", "checkpoints", "checkpoint"), "runs"),
     **dict.fromkeys(("notify", "outbox"), "notify"),
     **dict.fromkeys(("why", "why-not", "triage"), "why"),
     **dict.fromkeys(("record", "export"), "record"),

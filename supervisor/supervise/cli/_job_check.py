@@ -265,6 +265,7 @@ SUPERVISOR_METRICS = (
     *hardware.METRICS,
     *registry.METRICS,
     *mechanisms.METRICS,
+    *metrics.CHECKPOINT,
     *frame_enrichment.RUN_METRICS,
     *run_course.COURSE_METRICS,
 )
@@ -345,6 +346,7 @@ CONDITIONS = (
 
 REPORTED = "only where the job reports it"
 WITH_MECHANISMS = "only with `mechanisms` in the policy, beside the job, of attention's weights"
+WITH_EVALUATION = "only with job.evaluate in the policy, beside the job, where it saves checkpoints"
 WITH_CHECKPOINTS = "only where the job saves checkpoints that are found (job.checkpoints)"
 # Cross-rank metrics that need a metric of each rank.
 PER_RANK = {
@@ -390,6 +392,7 @@ def list_metric_availability(
     availability |= _hardware()
     availability |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
     availability |= dict.fromkeys(mechanisms.METRICS, WITH_MECHANISMS)
+    availability |= dict.fromkeys(metrics.CHECKPOINT, WITH_EVALUATION)
     availability |= {
         frame_enrichment.RESTARTS: "only once it was started again",
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",

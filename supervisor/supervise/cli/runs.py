@@ -1,4 +1,4 @@
-"""`supervise runs`, `gc`, `checkpoints`: the runs of a directory, and the checkpoints of one."""
+"""`supervise runs`, `gc`, `checkpoints`, `checkpoint`: runs, and the checkpoints of one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,33 @@ import msgspec
 
 from .. import system
 from ..checkpoints import registry
-from ..checkpoints.verification import VERDICT_STATES, VerifierProcess
+from ..checkpoints.verification import (
+    VERDICT_STATES,
+    Evaluation,
+    VerifierProcess,
+    evaluate_checkpoint,
+)
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain_json
-from ..core.model.policy import Checkpoints
+from ..core.model.policy import Checkpoints, Evaluate
 from ..errors import MISSHAPEN, StoreError, UsageError
+from ..runtime import host
 from ..store import run_records
 from ..store.files import is_locked, remove_tree
 from ..store.run_directory import RUNS, RunDir, cache_directory
 from ..store.run_records import Survey, skim_run
 from ._output import echo, echo_json, format_age, format_number, print_table
 from ._params import parse_duration
-from ._runs import NO_RUN, STATES, UNKNOWN, run_argument, runs_in, state_of
+from ._runs import (
+    NO_RUN,
+    STATES,
+    UNKNOWN,
+    find_run,
+    newest_run,
+    run_argument,
+    runs_in,
+    state_of,
+)
 
 HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy")
 
@@ -301,6 +316,88 @@ def _verify(run: RunDir) -> int:
     register.write()
     print_table([_checkpoint_row(entry)], CHECKPOINT_HEADER)
     return 0 if verdict.ok else 1
+
+
+@click.group(name="checkpoint", no_args_is_help=True)
+def checkpoint_command() -> None:
+    """Evaluate a checkpoint of a run."""
+
+
+@checkpoint_command.command(name="eval")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--run", "name", metavar="RUN", help="Its run. Default: the newest under ./runs.")
+@click.option(
+    "--val",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="Held-out token ids (.bin, uint16 or uint32); repeatable.",
+)
+@click.option("--tokens", type=click.IntRange(1), default=Evaluate().tokens, show_default=True)
+@click.option("--limit", default="10m", show_default=True, help="How long it may take.")
+@click.option("--reimport", is_flag=True, help="Import a script without a `__main__` guard.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def evaluate_command(
+    checkpoint: str,
+    name: str | None,
+    val: tuple[str, ...],
+    tokens: int,
+    limit: str,
+    reimport: bool,
+    as_json: bool,
+) -> int:
+    """Rebuild the model of a checkpoint, prove it, and measure it.
+
+    CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The model comes from
+    the structure that the job wrote at its first save (job: {evaluate: {}} or {probe_batch: true}),
+    in a process of the job's interpreter, on one thread of the CPU at the lowest priority. No code
+    runs from the checkpoint. Two rows that the job ran at the save must give the same here, else
+    nothing is measured. It is compared with the one evaluated before.
+
+    \b
+    Examples:
+      supervise checkpoint eval ckpt-3
+      supervise checkpoint eval out/ckpt_000200.pt --run 7f3a9c --val held=data/val.bin
+
+    Exit codes: 0; 1 nothing is known of it; 64 no such checkpoint.
+    """
+    run = RunDir.open_own(newest_run() if name is None else find_run(name))
+    entries = registry.read_registry(run.path).checkpoints
+    names = checkpoint, str(Path(checkpoint).absolute())
+    entry = next((e for e in reversed(entries) if e.id == names[0] or e.path in names), None)
+    if entry is None:
+        raise UsageError(
+            f"{run.path} has no checkpoint {checkpoint}", hint=f"supervise checkpoints {run.path}"
+        )
+    slices = [pair.partition("=") if "=" in pair else ("val", "", pair) for pair in val]
+    settings = Evaluate(
+        val={name: str(Path(file).absolute()) for name, _, file in slices},
+        tokens=tokens,
+        limit_s=parse_duration(limit),
+        reimport=reimport,
+    )
+    pinned = run.path / registry.PINNED / entry.id / "data" / entry.name
+    memory = (host.available_bytes() or host.memory_bytes()) // 2
+    evaluation = evaluate_checkpoint(VerifierProcess(()), entries, entry, pinned, settings, memory)
+    if as_json:
+        about = {"id": entry.id, "step": entry.step, "path": entry.path}
+        echo_json({**about, **msgspec.to_builtins(evaluation)})
+    else:
+        _print_evaluation(entry, evaluation)
+    return 1 if evaluation.reason else 0
+
+
+def _print_evaluation(entry: registry.Entry, evaluation: Evaluation) -> None:
+    if evaluation.reason:
+        echo(f"UNKNOWN: nothing is known of checkpoint {entry.label}: {evaluation.reason}")
+        return
+    echo(
+        f"checkpoint {entry.label}: the probe batch has {evaluation.now:.6g}, and had "
+        f"{evaluation.was:.6g} in the job"
+    )
+    rows = [(name, format_number(value)) for name, value in sorted(evaluation.values.items())]
+    rows += [(name, f"UNKNOWN: {why}") for name, why in sorted(evaluation.unmeasured.items())]
+    rows += [(f"restore of {part}", verdict) for part, verdict in evaluation.parts.items()]
+    print_table(rows, ("metric", "value"))
 
 
 def _checkpoint_row(entry: registry.Entry) -> tuple[str, ...]:

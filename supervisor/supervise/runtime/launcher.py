@@ -241,7 +241,7 @@ def probe_config(
         else {"every": max(pairs.every, pairs.distance + 1), "distance": pairs.distance},
         "tape": may_act and policy.job.relaunch is not None,
         "peak_flops": policy.job.peak_flops,
-        "probe_batch": {} if may_act and policy.job.probe_batch else None,
+        "probe_batch": {} if policy.job.evaluate or (may_act and policy.job.probe_batch) else None,
         "keep_signals": may_act and policy.job.preempt is not None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
         "drills": plain_json(drills),

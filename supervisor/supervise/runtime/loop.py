@@ -47,6 +47,7 @@ from .controller import Control
 from .evidence import Evidence
 from .frame_enrichment import FrameEnricher
 from .hardware import Hardware
+from .host import available_bytes
 from .idleness import Looks, Phases
 from .late_messages import Courier
 from .launcher import Launch, Launcher
@@ -74,7 +75,7 @@ def checkpoint_service(settings: Settings, processor: EventProcessor) -> Checkpo
     """
     policy = settings.policy
     facts = RunFacts(list(settings.argv), policy.name, policy.digest)
-    return CheckpointService(
+    service = CheckpointService(
         policy.job.checkpoints,
         settings.run.path,
         Path.cwd(),
@@ -84,6 +85,9 @@ def checkpoint_service(settings: Settings, processor: EventProcessor) -> Checkpo
         data=policy.job.manifest,
         runs=RUNS,
     )
+    if policy.job.evaluate is not None and policy.job.evaluate.every is not None:
+        service.add_evaluator(policy.job.evaluate, Path.cwd(), available_bytes)
+    return service
 
 
 def forward_saves(
@@ -460,8 +464,17 @@ class App:
         if self._policy_watch is not None:
             self._policy_watch.close()
         self._hardware.close()
+        self._show_unevaluated()
         self._checkpoints.close()
         self._status.write(control, system.monotonic_ns(), over=True)
+
+    def _show_unevaluated(self) -> None:
+        evaluator = self._checkpoints.evaluator
+        if evaluator is not None and (late := evaluator.unevaluated()):
+            self.settings.print_line(
+                f"supervise: not evaluated before the end of the job: {', '.join(late)}; "
+                f"supervise checkpoint eval {late[-1]} --run {self.settings.run.path}"
+            )
 
     def _watch_files(self, run: RunDir) -> None:
         """Let commands, checkpoints and edits of the policy wake who waits for them."""

@@ -25,7 +25,7 @@ __getattr__ = lazy_exports(
         "payload": "CheckpointState, NOTHING, Payload, Rewarm",
         "policy": (
             "Approval, Budget, Checkpoints, HOLD, HostHealth, Inhibit, JobSettings, "
-            "Ladder, Ledger, Mechanisms, PLACEHOLDERS, Planned, Policy, Preempt, "
+            "Evaluate, Ladder, Ledger, Mechanisms, PLACEHOLDERS, Planned, Policy, Preempt, "
             "RelaunchSettings, Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite"
         ),
         "preemption": "Preemption, Settled",

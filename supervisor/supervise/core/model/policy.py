@@ -349,6 +349,31 @@ class Checkpoints(Section, frozen=True):
     ] = 3600.0
 
 
+class Evaluate(Section, frozen=True):
+    """The model of a checkpoint, rebuilt and measured beside the job; needs one rank."""
+
+    every: Annotated[
+        Literal["checkpoint"] | None,
+        describe_key("each that was verified; default: by `supervise checkpoint eval` alone"),
+    ] = None
+    val: Annotated[
+        Mapping[Local, str],
+        describe_key("name: file of held-out token ids (.bin, uint16 or uint32)"),
+    ] = msgspec.field(default_factory=dict)
+    tokens: Annotated[Count, describe_key("of each file, at most")] = 200_000
+    limit_s: Annotated[Seconds, describe_key("how long it may take; half of it for `val`")] = (
+        msgspec.field(name="limit", default=600.0)
+    )
+    memory_gb: Annotated[
+        Annotated[float, Meta(gt=0.0)] | None,
+        describe_key("memory that it may take; default: half of what is free when it begins"),
+    ] = None
+    reimport: Annotated[
+        bool,
+        describe_key("a script without a `__main__` guard may be imported for its classes"),
+    ] = False
+
+
 class Orphans(Section, frozen=True):
     """Processes that go on training after the job's first process has ended."""
 
@@ -509,6 +534,10 @@ class JobSettings(Section, frozen=True):
             "run two rows of the first batch again at each savepoint and save, for comparison"
         ),
     ] = False
+    evaluate: Annotated[
+        Evaluate | None,
+        describe_key("measure the model of each checkpoint; a probe batch proves it; default: no"),
+    ] = None
     manifest: Annotated[
         tuple[str, ...],
         describe_key(

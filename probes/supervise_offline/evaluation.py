@@ -1,0 +1,474 @@
+"""`python -I evaluation.py < request.json`: the model of a checkpoint, proved and measured.
+
+The model is rebuilt (`rebuild`), and proved by the probe batch: what the job had for it when it
+saved comes out here as well. Unproved, nothing is measured. Measured are the probe batch and
+windows of token files, without dropout, and what has changed since the checkpoint before; at last
+each part of the checkpoint is restored. The answer is one JSON line, see `evaluate`.
+
+It runs in the job's interpreter, on one thread of the CPU, at the lowest priority, within the
+memory and the time of the request, and is the first that the kernel kills where memory ends.
+
+Source: Hutchinson's estimate of a trace (1989), by central differences of gradients.
+"""
+
+import array
+import json
+import math
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
+try:
+    from supervise_offline import find_torch, rebuild
+    from supervise_offline.checkpoint import verify
+    from supervise_offline.mechanisms import give_way
+    from supervise_offline.rebuild import RESTORED, UnknownError
+finally:
+    sys.path.remove(ROOT)
+
+SEED = 20220405  # as `supervise_probe.sampling.side_forward`
+EXACT, ROUNDED = 1e-5, 0.02  # of one CPU; of half precision or a device, in nat; project defaults
+TOP = 10  # tokens that are compared, the likeliest
+LOGITS = 1 << 20  # numbers of the probe batch's outputs that are kept
+FEWEST = 8  # windows that a comparison needs
+DIRECTIONS, STEP = 8, 0.01  # of the curvature; of the weights' root mean square
+COST = 6  # forward passes of a direction
+HALF = ("float16", "bfloat16")
+
+
+class ProofError(UnknownError):
+    """The model here has something else for the probe batch than it had in the job."""
+
+    def __init__(self, text: str, was: float, now: float) -> None:
+        super().__init__(text)
+        self.both = {"was": was, "now": now}
+
+
+class Batch(NamedTuple):
+    """The probe batch, as the probe wrote it.
+
+    Attributes:
+        targets: its labels, what each stands for as `Targets` of the probe; None if unknown.
+        ids: its token ids, (rows, positions); None where the model takes none.
+    """
+
+    args: Any
+    kwargs: Any
+    targets: Any
+    document: Mapping[str, Any]
+    ids: Any
+
+
+def read_batch(torch: Any, path: str) -> Batch:
+    """Read a probe batch. Raises OSError, verify.NeedsCode, verify.Damaged."""
+    document = verify.load_object(torch, path, zipped=True)
+    args, kwargs = document["args"], document["kwargs"]
+    integers = [t for t in _tensors(torch, (args, kwargs)) if t.dtype == torch.int64]
+    ids = next((t for t in integers if t.dim() == 2 and t.shape[1] > 1), None)
+    return Batch(args, kwargs, document.get("targets"), document, ids)
+
+
+def _tensors(torch: Any, value: Any) -> List[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (dict, list, tuple)):
+        inner = value.values() if isinstance(value, dict) else value
+        return [tensor for item in inner for tensor in _tensors(torch, item)]
+    return []
+
+
+def _mapped(torch: Any, value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(torch, item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(torch, item, change) for item in value)
+    return value
+
+
+class SeenLosses:
+    """What the model takes `cross_entropy` of: it may return its loss alone.
+
+    To be made before modules of the job are imported, which may import that function by name.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.pairs: List[Tuple[Any, Any, int]] = []  # logits by position, targets, what is ignored
+        functional = torch.nn.functional
+        take = functional.cross_entropy
+
+        def cross_entropy(input: Any, target: Any, *args: Any, **options: Any) -> Any:
+            if input.dim() > 1 and target.dtype == torch.int64:
+                logits = input.movedim(1, -1).reshape(-1, input.shape[1])
+                ignored = int(options.get("ignore_index", -100))
+                self.pairs.append((logits.detach(), target.detach().reshape(-1), ignored))
+            return take(input, target, *args, **options)
+
+        functional.cross_entropy = cross_entropy
+        self.take = take
+
+
+class Evaluation:
+    """One rebuilt model and its batch."""
+
+    def __init__(
+        self, torch: Any, model: Any, batch: Batch, seen: SeenLosses, until_s: float
+    ) -> None:
+        self._torch, self._model, self._batch = torch, model, batch
+        self._seen, self._until_s = seen, until_s
+        self._forward_s = 0.0
+        self.values: Dict[str, float] = {}
+        self.unmeasured: Dict[str, str] = {}
+
+    # ── proof ─────────────────────────────────────────────────────────────────────────────────
+
+    def prove(self, was: float) -> float:
+        """Return what the job had as `was`, of the model as it is here.
+
+        Raises:
+            ProofError: it differs.
+        UnknownError: it cannot be the same.
+        """
+        document, modules = self._batch.document, list(self._model.modules())
+        modes = document["modes"][-len(modules) :]
+        for module, mode in zip(modules, modes):
+            module.training = mode
+        on_cpu = document["device"] == "cpu"
+        kinds = {str(p.dtype).rpartition(".")[2] for p in self._model.parameters()}
+        exact = on_cpu and not document["autocast"] and not kinds & set(HALF)
+        if not on_cpu:
+            self._model.float()
+        began = time.monotonic()
+        now = self._value(SEED)
+        self._forward_s = time.monotonic() - began
+        if not on_cpu and now != self._value(SEED + 1):
+            raise UnknownError(
+                "the model draws random numbers in training, and a device draws others than the CPU"
+            )
+        close = EXACT * abs(was) if exact else ROUNDED * max(1.0, abs(was))
+        if not abs(now - was) <= close:
+            raise ProofError(
+                f"the probe batch has {now:.6g} with the weights of the file, and had {was:.6g} in "
+                "the job when it was saved: they are other weights, or the model is another one",
+                was,
+                now,
+            )
+        return now
+
+    def _value(self, seed: int) -> float:
+        """As the probe's `output_value`: a loss, else the mean square of the first output."""
+        outputs = self._floating(self._run(self._batch.args, self._batch.kwargs, seed))
+        loss = next((v for v in outputs if v.numel() == 1), None)
+        return float(outputs[0].double().square().mean() if loss is None else loss)
+
+    def _run(self, args: Any, kwargs: Any, seed: int = SEED) -> Any:
+        torch, document = self._torch, self._batch.document
+        torch.manual_seed(seed)
+        for name in ("numpy.random", "random"):
+            if name in sys.modules:
+                sys.modules[name].seed(seed)
+        inputs = _mapped(torch, (args, kwargs), torch.clone)
+        self._seen.pairs.clear()
+        on = document["autocast"] and document["device"] == "cpu"
+        with torch.no_grad(), torch.autocast("cpu", document["dtype"], enabled=bool(on)):
+            return self._model(*inputs[0], **inputs[1])
+
+    def _floating(self, output: Any) -> List[Any]:
+        several = _tensors(self._torch, output)
+        return [t for t in several if t.is_floating_point() and t.numel()]
+
+    # ── probe batch ───────────────────────────────────────────────────────────────────────────
+
+    def measure_batch(self, before: Mapping[str, Any]) -> Any:
+        """Measure the probe batch, and how far its outputs are from those of the checkpoint before.
+
+        Returns:
+            Their log-probabilities to keep, None where they are none.
+        """
+        torch = self._torch
+        self._model.eval()
+        output = self._run(self._batch.args, self._batch.kwargs)
+        loss = self._loss(output)
+        if loss is None:
+            self.unmeasured["checkpoint_probe_loss"] = "what loss the model has is not known"
+        else:
+            self.values["checkpoint_probe_loss"] = float(loss)
+            self.values["checkpoint_probe_ppl"] = math.exp(min(700.0, float(loss)))
+        logits = self._logits(output)
+        if logits is None:
+            self.unmeasured["checkpoint_entropy"] = "the outputs are no logits of tokens"
+            return None
+        rows = max(1, min(len(logits), LOGITS // logits.shape[-1]))
+        kept = logits[torch.linspace(0, len(logits) - 1, rows).long()].double().log_softmax(-1)
+        self.values["checkpoint_entropy"] = float(-(kept.exp() * kept).nan_to_num().sum(-1).mean())
+        logs = before.get("logs")
+        if logs is not None and logs.shape == kept.shape:
+            earlier = logs.double()
+            self.values["checkpoint_kl_to_prev"] = float(
+                (earlier.exp() * (earlier - kept)).nan_to_num().sum(-1).mean()
+            )
+            top = min(TOP, kept.shape[-1] // 2)
+            ours, theirs = (v.topk(top, -1).indices for v in (kept, earlier))
+            shared = (ours.unsqueeze(-1) == theirs.unsqueeze(-2)).any(-1).double().mean()
+            self.values["checkpoint_top_agreement"] = 100.0 * float(shared)
+        return kept.float()
+
+    def _loss(self, output: Any) -> Any:
+        """Return the model's own loss, else the one that the job took of its logits, or None."""
+        targets, outputs = self._batch.targets, self._floating(output)
+        loss = next((v for v in outputs if v.numel() == 1), None)
+        if loss is not None or targets is None or not outputs:
+            return loss
+        rows, classes, ignored = targets[:3]
+        logits = outputs[0].float()
+        if logits.shape[-1] == classes and rows.dim() == 1:
+            logits = logits.reshape(-1, classes)
+        count = min(len(rows), len(logits))  # a loss in chunks has fewer targets
+        logits, rows = logits[:count], rows[:count]
+        if logits.shape[1] != classes or (logits.shape[0], *logits.shape[2:]) != rows.shape:
+            return None
+        return self._seen.take(logits, rows, ignore_index=ignored)
+
+    def _logits(self, output: Any) -> Any:
+        """Return the logits of the newest run by position, None where there are none."""
+        ids, targets, pairs = self._batch.ids, self._batch.targets, self._seen.pairs
+        if pairs:
+            return self._torch.cat([p[0] for p in pairs if p[0].shape[1] == pairs[0][0].shape[1]])
+        for value in self._floating(output):
+            of_ids = ids is not None and value.dim() == 3 and value.shape[:2] == ids.shape
+            if of_ids or (targets and value.dim() > 1 and value.shape[-1] == targets[1]):
+                return value.reshape(-1, value.shape[-1])
+        return None
+
+    def _row_losses(self, output: Any, window: Any) -> List[float]:
+        """Return the mean loss of each row of tokens, or one of all where that cannot be told."""
+        logits, pairs = self._logits(output), self._seen.pairs
+        targets, ignored = window[:, 1:].reshape(-1), -100
+        if pairs:
+            targets, ignored = self._torch.cat([p[1] for p in pairs])[: len(logits)], pairs[0][2]
+        losses = self._seen.take(logits.float(), targets, ignore_index=ignored, reduction="none")
+        rows, known = len(window), targets != ignored
+        losses = losses.double() * known
+        if len(losses) % rows or len(pairs) > 1:
+            return [float(losses.sum() / known.sum())]
+        sums = losses.view(rows, -1).sum(1) / known.view(rows, -1).sum(1)
+        return [float(value) for value in sums]
+
+    # ── held-out tokens ───────────────────────────────────────────────────────────────────────
+
+    def measure_slices(
+        self, slices: Mapping[str, str], tokens: int, before: Mapping[str, Any]
+    ) -> Dict[str, Any]:
+        """Measure the loss of each file of tokens; return the losses of its windows, to keep."""
+        kept: Dict[str, Any] = {}
+        worst = 0.0, 0.0
+        for number, (name, path) in enumerate(slices.items()):
+            share = (self._until_s - time.monotonic()) / 2.0 / (len(slices) - number)
+            try:
+                losses = self._windows(path, tokens, time.monotonic() + share)
+            except (UnknownError, OSError, ValueError, TypeError) as error:
+                self.unmeasured[f"checkpoint_val_loss.{name}"] = str(error)
+                continue
+            kept[name] = losses
+            self.values[f"checkpoint_val_loss.{name}"] = float(losses.mean())
+            earlier = before.get("windows", {}).get(name)
+            count = 0 if earlier is None else min(len(earlier), len(losses))
+            if count >= FEWEST:
+                rise = losses[:count] - earlier[:count]
+                spread = float(rise.std()) / math.sqrt(count)
+                worst = max(worst, (float(rise.mean()) / max(spread, 1e-12), float(rise.mean())))
+                self.values["checkpoint_val_rise_z"] = self.values["checkpoint_val_rise"] = 0.0
+        if worst[1] > 0.0:
+            self.values["checkpoint_val_rise_z"], self.values["checkpoint_val_rise"] = worst
+        if kept:
+            means = [float(losses.mean()) for losses in kept.values()]
+            self.values["checkpoint_val_loss"] = mean = sum(means) / len(means)
+            self.values["checkpoint_val_ppl"] = math.exp(min(700.0, mean))
+        return kept
+
+    def _windows(self, path: str, tokens: int, until_s: float) -> Any:
+        """Return the mean loss of each window, as long as those of the probe batch."""
+        torch, ids = self._torch, self._batch.ids
+        if ids is None:
+            raise UnknownError("the model takes no token ids")
+        rows, length = ids.shape
+        logits = self._logits(self._run(self._batch.args, self._batch.kwargs))
+        if logits is None or 2 * len(logits) < rows * length:
+            raise UnknownError("the model gives no logits of each position")
+        read, total = open_tokens(path, int(logits.shape[-1]))
+        room = (total - 1) // length
+        if room < rows:
+            raise UnknownError(f"{path} has {total:,} tokens, and a batch {rows} x {length}")
+        count = max(rows, min(room, tokens // length) // rows * rows)
+        chance = torch.Generator().manual_seed(SEED)
+        # Spread over the file, in an order in which any number of the first are spread, too.
+        order = torch.randperm(count, generator=chance).tolist()
+        losses: List[float] = []
+        for start in range(0, count, rows):
+            if losses and time.monotonic() > until_s:
+                break
+            places = [order[start + n] * (room - 1) // max(1, count - 1) for n in range(rows)]
+            window = torch.tensor([read(place * length, length + 1) for place in places])
+            losses += self._row_losses(self._run(*self._with_tokens(window)), window)
+        return torch.tensor(losses, dtype=torch.float64)
+
+    def _with_tokens(self, window: Any) -> Any:
+        """Return the arguments of the batch with other tokens, and labels alike."""
+        torch, ids = self._torch, self._batch.ids
+
+        def change(tensor: Any) -> Any:
+            if tensor.shape != ids.shape or tensor.dtype != ids.dtype:
+                return tensor
+            if tensor is ids or torch.equal(tensor, ids):
+                return window[:, :-1]
+            same = tensor[:, :-1] == ids[:, 1:]
+            return window[:, 1:] if bool((same | (tensor[:, :-1] < 0)).all()) else tensor
+
+        return _mapped(torch, (self._batch.args, self._batch.kwargs), change)
+
+    # ── curvature ─────────────────────────────────────────────────────────────────────────────
+
+    def measure_curvature(self) -> None:
+        """Estimate the trace of the Hessian of the probe batch's loss."""
+        name, torch, batch = "curvature_trace_est", self._torch, self._batch
+        if "checkpoint_probe_loss" not in self.values:
+            self.unmeasured[name] = "what loss the model has is not known"
+        elif COST * DIRECTIONS * self._forward_s > self._until_s - time.monotonic():
+            self.unmeasured[name] = "there is no time"
+        else:
+            weights = [p for p in self._model.parameters() if p.requires_grad]
+
+            def loss() -> Any:
+                self._seen.pairs.clear()
+                return self._loss(self._model(*batch.args, **batch.kwargs))
+
+            value = trace_of_hessian(torch, loss, weights, DIRECTIONS)
+            if math.isfinite(value):
+                self.values[name] = value
+
+
+def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: List[Any], number: int) -> float:
+    """Return the mean of v'Hv over that many random v of signs; weights come back as they were."""
+    chance = torch.Generator().manual_seed(SEED)
+    kept = [weight.detach().clone() for weight in weights]
+    squares = sum(float(w.double().square().sum()) for w in kept)
+    step = max(1e-6, STEP * math.sqrt(squares / max(1, sum(w.numel() for w in kept))))
+    total = 0.0
+    for _ in range(number):
+        signs = [
+            torch.randint(0, 2, w.shape, generator=chance).to(w.dtype).mul_(2).sub_(1) for w in kept
+        ]
+        for side in (1.0, -1.0):
+            with torch.no_grad():
+                for weight, own, sign in zip(weights, kept, signs):
+                    weight.copy_(own + side * step * sign)
+            for sign, grad in zip(signs, torch.autograd.grad(loss(), weights, allow_unused=True)):
+                if grad is not None:
+                    total += side * float((grad.double() * sign).sum()) / (2.0 * step)
+    with torch.no_grad():
+        for weight, own in zip(weights, kept):
+            weight.copy_(own)
+    return total / number
+
+
+def open_tokens(path: str, classes: int) -> Tuple[Callable[[int, int], List[int]], int]:
+    """Return what reads (start, count) tokens of a file of uint16 or uint32, and how many it has.
+
+    Raises:
+        UnknownError: it is of another form, or has other tokens than the model.
+    """
+    if not path.endswith(".bin"):
+        raise UnknownError(f"{path} is no file of token ids (.bin, uint16 or uint32)")
+    kind = "H" if classes <= 1 << 16 else "I"
+    size = array.array(kind).itemsize
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def read(start: int, count: int) -> List[int]:
+        values = array.array(kind, os.pread(fd, count * size, start * size)).tolist()
+        if max(values) >= classes:
+            raise UnknownError(f"{path} has the token {max(values)}, and the model {classes}")
+        return values
+
+    return read, os.fstat(fd).st_size // size
+
+
+def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> Dict[str, Any]:
+    """Return the answer.
+
+    Returns:
+        `reason`: why nothing is known, "" where it is. `was`, `now`: of the probe batch in the job
+        and here. `values`: metrics by id. `unmeasured`: why one is absent. `parts`: see
+        `rebuild.restore_parts`. `bytes`: of the weights.
+    """
+    seen = SeenLosses(torch)
+    objects = verify.read_objects(torch, request["checkpoint"])
+    structure = rebuild.read_structure(
+        torch, request["structure"], request["sha256"], reimport=bool(request.get("reimport"))
+    )
+    rebuild.fill_weights(torch, structure.model, objects)
+    batch = read_batch(torch, request["batch"])
+    evaluation = Evaluation(torch, structure.model, batch, seen, until_s)
+    now = evaluation.prove(float(request["value"]))
+    before: Mapping[str, Any] = {}
+    if request.get("previous"):
+        with suppress(OSError, verify.NeedsCode, verify.Damaged):
+            before = verify.load_object(torch, request["previous"], zipped=True)
+    kept = {"logs": evaluation.measure_batch(before)}
+    kept["windows"] = evaluation.measure_slices(
+        request.get("val", {}), int(request.get("tokens", 0)), before
+    )
+    evaluation.measure_curvature()
+    parts = rebuild.restore_parts(torch, structure, objects)
+    failed = {part for part, verdict in parts.items() if verdict.startswith("failed")}
+    good = {part for part, verdict in parts.items() if verdict == RESTORED}
+    alike = before.get("series") == request.get("series")
+    had = set(before.get("parts", ())) if alike else good
+    evaluation.values["checkpoint_parts_lost"] = float(len(failed | (had - good)))
+    if request.get("keep"):
+        kept |= {"series": request.get("series"), "parts": sorted(had & good if alike else good)}
+        torch.save(kept, request["keep"] + ".part")
+        os.replace(request["keep"] + ".part", request["keep"])
+    return {
+        "was": float(request["value"]),
+        "now": now,
+        "values": {n: v for n, v in evaluation.values.items() if math.isfinite(v)},
+        "unmeasured": evaluation.unmeasured,
+        "parts": parts,
+    }
+
+
+def main() -> None:
+    """Answer the request; what the job's code prints is not the answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job
+    request, began = json.load(sys.stdin), time.monotonic()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    give_way(int(request.get("nice", 19)), int(request["memory"]))
+    answer: Dict[str, Any] = {"reason": ""}
+    try:
+        torch = find_torch()
+        torch.set_num_threads(1)
+        answer.update(evaluate(torch, request, began + float(request["seconds"])))
+    except UnknownError as error:
+        answer.update({"reason": str(error), **getattr(error, "both", {})})
+    except verify.NeedsCode as error:
+        answer["reason"] = f"it cannot be read without running code from it: {error}"
+    except ImportError as error:
+        answer["reason"] = f"a module cannot be imported: {error}"
+    except (Exception, SystemExit) as error:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        full = isinstance(error, MemoryError) or "allocate memory" in text
+        answer["reason"] = f"{'out of memory' if full else type(error).__name__}: {text}"
+    print(json.dumps(answer), file=out, flush=True)
+    os._exit(0)  # whatever the job's modules have started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""The model of a checkpoint comes back as it was, and what is measured of it is what it is."""
+
+from __future__ import annotations
+
+import array
+import copy
+import hashlib
+import pickle
+import random
+import runpy
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.checkpoints import Register, VerifierProcess, evaluate_checkpoint, stamp_files
+from supervise.core.model import Evaluate
+from supervise_probe.torch_state.structure import StructureError, pickle_structure
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+PROGRAM = Path(__file__).parents[2] / "probes" / "supervise_offline" / "evaluation.py"
+CLASSES, ROWS, LENGTH = 17, 2, 12
+
+
+class Tiny(nn.Module):
+    """Tied weights, dropout, and tensors that no checkpoint holds; `inside`: it takes the loss."""
+
+    def __init__(self, inside=False):
+        super().__init__()
+        self.embedding, self.drop = nn.Embedding(CLASSES, 16), nn.Dropout(0.2)
+        self.mixer, self.norm = nn.GRU(16, 16, batch_first=True), nn.LayerNorm(16)
+        self.head = nn.Linear(16, CLASSES, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("positions", torch.randn(LENGTH, 16), persistent=False)
+        self.register_buffer("scale", torch.tensor(1.5))
+        self.table, self.newest, self.inside = torch.rand(16), None, inside
+
+    def forward(self, ids, labels=None):
+        x = self.drop(self.embedding(ids)) + self.positions + self.table
+        self.newest = x.mean()  # with a graph
+        logits = self.head(self.norm(self.mixer(x)[0])) * self.scale
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) if self.inside else logits
+
+
+class Job:
+    """A model that was trained for a few steps, and what the probe left of it."""
+
+    def __init__(self, folder, inside=False):
+        torch.manual_seed(3)
+        self.folder, self.model = folder, Tiny(inside)
+        self.window = torch.randint(CLASSES, (ROWS, LENGTH + 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
+        self.call = (self.window[:, :-1], self.window[:, 1:])[: 2 if inside else 1]
+        for _ in range(5):
+            self.loss().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+        data = pickle_structure(torch, nn.DataParallel(self.model), [self.optimizer])
+        (folder / "structure.pkl").write_bytes(data)
+        self.digest = hashlib.sha256(data).hexdigest()
+        targets = None if inside else (self.window[:, 1:].flatten(), CLASSES, -100, ROWS, 24)
+        document = {
+            "args": self.call,
+            "kwargs": {},
+            "targets": targets,
+            "device": "cpu",
+            "autocast": False,
+            "dtype": torch.bfloat16,
+            "modes": [module.training for module in nn.DataParallel(self.model).modules()],
+        }
+        torch.save(document, folder / "batch.pt")
+
+    def loss(self, model=None):
+        output = (model or self.model)(*self.call)
+        if self.model.inside:
+            return output
+        return F.cross_entropy(output.flatten(0, 1), self.window[:, 1:].flatten())
+
+    def value(self):
+        torch.manual_seed(20220405)
+        with torch.no_grad():
+            output = self.model(*self.call)
+        return float(output if self.model.inside else output.double().square().mean())
+
+    def content(self):
+        return {
+            "net": {f"module.{name}": value for name, value in self.model.state_dict().items()},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.schedule.state_dict(),
+            "rng_state": torch.get_rng_state(),
+            "python_rng": random.getstate(),
+        }
+
+    def request(self, name="c.pt", content=None, **more):
+        torch.save(self.content() if content is None else content, self.folder / name)
+        return {
+            "checkpoint": str(self.folder / name),
+            "structure": str(self.folder / "structure.pkl"),
+            "sha256": self.digest,
+            "batch": str(self.folder / "batch.pt"),
+            "value": self.value(),
+            "keep": str(self.folder / f"outputs.{name}"),
+            "series": "c#.pt",
+            **more,
+        }
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """The program's functions, in this process: it replaces a function of torch, and moves."""
+    monkeypatch.setattr(F, "cross_entropy", F.cross_entropy)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    return SimpleNamespace(**runpy.run_path(str(PROGRAM)))
+
+
+@pytest.fixture
+def evaluate(program):
+    return lambda request: program.evaluate(torch, request, time.monotonic() + 60.0)
+
+
+def in_double(model):
+    model.newest = None  # a tensor with a graph cannot be copied
+    return copy.deepcopy(model).double().eval()
+
+
+def log_probabilities(job, model):
+    """Of each position, from a forward of the tests' own."""
+    seen = []
+    handle = model.head.register_forward_hook(lambda *args: seen.append(args[-1] * model.scale))
+    with torch.no_grad():
+        model(*job.call)
+    handle.remove()
+    return seen[0].flatten(0, 1).log_softmax(-1)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_is_measured_is_what_the_model_has_in_double_precision(inside, evaluate, tmp_path):
+    """Of a checkpoint and of the next one, which is worse on the same windows."""
+    job = Job(tmp_path, inside)
+    chance = random.Random(5)
+    tokens = [chance.randrange(CLASSES) for _ in range(20 * LENGTH + 1)]
+    (tmp_path / "held.bin").write_bytes(array.array("H", tokens).tobytes())
+    val = {"val": {"held": str(tmp_path / "held.bin")}, "tokens": 1000}
+    models = [in_double(job.model)]
+    first = evaluate(job.request("c1.pt", **val))
+    with torch.no_grad():
+        for weight in job.model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape))
+    models.append(in_double(job.model))
+    second = evaluate(job.request("c2.pt", **val, previous=str(tmp_path / "outputs.c1.pt")))
+
+    assert first["now"] == first["was"] and second["now"] == second["was"]
+    assert "checkpoint_kl_to_prev" not in first["values"]
+    old, new = (log_probabilities(job, model) for model in models)
+    losses = []
+    for model in models:
+        ids = torch.tensor(tokens)
+        windows = [ids[n * LENGTH : (n + 1) * LENGTH + 1] for n in range(20)]
+        model.inside = False
+        with torch.no_grad():
+            losses.append([float(F.cross_entropy(model(w[None, :-1])[0], w[1:])) for w in windows])
+        model.inside = inside
+    rises = [now - was for was, now in zip(*losses, strict=True)]
+    shared = [
+        len({*a.topk(8).indices.tolist()} & {*b.topk(8).indices.tolist()}) / 8
+        for a, b in zip(old, new, strict=True)
+    ]
+    loss = float(job.loss(models[1]).detach())
+    expected = {
+        "checkpoint_probe_loss": loss,
+        "checkpoint_probe_ppl": 2.718281828459045**loss,
+        "checkpoint_entropy": float(-(new.exp() * new).sum(-1).mean()),
+        "checkpoint_kl_to_prev": float((old.exp() * (old - new)).sum(-1).mean()),
+        "checkpoint_top_agreement": 100.0 * statistics.mean(shared),
+        "checkpoint_val_loss": statistics.mean(losses[1]),
+        "checkpoint_val_loss.held": statistics.mean(losses[1]),
+        "checkpoint_val_ppl": 2.718281828459045 ** statistics.mean(losses[1]),
+        "checkpoint_val_rise": statistics.mean(rises),
+        "checkpoint_val_rise_z": statistics.mean(rises) / statistics.stdev(rises) * 20**0.5,
+        "checkpoint_parts_lost": 0.0,
+    }
+    assert statistics.mean(rises) > 0.0
+    trace = second["values"].pop("curvature_trace_est")
+    assert second["values"] == pytest.approx(expected, rel=2e-4)
+    assert second["unmeasured"] == {} and trace > 0.0
+    assert {*second["parts"].values()} == {"restored"}
+
+
+def test_the_trace_is_that_of_the_whole_hessian(program):
+    """`curvature_trace_est` of a net of 500 weights, which come back as they were."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 7), nn.Flatten())
+    x, y = torch.randn(64, 12), torch.randint(7, (64,))
+    weights = [*net.parameters()]
+    before = [weight.detach().clone() for weight in weights]
+
+    estimate = program.trace_of_hessian(torch, lambda: F.cross_entropy(net(x), y), weights, 200)
+
+    double = net.double()
+    gradients = torch.autograd.grad(
+        F.cross_entropy(double(x.double()), y), [*double.parameters()], create_graph=True
+    )
+    flat = torch.cat([g.flatten() for g in gradients])
+    parameters = [*double.parameters()]
+    rows = [torch.autograd.grad(value, parameters, retain_graph=True) for value in flat]
+    hessian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+    beside = hessian - torch.diag(hessian.diagonal())
+    error = (2.0 * float(beside.square().sum()) / 200) ** 0.5  # of the mean over random signs
+    assert estimate == pytest.approx(float(hessian.trace()), abs=3.0 * error)
+    assert 3.0 * error < 0.2 * estimate
+    assert all(torch.equal(a, b.float()) for a, b in zip(before, parameters, strict=True))
+
+
+WITHOUT = {
+    "optimizer": ("optimizer",),
+    "scheduler": ("scheduler",),
+    "random": ("rng_state", "python_rng"),
+}
+
+
+@pytest.mark.parametrize("part", [*WITHOUT, "moments", "another file"])
+def test_each_part_that_a_checkpoint_lacks_is_counted(part, evaluate, tmp_path):
+    """`checkpoint_parts_lost`, beside a checkpoint of the same name that had all of them."""
+    job = Job(tmp_path)
+    evaluate(job.request("c1.pt"))
+    content = job.content()
+    for key in WITHOUT.get(part, ()):
+        del content[key]
+    if part == "moments":
+        content["optimizer"]["state"] = {}
+    if part == "another file":
+        content = job.model.state_dict()
+    series = {"series": "weights.pt"} if part == "another file" else {}
+
+    found = evaluate(
+        job.request("c2.pt", content, previous=str(tmp_path / "outputs.c1.pt"), **series)
+    )
+
+    lost = {name for name, verdict in found["parts"].items() if verdict != "restored"}
+    assert found["values"]["checkpoint_parts_lost"] == (0.0 if part == "another file" else 1.0)
+    expected = (
+        {*WITHOUT} if part == "another file" else {"optimizer" if part == "moments" else part}
+    )
+    assert lost == expected
+    assert part != "moments" or "no moments" in found["parts"]["optimizer"]
+
+
+class Malicious:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_what_is_not_proved_is_unknown_and_no_code_of_a_checkpoint_runs(
+    program, evaluate, tmp_path
+):
+    """Other weights, a weight that is missing, a structure that is another file, and a pickle."""
+    job = Job(tmp_path)
+    request = job.request()
+    content = job.content()
+    other = copy.deepcopy(content)
+    other["net"]["module.norm.weight"] += 0.01
+    lacking = copy.deepcopy(content)
+    del lacking["net"]["module.norm.weight"]
+    malicious = {**content, "extra": Malicious(tmp_path / "ran")}
+    plain = tmp_path / "plain.pt"
+    plain.write_bytes(pickle.dumps(malicious, protocol=2))
+
+    for name, problem, phrase in (
+        ("other.pt", other, "other weights"),
+        ("lacking.pt", lacking, "lacks 1 of"),
+        ("malicious.pt", malicious, "not an allowed global|Unsupported"),
+    ):
+        with pytest.raises(Exception, match=phrase):
+            evaluate(job.request(name, problem))
+    with pytest.raises(Exception, match=r"Unsupported|allowed"):
+        evaluate({**request, "checkpoint": str(plain)})
+    (tmp_path / "structure.pkl").write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
+    with pytest.raises(program.UnknownError, match="not the file that the job reported"):
+        evaluate(request)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_whose_class_cannot_be_named_has_no_structure():
+    class Local(nn.Module):
+        pass
+
+    with pytest.raises(StructureError, match="does not pickle"):
+        pickle_structure(torch, Local(), [])
+
+
+SCRIPT = """
+import os, sys, torch
+sys.path[:0] = [{probes!r}]
+from supervise_probe.torch_state.structure import pickle_structure
+{begin}
+class Net(torch.nn.Linear):
+    pass
+def main():
+    net = Net(4, 3)
+    open("structure.pkl", "wb").write(pickle_structure(torch, net, []))
+    torch.save(net.state_dict(), "c.pt")
+    x = torch.ones(2, 4)
+    batch = dict(args=(x,), kwargs={{}}, targets=None, device="cpu", autocast=False,
+                 dtype=torch.bfloat16, modes=[True])
+    torch.save(batch, "batch.pt")
+    print(float(net(x).detach().double().square().mean()), file=open("value", "w"))
+{end}
+"""
+GUARDED = "if __name__ == '__main__':\n    main()"
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Run a script that leaves what a probe does; return how its checkpoint is evaluated."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(begin, end):
+        text = SCRIPT.format(probes=str(PROGRAM.parents[1]), begin=begin, end=end)
+        (tmp_path / "job.py").write_text(text)
+        subprocess.run([sys.executable, "job.py"], check=True)
+        facts = {
+            "path": str(tmp_path / "batch.pt"),
+            "value": float((tmp_path / "value").read_text()),
+            "structure": str(tmp_path / "structure.pkl"),
+            "sha256": hashlib.sha256((tmp_path / "structure.pkl").read_bytes()).hexdigest(),
+        }
+        path = str(tmp_path / "c.pt")
+        register = Register(tmp_path)
+        entry = register.add(path, step=9, state="verified", probe_batch=facts)
+        entry.stamp, entry.python = stamp_files(path), sys.executable
+
+        def evaluate(memory=2 << 30, **settings):
+            pinned = tmp_path / "pinned"
+            return evaluate_checkpoint(
+                VerifierProcess(()), [entry], entry, pinned, Evaluate(**settings), memory
+            )
+
+        return evaluate
+
+    return run
+
+
+def test_a_script_with_a_guard_gives_its_classes_and_what_ends_the_process_is_told(saved, tmp_path):
+    """By the process as it is started; what the job prints is no answer."""
+    evaluate = saved(
+        "import atexit; atexit.register(print, 'bye')\nGREETING = print('noise')", GUARDED
+    )
+
+    good, full = evaluate(), evaluate(memory=80 << 20)
+
+    assert good.reason == "" and good.now == good.was
+    assert good.metrics["checkpoint_proved"] == 1.0 and good.metrics["checkpoint_unknown"] == 0.0
+    assert full.metrics == {"checkpoint_unknown": 1.0} and "memory" in full.reason.lower()
+
+
+def test_a_script_without_a_guard_is_imported_only_where_that_is_allowed(saved, tmp_path):
+    """And then without what it does."""
+    evaluate = saved("open('imported', 'a').write('x')", "main()")
+
+    refused, allowed = evaluate(), evaluate(reimport=True)
+
+    assert "no `__main__` guard" in refused.reason
+    assert allowed.reason == "" and allowed.now == allowed.was
+    assert (tmp_path / "imported").read_text() == "x"
