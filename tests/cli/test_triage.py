@@ -10,7 +10,7 @@ from supervise.core.model import Announced, Event, Exited, Frame, Launched
 
 NAMES = (
     *("train_loss_raw", "val_loss", "eval_artifact_hash", "batch_token_entropy"),
-    *("batch_unique_ratio", "max_attn_logit", "grad_global_norm"),
+    *("batch_unique_ratio", "max_attn_logit", "grad_global_norm", "batch_pad_fraction"),
 )
 STAGES = ["harness", "data", "internals", "architecture"]
 
@@ -24,7 +24,8 @@ def run_of(changes=(), *, worse=True, without=()) -> list[Event]:
             "batch_token_entropy": 3.0 + 0.001 * (step % 5),
             "batch_unique_ratio": 0.5,
             "max_attn_logit": 20.0 + 0.1 * (step % 3),
-            "grad_global_norm": 1.0,
+            "grad_global_norm": 1.0 if step < 100 else 0.2,
+            "batch_pad_fraction": 10.0 + 0.01 * (step % 3),
         }
         if step % 10 == 9:
             values["val_loss"] = (
@@ -45,7 +46,7 @@ def run_of(changes=(), *, worse=True, without=()) -> list[Event]:
         (
             [("eval_artifact_hash", 8.0), ("batch_token_entropy", 2.0)],
             ["found", "later", "later", "later"],
-            "the evaluation itself changed at step 89",
+            "evaluation: eval_artifact_hash changed at step 89",
         ),
         (
             [("batch_token_entropy", 2.0), ("max_attn_logit", 90.0)],
@@ -73,8 +74,9 @@ def test_the_first_that_is_not_excluded_is_where_to_look(
     assert [stage["stage"] for stage in found["stages"]] == STAGES
     assert [stage["verdict"] for stage in found["stages"]] == verdicts
     first = next(stage for stage in found["stages"] if stage["verdict"] != "excluded")
-    assert record in " ".join(first["record"])
-    assert found["next"].endswith(first["command"])
+    moved = [c["metric"] for check in first["checks"] for c in check["changes"] if c["moved"]]
+    assert moved == ([changes[0][0]] if changes else [])
+    assert found["next"] == first["command"]
     assert record in out and f"    {first['command']}" in out.splitlines()
     if first["stage"] != "architecture":
         assert "canary" not in out, "an architecture is not changed before all else is excluded"
@@ -82,14 +84,49 @@ def test_the_first_that_is_not_excluded_is_where_to_look(
 
 
 def test_what_is_not_on_record_is_asked_and_not_passed_over(supervise, recorded):
-    """Without hashes of the evaluation the data are not blamed, however they moved."""
+    """Without hashes of the evaluation it is not excluded; what the data show is shown."""
     events = run_of([("batch_token_entropy", 2.0)], without=("eval_artifact_hash",))
     run = recorded(events, end=0)
     out = supervise("triage", run.path)[1]
+    found = json.loads(supervise("triage", "--json", run.path)[1])
 
     assert "1 harness      not known" in out
     assert "compare tokenizer, prompts, decoding, data and code of both evaluations:" in out
-    assert "2 data         later, behind harness" in out
+    assert "2 data         found; harness is not excluded" in out
+    assert "3 internals    later, behind data" in out
+    assert found["next"].startswith("supervise checkpoints"), "the order is strict"
+
+
+def test_each_check_that_the_record_cannot_answer_has_its_reason_and_its_command(
+    supervise, recorded
+):
+    """A reason is the probe's, or what the policy lacks; a little of padding is no change."""
+    run = recorded(run_of([("batch_pad_fraction", 11.0)]), end=0)
+    unseen = {"batch_ids_outside": "the model has no nn.Embedding"}
+    status = {"state": "OVER", "ranks": {"0": {"unseen": unseen}}}
+    (run.path / "state.json").write_text(json.dumps(status))
+    data = json.loads(supervise("triage", "--json", run.path)[1])["stages"][1]
+    out = supervise("triage", run.path)[1].splitlines()
+
+    assert {check["name"]: [c["metric"] for c in check["changes"]] for check in data["checks"]} == {
+        **{name: [] for name in ("amount", "order", "ids", "sources", "corpus")},
+        "tokens": ["batch_token_entropy", "batch_unique_ratio"],
+        "lengths": ["batch_pad_fraction"],
+    }
+    assert "2 data         excluded, but for amount, order, ids, sources, corpus" in out
+    line = "    ids: not looked at (batch_ids_outside): the model has no nn.Embedding:"
+    assert out[out.index(line) + 1] == "    supervise metrics show batch_ids_outside"
+    spectra = next(line for line in out if "spectra: not looked at" in line)
+    assert "add mechanisms: {}" in spectra
+    assert "    supervise data check DATA --val VAL --baseline data.json" in out
+    assert all(not check["absent"] or check["command"] for check in data["checks"])
+
+
+def test_a_norm_that_fell_with_the_rate_is_no_finding(supervise, recorded):
+    run = recorded(run_of([("grad_global_norm", 0.2), ("max_attn_logit", 5.0)]), end=0)
+    stages = json.loads(supervise("triage", "--json", run.path)[1])["stages"]
+
+    assert [stage["verdict"] for stage in stages][:3] == ["excluded"] * 3
 
 
 def test_without_a_score_the_last_good_step_is_asked_and_taken(supervise, recorded):
@@ -100,8 +137,10 @@ def test_without_a_score_the_last_good_step_is_asked_and_taken(supervise, record
 
     assert asked[0] == "no evaluation is on record"
     assert asked[-1].startswith("name the step of the last good evaluation: supervise triage")
-    assert told["text"] == "compared before and since step 79; no evaluation is on record"
-    assert told["stages"][1]["record"][0] == "batch_token_entropy 3.002 → 2"
+    assert (told["metric"], told["before"], told["good"]) == ("", None, 79)
+    out = supervise("triage", "--good", 79, run.path)[1].splitlines()
+    assert out[0] == "compared before and since step 79; no evaluation is on record"
+    assert "    tokens: batch_token_entropy 3.002 → 2" in out
 
 
 def test_a_score_that_did_not_get_worse_is_said(supervise, recorded):

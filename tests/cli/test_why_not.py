@@ -141,6 +141,17 @@ def test_of_two_attempts_the_newest_is_asked(supervise, ask, keep_run, make_fram
     assert "other attempts of this step: 0 (--attempt)" in out
 
 
+def test_what_batches_do_not_show_has_the_reason_of_the_probe(supervise, keep_run, make_frames):
+    run = keep_run(make_frames(0, *[2.0] * 30))
+    reasons = {"train_loss_raw": "it is not called by name", "mfu": "of another rule"}
+    status = {"state": "OVER", "ranks": {"0": {"unseen": reasons}}}
+    (run.path / "state.json").write_text(json.dumps(status))
+    out = supervise("why-not", run.path, "--rule", "spike", "--step", "25")[1].splitlines()
+
+    assert out[1] == "  train_loss_raw: it is not called by name"
+    assert not any("mfu" in line for line in out)
+
+
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [

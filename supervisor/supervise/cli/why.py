@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from ..core.model.decisions import IncidentOpened
+from ..core.rule_scope import rule_metrics
 from ..core.trends import median, robust_spread
 from ..errors import StoreError, SuperviseError, UsageError, reading_recorded_data
 from ..report import incident_views
@@ -269,9 +270,10 @@ def why_not_command(
         if record.decision is not None
     ]
     with reading_recorded_data(f"the journal and the audit log of {directory.path}", INSPECT):
+        policy = load_policy(directory.policy_path)
         answer = why_not.answer_question(
             why_not.Question(rule, step, rank, attempt),
-            load_policy(directory.policy_path),
+            policy,
             lambda: journal.read_journal(directory.journal_path),
             records,
             policies.make_policy_finder(directory, load_policy),
@@ -279,8 +281,24 @@ def why_not_command(
     if as_json:
         echo_json(msgspec.to_builtins(answer))
         return
-    for line in _lines(answer):
-        echo(line)
+    read = {m for r in policy.rules if r.id == answer.rule for m in rule_metrics(policy, r)}
+    reasons = [
+        f"  {metric}: {text}" for metric, text in _unseen(directory).items() if metric in read
+    ]
+    verdict, *lines = _lines(answer)
+    echo(verdict, *reasons, *lines)
+
+
+def _unseen(run: RunDir) -> dict[str, str]:
+    """Return what the batches of a run do not show, and why, as the probe says."""
+    from ..runtime.status import Status
+
+    reasons: dict[str, str] = {}
+    with contextlib.suppress(SuperviseError):  # another version's, or damaged
+        if (status := Status.read(run)) is not None:
+            for rank in status.rank_states().values():
+                reasons |= rank.unseen
+    return reasons
 
 
 def _lines(answer: why_not.Answer) -> Iterator[str]:
@@ -326,16 +344,50 @@ SCORES = {
     "microbench_score": True,
 }  # higher is better
 ARTEFACT = "eval_artifact_hash"
-DATA = (
-    *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_token_drift"),
-    *("tokens_per_update", "batch_dispersion"),
-)
-INTERNALS = (
-    *("max_attn_logit", "attn_entropy", "moe_drop_rate", "moe_util_entropy"),
-    *("router_token_entropy", "output_kl_to_prev", "update_to_weight", "grad_global_norm"),
-)
+HARNESS, DATA, INTERNALS, ARCHITECTURE = "harness", "data", "internals", "architecture"
+# What is compared before and since, by stage and check.
+COMPARED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    DATA: {
+        "tokens": (
+            *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
+            *("batch_token_drift", "batch_token_shift", "batch_dispersion"),
+        ),
+        "amount": ("tokens_per_update",),
+        "order": ("shuffle_block_skew", "batch_new_share"),
+        "lengths": ("batch_seq_len_p50", "batch_seq_len_p95", "batch_pad_fraction"),
+        "ids": ("batch_ids_outside",),
+        "sources": ("batch_source_shift",),
+        "corpus": ("near_dup_rate", "train_val_overlap", "language_share"),
+    },
+    INTERNALS: {
+        "attention": ("max_attn_logit", "attn_entropy", "key_gradient_sum"),
+        "routing": ("moe_drop_rate", "moe_util_entropy", "router_token_entropy"),
+        "updates": ("grad_global_norm", "adam_rms_ratio"),
+        "outputs": ("output_kl_to_prev", "logit_entropy_probe"),
+        "spectra": ("dw_spectral_entropy", "qk_d2_spectral_entropy", "spectral_radius"),
+    },
+}
 NEWEST, FEWEST = 64, 3  # values that are compared on each side; project defaults
 SCALES, SHARE, TIMES = 6.0, 0.02, 2.0  # an input moved; an internal has doubled or halved; defaults
+# What is less is no change, in the metric's unit: three samples may be alike by chance.
+LEAST = {
+    **dict.fromkeys(("batch_token_shift", "batch_pad_fraction"), 2.0),
+    **dict.fromkeys(("batch_source_shift", "batch_new_share"), 10.0),
+    "shuffle_block_skew": 1.0,
+}
+# Less of it is no harm: a rate that decays makes it so.
+RISING = (
+    *("max_attn_logit", "key_gradient_sum", "moe_drop_rate", "grad_global_norm"),
+    *("output_kl_to_prev", "spectral_radius"),
+)
+ASK = {
+    HARNESS: "compare tokenizer, prompts, decoding, data and code of both evaluations",
+    DATA: "compare mix, filters, duplicates, overlap and order",
+    INTERNALS: "look at attention, routing and precision",
+    ARCHITECTURE: "change one axis at a time, with tokenizer, data and evaluation pinned",
+}
+PIN = "pin it, and evaluate the old checkpoint with the new one and the reverse"
+CORPUS = "supervise data check DATA --val VAL --baseline data.json"
 AXES = (
     "long context: context length and its curriculum, full or sparse attention",
     "code, mathematics, tools: experts, active ones, their width, routing",
@@ -344,19 +396,42 @@ AXES = (
 )
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of a metric before the last good evaluation and since; step: of another hash."""
+
+    metric: str
+    before: float
+    since: float
+    moved: bool
+    step: int | None = None
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to look at.
+
+    Attributes:
+        absent: where nothing of it could be compared, why, by metric; "" where nothing says so.
+        command: it shows what that takes.
+    """
+
+    name: str
+    changes: Sequence[Change] = ()
+    absent: Mapping[str, str] = {}
+    command: str = ""
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One place where a silent regression may come from.
 
     Attributes:
-        verdict: `found`, `excluded`, `not known` (nothing on record tells), or `later`: what comes
-            before it is not excluded.
-        record: findings on record. ask: what only a person can look at. command: the next one.
+        verdict: `found`, `excluded` (as far as it was looked at), `not known` (nothing on record
+            says), or `later`: it was found before, or, of the architecture, not all is excluded.
+        command: the next one.
     """
 
     stage: str
     verdict: str
-    record: Sequence[str]
-    ask: str
+    checks: Sequence[Check]
     command: str
 
 
@@ -365,7 +440,7 @@ class Triage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         metric: the evaluation that is compared, "" for none. good, bad: steps of the last good one
-            and of the newest; None where that is not known.
+            and of the newest; None where that is not known. before, since: its values there.
         incidents: that opened between them.
     """
 
@@ -373,13 +448,15 @@ class Triage(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     good: int | None
     bad: int | None
-    text: str
+    before: float | None
+    since: float | None
     incidents: Sequence[str]
     stages: Sequence[Stage]
     next: str
 
 
 Points = Mapping[str, Sequence[tuple[int, float]]]
+Span = tuple[int, int]
 
 
 @click.command(name="triage")
@@ -392,7 +469,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     For evaluations that fell while the curves of training look well. The order is strict, the
     cheapest and likeliest first: what is on record is compared before and since the last
     good evaluation, which is the best one unless it is given; the rest is asked, each with a
-    command. Nothing is looked at behind the first that is not excluded.
+    command. What is not known is not excluded; nothing is looked at behind what is found.
 
     \b
     Examples:
@@ -403,7 +480,8 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     Exit codes: 0; 64 no such run.
     """
     directory = RunDir.open(run)
-    wanted = {*SCORES, ARTEFACT, *DATA, *INTERNALS}
+    compared = (names for checks in COMPARED.values() for names in checks.values())
+    wanted = {*SCORES, ARTEFACT, *chain.from_iterable(compared)}
     points: dict[str, list[tuple[int, float]]] = {}
     with reading_recorded_data(f"the journal of {directory.path}", INSPECT):
         for row in read_rows(directory, late=True):
@@ -414,135 +492,194 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
             for record in read_records(directory)
             if isinstance(record.decision, IncidentOpened)
         ]
-    found = judge_regression(points, opened, good, run_path(directory))
+    reasons = _absence_reasons(directory, wanted - points.keys())
+    found = judge_regression(points, opened, good, run_path(directory), reasons)
     if as_json:
         echo_json(msgspec.to_builtins(found))
         return
     echo(*_triage_lines(found))
 
 
+def _absence_reasons(run: RunDir, metrics: Collection[str]) -> dict[str, str]:
+    """Return why metrics are not on record: as the probe says, or what the policy lacks."""
+    from ..catalog.metrics import BUILD, explain_unmeasured
+
+    reasons = dict.fromkeys({*BUILD} & {*metrics}, "of files, which no run reads whole")
+    for policy in readable_policies(run).values():
+        lacks = {metric: explain_unmeasured(metric, policy) for metric in metrics}
+        reasons |= {metric: text for metric, text in lacks.items() if text}
+    return reasons | _unseen(run)
+
+
 def judge_regression(
-    points: Points, opened: Sequence[tuple[int, str]], good: int | None, run: str
+    points: Points,
+    opened: Sequence[tuple[int, str]],
+    good: int | None,
+    run: str,
+    reasons: Mapping[str, str],
 ) -> Triage:
-    """Return where to look, from values by metric and incidents by step. `run`: for commands."""
+    """Return where to look, from values by metric and incidents by step.
+
+    Args:
+        run: for commands. reasons: why a metric is absent.
+    """
     name = next((name for name in SCORES if len(points.get(name, ())) > 1), "")
-    scores, bad, text = points.get(name, ()), None, "no evaluation is on record"
+    scores, bad = points.get(name, ()), None
+    before = since = None
     if scores:
         pick = max if SCORES[name] else min
         best = pick(reversed(scores), key=lambda point: point[1])
         good = best[0] if good is None else good
-        bad = scores[-1][0]
+        bad, since = scores[-1]
         before = next((v for step, v in reversed(scores) if step <= good), best[1])
-        newest = format_number(scores[-1][1])
-        text = f"{name} {format_number(before)} at step {good}, {newest} at step {bad}"
-        if bad <= good:
-            text += ": the newest is the best one"
     elif good is not None:
         bad = max((step for values in points.values() for step, _ in values), default=good)
-        text = f"compared before and since step {good}; no evaluation is on record"
-    can_compare = good is not None and bad is not None and good < bad
-    span = (good, bad) if good is not None and bad is not None and can_compare else None
+    span = (good, bad) if good is not None and bad is not None and good < bad else None
     stages: list[Stage] = []
-    for stage in (_harness(points, span, run), *_moved_stages(points, span, run), _architecture()):
-        ahead = next((s for s in stages if s.verdict != EXCLUDED), None)
-        is_later = ahead is not None
+    for stage in (
+        _harness(points, span, run),
+        *(_compared_stage(stage, points, span, run, reasons) for stage in COMPARED),
+        Stage(
+            stage=ARCHITECTURE, verdict=UNKNOWN, checks=(), command="supervise canary run --help"
+        ),
+    ):
+        ahead = {s.verdict for s in stages}
+        is_later = FOUND in ahead or (stage.stage == ARCHITECTURE and ahead != {EXCLUDED})
         stages.append(msgspec.structs.replace(stage, verdict=LATER) if is_later else stage)
     first = next(stage for stage in stages if stage.verdict != EXCLUDED)
-    then = f"{first.stage}: {first.ask}: {first.command}"
-    if span is None:
-        then = f"name the step of the last good evaluation: supervise triage --good N {run}"
-    between = [] if span is None else [i for step, i in opened if span[0] <= step <= span[1]]
     return Triage(
         run=run,
         metric=name,
         good=good,
         bad=bad,
-        text=text,
-        incidents=between,
+        before=before,
+        since=since,
+        incidents=[] if span is None else [i for step, i in opened if span[0] <= step <= span[1]],
         stages=stages,
-        next=then,
+        next=first.command if span else f"supervise triage --good N {run}",
     )
 
 
-def _harness(points: Points, span: tuple[int, int] | None, run: str) -> Stage:
+def _harness(points: Points, span: Span | None, run: str) -> Stage:
     """Return whether the evaluation itself changed."""
-    hashes = points.get(ARTEFACT, ())
-    inside = [value for step, value in hashes if span is not None and step <= span[1]]
-    changes = [b[0] for a, b in pairwise(hashes) if a[1] != b[1] and span and b[0] > span[0]]
-    ask = "compare tokenizer, prompts, decoding, data and code of both evaluations"
-    verdict, text = UNKNOWN, f"{ARTEFACT} is not on record"
-    if changes:
-        verdict, text = FOUND, f"the evaluation itself changed at step {changes[0]}"
-        ask = "pin it, and evaluate the old checkpoint with the new one and the reverse"
-    elif len(inside) > 1:
-        verdict, text = EXCLUDED, f"the same evaluation {len(inside)} times ({ARTEFACT})"
+    hashes = [point for point in points.get(ARTEFACT, ()) if span and point[0] <= span[1]]
     command = f"supervise checkpoints {run}"
-    return Stage(stage="harness", verdict=verdict, record=[text], ask=ask, command=command)
+    shows = f"supervise metrics show {ARTEFACT}"
+    check = Check(name="evaluation", absent={ARTEFACT: ""}, command=shows)
+    verdict = UNKNOWN
+    if len(hashes) > 1:
+        pairs = [
+            (a[1], *b) for a, b in pairwise(hashes) if span and a[1] != b[1] and b[0] > span[0]
+        ]
+        before, step, since = pairs[0] if pairs else (hashes[0][1], None, hashes[-1][1])
+        moved = bool(pairs)
+        change = Change(metric=ARTEFACT, before=before, since=since, moved=moved, step=step)
+        check = Check(name="evaluation", changes=[change])
+        verdict = FOUND if pairs else EXCLUDED
+    return Stage(stage=HARNESS, verdict=verdict, checks=[check], command=command)
 
 
-def _moved_stages(points: Points, span: tuple[int, int] | None, run: str) -> Iterator[Stage]:
-    """Yield the data, and what goes on in the model."""
-    show = f"supervise policy show {run}/policy.yaml --runbook"
-    for stage, metrics, ask, book in (
-        ("data", DATA, "compare mix, filters, duplicates, overlap and order", "data-event"),
-        ("internals", INTERNALS, "look at attention, routing and precision", "silent-regression"),
-    ):
-        moved: list[str] = []
-        same: list[str] = []
-        for name in metrics:
-            sides = _sides(points.get(name, ()), span)
-            if sides is None:
-                continue
-            a, b = map(median, sides)
-            text = f"{name} {format_number(a)} → {format_number(b)}"
-            if stage == "data":
-                scale = max(robust_spread(sides[0], a), SHARE * abs(a) / SCALES)
-                is_other = abs(b - a) > SCALES * scale
-            else:
-                low, high = sorted((abs(a), abs(b)))
-                is_other = high > TIMES * low
-            (moved if is_other else same).append(text if is_other else name)
-        stayed = [f"as before: {', '.join(same)}"] if same else []
-        verdict = FOUND if moved else EXCLUDED if same else UNKNOWN
-        record = [*moved, *stayed] or ["no such metric is on record often enough"]
-        yield Stage(stage=stage, verdict=verdict, record=record, ask=ask, command=f"{show} {book}")
-
-
-def _architecture() -> Stage:
-    """Return what is left when all else is excluded; no record tells it."""
+def _compared_stage(
+    stage: str, points: Points, span: Span | None, run: str, reasons: Mapping[str, str]
+) -> Stage:
+    """Return what moved of the data, or in the model."""
+    checks: list[Check] = []
+    for name, metrics in COMPARED[stage].items():
+        sides = {metric: _sides(points.get(metric, ()), span) for metric in metrics}
+        changes = [
+            _change(metric, *pair, by_scale=stage == DATA)
+            for metric, pair in sides.items()
+            if min(map(len, pair)) >= FEWEST
+        ]
+        check = Check(name=name, changes=changes)
+        if not changes:
+            absent = {metric: reasons.get(metric, "") for metric in metrics}
+            command = CORPUS if name == "corpus" else f"supervise metrics show {metrics[0]}"
+            check = Check(name=name, absent=absent, command=command)
+        checks.append(check)
+    moved = [change.moved for check in checks for change in check.changes]
+    book = "data-event" if stage == DATA else "silent-regression"
     return Stage(
-        stage="architecture",
-        verdict=UNKNOWN,
-        record=AXES,
-        ask="change one axis at a time, with tokenizer, data and evaluation pinned",
-        command="supervise canary run --help",
+        stage=stage,
+        verdict=FOUND if any(moved) else EXCLUDED if moved else UNKNOWN,
+        checks=checks,
+        command=f"supervise policy show {run}/policy.yaml --runbook {book}",
     )
+
+
+def _change(
+    metric: str, before: Sequence[float], since: Sequence[float], *, by_scale: bool
+) -> Change:
+    """Compare two sides by their own noise, or by their ratio."""
+    a, b = median(before), median(since)
+    if by_scale:
+        least = max(SHARE * abs(a), LEAST.get(metric, 0.0))
+        is_other = abs(b - a) > max(SCALES * robust_spread(before, a), least)
+    else:
+        low, high = sorted((abs(a), abs(b)))
+        is_other = high > TIMES * low and (b > a or metric not in RISING)
+    return Change(metric=metric, before=a, since=b, moved=is_other)
 
 
 def _sides(
-    values: Sequence[tuple[int, float]], span: tuple[int, int] | None
-) -> tuple[list[float], list[float]] | None:
-    """Return the newest values before and since the last good evaluation; None for too few."""
+    values: Sequence[tuple[int, float]], span: Span | None
+) -> tuple[list[float], list[float]]:
+    """Return the newest values before and since the last good evaluation."""
     if span is None:
-        return None
+        return [], []
     finite = [point for point in values if math.isfinite(point[1])]
     before = [value for step, value in finite if step <= span[0]][-NEWEST:]
     since = [value for step, value in finite if span[0] < step <= span[1]][-NEWEST:]
-    return (before, since) if min(len(before), len(since)) >= FEWEST else None
+    return before, since
 
 
-def _triage_lines(found: Triage) -> Iterator[str]:
-    yield found.text
-    if found.incidents:
-        yield f"meanwhile: {', '.join(found.incidents)}: supervise why {found.run}"
-    for n, stage in enumerate(found.stages, 1):
-        first = next((s.stage for s in found.stages if s.verdict not in (EXCLUDED, LATER)), "")
-        shown = f"{LATER}, behind {first}" if stage.verdict == LATER else stage.verdict
-        yield f"{n} {stage.stage:13}{shown}"
-        if stage.verdict != LATER:
-            yield from (f"    {line}" for line in stage.record)
-            if stage.verdict != EXCLUDED:
-                yield f"    {stage.ask}:"
-                yield f"    {stage.command}"
-    if found.good is None or found.bad is None or found.good >= found.bad:
-        yield found.next
+def _triage_lines(triage: Triage) -> Iterator[str]:
+    good, bad = triage.good, triage.bad
+    is_comparable = good is not None and bad is not None and good < bad
+    if triage.before is not None and triage.since is not None:
+        sides = [format_number(value) for value in (triage.before, triage.since)]
+        line = f"{triage.metric} {sides[0]} at step {good}, {sides[1]} at step {bad}"
+        yield line if is_comparable else f"{line}: the newest is the best one"
+    elif is_comparable:
+        yield f"compared before and since step {good}; no evaluation is on record"
+    else:
+        yield "no evaluation is on record"
+    if triage.incidents:
+        yield f"meanwhile: {', '.join(triage.incidents)}: supervise why {triage.run}"
+    open_stages: list[str] = []  # not excluded
+    for n, stage in enumerate(triage.stages, 1):
+        absent = ", ".join(check.name for check in stage.checks if check.absent)
+        verdict = stage.verdict
+        if verdict == LATER:
+            yield f"{n} {stage.stage:13}{LATER}, behind {open_stages[-1]}"
+            continue
+        verdict += f", but for {absent}" if absent and verdict == EXCLUDED else ""
+        verdict += f"; {open_stages[-1]} is not excluded" if open_stages else ""
+        yield f"{n} {stage.stage:13}{verdict}"
+        open_stages += [stage.stage] * (stage.verdict != EXCLUDED)
+        for check in stage.checks:
+            yield from _check_lines(check)
+        if stage.stage == ARCHITECTURE:
+            yield from (f"    {line}" for line in AXES)
+        if stage.verdict != EXCLUDED:
+            pin = stage.stage == HARNESS and stage.verdict == FOUND
+            yield f"    {PIN if pin else ASK[stage.stage]}:"
+            yield f"    {stage.command}"
+    if not is_comparable:
+        yield f"name the step of the last good evaluation: {triage.next}"
+
+
+def _check_lines(check: Check) -> Iterator[str]:
+    """Yield what moved, and what did not; or why it was not looked at, and the command."""
+    for change in check.changes:
+        if change.step is not None:
+            yield f"    {check.name}: {change.metric} changed at step {change.step}"
+        elif change.moved:
+            sides = f"{format_number(change.before)} → {format_number(change.since)}"
+            yield f"    {check.name}: {change.metric} {sides}"
+    if same := [change.metric for change in check.changes if not change.moved]:
+        yield f"    {check.name}: as before: {', '.join(same)}"
+    if check.absent:
+        reasons = dict.fromkeys(reason or "not on record" for reason in check.absent.values())
+        yield f"    {check.name}: not looked at ({', '.join(check.absent)}): {'; '.join(reasons)}:"
+        yield f"    {check.command}"
