@@ -61,6 +61,20 @@ def test_a_trouble_begins_with_the_first_of_the_steps_that_were_counted(stopping
     assert story.actions() == [ACTION] and story.state.incident.breach_step == 60
 
 
+@pytest.mark.parametrize("silent", [0, 12], ids=["answered at once", "silenced at first"])
+def test_a_trouble_begins_where_its_rule_came_true_and_not_where_it_fires(stopping, silent):
+    """With `for: 5` the checkpoint of step 62 is of a trouble that is two steps old by then."""
+    story = stopping(**one_rule(above("train_loss_raw", 5.0), "SEV1", "back", for_steps=5))
+    story.say("silence", rule="only", **{"for": silent})
+    story.frames(8.0, 8.0)
+    save(story, "b", 62)
+    assert not story.actions()
+    story.frames(8.0, times=2 + silent)
+
+    assert story.actions() == [ACTION] and story.state.incident.breach_step == 60
+    assert story.state.checkpoints.suspects() == {"b"}
+
+
 @pytest.fixture
 def stopped(stopping):
     story = stopping()

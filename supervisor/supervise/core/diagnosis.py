@@ -14,12 +14,12 @@ from msgspec import structs
 
 from . import rule_scope, run_phase, spike_classifier
 from .frames import LOSS
-from .incident import Incident, LossCase, first_breach
+from .incident import Incident, LossCase
 from .model import formats
 from .model.decisions import BREACH, OK
 from .model.policy import EARLY, Planned, Policy, Rule
 from .model.verdicts import NO, ContextEvent, MechanismSigns, SlowStep, Verdict
-from .rank_monitor import RankMonitor
+from .rank_monitor import RankMonitor, first_breach
 from .run_state import LossContext, State
 from .spike_classifier import CLIPPED, DEADLINE, OWN_RATE, Evidence
 from .trends import (

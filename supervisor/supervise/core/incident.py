@@ -466,23 +466,6 @@ class Incident:
         self.phase, self.ending.quiet_since = OPEN, None
 
 
-def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
-    """Return the earliest step at which any detector behind a rule may have been in breach.
-
-    A coupling tells the first step of its match; one that needs m of n samples in breach how many
-    samples ago it met the first of them.
-    """
-    steps = [step]
-    for reading in numbers.values():
-        if reading.get("code") != "BREACH":
-            continue
-        window = formats.reading_integer(reading, "of", 1)
-        steps.append(step - max(0, formats.reading_integer(reading, "oldest", window) - 1))
-        first_step = formats.reading_table(reading, "match").get("first_step", step)
-        steps.append(first_step if isinstance(first_step, int) else step)
-    return min(steps)
-
-
 # What is compared with the limit: the first of these that a reading holds (see formats.MEASURES),
 # in words where the limit is no value of the metric.
 HEADLINES = {

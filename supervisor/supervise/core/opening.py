@@ -30,7 +30,6 @@ from .incident import (
     RunbookExecution,
     breach_headline,
     breach_symptom,
-    first_breach,
 )
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
@@ -207,7 +206,8 @@ def open_or_join(
     """
     state, incident = ctx.state, ctx.state.incident
     numbers: Mapping[str, Reading] = alarm.numbers if isinstance(alarm, RuleFired) else {}
-    breach, news, explains = first_breach(numbers, monitor.step_of(rule)), True, False
+    breach = monitor.first_breach(rule) if numbers else monitor.step_of(rule)
+    news, explains = True, False
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
     level_before = partial(diagnosis.level_before, monitor, breach=breach)
     text = _text(rule, alarm, level_before, grown=grown) if slow is None else slow.text

@@ -6,7 +6,7 @@ outside, the same frames give the same answers. Numbers are collected only when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
@@ -27,7 +27,10 @@ FEW = 32  # frames, when time has passed and few frames came: twice the probe's 
 
 
 class RuleWatch:
-    """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook."""
+    """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook.
+
+    `since` is the first step of what made it TRUE, -1 while it is not, or in an earlier attempt.
+    """
 
     __slots__ = (
         "answered",
@@ -38,13 +41,14 @@ class RuleWatch:
         "held",
         "keep_step",
         "keep_until",
+        "since",
         "unknown_since",
     )
 
     def __init__(self) -> None:
         self.code = UNKNOWN
         self.held = self.keep_until = self.fired_ns = 0
-        self.keep_step = -1
+        self.keep_step = self.since = -1
         self.firing = self.answered = False
         # Frame count, time, and the step before.
         self.unknown_since: tuple[int, int, int] | None = None
@@ -145,7 +149,7 @@ class RankMonitor:
                     self.codes[i] = UNKNOWN
             self.probe_off, self.step, self.latest, self.dense = False, -1, (), set()
             for rule in self.rules:
-                rule.keep_step = -1  # its steps are other ones
+                rule.keep_step = rule.since = -1  # its steps are other ones
         self.history.announce(names, fresh=fresh)
         self.program, self.names = program, names
         self._plan()
@@ -325,6 +329,13 @@ class RankMonitor:
         late_step = self.late_step(rule)
         return self.step if late_step is None else late_step
 
+    def first_breach(self, rule: Rule) -> int:
+        """Return the step at which what a rule tells of began, however long it took to fire."""
+        step = first_breach(self.numbers(rule), self.step_of(rule))
+        watches = zip(self.policy.rules, self.rules, strict=True)
+        watch = next(watch for other, watch in watches if other.id == rule.id)
+        return min(step, watch.since) if watch.held and watch.since >= 0 else step
+
     def tick(self, at_ns: int, beat: Beat | None, frame_count: int) -> list[tuple[int, bool]]:
         """Let the clockworks see the time; return rules that fired or cleared.
 
@@ -376,6 +387,7 @@ class RankMonitor:
             if stream != "build":
                 late.rewind(last_step)
         for rule in self.rules:
+            rule.since = -1
             rule.keep_step -= max(0, self.step + 1 - frame.step)
         self.step = min(self.step, frame.step - 1)
         self.history.rewind(last_step + 1)
@@ -437,6 +449,8 @@ class RankMonitor:
         else:
             watch.unknown_since, watch.blind = None, False
         if code == BREACH:
+            if watch.held == 0:
+                watch.since = first_breach(self.numbers(rule), step)
             if new_step or watch.held == 0:
                 known = step_before if since is None else since[2]  # the known frame before this
                 stands_for = max(1, min(step - known, rule.for_steps))
@@ -504,7 +518,7 @@ class RankMonitor:
     def release(self) -> None:
         """Forget which rules fire, so that one that is still in breach fires, and acts, again."""
         for watch in self.rules:
-            watch.firing, watch.held = False, 0
+            watch.firing, watch.held, watch.since = False, 0, -1
         self._hot = list(range(len(self.rules)))
 
     # ── what people and runbooks ask ──────────────────────────────────────────────────────────────
@@ -548,6 +562,23 @@ class RankMonitor:
             return self.latest[column] if column < len(self.latest) else None
         values = (late.latest.get(metric) for late in self.late.values())
         return next((value for value in values if value is not None), None)
+
+
+def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
+    """Return the earliest step at which any detector behind a rule may have been in breach.
+
+    A coupling tells the first step of its match; one that needs m of n samples in breach how many
+    samples ago it met the first of them.
+    """
+    steps = [step]
+    for reading in numbers.values():
+        if reading.get("code") != "BREACH":
+            continue
+        window = formats.reading_integer(reading, "of", 1)
+        steps.append(step - max(0, formats.reading_integer(reading, "oldest", window) - 1))
+        first_step = formats.reading_table(reading, "match").get("first_step", step)
+        steps.append(first_step if isinstance(first_step, int) else step)
+    return min(steps)
 
 
 def _start(detectors: Sequence[Detector]) -> list[Watch]:

@@ -29,7 +29,6 @@ from .incident import (
     Incident,
     RunbookExecution,
     breach_headline,
-    first_breach,
 )
 from .model import state_machine
 from .model.action import Refused
@@ -315,7 +314,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
 def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule) -> None:
     """A new trouble on probation: what is gone back before is its own begin."""
     state = ctx.state
-    incident.breach_step = first_breach(monitor.numbers(rule), monitor.step_of(rule))
+    incident.breach_step = monitor.first_breach(rule)
     opening.suspect_checkpoints(state, incident)
     opening.record_onset(ctx, monitor, incident, rule, incident.breach_step)
 
