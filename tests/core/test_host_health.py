@@ -115,7 +115,7 @@ def test_a_host_that_is_not_fit_is_in_the_message_of_the_end(tell):
     assert story.state.job.over
     (message,) = messages(story)[before:]
     assert message["severity"] == "SEV1" and "signal 9 (SIGKILL) at step 49" in message["title"]
-    assert f"not restarted: the relaunch failed: {error}" in message["verdict"]
+    assert f"not started again: the relaunch failed: {error}" in message["verdict"]
     assert message["next"].startswith("repair or free what is named, or start the job on another")
 
 

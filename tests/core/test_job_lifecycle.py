@@ -63,7 +63,7 @@ def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
     assert story.state.job.over
     assert story.state.machine == "halted"
     message = messages(story)[-1]
-    assert "not restarted: the relaunch failed: the checkpoint" in message["verdict"]
+    assert "not started again: the relaunch failed: the checkpoint" in message["verdict"]
 
 
 def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):

@@ -228,6 +228,8 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("silence", {"rule": "nix"}, "there is no rule 'nix'"),
         ("silence", {"rule": "gone"}, "gone is SEV0"),
         ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
+        ("silence", {"rule": "spike", "steps": 9}, "silence has no argument 'steps'; it has rule"),
+        ("pause", {"for": 9}, "pause has no argument 'for'; it has none"),
         ("plan", {"to": 5, "what": "mix"}, "step 5 is over; the run is at step 19"),
         ("plan", {"from": 40, "to": 30, "what": "mix"}, "plan: to comes before from: 40"),
         ("plan", {"to": 0, "what": "mix"}, "plan: no change 'mix' was announced"),

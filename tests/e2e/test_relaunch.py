@@ -98,7 +98,7 @@ def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
     why += "before its first step"
     assert [r["reason"] for r in run.kinds("verify", "failed")] == [why] * 2
     (closed,) = run.kinds("incident", "closed")
-    assert closed["reason"].startswith(f"closed: {why}; not restarted: it already ended at step")
+    assert closed["reason"].startswith(f"closed: {why}; not started again: it already ended at ")
     told = run.kinds("notify_intent")[-1]["data"]["message"]
     assert told["next"].startswith("check job.relaunch in the policy")
     run.prove()

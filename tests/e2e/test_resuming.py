@@ -158,7 +158,7 @@ def test_on_a_host_that_is_not_fit_it_is_not_started_again(supervise, comes_back
 
     why = "this host is not fit to start the job on: disk: "
     assert run.returncode == 78 and run.actions == ["relaunch"], run.stderr
-    assert f"not restarted: the relaunch failed: {why}" in run.stderr
+    assert f"not started again: the relaunch failed: {why}" in run.stderr
     assert "job.health.disk_gb is 1e+06" in run.stderr
     assert (
         "start the job on another host" in run.kinds("notify_intent")[-1]["data"]["message"]["next"]

@@ -132,7 +132,7 @@ def events() -> list[Event]:
     found += [
         Gap(at, 0, 40, 3),
         Tick(at + SECOND, (Beat(0, at, "step"),)),
-        OperatorCommand(at, "ann", "silence", {"key": "k1", "rule": "odd", "steps": 9}),
+        OperatorCommand(at, "ann", "silence", {"key": "k1", "rule": "odd", "for": 9}),
         OperatorCommand(at, "ann", "lr", {"key": "k2", "value": 0.5, "rewarm": 3}),
         OperatorCommand(at, "ann", "quarantine", {"key": "k3", "shards": ["data/1.tar"]}),
         Adopted(at + 2 * SECOND, 99, True, 5),

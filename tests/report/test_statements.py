@@ -56,7 +56,7 @@ def checker(monkeypatch):
         ("Next   start it again from ckpt-2 of step 39 (/c/2)", "next"),
         ("Next   use no checkpoint that was saved since step 60", "onset"),
         ("Next   mend what the model is given from step 40 on", "advice"),
-        ("Next   nothing to do now; by day: look at the schedule", ""),
+        ("Next   nothing to do now; for tomorrow: look at the schedule", ""),
         ("Did    weights of step 39 restored; it was withdrawn", "order"),
         ("Cause  lr ×100 at step 40; what it did is seen from step 41", ""),
         ("Next   watch attention logits", "advice"),

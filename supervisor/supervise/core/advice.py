@@ -43,37 +43,46 @@ class Fact(StrEnum):
     BACK = "the loss is back in its normal range"
     UNDONE = "the weights of before were restored"
     HELD = "the learning rate was capped"
+    CAME_BACK = "NaN or Inf came again after the weights of before were restored"
     RATE_STOPPED = "a jump of the learning rate was stopped by a hold"
     EXHAUSTED = "all that may be tried was tried"
     ENDED = "the job has ended"
 
 
 class Line(NamedTuple):
-    """One case. The text is for `str.format`: `back`, `onset`, `rate`, `skipped`, `recurring`."""
+    """One case; `kind` None: any. The text is for `str.format`: `back`, `onset`, `rate`, ..."""
 
-    kind: SpikeClass
+    kind: SpikeClass | None
     facts: frozenset[Fact]
     text: str
     lead: Lead | None = None
 
 
-def _line(kind: SpikeClass, text: str, *facts: Fact, lead: Lead | None = None) -> Line:
+def _line(kind: SpikeClass | None, text: str, *facts: Fact, lead: Lead | None = None) -> Line:
     return Line(kind, frozenset(facts), text, lead)
 
 
 _OF, _F = SpikeClass, Fact
 GO_BACK = "to go back: {back}"
+DRILLED = "a drill did it, on purpose"
 COMPARE = "compare the learning-rate schedule with the one meant"
 WHY_JUMP = "find why the learning rate {jump}: its schedule, or code that sets it"
-IN_WEIGHTS = (
-    "going back ended it, so the weights were damaged or the batches bad, unknown which: look at "
-    "the batches from step {onset} on, and for memory errors of the device (nvidia-smi -q -d ECC)"
+LOOK = (
+    "look at the batches from step {onset} on, and for memory errors of the device (nvidia-smi -q "
+    "-d ECC)"
 )
+IN_WEIGHTS = (
+    f"going back ended it, so the weights were damaged or the batches bad, unknown which: {LOOK}"
+)
+# Of these the loss or the weights may stay as they are.
+LASTING = (_OF.NUMERIC, _OF.SCHEDULE, _OF.CUT, _OF.DATA, _OF.PLATEAU, _OF.STRUCTURAL, _OF.UNDECIDED)
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
+    _line(None, DRILLED, _F.DRILL, _F.BACK, lead=Lead.NOTHING),
+    *(_line(kind, f"{DRILLED}; {GO_BACK}", _F.DRILL) for kind in LASTING),
+    _line(None, DRILLED, _F.DRILL, lead=Lead.NOTHING),
     _line(_OF.NO_EXCURSION, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
-    _line(_OF.RECOVERABLE, "", _F.DRILL, lead=Lead.NOTHING),
     _line(
         _OF.RECOVERABLE,
         "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
@@ -86,7 +95,6 @@ LINES: Sequence[Line] = (
     _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
-    _line(_OF.NUMERIC, "a drill did it, on purpose", _F.DRILL, _F.BACK, lead=Lead.NOTHING),
     _line(
         _OF.NUMERIC,
         "set the learning-rate schedule right, or it jumps again: {rate}",
@@ -100,6 +108,12 @@ LINES: Sequence[Line] = (
     ),
     _line(_OF.NUMERIC, "look at the batch of step {onset}: it may come again", _F.INPUT, _F.BACK),
     _line(_OF.NUMERIC, f"look at the batch of step {{onset}}; {GO_BACK}", _F.INPUT),
+    _line(
+        _OF.NUMERIC,
+        f"it came again after the rollback, and ended without one: {LOOK}",
+        _F.CAME_BACK,
+        _F.BACK,
+    ),
     _line(_OF.NUMERIC, IN_WEIGHTS, _F.UNDONE, _F.BACK),
     _line(_OF.NUMERIC, f"the weights may be damaged; {GO_BACK}"),
     _line(_OF.CONTAINED, WHY_JUMP, _F.RATE_STOPPED),
@@ -138,7 +152,6 @@ LINES: Sequence[Line] = (
         "go back 100 steps or more before step {onset}, and skip 200 to 500 batches: supervise "
         "checkpoints RUN",
     ),
-    _line(_OF.STRUCTURAL, f"a drill did it, on purpose; {GO_BACK}", _F.DRILL),
     _line(_OF.STRUCTURAL, "{rate}: set it right: it jumps again", _F.RATE, _F.UNDONE),
     _line(_OF.STRUCTURAL, "{rate}: set it right, then go back: {back}", _F.RATE),
     _line(
@@ -180,7 +193,6 @@ LINES: Sequence[Line] = (
     _line(_OF.STRUCTURAL, "check precision, kernels and batch size; then {start}", _F.ENDED),
     _line(_OF.STRUCTURAL, "lower the learning rate: supervise lr RUN 0.5; then go back: {back}"),
     # The loss is back, and something is not.
-    _line(_OF.SUSPECT, "a drill did it, on purpose", _F.DRILL, lead=Lead.NOTHING),
     _line(_OF.SUSPECT, "{recurring}; {rate}: set the schedule right", _F.RATE),
     _line(_OF.SUSPECT, "{recurring}; look at the batch of step {onset}", _F.INPUT),
     _line(
@@ -199,7 +211,6 @@ LINES: Sequence[Line] = (
         "the weights are fine; check how the loss is logged (denominator, smoothing, accumulation) "
         "and the order of the data",
     ),
-    _line(_OF.UNDECIDED, "a drill did it, on purpose", _F.DRILL, _F.BACK, lead=Lead.NOTHING),
     _line(_OF.UNDECIDED, "{rate}: compare it with what was meant", _F.RATE),
     _line(_OF.UNDECIDED, "look at the batch of step {onset}", _F.INPUT),
     _line(
@@ -213,7 +224,7 @@ LINES: Sequence[Line] = (
 
 def choose_advice(kind: SpikeClass, facts: Collection[Fact], words: Mapping[str, str]) -> Advice:
     """Return the advice of the first line that fits."""
-    line = next(line for line in LINES if line.kind == kind and line.facts <= {*facts})
+    line = next(line for line in LINES if line.kind in (None, kind) and line.facts <= {*facts})
     return Advice(line.lead, line.text.format_map(words))
 
 
@@ -273,6 +284,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.RECURRING, bool(verdict.recurring)),
         (Fact.BACK, is_loss_rejoined(verdict)),
         (Fact.UNDONE, case.rolled_back),
+        (Fact.CAME_BACK, case.excursion.came_back),
         (Fact.HELD, bool(incident.recovery.rate_limits)),
         (Fact.RATE_STOPPED, is_rate_held(incident) and bool(_rate_jump(incident))),
         (Fact.EXHAUSTED, case.exhausted),
@@ -457,7 +469,7 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
     if first == last:
         text = f"the loss of step {last} is above its normal range{again}"
     if change is not None:
-        text += f"; ask by day whether the data was meant to change at step {onset}"
+        text += f"; ask tomorrow whether the data was meant to change at step {onset}"
     return Advice(Lead.FOLLOWS, text)
 
 
@@ -594,9 +606,11 @@ def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
         return "", ""
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
-        until = f" at step {held[-1][0]}" if held else ""
         now = "" if rate is None else f" (now {rate:.3g})"
-        return f"the cap of the learning rate ended{until}: the job's schedule is in force{now}", ""
+        if not held:  # nor is it known to have ended
+            return f"whether the cap of the learning rate still holds is not known{now}", FREE_RATE
+        until = f"the cap of the learning rate ended at step {held[-1][0]}"
+        return f"{until}: the job's schedule is in force{now}", ""
     jump = incident.case.jump
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
     height = "where it was before" if limit is None else f"at {limit:.3g}"

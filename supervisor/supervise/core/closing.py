@@ -214,8 +214,7 @@ def close_incident(
         then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
     # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
     is_notice = incident.severity == "SEV2" and not acted
-    is_quiet = incident.is_order or superseded_by or is_notice
-    severity = "INFO" if is_quiet else incident.severity
+    severity = "INFO" if superseded_by or is_notice else incident.severity
     closed = notices.Closed(
         severity=severity, incident=incident.id, outcome=reason, summary=summary, advice=then
     )

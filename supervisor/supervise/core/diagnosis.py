@@ -162,6 +162,7 @@ def update_diagnosis(policy: Policy, state: State, incident: Incident) -> Verdic
     if monitor.attempt != case.attempt:  # it went back: the question is asked anew
         case.attempt, case.first_step = monitor.attempt, monitor.step
         case.since_frame, case.rolled_back, case.verdict = state.frame_count, True, None
+        case.excursion.came_back = False
     if monitor.step != case.last_step:
         case.last_step = monitor.step
         _observe(case, monitor, monitor.latest, monitor.step)
@@ -397,6 +398,8 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         lasting=case.excursion.lasting,
         skipped=case.excursion.skipped,
         bad_losses=case.excursion.bad_losses,
+        came_back=case.excursion.came_back,
+        unseen=case.excursion.unseen,
         planned=_planned(policy, state, case, incident.breach_step),
         exhausted=case.exhausted,
         recurring=describe_recurring_onsets([*onsets, case.opened_at_frame])
@@ -429,8 +432,9 @@ def _observe(
         excursion.bad_losses = excursion.bad_losses + 1 if LOSS in wrong else 0
     if wrong and was_skipped:
         excursion.skipped = (*excursion.skipped[:1], step)
-    elif wrong and excursion.nonfinite is None:
-        excursion.nonfinite = step
+    elif wrong:
+        excursion.nonfinite = step if excursion.nonfinite is None else excursion.nonfinite
+        excursion.came_back |= case.rolled_back
     if loss is not None and loss - loss == 0.0:
         excursion.peak = loss if excursion.peak is None else max(excursion.peak, loss)
         band = case.band

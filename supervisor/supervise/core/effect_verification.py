@@ -296,6 +296,8 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     elif state.frame_count > progress.deadline_frame:
         trouble = progress.last_trouble or "not clear for long enough"
         reason = f"{run.runbook.name} did not help: {trouble}"
+        if progress.effects:
+            reason = f"whether {run.runbook.name} helped is not known: {trouble}"
         ctx.record(VerificationFailed(reason=reason, clear_steps=progress.clear_steps))
         incident.run = None
         runbook_runner.escalate_incident(ctx, incident, reason, run.runbook.if_it_fails)

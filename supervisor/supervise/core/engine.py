@@ -291,7 +291,9 @@ def _follow_phase(
 def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
     """Steps of a rank have no frame, and no gap told of them: nobody has looked at them."""
     first_step, last_step = monitor.step + 1, frame.step - 1
-    unseen = last_step - first_step + 1
+    unseen, incident = last_step - first_step + 1, ctx.state.incident
+    if incident is not None and frame.rank == incident.case.rank:
+        incident.case.excursion.unseen += unseen
     if unseen <= monitor.lost:
         return
     steps = f"step {first_step} has" if unseen == 1 else f"steps {first_step} to {last_step} have"
@@ -404,16 +406,18 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         relapsed = _relapsed_rule(policy, state, incident)
         if relapsed is not None:
             opening.on_relapse(state, incident)
-            runbook_runner.escalate_incident(ctx, incident, f"{relapsed} fired again on probation")
+            reason = f"{relapsed} is in breach again on probation"
+            runbook_runner.escalate_incident(ctx, incident, reason)
         elif (
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
         ):
-            steps = policy.probation_steps
-            closing.close_incident(
-                ctx, incident, f"recovered: no relapse in {steps} steps", RECOVERED
-            )
-            ctx.move("passed", f"{incident.id} recovered")
+            over, steps = "recovered", policy.probation_steps
+            reason = f"recovered: no relapse in {steps} steps"
+            if incident.is_order:
+                over, reason = "is done", f"done: no rule fired in {steps} steps"
+            closing.close_incident(ctx, incident, reason, RECOVERED)
+            ctx.move("passed", f"{incident.id} {over}")
     elif incident.phase == OPEN:
         if (
             incident.run is None

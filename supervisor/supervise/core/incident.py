@@ -201,6 +201,8 @@ class Excursion:
             one of those that were skipped, and so kept from the weights.
         lasting: the newest frame is not finite either, and was not skipped.
         bad_losses: how many of the newest losses in a row are not finite, skipped or not.
+        came_back: it was not finite again in the attempt after a rollback.
+        unseen: steps of it that have no frame.
     """
 
     peak: float | None = None
@@ -209,6 +211,8 @@ class Excursion:
     lasting: bool = False
     skipped: tuple[int, ...] = ()
     bad_losses: int = 0
+    came_back: bool = False
+    unseen: int = 0
 
 
 @dataclass(slots=True)
@@ -577,9 +581,8 @@ def verb_of(action: Action) -> str:
 
 
 def format_arguments(args: Payload) -> str:
-    """Return arguments, or observed effects, in one line."""
-    parts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items()]
-    return ", ".join(parts)[:160]
+    """Return arguments, or observed effects, in one line; what is empty is left out."""
+    return formats.inline(args)[:160]
 
 
 WAY_BACK_VERBS = ("rollback", "relaunch")

@@ -88,7 +88,8 @@ def end_run_if_over(ctx: StepContext) -> None:
     if job.ended:
         job.ended, job.no_restart_reason = False, ""
         if failed:
-            ctx.record(VerificationFailed(reason=end_text))
+            ended = exit_text(job.returncode)
+            ctx.record(VerificationFailed(reason=end_text, start_ended=ended))
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
@@ -102,7 +103,7 @@ def end_run_if_over(ctx: StepContext) -> None:
     if incident is None and by_itself and _is_known(job.cause):
         incident = _crash_incident(ctx, _caused(job, end_text + location))
     job.over = True
-    reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
+    reason = f"not started again: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
         then = _advice(ctx, incident) if is_bad else None
         text = f"{end_text}; {reason}" if reason else end_text
@@ -140,11 +141,12 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
         job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
     elif reason := _would_fail_again(job):
         job.no_restart_reason = reason
-        _take_evidence(ctx, _crash_incident(ctx, text), f"not restarted: {reason}")
+        _take_evidence(ctx, _crash_incident(ctx, text), f"not started again: {reason}")
     else:
         crashes.append(state.step)
         if job.cause is not None:
             job.restarts.classes.add(job.cause.cls)
+        job.restarts.remedy = "" if job.cause is None else job.cause.then
         incident = _crash_incident(ctx, text)
         _, level = entry_level(policy.ladder, name, -1)
         runbook_runner.start_runbook(ctx, incident, name, level, text)
@@ -235,7 +237,8 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
         return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
     if _ended_as_asked(job):
         return Advice(None, advice.start_again(ctx.policy, ctx.state))
-    remedy = KILLED_THEN if job.returncode in KILLED else ""
+    remedy = job.restarts.remedy if has_start_failed(ctx.state) else ""  # that may be the cause
+    remedy = KILLED_THEN if job.returncode in KILLED else remedy
     if job.cause is not None:
         remedy = job.cause.then
     return Advice(None, advice.after_crash(ctx.policy, ctx.state, remedy))

@@ -209,8 +209,7 @@ def open_or_join(
     breach = monitor.first_breach(rule) if numbers else monitor.step_of(rule)
     news, explains = True, False
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
-    level_before = partial(diagnosis.level_before, monitor, breach=breach)
-    text = _text(rule, alarm, level_before, grown=grown) if slow is None else slow.text
+    text = _text(rule, alarm, _levels(monitor, breach), grown=grown) if slow is None else slow.text
     causes = diagnosis.explain_by_rate, diagnosis.describe_mechanisms
     text = "; ".join(filter(None, (text, *(of(ctx.policy, monitor, rule) for of in causes))))
     if incident is None:
@@ -241,6 +240,16 @@ def open_or_join(
     return True
 
 
+def _levels(monitor: RankMonitor, breach: int) -> Callable[[str], float | None]:
+    return partial(diagnosis.level_before, monitor, breach=breach)
+
+
+def describe_request(monitor: RankMonitor, rule: Rule) -> str:
+    """Return why a rule asks for its runbook, by its own numbers: an incident may have others."""
+    levels = _levels(monitor, monitor.first_breach(rule))
+    return f"{rule.id}: {breach_headline(monitor.numbers(rule), 'it still fires', levels)}"
+
+
 def _report(
     ctx: StepContext,
     monitor: RankMonitor,
@@ -264,7 +273,7 @@ def _report(
     else:
         subject = rule.title or breach_symptom(alarm.numbers) or rule.id
     if now == Lead.NO_ACTION and rule.severity == "SEV2":
-        then = "; ".join(filter(None, ("it can wait until day", then)))
+        then = "; ".join(filter(None, ("it can wait until tomorrow", then)))
     if now == Lead.UNDER_WAY:
         then = "; ".join(filter(None, (advice.describe_run(incident.run), then)))
     notice = form(

@@ -373,7 +373,27 @@ def run_deferred_commands(ctx: StepContext) -> None:
         on_command(ctx, event)
 
 
+# Arguments of each command: one that it does not have may be a mistyped one that it has.
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "skip": ("steps",),
+    "stop": ("requeue",),
+    "lr": ("value", "rewarm"),
+    "rollback": ("before", "rewarm"),
+    "quarantine": ("shards",),
+    "release": ("shard",),
+    "plan": ("from", "to", "what", "expect"),
+    "ack": ("incident",),
+    "silence": ("rule", "for"),
+    **dict.fromkeys(("approve", "deny"), ("id", "sha")),
+}
+
+
 def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
+    arguments = ARGUMENTS.get(event.command, ())
+    unknown = next((name for name in event.args if name not in ("key", *arguments)), None)
+    if unknown is not None and event.command in (*VERBS, *PLAIN):
+        named = f"it has {', '.join(arguments)}" if arguments else "it has none"
+        raise Refused(f"{event.command} has no argument {unknown!r:.60}; {named}")
     if event.command == "release" and event.args.parse(CommandArgs).shard is None:
         return _release(ctx, event)
     if event.command in VERBS:

@@ -284,7 +284,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         return
     cooldown = state.history.cooldown.get(rule.id)
     cooling = cooldown is not None and state.frame_count - cooldown[0] < rule.cooldown_steps
-    reason = f"{rule.id}: {incident.headline}"
+    reason = opening.describe_request(monitor, rule)
     cooled_level = cooldown[1] if cooling and cooldown is not None else -1
     tried_level = max(incident.escalation.level, cooled_level)
     again = not aside and (cooling or incident.phase == PROBATION) and level <= tried_level
@@ -399,7 +399,7 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
         return
     escalated = level >= 0 and name != rule.runbook
     runbook_runner.start_runbook(
-        ctx, incident, name, level, f"{rule.id}: {incident.headline}", escalated=escalated
+        ctx, incident, name, level, opening.describe_request(monitor, rule), escalated=escalated
     )
 
 

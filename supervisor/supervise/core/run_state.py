@@ -35,7 +35,7 @@ from .model.decisions import (
 from .model.events import Event
 from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
-from .model.payload import NOTHING, Payload, WiringFacts
+from .model.payload import NOTHING, Drill, Payload, WiringFacts
 from .model.policy import Ledger, Planned, Policy
 from .notices import Notice
 from .rank_monitor import RankMonitor
@@ -245,14 +245,16 @@ class Restarts:
     Attributes:
         crashes: because it ended by itself. hangs: because it stood still.
         classes: of the failures that it was started again after, in the whole run.
+        remedy: what to do about the newest of them, "" where that is not known.
     """
 
     crashes: list[int] = field(default_factory=list)
     hangs: list[int] = field(default_factory=list)
     classes: set[str] = field(default_factory=set)
+    remedy: str = ""
 
     def copy(self) -> Restarts:
-        return Restarts(list(self.crashes), list(self.hangs), set(self.classes))
+        return Restarts(list(self.crashes), list(self.hangs), set(self.classes), self.remedy)
 
     @staticmethod
     def farthest(steps: list[int], step: int) -> int:
@@ -614,6 +616,8 @@ class StepContext:
         kind = decision.WHAT or decision.KIND if decision.KIND == "note" else decision.KIND
         if isinstance(decision, NoticeTaken):
             kind, step = decision.what, decision.at_step
+            if kind == "drill" and not decision.details.read(Drill).moves_training:
+                return
         if kind in EXPLAINS:
             acted = isinstance(decision, ActionFinished) and state.incident is not None
             incident = state.incident.id if acted and state.incident is not None else ""

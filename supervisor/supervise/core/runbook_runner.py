@@ -404,7 +404,9 @@ def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
                 getattr(action, "within", 100)
             )
             run.verification.frame_ns = ctx.state.at_ns
-            text = f"watching {action.within} steps for recovery"  # type: ignore[attr-defined]
+            clear = getattr(action, "clear_for", 20)
+            text = f"recovery is due within {action.within} steps: "  # type: ignore[attr-defined]
+            text += f"{clear} in a row without trouble"
             ctx.record(VerificationStarted(reason=text))
             return
         elif verb == "notify":

@@ -90,6 +90,7 @@ class Evidence:
         lasting: the newest frame is not finite either.
         skipped: first and last one of those that were skipped instead; they are none of the former.
         bad_losses: how many of the newest losses in a row are not finite, skipped or not.
+        came_back: it was not finite again after the rollback. unseen: steps without a frame.
         planned: an announced event covers the onset, and the loss went the way that was expected.
         exhausted: it came back after the last level of the ladder.
         recurring: why it counts as recurring, "" when it does not.
@@ -109,6 +110,8 @@ class Evidence:
     lasting: bool = False
     skipped: Sequence[int] = ()
     bad_losses: int = 0
+    came_back: bool = False
+    unseen: int = 0
     planned: bool = False
     exhausted: bool = False
     recurring: str = ""
@@ -132,6 +135,12 @@ def verdict_clause(verdict: Verdict) -> str:
             return f"{text}: {event.text} (step {event.step})"
     if verdict.repaired:
         return f"{text}; the loss is back to normal after a rollback"
+    if verdict.kind == SpikeClass.NO_EXCURSION and verdict.unseen:
+        return f"the loss was normal in the steps that were seen; {verdict.unseen} were not"
+    if verdict.kind == SpikeClass.NO_EXCURSION and not verdict.questions.rejoined.frames:
+        return ""  # no loss was seen since, or the job has none
+    if verdict.kind == SpikeClass.STRUCTURAL and verdict.questions.rejoined.answer == UNKNOWN:
+        return "whether the loss comes back is not known"
     back = verdict.kind == SpikeClass.RECOVERABLE and step is not None
     return f"{text} since step {step}" if back else text
 
@@ -150,7 +159,9 @@ def classify_spike(case: Evidence) -> Verdict:
         questions,
         recurring=case.recurring,
         skipped=tuple(case.skipped),
-        repaired=kind == SpikeClass.NUMERIC and case.rolled_back and back and not case.lasting,
+        repaired=kind == SpikeClass.NUMERIC
+        and (case.rolled_back and back and not case.lasting and not case.came_back),
+        unseen=case.unseen,
     )
 
 
@@ -214,12 +225,16 @@ def answer_rejoined(case: Evidence) -> Rejoined:
     answer is about the newest `window` frames. "no" is final only with `in_time` false.
     """
     band, count = case.band, len(case.after)
+    if case.bad_losses > 1 or (case.bad_losses and case.lasting):
+        which = f"{case.bad_losses} losses are" if case.bad_losses > 1 else "loss is"
+        return Rejoined(answer=NO, text=f"the newest {which} NaN or Inf", excursion=True)
     if band is None:
         text = "too few losses before it to have a band"
         return Rejoined(answer=UNKNOWN, text=text, excursion=case.about_loss)
+    seen = f"{count or 'no'} finite loss{'es' * (count > 1)} since step {band.onset}"
     measured = Rejoined(
         answer=UNKNOWN,
-        text=f"only {count} finite losses since step {band.onset}, too few to decide",
+        text=f"{seen}, too few to decide",
         onset=band.onset,
         level=band.level,
         slope=band.slope,
@@ -246,13 +261,11 @@ def answer_rejoined(case: Evidence) -> Rejoined:
     inside = max(newest, smoothed) <= width
     measured_text = (
         f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}, "
-        f"width {width:.3g}"
+        f"at most {width:.3g} above it"
     )
     text = f"{'back in' if inside else 'not back in'} its normal range ({measured_text})"
-    if inside and case.rolled_back:
-        text += ", after a rollback"
-    elif inside and first_step is not None:
-        text += f" from step {first_step}"
+    if inside and (case.rolled_back or first_step is not None):
+        text += ", after a rollback" if case.rolled_back else f" from step {first_step}"
     return structs.replace(
         measured,
         answer=YES if inside else NO,

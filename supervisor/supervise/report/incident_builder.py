@@ -26,8 +26,10 @@ from .incident_facts import LOSSES, Tapes, find_moves, loss_metric_of, sparkline
 from .incident_report import (
     MEANINGS,
     VERSION,
+    Action,
     Cause,
     Closing,
+    Condition,
     Cost,
     Evidence,
     IncidentReport,
@@ -35,6 +37,7 @@ from .incident_report import (
     Loss,
     NextStep,
     Observation,
+    Onset,
     Proof,
     Replay,
     Response,
@@ -59,6 +62,7 @@ D = TypeVar("D", bound=decisions.Decision)
 Policies = Mapping[str, Policy]
 
 MAX_FAILURES = 8
+WAITING = "dataloader_stall_frac"
 MAX_TITLE = 90  # characters
 
 
@@ -153,7 +157,7 @@ class _Case:
         metrics = facts.metrics_in_breach(self.incident)
         self.series = None if self.tape is None else self.tape.series(metrics)
         self.rules = facts.fired_rules(self.incident, self.rule_of)
-        self.conditions = facts.measured_conditions(self.incident, self.series)
+        self.conditions = facts.measured_conditions(self.incident, self.series, self.breach)
         signals = [] if self.series is None else list(self.series.signals)
         self.moves = find_moves(self.tape, signals, self.breach, self.opened.highest_rate or 0.0)
         self.is_of_machine = facts.is_about_machine(self.conditions, self.policy, self.opened.rule)
@@ -242,23 +246,28 @@ class _Case:
             cause=sentences.data_change(self.diagnosis),
             wrong_inputs=self.wrong_inputs,
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
+            newest=self.incident[-1].step,
             opened_by_rule=bool(self.opened.rule),
         )
 
     def cost(self) -> Cost:
         by_it = self.status in (Status.DOWN, Status.STOPPED)
         intent = _newest(self.incident, decisions.ActionPlanned)
+        budgets = {} if intent is None else intent.budget
+        counted = _budgets_of(self.actions, self.policy)
         return sentences.describe_cost(
             self.actions,
             status=self.status,
             skipped=len(self.skipped),
-            budgets={} if intent is None else dict(intent.budget),
+            budgets=dict(budgets),
+            spent={name: str(text) for name, text in budgets.items() if name in counted},
             ended_at=self.incident[-1].step if by_it else None,
             acted=self.acted,
             unaided=sentences.estimate_unaided_cost(
                 self.status, self.skipped, self.moves, self.actions, self.failure
             ),
             lost_s=0.0 if self.slowness is None else self.slowness.lost_s,
+            standing=_standing_cost(self.conditions, self.onset),
         )
 
     def proof(self) -> Proof:
@@ -386,6 +395,27 @@ def _acted(incident: Sequence[Record]) -> bool | None:
     """Return whether the job was changed, None where that is in doubt."""
     endings = action_outcomes(incident)
     return True if DONE in endings else None if DOUBT in endings else False
+
+
+def _budgets_of(actions: Iterable[Action], policy: Policy | None) -> set[str]:
+    """Return the budgets that the actions on the job counted in, but for `all`."""
+    forms = {} if policy is None else policy.verbs
+    on_job = [action for action in actions if action.touches_job]
+    budgets = {str(getattr(forms.get(a.verb), "budget", None) or a.verb) for a in on_job}
+    return budgets | {action.runbook for action in on_job}
+
+
+def _standing_cost(conditions: Iterable[Condition], onset: Onset) -> str:
+    """Return what a job that nothing was done to has lost all the same, "" for nothing known."""
+    for condition in conditions:
+        value = formats.finite_number(condition.value)
+        if not condition.is_breach or value is None:
+            continue
+        if condition.signal:
+            return f"no step lost; about {value:.0f} s without a step"
+        if condition.metric == WAITING:
+            return f"no step lost; {value:.0f} % of the time waiting from step {onset.step} on"
+    return ""
 
 
 def _severity(incident: Sequence[Record]) -> Any:

@@ -20,10 +20,11 @@ from typing import cast
 
 from msgspec.structs import asdict, replace
 
+from ..core.incident import breach_headline
 from ..core.model import decisions, formats
 from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
-from ..core.model.payload import NOTHING, Payload
+from ..core.model.payload import NOTHING, SLOWING, Drill, Payload
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import NO, Rejoined, SlowStep, slow_duration
 from ..core.rule_scope import MACHINE
@@ -128,7 +129,9 @@ def metrics_in_breach(incident: Iterable[Record]) -> list[str]:
     return list(names)
 
 
-def measured_conditions(incident: Iterable[Record], series: Series | None) -> list[Condition]:
+def measured_conditions(
+    incident: Iterable[Record], series: Series | None, breach: int
+) -> list[Condition]:
     """Return what each detector of the rules measured when it fired: value, limit, and the past.
 
     Of a detector that several rules read the first breach counts.
@@ -137,12 +140,12 @@ def measured_conditions(incident: Iterable[Record], series: Series | None) -> li
     for rule, name, numbers in fired_readings(incident):
         is_breach = numbers.get("code") == "BREACH"
         if name not in rows or (is_breach and not rows[name].is_breach):
-            rows[name] = _condition(name, rule, decisions.decode_numbers(numbers), series)
+            rows[name] = _condition(name, rule, decisions.decode_numbers(numbers), series, breach)
     return sorted(rows.values(), key=lambda condition: not condition.is_breach)
 
 
 def _condition(
-    name: str, rule: decisions.RuleFired, numbers: Reading, series: Series | None
+    name: str, rule: decisions.RuleFired, numbers: Reading, series: Series | None, breach: int
 ) -> Condition:
     key, measured = formats.measured_number(numbers)
     levels = (
@@ -165,7 +168,7 @@ def _condition(
         nonfinite=list(map(str, formats.reading_names(numbers, "nonfinite"))),
         module=formats.reading_text(numbers, "where"),
         text=formats.format_reading(numbers),
-        past=_past(numbers, key, measured, series),
+        past=_past(numbers, key, measured, series, breach),
     )
 
 
@@ -178,7 +181,7 @@ def _limit(value: ReadingValue) -> float | str | None:
 
 
 def _past(
-    numbers: Reading, key: str, measured: float | str | None, series: Series | None
+    numbers: Reading, key: str, measured: float | str | None, series: Series | None, breach: int
 ) -> Past | None:
     """Return how near the metric was to its limit before: its farthest value, measured as now.
 
@@ -195,7 +198,7 @@ def _past(
     past = [
         (measure(v), step)
         for v, step in zip(series.signals[metric][:end], series.steps[:end], strict=True)
-        if v is not None and math.isfinite(v)
+        if v is not None and math.isfinite(v) and step < breach
     ]
     if not past:
         return None
@@ -226,10 +229,15 @@ def intended_actions(incident: Iterable[Record]) -> list[Action]:
     started: dict[str, int] = {}
     for record in incident:
         decision = record.decision
+        start: dict[str, bool | str] = {}  # what became of the newest start
         if isinstance(decision, decisions.NoticeTaken) and decision.what == "resume-refused":
+            start = {"resumed": False}
+        elif isinstance(decision, decisions.VerificationFailed) and decision.start_ended:
+            start = {"start_ended": decision.start_ended}
+        if start:
             starts = [row for row in rows.values() if row.verb == "relaunch" and row.ok]
             for row in starts[-1:]:
-                rows[row.id] = replace(row, result=row.result.extended(resumed=False))
+                rows[row.id] = replace(row, result=row.result.extended(**start))
         elif isinstance(decision, decisions.ActionPlanned):
             order = decision.action
             started[order.id] = record.mono_ns
@@ -393,7 +401,6 @@ def good_steps(incident: Sequence[Record], policy: Policy | None) -> tuple[int, 
     return max(0, steps), policy.probation_steps
 
 
-SLOWING = frozenset(("slow_compute", "slow_input", "memory_creep"))  # drills: of the machine only
 ENDING = frozenset(("hang", "crash", "blackout"))  # of the machine, too
 
 
@@ -406,14 +413,14 @@ def find_drill(
     """
     newest = None
     for record, notice in notices_of_kind(records, "drill"):
-        details = notice.details
+        drill = notice.details.read(Drill)
         step = record.step if notice.at_step is None else notice.at_step
         latest = max(breach, opened.step) if onset.metric is None else onset.latest
         is_near = breach - NEAR <= step <= latest + 1
         is_earlier = record.seq <= opened.seq
-        fault = str(details.get("fault") or "")
+        fault = drill.fault
         fits = fault in SLOWING | ENDING if of_machine else fault not in SLOWING
-        if fault and fits and not details.get("refused") and is_near and is_earlier:
+        if fault and fits and not drill.refused and is_near and is_earlier:
             newest = fault, step
     return newest
 
@@ -447,7 +454,7 @@ def add_frame_values(
         value, level = condition.value, condition.baseline
         if value is None:
             value = dict(points).get(condition.step)
-        if level is not None and points and condition.measure != "difference":
+        if points and condition.measure != "difference":
             level = levels.get(str(condition.metric))
         rows.append(replace(condition, value=value, baseline=level))
     return rows
@@ -506,7 +513,7 @@ def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineE
             *_moment(record),
             kind=f"{record.kind} {decision_detail(record.decision)}".rstrip(),
             since_s=round((record.mono_ns - opened.mono_ns) / 1e9, 3),
-            text=record.reason,
+            text=_moment_text(record),
         )
         for record in incident
     ]
@@ -515,6 +522,18 @@ def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineE
     half = MOMENTS // 2
     text = f"{len(rows) - MOMENTS} records: supervise audit show"
     return [*rows[:half], replace(rows[half], kind="left out", text=text), *rows[-half:]]
+
+
+def _moment_text(record: Record) -> str:
+    """Return what a record says beside its kind."""
+    match record.decision:
+        case decisions.IncidentClosed() | decisions.IncidentHeld() as end:
+            return end.cause
+        case decisions.RuleFired() as fired:
+            return f"{fired.rule}: {breach_headline(fired.numbers, fired.when)}"
+        case decisions.RuleCleared() | decisions.RuleJoined() as change:
+            return str(change.rule)
+    return record.reason
 
 
 def status_of(incident: Sequence[Record]) -> Status:

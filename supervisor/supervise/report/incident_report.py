@@ -190,7 +190,7 @@ class ActionArgs(Struct, frozen=True):
 
     Attributes:
         step: of a checkpoint. limit: of a rate, `harmful` is that which did harm; lift: it ends.
-        add: shards that are left out.
+        rewarm_steps: over which a rate that was scaled comes back. add: shards that are left out.
     """
 
     step: int | None = None
@@ -200,6 +200,7 @@ class ActionArgs(Struct, frozen=True):
     lift: bool = False
     count: int = 0
     rewarm: Rewarm | None = None
+    rewarm_steps: int = 0
     add: Sequence[Shard] = ()
 
 
@@ -209,6 +210,7 @@ class ActionEffect(Struct, frozen=True):
     Attributes:
         step: to which the weights went back; from_step: from where.
         rate_limit: of a learning rate. held_s: how long a pause lasted.
+        start_ended: how a process that was started ended before its first step.
         standstill: which rank holds the job up, and where.
         path, sha256, files, missing: of an evidence bundle.
     """
@@ -220,6 +222,7 @@ class ActionEffect(Struct, frozen=True):
     rate_limit: float | None = None
     held_s: float | None = None
     resumed: bool = True
+    start_ended: str = ""
     standstill: str = ""
     loss: float | None = None
     path: str = ""

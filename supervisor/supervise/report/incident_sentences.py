@@ -18,7 +18,7 @@ from ..core import notices
 from ..core.model import formats
 from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
-from ..core.model.payload import Outcome, Rewarm, WeightsArgs
+from ..core.model.payload import Outcome, WeightsArgs
 from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
@@ -152,7 +152,7 @@ def _condition(condition: Condition) -> str:
         )
     limit = format_significant(condition.limit)
     if condition.signal:
-        return f"{condition.text}, newest step {condition.step}"
+        return f"{condition.text}; last step {condition.step}"
     if condition.metric is None:
         return ""
     if text := formats.coded_value_text(condition.metric, condition.value):
@@ -374,6 +374,7 @@ def describe_response(
     wrong_inputs: str = "",
     unprotected: bool,
     opened_by_rule: bool,
+    newest: int,
 ) -> str:
     """Return what was done, and what was asked or refused where nothing was.
 
@@ -382,9 +383,12 @@ def describe_response(
         cause: how the data changed, which is not said twice.
         wrong_inputs: what was wrong with the batches, so that the next ones may be no others.
         skipped: steps whose update a safeguard skipped.
+        newest: step of the newest record.
     """
     rows = action_texts(
-        actions, verified=status == Status.RECOVERED, has_new_batches=not wrong_inputs
+        actions,
+        newest=math.inf if status == Status.RECOVERED else newest,
+        has_new_batches=not wrong_inputs,
     )
     parts = list(dict.fromkeys(text for _, text in sorted([*rows, *refusals[-2:]])))
     if cause:
@@ -428,12 +432,12 @@ def _noun(steps: Sequence[int]) -> str:
 
 
 def action_texts(
-    actions: Sequence[Action], *, verified: bool, has_new_batches: bool
+    actions: Sequence[Action], *, newest: float, has_new_batches: bool
 ) -> list[tuple[int, str]]:
     """Return what was done, with its record, in order; a pause and its end are one.
 
     Args:
-        verified: the training went on as ordered, so that a re-warm was completed.
+        newest: step up to which the training is known to have gone on; +Inf: as ordered.
         has_new_batches: those after a rollback are other ones, as far as is known.
     """
     texts: list[tuple[int, str]] = []
@@ -450,7 +454,7 @@ def action_texts(
         text = f"undo: {text}" if action.is_undo and verb != "resume" else text
         if ok and verb == "rollback" and action.effect.from_step is not None and has_new_batches:
             text += " with the next batches"
-        text += _rewarm(action.order.rewarm, verified=verified) if ok else ""
+        text += _rewarm(action, newest) if ok else ""
         if text not in (previous for _, previous in texts[-1:]):
             texts.append((action.record, text))
     return texts
@@ -491,19 +495,30 @@ def _relaunch(action: Action) -> str:
     checkpoint = f"the checkpoint of step {_step(action.order.step)}"
     if not action.effect.resumed:
         return f"started again, NOT from {checkpoint}: it trains from its own start"
-    return f"started again from {checkpoint}"
+    end = action.effect.start_ended
+    ended = f"; that start {end} before its first step" if end else ""
+    return f"started again from {checkpoint}{ended}"
 
 
 def _step(step: int | None) -> str:
     return "?" if step is None else str(step)
 
 
-def _rewarm(rewarm: Rewarm | None, *, verified: bool) -> str:
-    if rewarm is None or not rewarm.steps:
+def _rewarm(action: Action, newest: float) -> str:
+    rewarm, effect = action.order.rewarm, action.effect
+    if rewarm is None or not rewarm.steps or effect.start_ended:
         return ""
-    if verified:
+    began = action.order.step if effect.from_step is None else effect.from_step
+    if began is not None and newest >= began + rewarm.steps:
         return f" · learning rate raised again over {rewarm.steps} steps"
     return f" (the learning rate rises again over {rewarm.steps} steps)"
+
+
+def _lr_scale(action: Action) -> str:
+    order, since = action.order, action.effect.ack_step
+    text = f"learning rate × {format_significant(order.value)}"
+    text += "" if since is None else f" from step {since + 1} on"
+    return f"{text}, back to × 1 over {order.rewarm_steps} steps" if order.rewarm_steps else text
 
 
 def _resume(action: Action) -> str:
@@ -551,7 +566,7 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     ),
     "relaunch": _relaunch,
     "stop": lambda action: "job stopped",
-    "lr_scale": lambda action: f"learning rate × {action.order.value}",
+    "lr_scale": _lr_scale,
     "hold_rate": _hold_rate,
     "skip_step": lambda action: f"{action.order.count} updates skipped",
     "quarantine": _quarantine,
@@ -580,19 +595,23 @@ def describe_cost(
     status: Status,
     skipped: int = 0,
     budgets: Mapping[str, str] | None = None,
+    spent: Mapping[str, str] | None = None,
     ended_at: int | None = None,
     acted: bool | None,
     unaided: Estimate | None = None,
     lost_s: float = 0.0,
+    standing: str = "",
 ) -> Cost:
     """Return what it cost: repeated steps, pauses, budgets, and the run if that ended.
 
     Args:
         skipped: updates that a safeguard skipped. budgets: name -> used/limit.
+        spent: those of them that the actions counted in.
+        standing: what was lost though nothing was done, "" for nothing known.
         ended_at: the step at which the run ended because of it.
         unaided: what nothing would have cost. lost_s: that slow steps took longer.
     """
-    budgets = budgets or {}
+    budgets, used = budgets or {}, dict(spent or {})
     repeated, progress_lost, relaunches, paused_s, ordered_skips = _losses(actions)
     skipped += ordered_skips
     parts = []
@@ -607,13 +626,13 @@ def describe_cost(
         parts.append(f"{paused_s:.1f} s paused")
     if skipped:
         parts.append(f"{skipped} update{'s' * (skipped > 1)} skipped")
-    if relaunches:
+    if relaunches and used.get("restart", "0/")[:2] == "0/":  # else its budget says it
         parts.append(f"{relaunches} restart{'s' if relaunches > 1 else ''}")
     if lost_s >= 0.5:
         parts.append(f"the steps took {lost_s:.0f} s longer in all")
     if acted is False and not parts:
-        parts.append("nothing: the job was not changed")
-    parts += filter(None, [", ".join(_spent(budgets, actions))])
+        parts.append(standing or "nothing: the job was not changed")
+    parts += filter(None, [", ".join(_spent(used))])
     parts += [] if unaided is None else [unaided.text]
     unknown = "unknown: an action has no outcome on record"
     return Cost(
@@ -640,7 +659,7 @@ def _losses(actions: Iterable[Action]) -> tuple[int, int, int, float, int]:
         if verb == "rollback" and effect.step is not None:
             progress_lost += max(0, ordered_at - effect.step)
         elif verb == "relaunch" and order.step is not None:
-            repeated += max(0, ordered_at - order.step)
+            repeated += 0 if effect.start_ended else max(0, ordered_at - order.step)
             relaunches += 1
         elif verb == "resume":
             paused_s += effect.held_s or 0.0
@@ -649,12 +668,11 @@ def _losses(actions: Iterable[Action]) -> tuple[int, int, int, float, int]:
     return repeated, progress_lost, relaunches, paused_s, skipped
 
 
-def _spent(budgets: Mapping[str, str], actions: Iterable[Action]) -> Iterable[str]:
-    """Yield "1 of 2 rollbacks used" for each budget that an action counted in, but for `all`."""
-    names = {name for a in actions if a.touches_job for name in (a.verb, a.runbook)}
+def _spent(budgets: Mapping[str, str]) -> Iterable[str]:
+    """Yield "1 of 2 rollbacks used" for each budget that was used."""
     for name, text in budgets.items():
         spent, _, limit = str(text).partition("/")
-        if name in names and limit and spent != "0":
+        if limit and spent != "0":
             plural = "" if limit == "1" else "s"
             name = "rate change" if name == "lr_scale" else name.replace("_", " ")
             yield f"{spent} of {limit} {name}{plural} used"
@@ -769,7 +787,7 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
         Status.DOWN: "none: the job is down",
         Status.RECOVERED: "no verification is on record",
         Status.DIFFERS: "",
-        Status.DONE: f"none: nothing was wrong before it; {end.removeprefix('recovered: ')}",
+        Status.DONE: f"none: nothing was wrong before it; {end.removeprefix('done: ')}",
     }[status]
 
 

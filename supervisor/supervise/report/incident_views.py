@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.model.formats import RECORDS, printable, readable_metric
+from ..core.model.formats import RECORDS, inline, printable, readable_metric
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Message
-from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
 from .incident_facts import LOSSES, attempt_starts
 from .incident_report import (
@@ -106,8 +105,9 @@ def render_full(report: IncidentReport) -> Iterator[str]:
 def _conditions(conditions: Sequence[Condition]) -> Iterator[str]:
     for condition in conditions:
         yield f"{condition.code:7} {condition.detector}: {condition.text}"
-        value, limit, past = _cells(condition)
-        yield f"        {value} | limit {limit} | before: {past}"
+        if condition.measured is not None or condition.nonfinite:
+            value, limit, past = _cells(condition)
+            yield f"        {value} | limit {limit} | before: {past}"
 
 
 def _cells(condition: Condition) -> tuple[str, str, str]:
@@ -143,7 +143,7 @@ def _suppressed(suppressed: Sequence[Suppression]) -> Iterator[str]:
         yield f"{suppression.text} [{suppression.suppressed_by}], {_time_text(suppression)}"
         for step in suppression.plan:
             refused = f"refused: {step.refused}" if step.refused else ""
-            yield f"  {step.verb} {refused or _inline(step.args or {})}".rstrip()
+            yield f"  {step.verb} {refused or inline(step.args or {})}".rstrip()
 
 
 def _actions(report: IncidentReport) -> Iterator[str]:
@@ -153,13 +153,13 @@ def _actions(report: IncidentReport) -> Iterator[str]:
     for check in report.verification:
         yield f"{check.kind or 'verify'}: {check.text}, {_time_text(check)}"
     if report.cost.budgets:
-        yield f"budgets after the last action: {_inline(report.cost.budgets, ' ')}"
+        yield f"budgets after the last action: {inline(report.cost.budgets, ' ')}"
 
 
 def _command(action: Action) -> str:
     """Return the verb of an action and its arguments."""
     undo = "undo: " if action.is_undo else ""
-    return f"{undo}{action.verb} {_inline(action.args)}".rstrip()
+    return f"{undo}{action.verb} {inline(action.args)}".rstrip()
 
 
 def outcome_text(action: Action) -> str:
@@ -173,14 +173,15 @@ def outcome_text(action: Action) -> str:
     duration = f" after {action.took_s:.1f} s" if action.took_s is not None else ""
     outcome = "done" if action.ok else f"FAILED: {action.outcome}"
     records = f" (record {action.record} -> {action.outcome_record})"
-    observed = _inline(result)
+    observed = inline(result)
     return f"{outcome}{step}{duration}{records}" + (f"; observed {observed}" if observed else "")
 
 
 def _diagnosis(diagnosis: Verdict | None) -> Iterator[str]:
     if diagnosis is None:
         return
-    yield diagnosis.kind
+    is_unseen = diagnosis.questions.rejoined.frames == 0
+    yield "not classified: no loss was seen since" if is_unseen else diagnosis.kind
     for n, name in enumerate(diagnosis.questions.__struct_fields__, 1):
         answer = getattr(diagnosis.questions, name)
         yield f"{n} {name.replace('_', ' ')}: {answer.answer}: {answer.text}"
@@ -188,7 +189,8 @@ def _diagnosis(diagnosis: Verdict | None) -> Iterator[str]:
 
 def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
     for message in messages:
-        yield f"{message.severity} {message.title}, {_time_text(message)}"
+        time = time_of_day(message.wall)
+        yield f"{time} {message.severity} {message.title} (record {message.record})"
         for delivery in message.delivered:
             tries = f" after {delivery.tries} attempts" if (delivery.tries or 1) > 1 else ""
             outcome = "delivered" if delivery.ok else "NOT delivered"
@@ -199,7 +201,7 @@ def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
 
 def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
     for entry in timeline:
-        attempt = f"/{entry.attempt}" if entry.attempt else ""
+        attempt = f" (attempt {entry.attempt})" if entry.attempt else ""
         kind, _, detail = entry.kind.partition(" ")
         kind = f"{RECORDS.get(kind, kind)} {detail}".rstrip()
         yield (
@@ -212,22 +214,6 @@ def _time_text(moment: Moment | FiredRule) -> str:
     """Return step, attempt, time of day and audit record."""
     attempt = f" of attempt {moment.attempt}" if moment.attempt else ""
     return f"step {moment.step}{attempt} {time_of_day(moment.wall)} (record {moment.record})"
-
-
-def _inline(values: Mapping[str, Json], joint: str = "=") -> str:
-    """Return named values in one line; lists by their length."""
-    present = {k: v for k, v in values.items() if not isinstance(v, list) or v}
-    return ", ".join(f"{name}{joint}{_value(name, value)}" for name, value in present.items())
-
-
-def _value(name: str, value: Json) -> str:
-    if isinstance(value, Mapping):
-        return f"({_inline(value)})"
-    if isinstance(value, list):
-        return f"[{len(value)}]"
-    return (
-        str(value)[:12] if name == "sha256" else _value_text(value) if value is not None else "none"
-    )
 
 
 # ── Markdown: for a pull request, an issue, a chat, or a plain pager ──────────────────────────────

@@ -210,7 +210,10 @@ def count_outcomes(records: Iterable[Record]) -> Counter[str]:
 
 
 def records_of(records: Sequence[Record], incident: str) -> list[Record]:
-    """Return the records of an incident, and related ones of its first and last event."""
+    """Return the records of an incident, and related ones of its first and last event.
+
+    A rule that was muted when it fired joins later: where it fired is part of the incident.
+    """
     events = {
         record.event
         for record in records
@@ -218,10 +221,12 @@ def records_of(records: Sequence[Record], incident: str) -> list[Record]:
     }
     closings = (r.seq for r in records if r.incident == incident and is_closing(r))
     closed_at = next(closings, math.inf)
+    muted = _muted_firings(records, incident)
     return [
         record
         for record in records
         if record.incident == incident
+        or record.seq in muted
         or (
             isinstance(record.decision, ATTACHED)
             and not record.incident
@@ -230,6 +235,22 @@ def records_of(records: Sequence[Record], incident: str) -> list[Record]:
             and not (record.kind == "rule" and record.seq > closed_at)  # it begins the next one
         )
     ]
+
+
+def _muted_firings(records: Iterable[Record], incident: str) -> set[int]:
+    """Return the records of rules that fired while they were muted, and joined it later."""
+    newest: dict[str | None, Record] = {}
+    firings: set[int] = set()
+    for record in records:
+        decision = record.decision
+        if isinstance(decision, decisions.RuleFired):
+            newest[decision.rule] = record
+        elif record.incident == incident and isinstance(
+            decision, decisions.IncidentOpened | decisions.RuleJoined
+        ):
+            fired = newest.get(decision.rule)
+            firings |= {fired.seq} if fired is not None and not fired.incident else set()
+    return firings
 
 
 def is_closing(record: Record) -> bool:

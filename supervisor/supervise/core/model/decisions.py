@@ -445,10 +445,15 @@ class VerificationPassed(Decision, frozen=True, kw_only=True):
 
 
 class VerificationFailed(Decision, frozen=True, kw_only=True):
-    """A runbook did not help, or the job that it restarted ended at once."""
+    """A runbook did not help, or the job that it restarted ended at once.
+
+    Attributes:
+        start_ended: how that ended, before its first step; "" for a runbook that did not help.
+    """
 
     KIND, WHAT = "verify", "failed"
     clear_steps: int | None = None
+    start_ended: str = ""
 
 
 class RunbookPreempted(Decision, frozen=True, kw_only=True):
@@ -488,7 +493,7 @@ class Lead(StrEnum):
     """The first clause of an advice: whether people are asked for anything now."""
 
     NOTHING = "nothing to do"
-    LATER = "nothing to do now; by day:"
+    LATER = "nothing to do now; for tomorrow:"
     BEFORE_NEXT = "before the next run:"
     FOLLOWS = "nothing to do now: an automatic action follows if it does harm"
     UNDER_WAY = "nothing to do: an automatic action is under way, and its result follows"

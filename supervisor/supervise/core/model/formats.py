@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from .checkpoint_registry import WEIGHTS_ONLY
 from .interfaces import Numbers, Reading, ReadingValue
@@ -61,7 +62,8 @@ def _pause(args: Payload) -> str:
 def _ramp(rewarm: Rewarm | None) -> str:
     if rewarm is None or not rewarm.steps:
         return ""
-    return f", raise the learning rate from {rewarm.start:.0%} to 100% over {rewarm.steps} steps"
+    start = f"{100.0 * rewarm.start:.3g} %"
+    return f", raise the learning rate from {start} to 100 % over {rewarm.steps} steps"
 
 
 FORMS: Mapping[str, Callable[[Payload], str]] = {
@@ -226,7 +228,7 @@ def format_number(value: object) -> str:
     """Return a number with four digits that count; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "absent" if value is None else str(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}".replace("nan", "NaN") if isinstance(value, float) else str(value)
 
 
 def finite_number(value: object) -> float | None:
@@ -323,10 +325,15 @@ def format_baseline(numbers: Reading) -> str:
     return line
 
 
+UNMEASURED = "not measured"
+
+
 def format_reading(numbers: Reading) -> str:
     """Return the numbers of one reading as one line, without its name and code."""
     if "nonfinite" in numbers:
         values = reading_table(numbers, "values")
+        if not values and numbers.get("code") == "UNKNOWN":
+            return UNMEASURED
         return ", ".join(
             [f"{name} {format_number(entry)}" for name, entry in values.items()] + _votes(numbers)
         )
@@ -338,7 +345,12 @@ def format_reading(numbers: Reading) -> str:
     level = numbers.get("last_block", numbers.get("value"))  # the value of a trend is its slope
     if meaning := coded_value_text(reading_text(numbers, "metric"), level):
         return ", ".join([meaning, *_votes(numbers)])
-    parts = [f"{numbers.get('metric', 'value')} {format_number(level)}"]
+    metric = reading_text(numbers, "metric")
+    if level is None and numbers.get("code") == "UNKNOWN":
+        return f"{metric} {UNMEASURED}".strip()
+    if level is None and not metric:
+        return "it holds, and has no number"
+    parts = [f"{metric or 'value'} {format_number(level)}"]
     if key == "bound" and finite_number(measure) is None:
         parts.append("no slope yet")
     elif key != "value" and measure is not None:
@@ -353,14 +365,20 @@ def format_reading(numbers: Reading) -> str:
 
 
 def format_silence(numbers: Reading, *, limited: bool = True) -> str:
-    """Return "no step for 120 s (limit 100 s)", or without the limit."""
+    """Return "no step for 120 s (limit 100 s, usual 0.1 s)", or without the bracket."""
     unit, value, limit_value = (
         numbers.get("unit", "s"),
         numbers.get("value"),
         numbers.get("threshold"),
     )
-    line = f"no {readable_metric(reading_text(numbers, 'signal'))} for {_rounded(value)} {unit}"
-    return f"{line} (limit {_rounded(limit_value)} {unit})" if limited else line
+    signal = reading_text(numbers, "signal")
+    is_of_steps = signal in ("step", "heartbeat")  # of any sign there is none, so no step
+    line = f"no {'step' if is_of_steps else readable_metric(signal)} for {_rounded(value)} {unit}"
+    if not limited:
+        return line
+    usual, limits = finite_number(numbers.get("p99_s")), f"limit {_rounded(limit_value)} {unit}"
+    limits += f", usual {usual:.3g} s" if usual and is_of_steps else ""
+    return f"{line} ({limits})"
 
 
 def _rounded(value: ReadingValue) -> str:
@@ -389,6 +407,24 @@ def _coupled(numbers: Reading) -> str:
 
 def _is_plain(value: ReadingValue) -> bool:
     return value is not None and not isinstance(value, (Mapping, list, tuple))
+
+
+def inline(values: Mapping[str, Any], joint: str = "=") -> str:
+    """Return named values in one line; what is empty is left out, and a long list is counted."""
+    present = {key: value for key, value in values.items() if value not in (None, "", [], ())}
+    return ", ".join(f"{name}{joint}{_plain(name, value)}" for name, value in present.items())
+
+
+def _plain(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({inline(value)})"
+    if isinstance(value, list | tuple):
+        if name == "was":  # steps, each with the loss of then
+            return " ".join(f"{loss:.4g} (step {step})" for step, loss in value[-3:])
+        return f"{len(value)} of them" if len(value) > 2 else " ".join(_plain("", v) for v in value)
+    if name == "sha256":
+        return str(value)[:12]
+    return f"{value:.4g}".replace("nan", "NaN") if isinstance(value, float) else str(value)
 
 
 def format_bytes(count: int) -> str:

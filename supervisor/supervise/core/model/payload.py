@@ -147,11 +147,20 @@ class DrillParams(Struct, frozen=True):
     signal: int | None = None
 
 
+SLOWING = frozenset(("slow_compute", "slow_input", "memory_creep"))  # drills: of the machine only
+
+
 class Drill(Struct, frozen=True):
     """`drill`: a fault was injected on purpose."""
 
     fault: str = ""
     params: DrillParams | None = None
+    refused: str = ""
+
+    @property
+    def moves_training(self) -> bool:
+        """Whether it may move a loss: it was injected, and does more than to slow steps down."""
+        return not self.refused and self.fault not in SLOWING
 
 
 class DrillOrder(Struct, frozen=True):

@@ -131,7 +131,7 @@ class Verdict(Struct, frozen=True, omit_defaults=True, rename={"kind": "class"})
     Attributes:
         recurring: why it counts as one of a series, "" where it does not.
         skipped: first and last step whose update was skipped, and so kept from the weights.
-        repaired: what was not finite is gone behind a rollback.
+        repaired: what was not finite is gone behind a rollback. unseen: steps without a frame.
     """
 
     kind: SpikeClass
@@ -139,6 +139,7 @@ class Verdict(Struct, frozen=True, omit_defaults=True, rename={"kind": "class"})
     recurring: str = ""
     skipped: tuple[int, ...] = ()
     repaired: bool = False
+    unseen: int = 0
 
     @property
     def text(self) -> str:
