@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from supervise import system
-from supervise.core.model import Exited, Launched
+from supervise.core.model import Announced, Exited, Frame, Launched
 
 STATE = {
     "state": "probation",
@@ -182,6 +182,25 @@ def test_what_is_known_of_a_job_without_a_supervisor(supervise, recorded):
     text = "exit status unknown; `supervise adopt RUN` tries to recover it"
     assert text in supervise("status", run.path)[1]
     assert json.loads(supervise("status", "--json", run.path)[1])["job"] == "lost"
+
+
+def test_a_dead_supervisors_status_goes_on_to_the_end_of_its_journal(supervise, recorded):
+    """Its last status is older; the loss keeps its metric, and an undone attempt does not count."""
+    frames = [Frame(n, 0, 0, step, (2.0 + n, 9.0)) for n, step in enumerate(range(150, 156), 3)]
+    names = ("train_loss_raw", "tokens")
+    started = [Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 2**22 + 7, names)]
+    run = recorded([*started, *frames], end=None)
+    run.write_json("state.json", STATE | {"attempt": 0})
+
+    found = json.loads(supervise("status", "--json", run.path)[1])
+
+    assert (found["step"], found["training"]["loss"]) == (155, 10.0)
+    assert found["training"]["curve"]["steps"] == [0, 50, 100, 153, 154, 155]
+    assert found["ending"]["kind"] == "lost" and "can" not in found
+    row = json.loads(supervise("runs", "--runs", run.path.parent, "--json")[1])[0]
+    assert (row["step"], row["loss"], row["ending"]) == (155, 10.0, found["ending"])
+    run.write_json("state.json", STATE | {"attempt": 1})
+    assert json.loads(supervise("status", "--json", run.path)[1])["step"] == STATE["step"]
 
 
 def test_a_channel_that_does_not_deliver_is_told(supervise, recorded):

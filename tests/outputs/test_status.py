@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from supervise.checkpoints import Entry
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import CheckpointState, Frame, JobSettings, Notice, RelaunchSettings
@@ -17,9 +18,11 @@ from supervise.runtime import (
     first_step_deadline_s,
     format_capabilities,
     is_rollback_known,
+    judge_ending,
     judge_status,
     list_capabilities,
 )
+from supervise.store import RunOutcome
 from tests.support.recorded_run import shipped_policy
 
 NAMES = ("train_loss_raw", "tokens_per_update")
@@ -126,7 +129,6 @@ def test_the_planned_length_is_read_from_the_command(argv, total):
     assert TrainingProgress(argv.split()).status(None, 0).planned_steps == total
 
 
-LIVE = Life(supervisor="running", job="running")
 INCIDENT = {"opened": 2, "open": {"id": "inc-2", "severity": "SEV1", "headline": "loss 9"}}
 ASKED = {"incidents": INCIDENT, "approvals": [{"id": "ask-1", "runbook": "soften"}]}
 HELD = "automatic actions are off, a person is needed: supervise release RUN (no incident)"
@@ -162,23 +164,125 @@ def training(last_step_s, steps_per_s):
     ],
 )
 def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
-    assert judge_status(LIVE, status_of(**parts), age_s) == text
+    assert judge_status(status_of(**parts), age_s) == text
 
 
-CAUSE = {"text": "OSError at a.py:1"}
 FAILED = "ended with exit code 3: OSError at a.py:1"
+DAMAGED = "newest checkpoint ckpt-2 is damaged"
+UNSETTLED = "inc-1 SEV0 was not over, ask-1 unanswered"
+NOT_FINITE = {"training": {"loss": math.nan}}
+OVER = {"job": "ended", "over": True}
+PERSON = "; a person is needed: supervise why RUN"
+GONE = "its supervisor died, and the job has ended; supervise adopt RUN records how it ended"
+CHECKPOINTS = [Entry("ckpt-1", "/c/1", 49, state="verified"), Entry("ckpt-2", "/c/2", 99)]
+
+
+def outcome_of(severity="SEV0", **closed):
+    """Return the outcome of a run whose only incident, with a request, closed like this."""
+    outcome = RunOutcome()
+    record = {"incident": "inc-1", "severity": severity, "step": 9, "reason": "loss 9"}
+    asked = {"what": "withdrawn", "id": "ask-1"}
+    outcome.take(record | {"kind": "incident", "data": {"what": "opened"}})
+    outcome.take(record | {"kind": "approval", "data": asked})
+    outcome.take(record | {"kind": "incident", "data": {"what": "closed", **closed}})
+    return outcome
 
 
 @pytest.mark.parametrize(
-    ("life", "cause", "text"),
+    ("life", "status", "newest", "closed", "kind", "text"),
     [
-        (Life(job="running"), None, "not supervised: its supervisor died; supervise adopt RUN"),
-        (Life(job="ended", over=True, exit_code=0), None, "finished"),
-        (Life(job="ended", over=True, exit_code=3), CAUSE, FAILED),
+        ({"exit_code": 0}, {}, "verified", "recovered", "finished", "finished"),
+        (
+            {"exit_code": 0},
+            NOT_FINITE,
+            "bad",
+            "job_ended",
+            "not_finite",
+            f"finished, loss is NaN, {DAMAGED}, {UNSETTLED}{PERSON} inc-1",
+        ),
+        (
+            {"exit_code": 0},
+            {},
+            "bad",
+            "recovered",
+            "damaged",
+            f"finished, {DAMAGED}; a person is needed: supervise checkpoints RUN",
+        ),
+        (
+            {"exit_code": 0},
+            {},
+            "found",
+            "job_ended",
+            "unsettled",
+            f"finished, {UNSETTLED}{PERSON} inc-1",
+        ),
+        (
+            {"exit_code": 3},
+            {"ended_by": {"text": "OSError at a.py:1"}},
+            "found",
+            "job_ended",
+            "failed",
+            f"{FAILED}{PERSON} inc-1",
+        ),
+        (
+            {"exit_code": 137},
+            NOT_FINITE,
+            "found",
+            "recovered",
+            "killed",
+            f"ended with exit code 137, loss is NaN{PERSON} inc-1",
+        ),
+        ({"exit_code": 130}, {}, "found", "job_ended", "stopped", "ended with exit code 130"),
     ],
 )
-def test_the_verdict_without_a_supervisor_is_about_the_job(life, cause, text):
-    assert judge_status(life, status_of(ended_by=cause)) == text
+def test_the_verdict_of_an_ended_run_is_the_gravest_thing(life, status, newest, closed, kind, text):
+    checkpoints = [CHECKPOINTS[0], Entry("ckpt-2", "/c/2", 99, state=newest)]
+    ending = judge_ending(
+        Life(**OVER, **life), status_of(**status), outcome_of(outcome=closed), checkpoints
+    )
+
+    assert (ending.kind, ending.text) == (kind, text)
+    assert ending.facts[0].kind == kind and text.endswith(ending.command)
+    assert ending.checkpoint.id == ("ckpt-2" if newest == "verified" else "ckpt-1")
+
+
+@pytest.mark.parametrize(
+    ("severity", "closed"),
+    [
+        ("SEV2", {}),
+        ("SEV0", {"asked": True}),
+        ("SEV1", {"spike": {"questions": {"rejoined": {"answer": "yes"}}}}),
+    ],
+)
+def test_an_incident_that_nobody_must_answer_leaves_a_good_end(severity, closed):
+    outcome = outcome_of(severity, outcome="job_ended", **closed)
+    assert judge_ending(Life(**OVER, exit_code=0), status_of(), outcome).text == "finished"
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "checkpoints", "text"),
+    [
+        ("running", None, [], "not supervised: its supervisor died; supervise adopt RUN"),
+        ("unknown", None, [], "its supervisor died, and no start of the job is on record"),
+        ("lost", None, [], f"{GONE}, and resumes nothing: no checkpoint was saved"),
+        ("lost", None, CHECKPOINTS, GONE),
+        (
+            "lost",
+            False,
+            CHECKPOINTS[1:],
+            f"{GONE}, and resumes nothing: no relaunch is configured, no checkpoint is good",
+        ),
+        (
+            "ended",
+            True,
+            CHECKPOINTS,
+            f"{GONE}, and starts it again from ckpt-1 of step 49 if it crashed",
+        ),
+    ],
+)
+def test_the_verdict_without_a_supervisor_says_what_adopting_gets(job, restarts, checkpoints, text):
+    status = status_of(restarts=restarts)
+    assert judge_ending(Life(job=job), status, RunOutcome(), checkpoints).text == text
 
 
 @pytest.mark.parametrize(

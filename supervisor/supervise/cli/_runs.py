@@ -29,7 +29,7 @@ from ..errors import MISSHAPEN, StoreError, UsageError, reading_recorded_data
 from ..store import files, journal, run_directory
 from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir, is_run
-from ..store.run_records import RunOutcome, skim_run
+from ..store.run_records import ASKED, RunOutcome, skim_run
 from ._params import ARGV, PROGRAM
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (
     *("unsupervised", "running", "lost", "crashed", "stopped", "finished", "unknown"),
 )
 LAST_SEGMENTS = 2  # of the journal, in which an end would be
-ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # policy, operator, a signal
 
 
 def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | None]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -35,6 +35,7 @@ from ..store.run_records import Survey, skim_run
 from ._output import echo, echo_json, format_age, format_number, print_table
 from ._params import parse_duration
 from ._runs import (
+    FINISHED,
     NO_RUN,
     STATES,
     UNKNOWN,
@@ -44,6 +45,10 @@ from ._runs import (
     runs_in,
     state_of,
 )
+
+if TYPE_CHECKING:
+    from ..runtime.status import Ending
+    from .status import RunStatus
 
 HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy")
 
@@ -82,7 +87,7 @@ def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None
     rows = [summarize_run(path) for path in runs_in(directory)]
     rows = [row for row in rows if not state or row.state in state]
     if as_json:
-        echo_json([asdict(row) for row in rows])
+        echo_json(msgspec.to_builtins(rows))
     elif rows:
         print_table([_row(row) for row in rows], HEADER)
     else:
@@ -104,15 +109,20 @@ class RunSummary:
     mode: str | None = None
     incidents: int = 0
     gravest: run_records.IncidentOutcome | None = None
+    ending: Ending | None = None
     problem: str | None = None
 
 
-def summarize_run(path: Path, outcome: run_records.RunOutcome | None = None) -> RunSummary:
-    """Return what the list shows of a run; `outcome`: of a view that has read its records."""
+def summarize_run(
+    path: Path,
+    outcome: run_records.RunOutcome | None = None,
+    state: RunStatus | None = None,
+) -> RunSummary:
+    """Return what the list shows of a run; `outcome`, `state`: of a view that has read them."""
     row = RunSummary(path.name, str(path))
     try:
         run = RunDir.open(path)
-        _fill(row, run, skim_run(run.audit_path) if outcome is None else outcome)
+        _fill(row, run, skim_run(run.audit_path) if outcome is None else outcome, state)
     except StoreError as error:
         row.problem = str(error)
     except MISSHAPEN as error:
@@ -120,24 +130,31 @@ def summarize_run(path: Path, outcome: run_records.RunOutcome | None = None) -> 
     return row
 
 
-def _fill(row: RunSummary, run: RunDir, outcome: run_records.RunOutcome) -> None:
-    from ..runtime.status import Status
+def _fill(
+    row: RunSummary, run: RunDir, outcome: run_records.RunOutcome, state: RunStatus | None
+) -> None:
+    from .status import read_status
 
     described = run.describe()
     row.created, row.policy, row.mode = described.created, described.policy, described.mode
-    status = None
-    with suppress(StoreError):  # no status was written yet
-        status = Status.read(run)
     row.state, row.exit_code = state_of(run, outcome, described.host)
     row.step = -1 if outcome.last is None else int(outcome.last["step"])
-    if status is not None:
+    row.incidents, row.gravest = len(outcome.incidents), outcome.worst
+    if state is None:
+        with suppress(StoreError):  # its status is damaged
+            state = read_status(run, outcome=outcome, brief=True)
+    if state is None:
+        return
+    row.ending = None if row.state == UNKNOWN else state.ending
+    if (status := state.newest) is not None:
         row.policy, row.mode = status.policy or row.policy, status.mode or row.mode
         row.step, row.loss = max(row.step, status.step), plain_json(status.training.loss)
-    row.incidents, row.gravest = len(outcome.incidents), outcome.worst
 
 
 def _row(row: RunSummary) -> tuple[str, ...]:
-    worst, step = row.gravest, row.step
+    worst, step, state = row.gravest, row.step, row.state
+    if row.ending is not None and state == FINISHED and row.ending.kind != state:
+        state = f"{state}, {row.ending.facts[0].text}"
     incident = "-"
     if worst is not None:
         ellipsis = f" (of {row.incidents})" if row.incidents > 1 else ""
@@ -145,7 +162,7 @@ def _row(row: RunSummary) -> tuple[str, ...]:
         incident = f"{worst.severity} {worst.id}{still}{ellipsis}"
     return (
         row.path,
-        f"{row.state} ({row.exit_code})" if row.exit_code else row.state,
+        f"{state} ({row.exit_code})" if row.exit_code else state,
         "-" if step is None or step < 0 else str(step),
         format_number(row.loss),
         format_age(row.created, datetime.now(UTC)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import click
 import msgspec
 
+from ..checkpoints.registry import Entry, read_registry
 from ..core.model.decisions import plain_json
 from ..core.model.formats import RECORDS
 from ..core.model.payload import Payload
@@ -22,6 +24,7 @@ from ..report.receipt import run_path
 from ..runtime import late_messages
 from ..runtime.status import (
     DERIVED,
+    Ending,
     Incidents,
     Life,
     OpenIncident,
@@ -30,7 +33,9 @@ from ..runtime.status import (
     Status,
     UndeliveredMessages,
     format_capabilities,
+    judge_ending,
     judge_status,
+    read_last_status,
 )
 from ..store import audit
 from ..store.run_directory import RunDir
@@ -51,7 +56,8 @@ class RunStatus:
     """State of a run.
 
     Attributes:
-        newest: the last that its supervisor wrote. gravest: at most three incidents.
+        newest: the last that its supervisor wrote, up to the end of the journal once that is gone.
+        ending: None of a run with a supervisor. gravest: at most three incidents.
         record: why the record is incomplete, "" where it is not.
         undelivered: messages of the end of the run.
     """
@@ -59,6 +65,7 @@ class RunStatus:
     run: str
     newest: Status | None
     life: Life
+    ending: Ending | None
     verdict: str
     gravest: Sequence[IncidentOutcome]
     record: str = ""
@@ -73,10 +80,14 @@ class RunStatus:
         """Return it as JSON; what is not there is left out."""
         life = msgspec.structs.asdict(self.life)
         known = ("supervisor", "job", "exit_code") if self.is_supervised else tuple(life)
+        newest = {} if self.newest is None else dict(self.newest.document())
+        if self.ending is not None:
+            newest.pop("can", None)
+            newest["ending"] = msgspec.to_builtins(self.ending)
         return Payload(
             {
                 "run": self.run,
-                **({} if self.newest is None else self.newest.document()),
+                **newest,
                 **{name: life[name] for name in known},
                 **({"record": self.record} if self.record else {}),
                 "verdict": self.verdict,
@@ -104,20 +115,29 @@ def read_status(
     Raises:
         StoreError: a file cannot be read, or understood.
     """
-    newest = Status.read(run)
+    newest, ending, register = Status.read(run), None, list[Entry]()
     with reading_recorded_data(
         f"the records in {run.audit_path}", "supervise audit show RUN prints them"
     ):
         if outcome is None:
             outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
         alive = run_life(run, outcome, brief=brief)
-    is_live = alive.supervisor == "running" and newest is not None
-    old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest and is_live else None
+    path = run_path(run)
+    if alive.supervisor == "running":
+        old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest else None
+        verdict = judge_status(newest, old_s).replace(" RUN", f" {path}")
+    else:
+        newest = newest if alive.over else read_last_status(run)
+        with suppress(StoreError):  # `checkpoints` reports it
+            register = read_registry(run.path).checkpoints
+        ending = judge_ending(alive, newest, outcome, register, path)
+        verdict = ending.text
     return RunStatus(
         run.id,
         newest,
         alive,
-        judge_status(alive, newest, old_s).replace(" RUN", f" {run_path(run)}"),
+        ending,
+        verdict,
         outcome.gravest[:3],
         str(outcome.incomplete.get("reason")) if outcome.incomplete else "",
         len(late_messages.undelivered_messages(run.path)),
@@ -187,7 +207,7 @@ def status_lines(state: RunStatus) -> list[tuple[str, str]]:
     if newest.rules:
         lines.append(("rules", _rules(newest.rules)))
     lines += [("sampling", text) for text in _thinned(newest)]
-    lines += [(f"rank {rank}", _probe(probe)) for rank, probe in newest.ranks.items()]
+    lines += [(f"rank {rank}", _probe(probe, state.life)) for rank, probe in newest.ranks.items()]
     if last := newest.last_decision:
         lines.append(("last", f"{RECORDS.get(last.kind, last.kind)}: {last.reason}"))
     if updated := newest.updated_wall:
@@ -228,8 +248,13 @@ def training_progress(
 def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
     """Return what can be done to the run, what is left of it, and who is notified."""
     probe = ", no probe" if newest.tier == "T0" else ""
-    lines = [("state", f"{state_text(newest.state)} (mode {newest.mode}{probe})")]
-    if newest.can:
+    then = "" if state.ending is None or state.life.over else ", when its supervisor died"
+    lines = [("state", f"{state_text(newest.state)}{then} (mode {newest.mode}{probe})")]
+    if ending := state.ending:
+        good = ending.checkpoint
+        text = "none is good" if good is None else f"{good.id} of step {good.step} in {good.path}"
+        lines.append(("checkpoint", text))
+    elif newest.can:
         lines.append(("protection", format_capabilities(newest.can)))
     if newest.budgets:
         lines.append(("budgets", ", ".join(budgets_left(newest.budgets))))
@@ -367,9 +392,11 @@ def _thinned(newest: Status) -> list[str]:
     return [f"{', '.join(texts)}, for their cost: what only they show is seen that much later"]
 
 
-def _probe(probe: Payload) -> str:
+def _probe(probe: Payload, life: Life) -> str:
     """Return the state of a rank's probe, and its collectors that are off."""
-    keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints", "quarantine")
+    keys = ["phase", "pid", "steps", "quarantine"]
+    if life.job == "running":  # else its memory is gone
+        keys[1:1], keys[4:4] = ["silent_s"], ["rollback", "paused", "savepoints"]
     text = _inline(
         plain_json({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
     )

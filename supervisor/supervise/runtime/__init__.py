@@ -47,7 +47,7 @@ __getattr__ = lazy_exports(
         "stacks": "RankSurvey, ask_for_stacks, main_frames, deepest_own_frame, py_spy_dump",
         "status": (
             "Life, Status, TrainingProgress, build_status, format_capabilities, is_rollback_known, "
-            "judge_status, list_capabilities"
+            "judge_ending, judge_status, list_capabilities"
         ),
         "status_writer": "FailureRecords, first_step_deadline_s",
         "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",

@@ -10,8 +10,10 @@ authoritative.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise, zip_longest
 from statistics import median
 from typing import Any
@@ -19,20 +21,23 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..checkpoints import registry
 from ..core import checkpoint_wait, rule_scope
 from ..core.incident import Incident
 from ..core.model import state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
-from ..core.model.events import Curve, Frame, LossCurve
+from ..core.model.events import Announced, Curve, Frame, LossCurve
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
-from ..errors import reading_recorded_data
+from ..errors import StoreError, reading_recorded_data
 from ..notifiers.channel_queue import Backlog
 from ..notifiers.heartbeat import Health
+from ..store import journal
 from ..store.recorder import Shortage
 from ..store.run_directory import RunDir
+from ..store.run_records import ASKED, RunOutcome
 from .segment_reader import ProbeStatus, RankView
 
 FILE = "state.json"
@@ -162,7 +167,7 @@ class Status(Struct, frozen=True, kw_only=True):
         waits_for: what a relaunch waits for. trouble: why decisions cannot be recorded.
         channels: those that do not deliver. space: what must become free on a full disk.
         failed_views: what could not be made for people -> why. protection_off: the error of ours
-            that ended the supervision.
+            that ended the supervision. restarts: a crash leads to a relaunch; None: not on record.
     """
 
     state: str
@@ -195,6 +200,7 @@ class Status(Struct, frozen=True, kw_only=True):
     heartbeat: Health | None = None
     failed_views: Mapping[str, str] | None = None
     protection_off: str | None = None
+    restarts: bool | None = None
 
     @classmethod
     def read(cls, run: RunDir) -> Status | None:
@@ -224,6 +230,29 @@ def end_protection(run: RunDir, lost_to: str) -> None:
     newest = Status.read(run) or Status(state=state_machine.LAUNCHING)
     ended = msgspec.structs.replace(newest, protection_off=lost_to, can={})
     run.write_json(FILE, ended.document())
+
+
+def read_last_status(run: RunDir) -> Status | None:
+    """Return the newest status of a run whose supervisor died, brought to its journal's end.
+
+    Raises:
+        StoreError: the status cannot be read, or understood.
+    """
+    status = Status.read(run)
+    if status is None:
+        return None
+    names: dict[int, Sequence[str]] = {}
+    progress = TrainingProgress(before=status.training)
+    start = newest = (status.attempt, status.step)
+    with suppress(StoreError):  # `replay` and `export` report a damaged journal
+        for event in next(journal.read_segments_back(run.journal_path, (Announced, Frame)), ()):
+            if isinstance(event, Announced):
+                names[event.rank] = event.names
+            elif isinstance(event, Frame) and (event.attempt, event.step) > start:
+                progress.take(names.get(event.rank, ()), event)
+                newest = max(newest, (event.attempt, event.step))
+    training = progress.bring_forward(status.training)
+    return msgspec.structs.replace(status, attempt=newest[0], step=newest[1], training=training)
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -347,7 +376,10 @@ def _preempt(state: State, probe: ProbeStatus) -> str:
 def _has(policy: Policy, verb: str) -> bool:
     """Return whether any rule, or a crash, can lead to this action."""
     names = [rule.runbook for rule in policy.rules]
-    names += [policy.job.on_crash, *policy.ladder.levels]
+    return _leads_to(policy, [*names, policy.job.on_crash, *policy.ladder.levels], verb)
+
+
+def _leads_to(policy: Policy, names: list[str | None], verb: str) -> bool:
     visited: set[str] = set()
     while names:
         book = policy.runbooks.get(names.pop() or "")
@@ -374,17 +406,16 @@ _PHASES = {
 }
 
 
-def judge_status(life: Life, status: Status | None, age_s: float | None = None) -> str:
-    """Return `healthy`, or what is wrong or under way, the gravest first.
+def judge_status(status: Status | None, age_s: float | None = None) -> str:
+    """Return `healthy`, or what is wrong or under way in a run with a supervisor, gravest first.
 
     Args:
         age_s: of the status, None where it is unknown.
     """
-    return next(_reasons(life, status, age_s))
+    return next(_reasons(status, age_s))
 
 
-def _reasons(life: Life, status: Status | None, age_s: float | None) -> Iterator[str]:
-    yield from _job(life, None if status is None else status.ended_by)
+def _reasons(status: Status | None, age_s: float | None) -> Iterator[str]:
     if status is not None and status.protection_off:
         yield f"protection is off: {status.protection_off}; to go on: supervise checkpoints RUN"
     if status is None:
@@ -420,17 +451,138 @@ def _reasons(life: Life, status: Status | None, age_s: float | None) -> Iterator
     yield _PHASES.get(status.state, "healthy")
 
 
-def _job(life: Life, cause: EndCause | None) -> Iterator[str]:
-    if life.supervisor == "running":
-        return
+# Kinds of facts about an end.
+FINISHED, NOT_FINITE, DAMAGED, UNSETTLED = "finished", "not_finite", "damaged", "unsettled"
+FAILED, KILLED, STOPPED = "failed", "killed", "stopped"
+UNSUPERVISED, LOST = "unsupervised", "lost"
+SIGNALS = range(129, 193)  # exit codes of what a signal ended
+
+
+class EndFact(Struct, frozen=True):
+    """A fact about the end of a run."""
+
+    kind: str
+    text: str
+
+
+class GoodCheckpoint(Struct, frozen=True):
+    """The newest checkpoint that was verified."""
+
+    id: str
+    step: int
+    path: str
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How a run ended, or what became of it without its supervisor.
+
+    Attributes:
+        kind: of the gravest fact. text: all of them, and who must act.
+        facts: the gravest first. command: of who must act, "" where nobody must.
+    """
+
+    kind: str
+    text: str
+    facts: Sequence[EndFact]
+    command: str = ""
+    checkpoint: GoodCheckpoint | None = None
+
+
+def judge_ending(
+    life: Life,
+    status: Status | None,
+    outcome: RunOutcome,
+    checkpoints: Sequence[registry.Entry] = (),
+    run: str = "RUN",
+) -> Ending:
+    """Return how a run ended that has no supervisor.
+
+    Args:
+        outcome: what its records say. checkpoints: its register. run: its name in commands.
+    """
+    saved = [e for e in checkpoints if e.state in registry.JUDGED and (e.present or e.pinned)]
+    good = next((entry for entry in reversed(saved) if entry.state == registry.VERIFIED), None)
+    if not life.over:
+        return _left_alone(life, status, saved, good, run)
+    code, worst = life.exit_code, outcome.worst
+    cause = None if status is None else status.ended_by
+    ended = f"ended with exit code {code}{f': {cause.text}' if cause else ''}"
+    kind = STOPPED if code in ASKED else KILLED if code in SIGNALS else FAILED
+    end = EndFact(kind, ended) if code else EndFact(FINISHED, FINISHED)
+    problems = list(_end_problems(status, outcome, saved, finished=code == 0))
+    is_bad = end.kind in (FAILED, KILLED)
+    facts = [end, *problems] if is_bad else [*problems, end]
+    command = ""
+    if not is_bad and {problem.kind for problem in problems} == {DAMAGED}:
+        command = f"supervise checkpoints {run}"
+    elif problems or is_bad:
+        command = f"supervise why {run}{f' {worst.id}' if worst else ''}"
+    then = [f"a person is needed: {command}"] if command else []
+    return Ending(
+        kind=facts[0].kind,
+        text="; ".join([", ".join([end.text, *(p.text for p in problems)]), *then]),
+        facts=facts,
+        command=command,
+        checkpoint=_checkpoint(good),
+    )
+
+
+def _end_problems(
+    status: Status | None,
+    outcome: RunOutcome,
+    checkpoints: Sequence[registry.Entry],
+    *,
+    finished: bool,
+) -> Iterator[EndFact]:
+    """Yield what is wrong with what a run leaves, the gravest first."""
+    loss = None if status is None else status.training.loss
+    if loss is not None and not math.isfinite(loss):
+        yield EndFact(NOT_FINITE, f"loss is {'NaN' if math.isnan(loss) else 'infinite'}")
+    newest = next((entry for entry in reversed(checkpoints) if entry.present), None)
+    if newest is not None and newest.state == registry.BAD:
+        yield EndFact(DAMAGED, f"newest checkpoint {newest.id} is damaged")
+    for incident in outcome.gravest if finished else ():
+        if incident.unsettled:
+            asked = f", {incident.unanswered} unanswered" if incident.unanswered else ""
+            text = f"{incident.id} {incident.severity} was not over{asked}"
+            yield EndFact(UNSETTLED, text)
+
+
+def _checkpoint(good: registry.Entry | None) -> GoodCheckpoint | None:
+    return None if good is None else GoodCheckpoint(good.id, good.step, good.path)
+
+
+def _left_alone(
+    life: Life,
+    status: Status | None,
+    checkpoints: Sequence[registry.Entry],
+    good: registry.Entry | None,
+    run: str,
+) -> Ending:
+    """Return what became of a run that its supervisor left, and what adopting it gets."""
+    adopt, then = f"supervise adopt {run}", ""
+    fact = EndFact(LOST, "its supervisor died, and the job has ended")
     if life.job == "running":
-        yield "not supervised: its supervisor died; supervise adopt RUN"
-    elif life.over and life.exit_code == 0:
-        yield "finished"
-    elif life.over:
-        yield f"ended with exit code {life.exit_code}{f': {cause.text}' if cause else ''}"
+        fact = EndFact(UNSUPERVISED, "not supervised: its supervisor died")
+    elif life.job == "unknown":
+        adopt, fact = "", EndFact(LOST, "its supervisor died, and no start of the job is on record")
     else:
-        yield "its supervisor died, and the job has ended; supervise adopt RUN"
+        restarts = None if status is None else status.restarts
+        lacks = ["no relaunch is configured"] if restarts is False else []
+        if good is None:
+            lacks.append("no checkpoint is good" if checkpoints else "no checkpoint was saved")
+        then = " records how it ended"
+        if lacks:
+            then += f", and resumes nothing: {', '.join(lacks)}"
+        elif restarts and good is not None:
+            then += f", and starts it again from {good.label} if it crashed"
+    return Ending(
+        kind=fact.kind,
+        text="; ".join([fact.text, *([adopt + then] if adopt else [])]),
+        facts=[fact],
+        command=adopt,
+        checkpoint=_checkpoint(good),
+    )
 
 
 def _watching(status: Status) -> Iterator[str]:
@@ -468,9 +620,10 @@ class TrainingProgress:
 
     Args:
         argv: the job's command, where the planned length may be.
+        before: the progress so far, which later frames go on from.
     """
 
-    def __init__(self, argv: Sequence[str] = ()) -> None:
+    def __init__(self, argv: Sequence[str] = (), before: Training | None = None) -> None:
         self._given = planned_steps_in(argv)
         self._columns: dict[int, tuple[Sequence[str], tuple[int, int], list[int]]] = {}
         self._steps: dict[int, int] = {}  # rank -> newest step
@@ -479,6 +632,10 @@ class TrainingProgress:
         self._loss: tuple[int, str, float] | None = None  # rank, metric, value
         self._tokens: tuple[float, str] | None = None  # of an update, and of what
         self._curve = Curve()
+        if before is not None and before.loss is not None:
+            self._loss = before.loss_rank or 0, before.loss_metric or "", before.loss
+            self._curve.steps = list(before.curve.steps)
+            self._curve.losses = list(before.curve.loss)
 
     def take(self, names: Sequence[str], frame: Frame) -> None:
         """Take a frame and the names of its values."""
@@ -510,6 +667,14 @@ class TrainingProgress:
                 return
             if self._loss is not None and self._loss[1] == names[column]:
                 return  # absent in this step: another metric would bend the curve
+
+    def bring_forward(self, before: Training) -> Training:
+        """Return the progress so far with the newest loss and curve."""
+        rank, metric, loss = self._loss or (None, None, None)
+        curve = LossCurve(self._curve.steps, self._curve.losses)
+        return msgspec.structs.replace(
+            before, loss=loss, loss_metric=metric, loss_rank=rank, curve=curve
+        )
 
     def status(
         self, planned: int | None, now_ns: int, probe: ProbeStatus | None = None
@@ -644,6 +809,9 @@ def build_status(
         ended_by=None if cause is None else EndCause(cause.text, cause.cls, cause.title),
         waits_for=_awaited(policy, state) or None,
         trouble=trouble,
+        restarts=policy.mode in ACTING_MODES
+        and policy.job.relaunch is not None
+        and _leads_to(policy, [policy.job.on_crash], "relaunch"),
     )
 
 

@@ -17,6 +17,6 @@ __getattr__ = lazy_exports(
         "quarantine_list": "Quarantine",
         "recorder": "Recorder",
         "run_directory": "RunDescription, RunDir, add_run",
-        "run_records": "read_rows, skim_run",
+        "run_records": "RunOutcome, read_rows, skim_run",
     },
 )

@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,9 +37,10 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from msgspec import Struct
 
-from ..core.model.decisions import SEVERITIES
+from ..core.model.decisions import JOB_ENDED, SEVERITIES
 from ..core.model.events import Announced, Frame, LateFrame
 from ..core.model.redaction import spreadsheet_cell
+from ..core.model.verdicts import YES
 from ..errors import MISSHAPEN, InputError, StoreError
 from . import audit, files, journal, policies
 from .audit import read_audit
@@ -48,11 +50,20 @@ from .run_directory import RunDir, is_run
 
 Record = Mapping[str, Any]
 OUTCOMES = ("commit", "abort", "in_doubt")
-_INCIDENT = b'"kind":"incident"'  # as `audit` writes it; quotes inside of a text are escaped
+ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes: policy, operator, signal
+GRAVE = ("SEV0", "SEV1")
+# As `audit` writes them; quotes inside of a text are escaped.
+_INCIDENT, _APPROVAL = b'"kind":"incident"', b'"kind":"approval"'
 
 
 class IncidentOutcome(Struct):
-    """How far an incident has come; phase: `open`, `held` or `closed`."""
+    """How far an incident has come.
+
+    Attributes:
+        phase: `open`, `held` or `closed`.
+        unsettled: it is grave, and only the end of the job ended it.
+        unanswered: the newest request about it, if nobody answered.
+    """
 
     id: str
     severity: str | None
@@ -60,6 +71,8 @@ class IncidentOutcome(Struct):
     step: int
     wall: str | None
     headline: str
+    unsettled: bool = False
+    unanswered: str = ""
 
 
 @dataclass(slots=True)
@@ -90,6 +103,9 @@ class RunOutcome:
             self.relaunching = bool(data["action"]["verb"] == "relaunch")
         elif kind == "incident":
             self._take_incident(record, str(data.get("what")))
+        elif kind == "approval" and (asked := self.incidents.get(str(record["incident"]))):
+            is_unanswered = data["what"] in ("expired", "withdrawn")
+            asked.unanswered = str(data["id"]) if is_unanswered else ""
 
     def _take_incident(self, record: Record, code: str) -> None:
         name, severity = str(record["incident"]), record.get("severity")
@@ -102,6 +118,8 @@ class RunOutcome:
                 previous.severity = min(str(previous.severity), str(severity))
             if code in ("closed", "held"):
                 previous.phase = code
+            if code == "closed":
+                previous.unsettled = previous.severity in GRAVE and _is_unsettled(record["data"])
 
     @property
     def gravest(self) -> list[IncidentOutcome]:
@@ -114,6 +132,13 @@ class RunOutcome:
         """The incident of the highest severity in the whole run, the newest of these."""
         incidents = list(reversed(self.incidents.values()))
         return min(incidents, key=lambda i: str(i.severity), default=None)
+
+
+def _is_unsettled(closed: Mapping[str, Any]) -> bool:
+    """Return whether only the end of the job closed an incident, its loss not back."""
+    questions = (closed.get("spike") or {}).get("questions") or {}
+    is_back = (questions.get("rejoined") or {}).get("answer") == YES
+    return closed.get("outcome") == JOB_ENDED and not closed.get("asked") and not is_back
 
 
 def read_outcome(records: Iterable[Record]) -> RunOutcome:
@@ -141,7 +166,7 @@ def skim_run(path: Path) -> RunOutcome:
     for line, _ in audit.log_lines(path):
         if line.endswith(b"\n"):
             last_line = line
-            if _INCIDENT in line:
+            if _INCIDENT in line or _APPROVAL in line:
                 _take(outcome, line)
     if last_line and _INCIDENT not in last_line:
         _take(outcome, last_line)

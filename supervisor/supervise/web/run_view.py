@@ -40,7 +40,7 @@ from ..store.run_records import RunOutcome, skim_run
 
 if TYPE_CHECKING:
     from ..core.model.policy import Policy
-    from ..runtime.status import Status
+    from ..runtime.status import Ending, Status
 
 SHAPE: Mapping[str, Any] = {  # of records, which nobody has verified here
     **dict.fromkeys(("seq", "step", "attempt", "mono_ns", "event"), int),
@@ -284,7 +284,7 @@ class RunView:
 
     def summary(self) -> dict[str, Any]:
         """Return the row of the list."""
-        row = runs.summarize_run(self.run.path, self._outcome)
+        row = runs.summarize_run(self.run.path, self._outcome, self.state)
         newest = self.newest
         training = None if newest is None else newest.training
         worst = [] if self.state is None else self.state.gravest
@@ -298,12 +298,17 @@ class RunView:
             "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
             "steps_per_s": training and training.steps_per_s,
             "open": standing,
-            "protection": dict(newest.can) if newest else {},
+            "protection": self._protection(),
             "updated": newest.updated_wall if newest else None,
             "curve": msgspec.to_builtins(training.curve) if training else {"steps": [], "loss": []},
             "rollbacks": self._rollbacks,
             **read_note(self.run.id),
         }
+
+    def _protection(self) -> dict[str, str]:
+        """Return what can be done to the run; of an ended one nothing can."""
+        live = self.state is not None and self.state.ending is None
+        return dict(self.newest.can) if live and self.newest else {}
 
     def ages(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return what of a row changes with time alone: its age, and what needs a person."""
@@ -317,7 +322,7 @@ class RunView:
 
     def document(self) -> dict[str, Any]:
         """Return all of the page of a run but curves; a key is sent again when it changes."""
-        row = runs.summarize_run(self.run.path, self._outcome)
+        row = runs.summarize_run(self.run.path, self._outcome, self.state)
         described, newest = self.described, self.newest
         training = None if newest is None else newest.training
         fields: dict[str, Any] = {
@@ -337,12 +342,13 @@ class RunView:
             "exit_code": row.exit_code,
             "problem": row.problem or self.problem or None,
             "verdict": "" if self.state is None else self.state.verdict,
+            "ending": row.ending,
             "phase": None if newest is None else newest.state,
             "step": row.step,
             "attempt": newest.attempt if newest else 0,
             "facts": [] if self.state is None else _facts(self.state),
             "needs": self.needs(row.state),
-            "protection": dict(newest.can) if newest else {},
+            "protection": self._protection(),
             "budgets": budgets_left(newest.budgets) if newest else [],
             "rule_states": dict(newest.rules) if newest else {},
             "silenced": dict(newest.silenced) if newest else {},
@@ -406,24 +412,25 @@ class RunView:
             for name, channel in (newest.channels or {}).items():
                 text = f"{channel.undelivered} messages to {name} not delivered: {channel.error}"
                 yield need("undelivered", text, f"supervise notify test {path}")
-        elif listed in (_runs.UNSUPERVISED, _runs.LOST):
-            yield need(listed, state.verdict, f"supervise adopt {path}")
-        elif listed in (_runs.CRASHED, _runs.STOPPED) and self._ended_lately(state, listed):
+        elif (ending := state.ending) is not None and self._needs_somebody(ending, listed):
             worst = self._outcome.worst
             extra = {"severity": worst.severity, "incident": worst.id} if worst else {}
-            text = state.verdict + (f"; {worst.headline}" if worst else "")
-            yield need(listed, text, f"supervise why {path}", **extra)
+            text = ", ".join(fact.text for fact in ending.facts)
+            text += f"; {worst.headline}" if worst else ""
+            yield need(ending.kind, text, ending.command or f"supervise why {path}", **extra)
         if state.undelivered:
             text = f"{state.undelivered} messages of the end of the run were not delivered"
             yield need("undelivered", text, f"supervise outbox flush {path}")
         if state.record:
             yield need("record", state.record, f"supervise audit verify {path}")
 
-    def _ended_lately(self, state: RunStatus, listed: str) -> bool:
+    def _needs_somebody(self, ending: Ending, listed: str) -> bool:
         end = self._outcome.end
-        age_s = None if end is None else seconds_since(end.get("wall"), _now())
-        by_hand = listed == _runs.STOPPED and not self._outcome.incidents
-        return age_s is not None and age_s < ENDED_S and not by_hand
+        if end is None:
+            return listed in (_runs.UNSUPERVISED, _runs.LOST)
+        age_s = seconds_since(end.get("wall"), _now())
+        stopped = listed == _runs.STOPPED and bool(self._outcome.incidents)
+        return age_s is not None and age_s < ENDED_S and bool(ending.command or stopped)
 
     def rules(self) -> list[dict[str, Any]]:
         """Return the rules of the policy in force."""
