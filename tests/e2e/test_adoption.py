@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from supervise.core.model import Adopted, Exited, Frame, Launched
+from supervise.runtime import make_environment
 from tests.support.supervised_run import Records, Supervise, tiny
 from tests.support.waiting import wait_until
 
@@ -137,12 +138,13 @@ def test_a_job_that_ended_alone_is_closed_properly(supervise):
     assert [frame.step for frame in lives.events(Frame)] == list(range(60))
     assert [event.alive for event in lives.events(Adopted)] == [False]
     supervise.prove("run")
-    assert not [
-        p for p in Path("/dev/shm").iterdir() if supervise.records("run")[0]["run"] in p.name
-    ]
+    run = supervise.records("run")[0]["run"]
+    assert not [p for p in Path("/dev/shm").iterdir() if run in p.name]
+    remains = make_environment(Path("/dev/shm"), run)  # of one that left before a slow disk
     again = supervise("adopt", "run")
     assert again.returncode == 64
     assert "has ended: exit code 7" in again.stderr
+    assert not remains.exists()
 
 
 def test_a_run_has_one_supervisor(supervise):

@@ -95,6 +95,9 @@ def adopt_run(
     try:
         ended = how_run_ended(run)
         if ended is not None:
+            # The last record may have reached a slow disk behind its supervisor's end.
+            if (run.path / "probe.json").exists():
+                environment.remove_environment(_segments(run))
             raise UsageError(f"{run.path} has ended: {ended}", hint=f"supervise status {run.path}")
         past = RecoveredRun.read(run, load_policy)
         process, launcher, clean = _job(run, described, past.started, print_line)
@@ -119,6 +122,11 @@ def how_run_ended(run: RunDir) -> str | None:
     return str(newest[0]["reason"]) if newest and newest[0]["kind"] == "run_end" else None
 
 
+def _segments(run: RunDir) -> Path:
+    """Return the directory in shared memory of a run of ours."""
+    return environment.segment_directory(Path(run.read_json("probe.json")["shm"]).parent, run.id)
+
+
 def _job(
     run: RunDir, described: RunDescription, policy: Policy, print_line: PrintLine
 ) -> tuple[AdoptedProcess, Launcher, Redactor]:
@@ -129,9 +137,7 @@ def _job(
             f"no launch is on record for the job of {run.path}",
             hint="check whether it runs (ps); if it does not, start the run again",
         )
-    directory = environment.segment_directory(
-        Path(run.read_json("probe.json")["shm"]).parent, run.id
-    )
+    directory = _segments(run)
     if other := environment.find_other_wire(directory):
         raise StoreError(
             f"nobody can take {run.path} over with this version of supervise: {other}",
