@@ -14,7 +14,16 @@ from typing import Any
 
 from .checkpoint_registry import WEIGHTS_ONLY
 from .interfaces import Numbers, Reading, ReadingValue
-from .payload import EndArgs, Payload, QuarantineArgs, RateArgs, RelaunchArgs, Rewarm, RollbackArgs
+from .payload import (
+    EndArgs,
+    Json,
+    Payload,
+    QuarantineArgs,
+    RateArgs,
+    RelaunchArgs,
+    Rewarm,
+    RollbackArgs,
+)
 
 
 def format_plan(steps: Iterable[tuple[str, Payload]]) -> str:
@@ -409,7 +418,7 @@ def _is_plain(value: ReadingValue) -> bool:
     return value is not None and not isinstance(value, (Mapping, list, tuple))
 
 
-def inline(values: Mapping[str, Any], joint: str = "=") -> str:
+def inline(values: Mapping[str, Json], joint: str = "=") -> str:
     """Return named values in one line; what is empty is left out, and a long list is counted."""
     present = {key: value for key, value in values.items() if value not in (None, "", [], ())}
     return ", ".join(f"{name}{joint}{_plain(name, value)}" for name, value in present.items())
