@@ -204,3 +204,74 @@ def test_a_private_name_is_found():
     """On another object and by import; not on `self`, and not what the standard library offers."""
     text = "from supervise.runtime.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
     assert private_reads(text) == ["_x", "_b"]
+
+
+# Words in the names of sentences: what is in one is a typed fact, too, and code reads that.
+SENTENCES = {*("answer", "cause", "error", "gate", "headline", "message", "muted", "problem")}
+SENTENCES |= {*("reason", "refusal", "settled", "standstill", "status", "suppressed", "text")}
+SENTENCES |= {*("title", "verdict", "why")}
+CUTS = (
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "removesuffix",
+    "partition",
+    "rpartition",
+    "split",
+)
+PARSERS = re.compile(r"supervise/(catalog|data|notifiers|store|recordings)")  # of foreign text
+# The codec of a record, what another program wrote, lines and arguments.
+READERS = {
+    "cli/__init__.py": 2,
+    "cli/_params.py": 1,
+    "cli/_streams.py": 1,
+    "cli/doctor.py": 1,
+    "cli/policy_commands.py": 2,
+    "cli/web.py": 1,
+    "core/model/decisions.py": 1,
+    "core/model/failure.py": 1,
+    "core/model/policy.py": 1,
+    "report/incident_builder.py": 1,
+    "report/incident_sentences.py": 1,
+    "report/incident_views.py": 2,
+    "runtime/identity.py": 1,
+    "runtime/stacks.py": 1,
+}
+
+
+def sentence_cuts(text: str) -> list[str]:
+    """Return the calls that take a sentence apart."""
+    calls = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        subject = node.func.value if node.func.attr in CUTS else None
+        if node.func.attr in ("match", "search", "fullmatch") and len(node.args) > 1:
+            subject = node.args[1]
+        inner = () if subject is None else ast.walk(subject)
+        names = (getattr(part, "id", getattr(part, "attr", "")) for part in inner)
+        if any(SENTENCES & {*name.split("_")} for name in names):
+            calls.append(f"{node.lineno}: {ast.unparse(node)}")
+    return calls
+
+
+def test_no_code_reads_a_sentence_back():
+    root = ROOT / "supervisor" / "supervise"
+    paths = (path for path in root.rglob("*.py") if not PARSERS.search(path.as_posix()))
+    read = {path.relative_to(root).as_posix(): sentence_cuts(path.read_text()) for path in paths}
+
+    more = {name: calls for name, calls in read.items() if len(calls) > READERS.get(name, 0)}
+    assert not more
+    assert {name: len(calls) for name, calls in read.items() if calls} == READERS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "muted.startswith('x:')",
+        "str(status.reason).split('/')",
+        "re.match('rank', self.standstill)",
+    ],
+)
+def test_a_sentence_that_is_read_back_is_found(code):
+    assert sentence_cuts(code)

@@ -194,6 +194,10 @@ class Probe:
         rollback = "ready" if steps else "none yet"
         if rollbacks is not None and rollbacks.why_not:
             rollback = f"unavailable: {rollbacks.why_not}"
+        unavailable = safeguards.unavailable()
+        if parts.rank is not None and rollbacks is not None:
+            checkpoint_refusal = parts.rank.on_demand.why_not()
+            unavailable.update(rollback=rollbacks.why_not, checkpoint=checkpoint_refusal)
         states = {name: guard.part(name) for name in parts.collectors.by_name}
         reason = parts.no_optimizer()
         if_any = {
@@ -205,7 +209,7 @@ class Probe:
             "unseen": parts.wired.batch_sanity.unseen,
             "quarantine": parts.wired.quarantine.describe(),
             "kept_signals": parts.rank is not None and parts.rank.kept_signals.names(),
-            "safeguards": safeguards.standing(),
+            "unavailable": {name: reason for name, reason in unavailable.items() if reason},
             "in_force": safeguards.describe(),
         }
         return {
@@ -218,7 +222,6 @@ class Probe:
             "mfu": parts.wired.flops.description,
             "savepoints": steps,
             "rollback": rollback,
-            "checkpoint": "" if parts.rank is None else parts.rank.on_demand.describe(),
             "paused": parts.context.reporter.held,
             "drills": parts.drills.names(),
             "sampling": parts.sampling.describe(),

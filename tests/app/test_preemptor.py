@@ -17,7 +17,7 @@ class FakeJob:
     """Answers the order by hand."""
 
     def __init__(self):
-        self.paused, self.status, self.asked = False, {"checkpoint": "ready"}, []
+        self.paused, self.status, self.asked = False, {}, []
 
     def ranks(self):
         return {0: RankView(1, document=Payload(self.status))}
@@ -124,7 +124,10 @@ def test_a_drain_file_from_before_the_start_means_nothing(run, tmp_path):
         (lambda it: setattr(it.processor.state.job, "world_size", 2), "2 ranks would have to save"),
         (lambda it: setattr(it.processor, "performing", "relaunch"), "a relaunch is in progress"),
         (lambda it: setattr(it.job, "paused", True), "the job is paused"),
-        (lambda it: it.job.status.update(checkpoint="unavailable: not saved yet"), "not saved yet"),
+        (
+            lambda it: it.job.status.update(unavailable={"checkpoint": "not saved yet"}),
+            "not saved yet",
+        ),
     ],
 )
 def test_where_no_checkpoint_can_be_made_the_signal_is_not_held_and_people_know(run, change, why):

@@ -126,7 +126,10 @@ def test_what_did_not_arrive_has_its_reason():
     arrived = ["3.11.0", "2.0.0", "trained"]
     status = {"collectors": {"timing": "off: ValueError: x", "loss": "on"}}
     tried = ProbeCheck(arrived, "", True, ("step_time",), [], status)
-    answers = {world: list_metric_availability(tried, None, world) for world in (1, 8, None)}
+    answers = {
+        world: {name: str(a) for name, a in list_metric_availability(tried, None, world).items()}
+        for world in (1, 8, None)
+    }
 
     assert answers[1]["input_time"] == "no: its collector is off: ValueError: x"
     assert answers[1]["train_loss_raw"] == "no: it did not arrive in the check"

@@ -55,7 +55,7 @@ class _Runner(ScenarioRunner):
         self.notices = story.get("notices", {})
         self.starts: list[tuple[int, int, int]] = []
         take = self.job.snapshot
-        still = {key: story[key] for key in ("standstill",) if key in story}
+        still = {key: story[key] for key in ("standstill", "standstill_ranks") if key in story}
         self.job.snapshot = lambda *args, **options: take(*args, **options) | still  # type: ignore[method-assign]
 
     def step(self) -> None:

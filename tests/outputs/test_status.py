@@ -305,7 +305,7 @@ def test_a_first_step_is_waited_for_while_the_job_works(marks, worked_s, deadlin
 
 NANO = shipped_policy("nano")
 AGAIN = replace(NANO, job=JobSettings(relaunch=RelaunchSettings(resume="library")))
-READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
+READY = {"savepoints": [25, 50, 75]}
 
 
 def capabilities_of(policy, probe, ranks=1, channels=("console",), **missing):
@@ -335,9 +335,9 @@ def test_a_job_of_a_library_with_nothing_configured():
     [
         (NANO, READY, {}, "rollback", "yes"),
         (NANO, READY, {"ranks": 2}, "rollback", "yes"),
-        (NANO, READY, {"rollback": "too large; relaunch"}, "rollback", "no (too large)"),
-        (NANO, {"rollback": "unavailable: no room"}, {}, "rollback", "no (no room)"),
-        (NANO, {"rollback": "none yet"}, {}, "rollback", "not yet (savepoints are taken every 25"),
+        (NANO, READY, {"rollback": "too large; relaunch"}, "rollback", "no (what it means: too"),
+        (NANO, {"unavailable": {"rollback": "no room"}}, {}, "rollback", "no (no room)"),
+        (NANO, {}, {}, "rollback", "not yet (savepoints are taken every 25"),
         (replace(NANO, runbooks={}), READY, {}, "rollback", "no (policy nano never runs it)"),
         (NANO, READY, {}, "relaunch", "not configured (supervise init -- COMMAND)"),
         (AGAIN, READY, {}, "relaunch", "not yet (no checkpoint is verified)"),
@@ -348,7 +348,7 @@ def test_a_job_of_a_library_with_nothing_configured():
             "relaunch",
             "only by command (policy nano never runs it)",
         ),
-        (NANO, READY | {"safeguards": {"a": "cannot act: why"}}, {}, "a", "no (why)"),
+        (NANO, READY | {"unavailable": {"a": "why"}}, {}, "a", "no (why)"),
         (NANO, READY, {"channels": ("console", "slack")}, "messages", "console, slack"),
         (replace(NANO, mode="observe"), {}, {}, "actions", "none in mode observe (--mode enforce)"),
     ],
@@ -356,7 +356,7 @@ def test_a_job_of_a_library_with_nothing_configured():
 def test_each_capability_has_its_reason(policy, probe, facts, what, how):
     found, known = capabilities_of(policy, probe, **facts)
     assert found[what].startswith(how)
-    assert known is (probe.get("rollback") != "none yet")
+    assert known is (bool(probe) or policy.mode == "observe")
 
 
 @pytest.mark.parametrize(("steps", "apart"), [([0, 75], 75), ([9], 71), ([0, 25, 50], 0)])

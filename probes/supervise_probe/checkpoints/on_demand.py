@@ -412,12 +412,12 @@ class OnDemand:
         groups = (group for optimizer in registry.optimizers for group in optimizer.param_groups)
         return any(hasattr(p, "_local_tensor") for group in groups for p in group["params"])
 
-    def describe(self) -> str:
-        """Return whether one can be ordered, as far as that is known without its place."""
+    def why_not(self) -> str:
+        """Return why none can be ordered, as far as that is known without its place."""
         reason = "" if self._part.on else f"this part of the probe is off: {self._part.reason}"
         if not (reason or self._saved or self._library.trainer):
             reason = self._why
-        return f"unavailable: {reason}" if reason else "ready"
+        return reason
 
     def do_checkpoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Order one: `{"path": str or None}` -> `{"path", "step", "how"}`.
@@ -513,5 +513,5 @@ class OnDemand:
         self._waiting = False
         if why_not:
             self._context.reporter.notice(
-                "checkpoint-refused", f"no checkpoint was written: {why_not}"
+                "checkpoint-refused", f"no checkpoint was written: {why_not}", {"why": why_not}
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 from ..context import Refused
 from ..runtime import files
 from ..runtime.guard import hidden_from_stacklevel
-from .bad_steps import ARMED, NAME, NonfiniteGuards, Skip, SkipOutliers
+from .bad_steps import NAME, NonfiniteGuards, Skip, SkipOutliers
 from .update_clip import GradientClip, UpdateClip
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Safeguards:
     def gradients(self, update: Update) -> None:
         """Check and clip the gradients of `update`, which are final for the first time."""
         self._guard.run(self._orders_part, self.orders.judge, update)
-        if self.outliers.state and not update.skip:
+        if self.outliers.busy and not update.skip:
             self._guard.run(self._outliers_part, self.outliers.judge, update)
         if self.in_force.clip_bound is not None and not update.skip:
             self.limit(update)
@@ -254,18 +254,14 @@ class Safeguards:
 
     def cannot(self, reason: str) -> None:
         """Mark all safeguards as unable to act, for that reason; "" undoes it."""
-        self.orders.set_state(reason)
+        self.orders.cannot(reason)
         self.outliers.cannot(reason)
-        if self.update_clip.state:
-            self.update_clip.state = f"cannot act: {reason}" if reason else ARMED
+        self.update_clip.cannot(reason)
 
-    def standing(self) -> Dict[str, str]:
-        """Return the state of each safeguard, for the status."""
-        states = {NAME: self.outliers.state, "update_clip": self.update_clip.state}
-        return {
-            **self.orders.describe(),
-            **{name: state for name, state in states.items() if state},
-        }
+    def unavailable(self) -> Dict[str, str]:
+        """Return why safeguards cannot act, by name."""
+        others = {NAME: self.outliers.why_not, "update_clip": self.update_clip.why_not}
+        return {**self.orders.unavailable(), **others}
 
     def describe(self) -> Dict[str, Any]:
         """Return what is in force, for the status."""

@@ -66,7 +66,7 @@ APART = (
 )
 
 MAX_SKIPS, SKIP_WINDOW = 3, 128  # skips without supervision, as in the list of actions
-ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
+ON_DEVICE = "the values live on a device"
 
 
 class RateLimit:
@@ -104,12 +104,12 @@ class SkipNonfinite:
     """The order `{"max": 3, "per": 128}`, in steps.
 
     Attributes:
-        state: for the status: `armed`, or why it cannot act.
+        why_not: why it cannot act, "" while it can.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.limit = RateLimit(int(order.get("max", MAX_SKIPS)), int(order.get("per", SKIP_WINDOW)))
-        self.state = ARMED
+        self.why_not = ""
 
     def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
         """Return why the update must not happen, or None.
@@ -119,11 +119,11 @@ class SkipNonfinite:
         """
         loss, norm = values
         if type(loss) is float and type(norm) is float and isfinite(loss) and isfinite(norm):
-            self.state = ARMED
+            self.why_not = ""
             return None
         numbers = [v for v in values if isinstance(v, (int, float))]
         on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
-        self.state = ON_DEVICE if on_device else ARMED
+        self.why_not = ON_DEVICE if on_device else ""
         if all(isfinite(v) for v in numbers) or not self.limit.take():
             return None
         return "loss or gradient norm is not finite"
@@ -133,7 +133,7 @@ class ZeroNonfinite:
     """The order `{"max": 3, "per": 128}`, in steps.
 
     Attributes:
-        state: for the status: `armed`, or why it cannot act.
+        why_not: why it cannot act, "" while it can.
     """
 
     def __init__(self, torch: Any, order: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class ZeroNonfinite:
             max(1, int(order.get("per", SKIP_WINDOW))),
         )
         self.limit = RateLimit(self._most, self._per)
-        self.state = ARMED
+        self.why_not = ""
         self._fired: Any = None  # on a device: the newest `per` steps in which it fired
         self._at = 0
 
@@ -210,7 +210,7 @@ class NonfiniteGuards:
             if self._gradient.clipped_jointly(update.known):
                 norm = self._joint_norm(update)
             elif not self._replicas.hold(update.known.ids):
-                self._skip.state = f"cannot act: {APART.format(ranks)}"
+                self._skip.why_not = APART.format(ranks)
                 return
         reason = self._skip.why_skip((loss, norm))
         if reason:
@@ -236,9 +236,9 @@ class NonfiniteGuards:
     def _zeroed(self, order: ZeroNonfinite, update: Update) -> bool:
         norm = update.gradient_norm
         if norm is None:
-            order.state = "cannot act: the gradient norm is not measured"
+            order.why_not = "the gradient norm is not measured"
             return False
-        order.state = ARMED
+        order.why_not = ""
         grads = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
         zeroed = order.zero(norm, [g._values() if g.is_sparse else g for g in grads])
         zeroed_before = self._in_force.zeroed
@@ -265,16 +265,16 @@ class NonfiniteGuards:
         if self._zero is not None:
             self._zero.step_ended()
 
-    def set_state(self, why_not: str) -> None:
+    def cannot(self, reason: str) -> None:
         """Mark the orders as unable to act, for that reason; "" undoes it."""
         for order in (self._skip, self._zero):
             if order is not None:
-                order.state = f"cannot act: {why_not}" if why_not else ARMED
+                order.why_not = reason
 
-    def describe(self) -> Dict[str, str]:
-        """Return the states by name of the order."""
+    def unavailable(self) -> Dict[str, str]:
+        """Return why orders cannot act, by name."""
         named = {"skip_nonfinite": self._skip, "zero_nonfinite": self._zero}
-        return {name: order.state for name, order in named.items() if order is not None}
+        return {name: order.why_not for name, order in named.items() if order is not None}
 
 
 WINDOW, LEAST = 128, 48  # rows; OLMo-core's window, and as many as the detector kind `harm` waits
@@ -432,15 +432,14 @@ class SkipOutliers:
     """The order `{"max": 32, "per": 2000, "spreads": 6, "rise": 0.15}`.
 
     Attributes:
-        state: for the status: `armed`, why it has stopped, or why it cannot act; "" without an
-            order.
+        why_not: why it has stopped, or cannot act; "" while it can, or without an order.
     """
 
     def __init__(self, context: ProbeContext, in_force: InForce, loss: LossCollector) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._in_force, self._loss = in_force, loss
         self._rule: Optional[OutlierRule] = None
-        self.state = ""
+        self.why_not = ""
         self._doubt: Doubt = lambda before_step, within: "there is no probe batch to ask"
         order: Optional[Mapping[str, Any]] = context.config.safeguards.get(NAME)
         if order is None:
@@ -453,7 +452,7 @@ class SkipOutliers:
         self._began = 0  # the first step of the outliers under way
         self._unasked = 0  # of them, skipped since the probe batch was asked
         in_force.outlier = 0.0
-        self._set_state(ARMED)
+        in_force.guards[NAME] = True
 
     def connect(self, doubt: Doubt) -> None:
         """Ask `doubt(before_step, within)` why the weights are not good, "" if they are."""
@@ -500,7 +499,7 @@ class SkipOutliers:
 
     def _skips(self, step: int) -> bool:
         """Return whether the update of an outlier is skipped."""
-        if self.state != ARMED:
+        if self.why_not:
             return False
         if not self._unasked:
             self._began = step
@@ -517,14 +516,14 @@ class SkipOutliers:
         return True
 
     def _stop(self, reason: str) -> None:
-        self._set_state(f"stopped: {reason}")
+        self._set_reason(reason)
         self._notice(f"makes updates as they come: {reason}", stopped=reason)
 
     def _in_band(self) -> None:
         """A usual batch: whatever there was is over."""
         self._unasked = 0
-        if self.state != ARMED and not self._limit.is_full:
-            self._set_state(ARMED)
+        if not self._limit.is_full:
+            self._set_reason("")
 
     def restored(self, step: int) -> None:
         """The weights are those behind `step` again."""
@@ -541,13 +540,12 @@ class SkipOutliers:
     def cannot(self, reason: str) -> None:
         """Nothing can be judged, for that reason; "": it can again."""
         if self._rule is not None:
-            self._set_state(f"cannot act: {reason}" if reason else ARMED)
+            self._set_reason(reason)
 
-    def _set_state(self, state: str) -> None:
-        if state == self.state:
+    def _set_reason(self, reason: str) -> None:
+        if reason == self.why_not:
             return
-        self.state = state
-        self._in_force.guards[NAME] = state == ARMED
+        self.why_not, self._in_force.guards[NAME] = reason, not reason
         self._reporter.status_changed()
 
     def _notice(self, event: str, **data: Any) -> None:

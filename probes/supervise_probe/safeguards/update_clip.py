@@ -22,7 +22,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..context import Refused
-from .bad_steps import ARMED
 
 if TYPE_CHECKING:
     from ..collectors.gradient import GradientCollector
@@ -63,7 +62,7 @@ class UpdateClip:
     """The rule in force, and the old weights of each optimizer.
 
     Attributes:
-        state: of the safeguard, for the status; "" where there is none.
+        why_not: why the safeguard cannot act, "" while it can.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class UpdateClip:
         self._gradient, self._past, self._optimizers = gradient, past, optimizers
         order = context.config.safeguards.get("update_clip")
         self._standing = None if order is None else read_rule(order)
-        self.state = "" if order is None else ARMED
-        if order is not None:
+        self.why_not, self._is_ordered = "", order is not None
+        if self._is_ordered:
             in_force.guards["update_clip"] = True
         self._ordered: Optional[Rule] = None
         self._left = 0  # steps; 0 with an order: until it is lifted
@@ -107,6 +106,11 @@ class UpdateClip:
         self._context.reporter.status_changed()
         return {"update_clip": {"window": rule.window, "sigma": rule.sigma}, "bytes": _size(params)}
 
+    def cannot(self, reason: str) -> None:
+        """Mark the safeguard as unable to act, for that reason; "" undoes it."""
+        if self._is_ordered:
+            self.why_not = reason
+
     def keep(self, update: Update) -> None:
         """Copy the weights, before the update."""
         rule = self.rule
@@ -118,7 +122,7 @@ class UpdateClip:
             if reason:
                 if self._standing is not None:
                     self._in_force.guards["update_clip"] = False
-                self._standing, self.state = None, f"cannot act: {reason}"
+                self._standing, self.why_not = None, reason
                 self._end()
                 self._context.reporter.notice("note", f"update_clip is off: {reason}")
                 return

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.model.action import Action
-from ..core.model.values import Steps
+from ..core.model.action import Action, Verification
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Undo(Action):
 
 
 @dataclass(frozen=True)
-class Verify(Action):
+class Verify(Verification):
     """Within `within` steps the trouble must have been gone for `clear_for` steps in a row.
 
     Gone means: every action showed its effect in the next frame (the rate really lower, the step
@@ -84,12 +83,6 @@ class Verify(Action):
     Source: an incident that resolved is one whose signal stayed away for a while, as Prometheus'
         keep_firing_for learnt; 20 steps outlast the single good step inside a divergence.
     """
-
-    touches_job: ClassVar[bool] = False
-    engine_step: ClassVar[bool] = True
-
-    within: Steps = 100
-    clear_for: Steps = 20
 
     def check(self) -> list[tuple[str, str]]:
         if self.clear_for < 1:

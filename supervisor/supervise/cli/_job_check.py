@@ -13,9 +13,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from supervise_probe import collectors
 
@@ -344,7 +345,34 @@ CONDITIONS = (
     ("moe_* router_*", "where the model has a router of experts", True),
 )
 
-REPORTED = "only where the job reports it"
+
+class Section(StrEnum):
+    """When a metric is there; a heading."""
+
+    ALWAYS = "metrics in every frame"
+    SPARSE = "metrics in some frames"
+    DEPENDS = "metrics that depend on the job"
+    ABSENT = "not available"
+    REPORTED = "if the job reports it: supervise_probe.report(id=number)"
+
+
+class Availability(NamedTuple):
+    """When a metric is there, and how often, under which condition, or why it is not."""
+
+    section: Section
+    text: str = ""
+
+    def __str__(self) -> str:
+        prefix = {Section.ALWAYS: "yes: ", Section.SPARSE: "yes, ", Section.ABSENT: "no: "}
+        return f"{prefix.get(self.section, '')}{self.text}" if self.text else "yes"
+
+
+def _absent(reason: str) -> Availability:
+    return Availability(Section.ABSENT, reason)
+
+
+ALWAYS = Availability(Section.ALWAYS)
+REPORTED = Availability(Section.REPORTED, "only where the job reports it")
 WITH_MECHANISMS = "only with `mechanisms` in the policy, beside the job, of attention's weights"
 WITH_EVALUATION = "only with job.evaluate in the policy, beside the job, where it saves checkpoints"
 WITH_CHECKPOINTS = "only where the job saves checkpoints that are found (job.checkpoints)"
@@ -366,8 +394,8 @@ _COUNTS = re.compile(
 
 def list_metric_availability(
     check: ProbeCheck | None, reason: str | None, world: int | None
-) -> dict[str, str]:
-    """Return for each metric `yes`, or when, or under which condition, or why not.
+) -> dict[str, Availability]:
+    """Return for each metric when it is there.
 
     Args:
         check: None if none was made.
@@ -378,27 +406,29 @@ def list_metric_availability(
         reason = "there is no torch" if len(check.lines) == 1 else "the probe did not report"
     everything = metrics.all_metrics()
     if check is None or reason is not None:
-        return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
+        return dict.fromkeys(everything, _absent(reason or "the command cannot be started"))
     availability = {
         name: _of_probe(name, check, announced_metrics(check))
         for name in metrics.measured_metrics()
     }
-    across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
+    several = Availability(Section.ALWAYS, "of all ranks")
+    across = {
+        1: _absent("one rank"),
+        None: Availability(Section.DEPENDS, "only with several ranks"),
+    }.get(world, several)
     availability |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
     for together, single in PER_RANK.items():
         if world == 1 and single in availability:
             availability[single] = across
         availability[together] = availability.get(single, across)
     availability |= _hardware()
-    availability |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
-    availability |= dict.fromkeys(mechanisms.METRICS, WITH_MECHANISMS)
-    availability |= dict.fromkeys(metrics.CHECKPOINT, WITH_EVALUATION)
-    availability |= {
+    conditions = {
+        **dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS),
+        **dict.fromkeys(mechanisms.METRICS, WITH_MECHANISMS),
+        **dict.fromkeys(metrics.CHECKPOINT, WITH_EVALUATION),
+        **dict.fromkeys(run_course.SPIKE_METRICS, "only after a thousand steps"),
         frame_enrichment.RESTARTS: "only once it was started again",
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",
-        frame_enrichment.LAG: "yes",
-        frame_enrichment.MISSING: across,
-        **dict.fromkeys(run_course.SPIKE_METRICS, "only after a thousand steps"),
         run_course.NEW: "only after 32 steps with batch_fingerprint",
         run_course.LOST: "every 128 steps",
         run_course.COMPUTE: "every 8 steps, only without an accelerator",
@@ -407,6 +437,8 @@ def list_metric_availability(
         run_course.COLLAPSE: "only with a detector of the kind collapse in the policy",
         run_course.LAW: "only with job.scaling_law in the policy, or where the job reports it",
     }
+    availability |= {name: Availability(Section.DEPENDS, text) for name, text in conditions.items()}
+    availability |= {frame_enrichment.LAG: ALWAYS, frame_enrichment.MISSING: across}
     return availability | {name: REPORTED for name in everything if name not in availability}
 
 
@@ -416,17 +448,18 @@ def announced_metrics(check: ProbeCheck) -> set[str]:
     return {name if spec is None else spec.id for name, spec in specs}
 
 
-def _of_probe(metric: str, check: ProbeCheck, arrivals: set[str]) -> str:
+def _of_probe(metric: str, check: ProbeCheck, arrivals: set[str]) -> Availability:
     spec = metrics.measured_metrics()[metric]
     often = f"every {spec.every} steps" if spec.every > 1 else ""
     if spec.sparsest:
         often = f"every step, up to every {spec.sparsest} where steps are short"
     condition, is_fulfilled = _condition(metric)
     if metric not in arrivals and (is_fulfilled or not condition):
-        return f"no: {_why_absent(metric, check)}"
+        return _absent(_why_absent(metric, check))
     if condition:
-        return ", ".join(filter(None, (often, f"only {condition}")))
-    return f"yes, {often}" if often else "yes"
+        text = ", ".join(filter(None, (often, f"only {condition}")))
+        return Availability(Section.DEPENDS, text)
+    return Availability(Section.SPARSE, often) if often else ALWAYS
 
 
 def _condition(metric: str) -> tuple[str, bool]:
@@ -445,21 +478,23 @@ def _why_absent(metric: str, check: ProbeCheck) -> str:
     return "it did not arrive in the check"
 
 
-def _hardware() -> Mapping[str, str]:
-    often = f"yes, every {hardware.EVERY_S:.0f} s"
+def _hardware() -> Mapping[str, Availability]:
+    often = f"every {hardware.EVERY_S:.0f} s"
     driver = hardware.nvidia_driver()
-    reason = "no: nvidia-ml-py is not installed" if driver is None else ""
+    reason = "nvidia-ml-py is not installed" if driver is None else ""
     if driver is not None:
         try:
             driver.nvmlInit()
-            reason = "" if driver.nvmlDeviceGetCount() else "no: no NVIDIA device"
+            reason = "" if driver.nvmlDeviceGetCount() else "no NVIDIA device"
         except driver.NVMLError:
-            reason = "no: no NVIDIA driver"
-    availability = dict.fromkeys(hardware.HOST, often) | dict.fromkeys(
-        hardware.DEVICE, reason or often
-    )
-    wait_s = hardware.FIRST * hardware.EVERY_S
-    return {**availability, "host_mem_growth": f"{often}, {wait_s:.0f} s after the first step"}
+            reason = "no NVIDIA driver"
+    sparse = Availability(Section.SPARSE, often)
+    growth_text = f"{often}, {hardware.FIRST * hardware.EVERY_S:.0f} s after the first step"
+    return {
+        **dict.fromkeys(hardware.HOST, sparse),
+        **dict.fromkeys(hardware.DEVICE, _absent(reason) if reason else sparse),
+        "host_mem_growth": Availability(Section.SPARSE, growth_text),
+    }
 
 
 def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:

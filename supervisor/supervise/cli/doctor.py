@@ -12,7 +12,7 @@ import shlex
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from platform import python_version
@@ -39,9 +39,12 @@ from ..store.run_directory import FORMAT as RUN_FORMAT
 from ..store.run_records import read_rows
 from ..trials.trial_runs import ArmSpec, run_arm
 from ._job_check import (
+    ALWAYS,
     REPORTED,
     STEPS,
+    Availability,
     ProbeCheck,
+    Section,
     announced_metrics,
     check_probe,
     find_interpreter,
@@ -59,21 +62,6 @@ OLDEST_PROBE = (3, 9)
 WIRING_STEPS, LEAST_STEPS = 24, 8
 WIRING_S = 600.0  # for them
 FORMATS = {"policy": POLICY_FORMAT, "probe": environment.PROBE_FORMAT, "run directory": RUN_FORMAT}
-
-# Headings for the answers about metrics, and which answers each one lists.
-SECTIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    ("metrics in every frame", lambda answer: answer == "yes"),
-    ("metrics in some frames", lambda answer: answer.startswith("yes, ")),
-    (
-        "metrics that depend on the job",
-        lambda answer: answer.startswith(("only", "every")) and answer != REPORTED,
-    ),
-    ("not available", lambda answer: answer.startswith("no: ")),
-    (
-        "if the job reports it: supervise_probe.report(id=number)",
-        lambda answer: answer == REPORTED,
-    ),
-)
 
 
 @dataclass
@@ -129,7 +117,7 @@ def doctor_command(
     Exit codes: 0 works; 1 something is broken; 64 wrong usage.
     """
     checks = [*_check_machine(run_dir or Path("runs"))]
-    tier, probed, measured = None, None, dict[str, str]()
+    tier, probed, measured = None, None, dict[str, Availability]()
     if argv:
         tier, reason = environment.forecast_tier(argv)
         facts, probed = check_job(argv)
@@ -145,7 +133,8 @@ def doctor_command(
     if as_json:
         listed = [asdict(check) for check in checks]
         whole = {"ok": not broken, "formats": FORMATS, "checks": listed, "tier": tier}
-        echo_json(whole | {"metrics": measured} | _probe_facts(probed))
+        answers = {metric: str(answer) for metric, answer in measured.items()}
+        echo_json(whole | {"metrics": answers} | _probe_facts(probed))
     else:
         print_checks(checks)
         _print_metrics(measured, bool(argv))
@@ -351,29 +340,29 @@ def print_checks(checks: list[Check]) -> None:
         echo(f"  {check.name:14} {check.detail}")
 
 
-def _print_metrics(measured: dict[str, str], requested: bool) -> None:
+def _print_metrics(measured: dict[str, Availability], requested: bool) -> None:
     if not requested:
         echo("      next: supervise doctor -- COMMAND also checks the job's Python")
         return
-    groups: dict[str, list[str]] = {}
+    groups: dict[Availability, list[str]] = {}
     for metric, answer in measured.items():
         groups.setdefault(answer, []).append(metric)
     if len(groups) == 1:
-        echo("", f"no metrics per step: {next(iter(groups)).removeprefix('no: ')}")
+        echo("", f"no metrics per step: {next(iter(groups)).text}")
         return
     echo("", "intervals are defaults; `sampling` in a policy changes them")
-    for head, belongs in SECTIONS:
-        answers = {answer: ids for answer, ids in groups.items() if belongs(answer)}
+    for section in Section:
+        answers = {answer: ids for answer, ids in groups.items() if answer.section == section}
         if answers:
-            echo("", head)
+            echo("", section)
         for answer, ids in answers.items():
-            _list(answer, ids, apart=len(answers) > 1 or answer not in ("yes", REPORTED))
+            _list(answer.text, ids, apart=len(answers) > 1 or answer not in (ALWAYS, REPORTED))
 
 
 def _list(answer: str, ids: list[str], apart: bool) -> None:
     """Print the ids under their answer."""
     if apart:
-        echo(f"  {answer.removeprefix('yes, ').removeprefix('no: ')}")
+        echo(f"  {answer or 'always'}")
     indent = "    " if apart else "  "
     wrapped = textwrap.TextWrapper(
         98, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False

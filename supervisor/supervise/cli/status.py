@@ -16,6 +16,7 @@ from ..checkpoints.registry import Entry, read_registry
 from ..core.model.decisions import plain_json
 from ..core.model.formats import RECORDS
 from ..core.model.payload import Payload
+from ..core.model.policy import read_usage
 from ..core.model.state_machine import HALTED
 from ..errors import StoreError, reading_recorded_data
 from ..notifiers.heartbeat import Health
@@ -284,12 +285,8 @@ def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
 
 def budgets_left(budgets: Mapping[str, str]) -> list[str]:
     """Return `rollback 1 of 2 left` for `{"rollback": "1/2"}`, which counts what is spent."""
-    lines = []
-    for name, text in budgets.items():
-        spent, _, maximum = str(text).partition("/")
-        remaining = max(0, int(maximum) - int(spent))
-        lines.append(f"{name} {remaining} of {maximum} left")
-    return lines
+    usages = ((name, *read_usage(text)) for name, text in budgets.items())
+    return [f"{name} {max(0, limit - spent)} of {limit} left" for name, spent, limit in usages]
 
 
 def current_incidents(state: RunStatus) -> list[OpenIncident]:

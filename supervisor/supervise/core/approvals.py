@@ -167,7 +167,7 @@ def settle_request(
     pending = requests.pending
     if pending is None:
         return None
-    requests.settle(pending, f"{outcome} at step {ctx.state.step}: {reason}")
+    requests.settle(pending, outcome, f"{outcome} at step {ctx.state.step}: {reason}")
     ctx.record(
         ApprovalSettled(
             reason=f"{pending.id} {outcome}: {reason}",
@@ -206,8 +206,8 @@ def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tu
     if settled is None:
         waits = f"; {requests.pending.id} is" if requests.pending is not None else ""
         return f"no request {name!r} is waiting{waits}", False
-    again = settled.startswith(outcome)
-    return f"{'no change' if again else 'too late'}: {name} was {settled}", again
+    again = settled[0] == outcome
+    return f"{'no change' if again else 'too late'}: {name} was {settled[1]}", again
 
 
 def has_urgent_request(state: State, incident: Incident, severity: str) -> bool:

@@ -226,10 +226,8 @@ def awaited_checkpoint_bound(policy: Policy, state: State) -> int | None:
     book = None if request is None else policy.runbooks[request.name]
     if book is None or incident is None:
         return None
-    for verb, step in zip(book.verbs, book.steps, strict=True):
-        if verb == "relaunch":
-            return int(step.before(incident.breach_step))  # type: ignore[attr-defined]
-    return None
+    bounds = (step.before(incident.breach_step) for step in book.steps)
+    return next((bound for bound in bounds if bound is not None), None)
 
 
 def add_restored_step(reason: str, incident: Incident) -> str:

@@ -294,7 +294,7 @@ def _is_affordable(policy: Policy, state: State, incident: Incident, book: Runbo
         for kind in kinds
     )
     refusal = action_planning.explain_infeasible(state, incident, book)
-    holds_rate = any(getattr(step, "tested", False) for step in book.steps)
+    holds_rate = any(step.is_dispensable for step in book.steps)
     return holds_rate and not refusal and not any(spent)
 
 

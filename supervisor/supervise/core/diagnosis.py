@@ -16,7 +16,7 @@ from . import rule_scope, run_phase, spike_classifier
 from .frames import LOSS
 from .incident import Incident, LossCase
 from .model import formats
-from .model.decisions import BREACH, OK
+from .model.decisions import BREACH, OK, Suppressor
 from .model.policy import EARLY, Planned, Policy, Rule
 from .model.verdicts import NO, ContextEvent, MechanismSigns, SlowStep, Verdict
 from .rank_monitor import RankMonitor, first_breach
@@ -258,12 +258,8 @@ def slow_step_of_rule(
 
 def explain_passing_slowness(
     policy: Policy, state: State, monitor: RankMonitor, rule: Rule
-) -> str | None:
-    """Return why slow steps are no news: they are over within seconds, or of other processes.
-
-    Returns:
-        `brief:<what>` or `host:<what>`; None where people are to know of it.
-    """
+) -> Suppressor | None:
+    """Return why slow steps are no news: they are over within seconds, or of other processes."""
     if rule.severity != "SEV2" or rule.runbook:
         return None
     about = rule_scope.rule_metrics(policy, rule)
@@ -274,11 +270,11 @@ def explain_passing_slowness(
     slow_ns = (frame.at_ns for frame in monitor.history.frames if frame.step >= breach)
     began_ns = min([watch.fired_ns, *slow_ns])
     if watch.code != BREACH or state.at_ns - began_ns < BRIEF_S * 1e9:
-        return f"brief:the {BRIEF_S:g} s that slow steps must last"
+        return Suppressor("brief", f"the {BRIEF_S:g} s that slow steps must last")
     slow = find_slow_step(monitor.history.series, breach)
     wait = max(m.value("host_cpu_wait") or 0.0 for m in state.monitors.values())
     if is_cpu_contention(slow, wait):
-        return "host:the load of other processes"
+        return Suppressor("host", "the load of other processes")
     return None
 
 

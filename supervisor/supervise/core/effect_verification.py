@@ -278,7 +278,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         progress.clear_steps += 1
     if not trouble and frame.step <= incident.recovery.must_pass:
         progress.deadline_frame += 1  # nothing has been asked of it yet
-    needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
+    needed = run.runbook.verification.clear_for
     if progress.clear_steps >= needed and (
         lacking := explain_missing_overlap(state)
         or _still_missing(policy, state.monitors, incident, frame, needed)

@@ -590,7 +590,6 @@ WAY_BACK_VERBS = ("rollback", "relaunch")
 STANDING_VERBS = ("hold_rate",)
 # When a training is over: its data is no better for the next one, and what trains is not paused.
 LASTING_UNDOS = ("unquarantine", "resume")
-CLEAR_STEPS = 20  # behind the first breach, for a runbook that does not verify; our default
 
 
 def record_committed(
@@ -612,9 +611,8 @@ def record_committed(
         recovery.undos.append((run.number, opposite))
     led = bool(incident.rules) and incident.breach_step != recovery.crashed  # by a rule
     if verb in WAY_BACK_VERBS and led and not run.requested.operator:
-        clear = max((int(getattr(step, "clear_for", 0)) for step in run.runbook.steps), default=0)
         recovery.must_pass = max(recovery.must_pass, incident.breach_step)
-        recovery.probation_step = recovery.must_pass + (clear or CLEAR_STEPS)
+        recovery.probation_step = recovery.must_pass + run.runbook.verification.clear_for
 
 
 def forget_undo(recovery: Recovery, verb: str) -> None:

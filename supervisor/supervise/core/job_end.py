@@ -48,6 +48,7 @@ from .model.decisions import (
     ProgramReplaced,
     RuleCleared,
     Suppressed,
+    Suppressor,
     VerificationFailed,
 )
 from .model.events import Announced
@@ -129,8 +130,8 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
     job, crashes = state.job, state.job.restarts.crashes
     farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
-        text, cause = f"{policy.mode}: would have run {name}", f"mode:{policy.mode}"
-        ctx.record(Suppressed(reason=text, suppressed_by=cause, runbook=name))
+        text, mode = f"{policy.mode}: would have run {name}", Suppressor("mode", policy.mode)
+        ctx.record(Suppressed(reason=text, suppressed_by=str(mode), runbook=name))
     elif incident is not None and incident.phase == HELD:
         job.no_restart_reason = f"{incident.id} was held"
     elif state.step in crashes:

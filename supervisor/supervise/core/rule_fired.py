@@ -41,6 +41,7 @@ from .model.decisions import (
     RunbookPreempted,
     ShadowStep,
     Suppressed,
+    Suppressor,
 )
 from .model.policy import HOLD, Policy, Rule, entry_level, minimum_level, next_level
 from .rank_monitor import RankMonitor
@@ -118,7 +119,7 @@ def end_machine_incident(ctx: StepContext, rules: Sequence[Rule]) -> None:
         return
     for name in state.firing(policy):
         if name in incident.rules:
-            state.rules.muted[name] = f"incident:{opening.next_incident_id(state)}"
+            state.rules.muted[name] = Suppressor("incident", opening.next_incident_id(state))
     text = f"superseded by {newer.id}"
     closing.close_incident(ctx, incident, text, SUPERSEDED, superseded_by=newer.id)
 
@@ -133,7 +134,7 @@ def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, 
     for r, (was, rule) in enumerate(zip(ctx.policy.rules, policy.rules, strict=True)):
         worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(was.severity)
         if worse and r not in new and any(m.rules[r].firing for m in state.monitors.values()):
-            state.rules.muted.setdefault(rule.id, f"phase:{was.phase}")
+            state.rules.muted.setdefault(rule.id, Suppressor("phase", was.phase))
     ctx.policy = policy
 
 
@@ -148,7 +149,7 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> Non
         muted_by = _muted(policy, state, monitor, rule, firing, state.machine)
         if muted_by is None:
             free.append(rule)
-        if muted_by is None or (muted[rule.id].startswith("brief:") and muted_by != muted[rule.id]):
+        if muted_by is None or (muted[rule.id].cause == "brief" and muted_by != muted[rule.id]):
             again.append((rule, _alarm(ctx, monitor, rank, rule)))
             del muted[rule.id]
     if again:
@@ -178,19 +179,21 @@ def _answer(
     for rule, alarm in alarms:
         muted = _muted(ctx.policy, state, monitor, rule, firing, was_in)
         if muted is not None:
+            is_phase = muted.cause == "phase"
+            subject = f"the phase {muted.name} of the run" if is_phase else muted.name
             ctx.record(
                 Suppressed(
-                    reason=f"{rule.id} is muted by {_named(muted)}",
+                    reason=f"{rule.id} is muted by {subject}",
                     rule=rule.id,
                     severity=rule.severity,
-                    suppressed_by=muted,
+                    suppressed_by=str(muted),
                     alongside=rule_scope.incident_alongside(ctx.policy, state.incident, rule),
                 )
             )
             state.rules.muted[rule.id] = muted
-            if muted.startswith("incident:"):
+            if muted.cause == "incident":
                 opening.notify_alongside(ctx, rule, alarm)
-            if rule.severity == "SEV0" and muted.startswith("session_end:"):
+            if rule.severity == "SEV0" and muted.cause == "session_end":
                 is_told |= opening.notify_alone(ctx, rule, alarm, is_told=is_told)
             continue
         if rule.runbook is None and rule_scope.rule_family(ctx.policy, rule) == rule_scope.WIRING:
@@ -212,41 +215,31 @@ def _answer(
         ctx.move("notice", f"{state.incident.id}: {state.incident.headline}")
 
 
-def _named(muted: str) -> str:
-    """Return what mutes a rule in words."""
-    kind, _, subject = muted.partition(":")
-    return f"the phase {subject} of the run" if kind == "phase" else subject
-
-
 def _muted(
     policy: Policy, state: State, monitor: RankMonitor, rule: Rule, firing: set[str], was_in: str
-) -> str | None:
-    """Return what mutes a rule, None: it may speak.
-
-    `phase:<phase>`, `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>`,
-    `planned:<what>`, `brief:<what>`, `host:<what>` or `incident:<incident>`.
-    """
+) -> Suppressor | None:
+    """Return what mutes a rule, None: it may speak."""
     incident = state.incident
     if rule.off:
-        return f"phase:{rule.phase}"
+        return Suppressor("phase", rule.phase)
     if (silent := state.silence(rule.id)) is not None and rule.severity != "SEV0":
-        return f"silence:{silent}"
+        return Suppressor("silence", silent)
     if incident is not None and incident.deferred.session_end:
-        return f"session_end:{incident.id}"
+        return Suppressor("session_end", incident.id)
     for inhibit in policy.inhibit:
         if rule.id not in inhibit.mute:
             continue
         if inhibit.by_rule is not None and inhibit.by_rule in firing:
-            return f"inhibit:{inhibit.by_rule}"
+            return Suppressor("inhibit", inhibit.by_rule)
         if was_in in inhibit.by_state:
-            return f"inhibit:{was_in}"
+            return Suppressor("inhibit", was_in)
     planned = diagnosis.matching_planned_event(policy, state, monitor, rule)
     if planned is not None:
-        return f"planned:{planned}"
+        return Suppressor("planned", planned)
     if (passing := diagnosis.explain_passing_slowness(policy, state, monitor, rule)) is not None:
         return passing
     alongside = rule_scope.incident_alongside(policy, incident, rule)
-    return f"incident:{alongside}" if alongside else None
+    return Suppressor("incident", alongside) if alongside else None
 
 
 def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
@@ -446,7 +439,7 @@ def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
             reason=f"{mode}: would have run {rule.runbook}",
             rule=rule.id,
             severity=rule.severity,
-            suppressed_by=f"mode:{mode}",
+            suppressed_by=str(Suppressor("mode", mode)),
             runbook=rule.runbook,
             would=steps,
         )

@@ -31,6 +31,7 @@ from .model.decisions import (
     RuleFired,
     StateChanged,
     Suppressed,
+    Suppressor,
 )
 from .model.events import Event
 from .model.failure import Failure, sort_by_cause
@@ -207,7 +208,7 @@ class RuleMemory:
     flapping: set[str] = field(default_factory=set)
     heights: dict[tuple[str, int, str], list[tuple[int, float]]] = field(default_factory=dict)
     noted: dict[tuple[str, str], int] = field(default_factory=dict)
-    muted: dict[str, str] = field(default_factory=dict)
+    muted: dict[str, Suppressor] = field(default_factory=dict)
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
     reported: dict[str, Reported] = field(default_factory=dict)
     growing: dict[str, str] = field(default_factory=dict)
@@ -491,20 +492,20 @@ class ApprovalLog:
 
     Attributes:
         pending: the request that waits. request_count: how many there were.
-        settled: id -> what became of it, of the newest ones.
+        settled: id -> `approved`, `denied`, ... and the text, of the newest ones.
     """
 
     pending: ApprovalRequest | None = None
     request_count: int = 0
-    settled: dict[str, str] = field(default_factory=dict)
+    settled: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def copy(self) -> ApprovalLog:
         return ApprovalLog(copy.deepcopy(self.pending), self.request_count, dict(self.settled))
 
-    def settle(self, pending: ApprovalRequest, outcome: str) -> None:
+    def settle(self, pending: ApprovalRequest, outcome: str, text: str) -> None:
         """End the request that waits, and remember what became of it."""
         self.pending = None
-        self.settled[pending.id] = outcome
+        self.settled[pending.id] = outcome, text
         while len(self.settled) > KEPT_REQUESTS:
             del self.settled[next(iter(self.settled))]
 

@@ -59,6 +59,7 @@ from .model.decisions import (
     RunbookRefused,
     RunbookWithdrawn,
     Suppressed,
+    Suppressor,
     VerificationPassed,
     VerificationStarted,
 )
@@ -146,7 +147,7 @@ def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -
     if spent is not None and not run.requested.operator:
         name, budget, used = spent
         reason = f"budget {name} is spent ({used} of {budget.max})"
-        text, cause = f"{verb}: {reason}", f"budget:{name}"
+        text, cause = f"{verb}: {reason}", str(Suppressor("budget", name))
         ctx.record(
             Suppressed(reason=text, suppressed_by=cause, verb=verb, used=used, max=budget.max)
         )
@@ -400,13 +401,11 @@ def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
         if _is_left_out(ctx, incident, run, action, verb):
             run.index += 1
         elif verb == "verify":
-            run.verification.deadline_frame = ctx.state.frame_count + int(
-                getattr(action, "within", 100)
-            )
+            within = run.runbook.verification.within
+            run.verification.deadline_frame = ctx.state.frame_count + within
             run.verification.frame_ns = ctx.state.at_ns
-            clear = getattr(action, "clear_for", 20)
-            text = f"recovery is due within {action.within} steps: "  # type: ignore[attr-defined]
-            text += f"{clear} in a row without trouble"
+            text = f"recovery is due within {within} steps: "
+            text += f"{run.runbook.verification.clear_for} in a row without trouble"
             ctx.record(VerificationStarted(reason=text))
             return
         elif verb == "notify":

@@ -79,9 +79,9 @@ class Standstill(NamedTuple):
 
 
 _STATES = {
-    "exited": "its process ended",
-    "stopped": "its process is stopped (SIGSTOP or a debugger); kill -CONT {pid} lets it go on",
-    "disk": "its process waits in the kernel for a disk or a device, uninterruptibly",
+    "exited": "ended",
+    "stopped": "is stopped (SIGSTOP or a debugger)",
+    "disk": "waits in the kernel for a disk or a device, uninterruptibly",
 }
 
 
@@ -91,13 +91,14 @@ def explain_standstill(ranks: Mapping[int, RankStand], pids: Mapping[int, int]) 
     Args:
         ranks: what is known of each. pids: their processes, for commands to paste.
     """
-    for state, reason in _STATES.items():
+    for state, activity in _STATES.items():
         matching = [rank for rank, stand in sorted(ranks.items()) if stand.state == state]
         if matching and (state != "disk" or len(matching) < len(ranks) or len(ranks) == 1):
-            text = reason.format(pid=" ".join(str(pids.get(rank, "PID")) for rank in matching))
-            return Standstill(
-                tuple(matching), f"{_named(matching)}: {text}{_describe_others(ranks, matching)}"
-            )
+            text = f"{name_ranks(matching)}: its process {activity}"
+            if state == "stopped":
+                pid = " ".join(str(pids.get(rank, "PID")) for rank in matching)
+                text += f"; kill -CONT {pid} lets it go on"
+            return Standstill(tuple(matching), text + _describe_others(ranks, matching))
     if len(ranks) == 1:
         ((rank, stand),) = ranks.items()
         return Standstill((rank,), f"rank {rank} {_doing(stand)}")
@@ -127,9 +128,7 @@ def _by_collective(ranks: Mapping[int, RankStand]) -> Standstill | None:
         collective = ranks[waiting[0]].collective
         assert collective is not None
         reason = "; ".join(f"rank {rank} {_doing(ranks[rank])}" for rank in late)
-        text = (
-            f"{reason}; {_named(waiting)} {_verb(waiting)} in {collective.name} (call {furthest})"
-        )
+        text = f"{reason}; {_waits(waiting)} in {collective.name} (call {furthest})"
         return Standstill(tuple(late), text)
     names = {rank: seen.name for rank, seen in inside.items()}
     if len(set(names.values())) > 1:
@@ -149,17 +148,18 @@ def _parted(
     """Return that ranks wait for each other in different places; fewer ones are those to name."""
     common, count = Counter(places.values()).most_common(1)[0]
     apart = [rank for rank, rank_place in sorted(places.items()) if rank_place != common]
-    which = ", ".join(f"rank {rank} in {places[rank]}" for rank in apart)
-    which += f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
+    locations = [f"in {places[rank]}" for rank in apart]
+    if len(apart) == 1 and ranks[apart[0]].place:
+        locations[0] += f" at {ranks[apart[0]].place}"
+    which = ", ".join(f"rank {rank} {there}" for rank, there in zip(apart, locations, strict=True))
     common_ranks = sorted(set(places) - set(apart))
     if count <= len(apart):
-        text = f"the ranks took different paths: {which}, {_named(common_ranks)} in {common}"
+        text = f"the ranks took different paths: {which}, {name_ranks(common_ranks)} in {common}"
         text += preceding
         return Standstill((), text)
-    other_path = f"another path: it waits{which.removeprefix(f'rank {apart[0]}')}"
-    path = other_path if len(apart) == 1 else f"other paths: {which}"
-    majority = f"{_named(common_ranks)} {_verb(common_ranks)}"
-    text = f"{_named(apart)} took {path}; {majority} in {common}{preceding}"
+    alone = f"another path: it waits {locations[0]}"
+    path = alone if len(apart) == 1 else f"other paths: {which}"
+    text = f"{name_ranks(apart)} took {path}; {_waits(common_ranks)} in {common}{preceding}"
     return Standstill(tuple(apart), text)
 
 
@@ -183,7 +183,7 @@ def _by_backward(ranks: Mapping[int, RankStand]) -> Standstill | None:
         text = f"all {len(ranks)} ranks are in the backward: no rank is late, so the network or "
         return Standstill((), text + "the collective library does not get a reduction done")
     reason = "; ".join(f"rank {rank} {_doing(ranks[rank])}" for rank in late)
-    return Standstill(tuple(late), f"{reason}; {_named(waiting)} {_verb(waiting)} in the backward")
+    return Standstill(tuple(late), f"{reason}; {_waits(waiting)} in the backward")
 
 
 def _unknown(ranks: Mapping[int, RankStand]) -> Standstill:
@@ -198,7 +198,7 @@ def _unknown(ranks: Mapping[int, RankStand]) -> Standstill:
 def _doing(stand: RankStand) -> str:
     """Return what a rank does, with its place."""
     if stand.state in _STATES:
-        activity = _STATES[stand.state].partition(";")[0]
+        activity = f"its process {_STATES[stand.state]}"
     elif stand.collective is not None and stand.collective.inside:
         activity = f"waits in {stand.collective.name} (call {stand.collective.number})"
     elif stand.in_loader and (stand.cpu is None or stand.cpu < RUNS):
@@ -234,7 +234,7 @@ def _workers(workers: Sequence[LoaderWorker]) -> str:
 
 def _activity(worker: LoaderWorker) -> str:
     if worker.state in _STATES:
-        return _STATES[worker.state].partition(";")[0].removeprefix("its process ")
+        return _STATES[worker.state]
     if not worker.activity:
         return "does not run the probe: its stack is not known"
     activity = "waits for a lock" if worker.waits_for_lock else _motion(worker.cpu)
@@ -251,15 +251,16 @@ def _describe_others(ranks: Mapping[int, RankStand], found: Sequence[int]) -> st
         return ""
     collective = ranks[inside[0]].collective
     assert collective is not None
-    return f"; {_named(inside)} {_verb(inside)} in {collective.name} (call {collective.number})"
+    return f"; {_waits(inside)} in {collective.name} (call {collective.number})"
 
 
-def _named(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 2", or "ranks 0, 1, 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     ranks_text = ", ".join(map(str, ranks[:8]))
     return f"ranks {ranks_text}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
 
 
-def _verb(ranks: Sequence[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"
+def _waits(ranks: Sequence[int]) -> str:
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"

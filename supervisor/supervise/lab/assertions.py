@@ -93,13 +93,13 @@ class ScenarioResult:
             frames.append(bool(firing))
         return frames
 
-    def suppressed(self, reason_prefix: str, rule: str | None = None) -> list[int]:
-        """Return the frames at which a suppression by `by` (a prefix) was recorded."""
+    def suppressed(self, by: str, rule: str | None = None) -> list[int]:
+        """Return the frames at which a suppression by a cause, or by `<cause>:<name>`, was."""
         return [
             frame
             for frame, d in self.log
             if isinstance(d, Suppressed)
-            and d.suppressed_by.startswith(reason_prefix)
+            and by in (d.cause, d.suppressed_by)
             and rule in (None, d.rule)
         ]
 
@@ -215,7 +215,7 @@ def _check_rule(
     rule = names.rule(expect.rule or "") or ""
     condition = expect.is_ or "firing"
     if condition == "muted":
-        frames = sorted((*result.suppressed("inhibit:", rule), *result.suppressed("phase:", rule)))
+        frames = sorted((*result.suppressed("inhibit", rule), *result.suppressed("phase", rule)))
         return _check_count(expect, frames, start, end, f"muting of {rule}")
     if condition in ("on", "quiet"):
         expected = condition == "on"

@@ -362,11 +362,10 @@ def _charge(
             ledger.spend(kind, state.frame_count, state.at_ns)
         else:
             outcome.budgets.setdefault(spent[0], [0, spent[1].max, 0])[2] += 1
-    for kind, used in ledger.usage(policy.budgets, state.frame_count, state.at_ns).items():
-        now, limit = (int(part) for part in used.split("/"))
-        if now:
-            entry = outcome.budgets.setdefault(kind, [0, limit, 0])
-            entry[0] = max(entry[0], now)
+    for kind, used in ledger.used(policy.budgets, state.frame_count, state.at_ns).items():
+        if used:
+            entry = outcome.budgets.setdefault(kind, [0, policy.budgets[kind].max, 0])
+            entry[0] = max(entry[0], used)
 
 
 Part = TypeVar("Part")

@@ -390,8 +390,7 @@ def find_blocking_conditions(
     Args:
         decisions: what the engine decided when the rule fired, or would have (`if_fired`).
     """
-    gates = {gate: text for gate, text in _decided(rule, decisions) if not gate.startswith("mode:")}
-    gates.update(_static(rule, policy))
+    gates = dict(_decided(rule, decisions)) | dict(_static(rule, policy))
     return [Obstacle(gate, text) for gate, text in gates.items()]
 
 
@@ -417,7 +416,7 @@ def _decided(rule: Rule, decisions: Iterable[Decision]) -> Iterator[tuple[str, s
     for decision in decisions:
         if decision.rule not in (None, rule.id):
             continue
-        if isinstance(decision, Suppressed):
+        if isinstance(decision, Suppressed) and decision.cause != "mode":
             yield decision.suppressed_by, decision.reason
         elif isinstance(decision, RunbookRefused):
             yield "refused", decision.reason

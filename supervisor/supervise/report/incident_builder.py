@@ -6,7 +6,6 @@ report, while the incident is open, when it closes, and years later.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -19,6 +18,7 @@ from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import Verdict
 from ..core.rule_scope import MACHINE
+from ..core.standstill import name_ranks
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
@@ -27,6 +27,7 @@ from .incident_report import (
     MEANINGS,
     VERSION,
     Action,
+    ActionEffect,
     Cause,
     Closing,
     Condition,
@@ -89,7 +90,14 @@ def build_incident_report(
         schema=VERSION,
         id=incident,
         severity=_severity(case.incident),
-        title=_title(case.incident, case.rule_of, trigger, case.failure, case.standstill, moved),
+        title=_title(
+            case.incident,
+            case.rule_of,
+            trigger,
+            case.failure,
+            case.standstill.standstill_ranks,
+            moved,
+        ),
         status=status,
         status_meaning=MEANINGS[status],
         final=case.closed is not None,
@@ -177,8 +185,8 @@ class _Case:
         self.failures = _failures(records, self.incident)
         self.failure = self.failures[0] if self.failures else None
         self.diagnosis = _diagnosis(self.incident)
-        found = (s for a in self.actions if (s := a.effect.standstill))
-        self.standstill = next(found, "") if self.opened.rule else ""  # a job that ended has none
+        effects = (a.effect for a in self.actions if self.opened.rule)  # a job that ended has none
+        self.standstill = next((e for e in effects if e.standstill), ActionEffect())
         self.acted = True if self.skipped else _acted(self.incident)
         self.slowness = facts.slowness(self.opened.slow_step, self.tape)
         self.run = run
@@ -192,8 +200,8 @@ class _Case:
     def scope(self) -> Scope:
         """Return the rank, the shards and the module that it is about."""
         rank = _rank(self.incident) if self.failure is None else self.failure.rank
-        if match := re.match(r"rank (\d+)\b", self.standstill):
-            rank = int(match[1])
+        if len(self.standstill.standstill_ranks) == 1:
+            (rank,) = self.standstill.standstill_ranks
         shards = [shard.name for action in self.actions for shard in action.order.add]
         suspected = _newest(self.incident[::-1], decisions.ShardsSuspected)
         shards += () if suspected is None else suspected.suspects
@@ -226,7 +234,7 @@ class _Case:
                 self.records, self.opening, self.breach, onset, of_machine=of_machine
             ),
             failure=self.failure,
-            standstill=self.standstill,
+            standstill=self.standstill.standstill,
             diagnosis=self.diagnosis,
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
             inputs=self.wrong_inputs,
@@ -273,7 +281,7 @@ class _Case:
     def proof(self) -> Proof:
         return sentences.describe_proof(
             status=self.status,
-            end=self.end,
+            end="" if self.closed is None else self.closed.finding,
             hold="" if self.held is None else self.held.cause,
             verification=self.verification,
             diagnosis=self.diagnosis,
@@ -447,7 +455,7 @@ def _title(
     rule_of: facts.RuleOf,
     trigger: str = "",
     failure: Failure | None = None,
-    standstill: str = "",
+    standstill_ranks: Sequence[int] = (),
     moved: Sequence[str] = (),
 ) -> str:
     """Return what an incident is, in words.
@@ -456,7 +464,7 @@ def _title(
 
     Args:
         trigger: what came first, if another thing than the rule is about.
-        standstill: which rank holds the job up, and where.
+        standstill_ranks: those that hold the job up.
         moved: metrics that left their level: a loss that did is what people care for first.
     """
     chief = next(
@@ -471,8 +479,8 @@ def _title(
         return _clip(f"Rule {chief.rule} cannot be evaluated")
     rule = rule_of(chief.rule)
     title = (rule.title if rule else "") or _title_of_readings(incident, chief.rule)
-    if match := re.match(r"ranks? \d+(, \d+)*", standstill):
-        return _clip(f"{title}: {match[0]}")
+    if standstill_ranks:
+        return _clip(f"{title}: {name_ranks(standstill_ranks)}")
     if {*moved} & {*LOSSES}:
         title = _title_of_loss(incident, rule_of, str(chief.severity)) or title
     with_trigger = trigger and "rate" not in title.lower()
@@ -485,7 +493,8 @@ def _title_of_loss(incident: Sequence[Record], rule_of: facts.RuleOf, severity: 
         decision = record.decision
         if isinstance(decision, decisions.RuleFired) and str(decision.severity) <= severity:
             rule = rule_of(str(decision.rule))
-            if rule is not None and rule.title.startswith("Loss"):
+            judged_metrics = {reading.get("metric") for reading in decision.numbers.values()}
+            if rule is not None and judged_metrics & {*LOSSES}:
                 return rule.title
     return ""
 

@@ -211,7 +211,7 @@ class ActionEffect(Struct, frozen=True):
         step: to which the weights went back; from_step: from where.
         rate_limit: of a learning rate. held_s: how long a pause lasted.
         start_ended: how a process that was started ended before its first step.
-        standstill: which rank holds the job up, and where.
+        standstill: which rank holds the job up, and where. standstill_ranks: those.
         path, sha256, files, missing: of an evidence bundle.
     """
 
@@ -224,6 +224,7 @@ class ActionEffect(Struct, frozen=True):
     resumed: bool = True
     start_ended: str = ""
     standstill: str = ""
+    standstill_ranks: Sequence[int] = ()
     loss: float | None = None
     path: str = ""
     sha256: str = ""

@@ -16,9 +16,10 @@ from msgspec import UnsetType
 
 from ..core import notices
 from ..core.model import formats
-from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
+from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText, Suppressor
 from ..core.model.failure import Failure
 from ..core.model.payload import Outcome, WeightsArgs
+from ..core.model.policy import read_usage
 from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
 from ..core.rule_scope import INPUTS
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
@@ -579,7 +580,7 @@ def _plan(suppressed: Iterable[Suppression]) -> tuple[str, str] | None:
     """Return `(mode, plan)` of the newest runbook that a mode kept from running, None for none."""
     newest = None
     for suppression in suppressed:
-        cause, _, mode = suppression.suppressed_by.partition(":")
+        cause, mode = Suppressor.from_record(suppression.suppressed_by)
         if cause == "mode" and suppression.runbook:
             verbs = ", ".join(step.verb for step in suppression.plan if step.verb not in QUIET)
             newest = mode, f"{suppression.runbook}{f' ({verbs})' if verbs else ''}"
@@ -671,9 +672,9 @@ def _losses(actions: Iterable[Action]) -> tuple[int, int, int, float, int]:
 def _spent(budgets: Mapping[str, str]) -> Iterable[str]:
     """Yield "1 of 2 rollbacks used" for each budget that was used."""
     for name, text in budgets.items():
-        spent, _, limit = str(text).partition("/")
-        if limit and spent != "0":
-            plural = "" if limit == "1" else "s"
+        spent, limit = read_usage(text)
+        if spent:
+            plural = "" if limit == 1 else "s"
             name = "rate change" if name == "lr_scale" else name.replace("_", " ")
             yield f"{spent} of {limit} {name}{plural} used"
 
@@ -707,7 +708,7 @@ def describe_proof(
     course = slowness or _course(rejoined, rejoined_step, height, loss_left=loss_left)
     parts = [course or (passed[-1].text if passed else "")]
     if status in (Status.RECOVERED, Status.DIFFERS):
-        parts.append(end.removeprefix("recovered: "))
+        parts.append(end)
     has_verdict = diagnosis is not None and (back or status == Status.RECOVERED)
     remaining = [check.text for check in verification if check.kind == "differs"]
     if remaining:
@@ -787,7 +788,7 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
         Status.DOWN: "none: the job is down",
         Status.RECOVERED: "no verification is on record",
         Status.DIFFERS: "",
-        Status.DONE: f"none: nothing was wrong before it; {end.removeprefix('done: ')}",
+        Status.DONE: f"none: nothing was wrong before it; {end}",
     }[status]
 
 

@@ -531,7 +531,8 @@ class BundleSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         path: relative to the run directory. sha256: of the manifest. bytes: of all files.
-        missing: what could not be read. standstill: why the job stands still.
+        missing: what could not be read.
+        standstill: why the job stands still. standstill_ranks: those that hold it up.
         shards: the steps before the first breach in which the job used each.
     """
 
@@ -542,6 +543,7 @@ class BundleSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: Sequence[str]
     shards: Mapping[str, str] = {}
     standstill: str = ""
+    standstill_ranks: Sequence[int] = ()
 
 
 def read_summary(manifest: Path) -> BundleSummary:
@@ -551,7 +553,7 @@ def read_summary(manifest: Path) -> BundleSummary:
     traced = manifest.parent / SHARDS
     shards = json.loads(files.read_file(traced))["shards"] if traced.exists() else {}
     still = manifest.parent / STANDSTILL
-    reason = json.loads(files.read_file(still))["text"] if still.exists() else ""
+    standstill = json.loads(files.read_file(still)) if still.exists() else {}
     return BundleSummary(
         path="/".join(manifest.parent.parts[-3:]),
         sha256=_sha256(manifest),
@@ -559,7 +561,8 @@ def read_summary(manifest: Path) -> BundleSummary:
         files=[file["name"] for file in content["files"]],
         missing=[gap["what"] for gap in content["missing"]],
         shards=shards,
-        standstill=reason,
+        standstill=standstill.get("text", ""),
+        standstill_ranks=standstill.get("ranks", ()),
     )
 
 

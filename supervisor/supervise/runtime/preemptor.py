@@ -37,7 +37,6 @@ END_TIME = "SLURM_JOB_END_TIME"  # of the environment: when the allocation ends,
 LEFT_SHARE = 4  # the margin is at most this part of the time that was left at the start
 ENDING = ("relaunch", "stop")  # actions behind which this process trains no further
 WALLTIME, DRAIN = "walltime", "drain"
-UNAVAILABLE = "unavailable: "  # how the probe's status begins where no checkpoint can be made
 
 
 class Job(Protocol):
@@ -224,7 +223,7 @@ class Preemptor:
                 return ack.error or "the probe refused it"
             for report in self._reports:
                 if report.kind == "checkpoint-refused":
-                    return report.message.partition(": ")[2] or report.message
+                    return str(report.data.get("why", report.message))
                 if _answers(ack.result, report.data):
                     return ""
         return None
@@ -301,8 +300,7 @@ def explain_refusal(processor: Processor, job: Job) -> str:
     ranks = job.ranks()
     if not ranks:
         return "no probe is attached to the job"
-    checkpoint = ranks[min(ranks)].status.checkpoint
-    return checkpoint.removeprefix(UNAVAILABLE) if checkpoint.startswith(UNAVAILABLE) else ""
+    return ranks[min(ranks)].status.unavailable.get("checkpoint", "")
 
 
 def explain_lasting_refusal(processor: Processor) -> str:

@@ -366,18 +366,16 @@ class ProbeStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         trained_by: the training library, "" for none.
-        rollback, checkpoint: what is possible, or why it is not.
-        safeguards: of each one the state. savepoints: their steps.
+        unavailable: why no rollback or checkpoint is possible, or a safeguard cannot act, by name.
+        savepoints: their steps.
         shards: number of a shard -> its name.
     """
 
     trained_by: str = field(default="", name="library")
     planned_steps: int | None = None
-    rollback: str = ""
-    checkpoint: str = ""
+    unavailable: dict[str, str] = {}
     paused: bool | None = None
     savepoints: list[int] = []
-    safeguards: dict[str, str] = {}
     kept_signals: list[str] = []
     shards: dict[str, str] = {}
 

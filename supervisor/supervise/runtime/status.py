@@ -273,8 +273,6 @@ class Life(Struct, frozen=True, kw_only=True):
     relaunching: bool = False
 
 
-# How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
-REFUSED, CANNOT = "unavailable: ", "cannot act: "
 INIT = "supervise init -- COMMAND"  # writes a policy with it
 
 
@@ -293,9 +291,9 @@ def list_capabilities(
     else:
         availability["rollback"] = _rollback(policy, state, probe)
         availability["relaunch"] = _relaunch(policy, state, probe)
-        for name, safeguard in probe.safeguards.items():
-            if safeguard.startswith(CANNOT):
-                availability[name] = f"no ({safeguard.removeprefix(CANNOT)})"
+        for name, reason in probe.unavailable.items():
+            if name not in ("rollback", "checkpoint"):  # safeguards
+                availability[name] = f"no ({reason})"
         if policy.job.preempt is not None:
             availability["preempt"] = _preempt(state, probe)
     availability["ranks"] = str(state.job.world_size)
@@ -312,23 +310,20 @@ def is_rollback_known(policy: Policy, state: State, probe: ProbeStatus) -> bool:
     """Return whether the job has shown what a rollback can do in it."""
     if policy.mode not in ACTING_MODES:
         return True
-    refused = probe.rollback.startswith(REFUSED)
     # Three show how far apart they are.
     enough = 3 if policy.savepoints is None else min(3, policy.savepoints.keep)
-    is_decided = "rollback" in state.job.unavailable or refused
+    is_decided = "rollback" in {*state.job.unavailable, *probe.unavailable}
     return is_decided or len(probe.savepoints) >= enough
 
 
 def _rollback(policy: Policy, state: State, probe: ProbeStatus) -> str:
-    missing, status = state.job.unavailable, probe.rollback
+    missing = state.job.unavailable
     if not _has(policy, "rollback"):
         return f"no (policy {policy.name} never runs it)"
     if "fence" in missing:
         return f"no ({missing['fence']})"
-    if "rollback" in missing:
-        return f"no ({_reason(missing['rollback'])})"
-    if status.startswith(REFUSED):
-        return f"no ({status.removeprefix(REFUSED)})"
+    if reason := probe.unavailable.get("rollback") or missing.get("rollback"):
+        return f"no ({reason})"
     if not probe.savepoints:
         every = "?" if policy.savepoints is None else policy.savepoints.every
         return f"not yet (savepoints are taken every {every} steps at most)"
@@ -367,10 +362,8 @@ def _relaunch(policy: Policy, state: State, probe: ProbeStatus) -> str:
 def _preempt(state: State, probe: ProbeStatus) -> str:
     if state.job.world_size > 1:
         return f"no ({state.job.world_size} ranks would have to save at the same step)"
-    status = probe.checkpoint
-    if status.startswith(REFUSED):
-        return f"not yet ({status.removeprefix(REFUSED)})"
-    return "yes, a checkpoint before the end"
+    reason = probe.unavailable.get("checkpoint")
+    return f"not yet ({reason})" if reason else "yes, a checkpoint before the end"
 
 
 def _has(policy: Policy, verb: str) -> bool:
@@ -390,11 +383,6 @@ def _leads_to(policy: Policy, names: list[str | None], verb: str) -> bool:
         visited.add(book.name)
         names += (book.if_it_fails, book.if_refused)
     return False
-
-
-def _reason(message: str) -> str:
-    """Return the reason in a notice of the probe, between what it means and what else there is."""
-    return (message.partition(": ")[2] or message).partition("; ")[0]
 
 
 STALE_S = 15.0  # without a new status, written once a second; project default

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 
 from .checkpoint_registry import Checkpoint
 from .payload import NOTHING, Continuity, Json, Payload
+from .values import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,10 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """The budget that this one is counted in besides `all`; None is not counted at all."""
         return self.budget
 
+    def before(self, breach_step: int) -> int | None:
+        """Return the step before which its checkpoint must have been saved; None: it needs none."""
+        return None
+
     @property
     def is_dispensable(self) -> bool:
         """Whether the runbook goes on where the job refuses it."""
@@ -229,3 +234,14 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
     def undo(self) -> Action | None:
         """Return the action that takes this one back, or None."""
         return None
+
+
+@dataclass(frozen=True)
+class Verification(Action):
+    """Steps within which the trouble must be gone, and for how many; see `actions.Verify`."""
+
+    touches_job: ClassVar[bool] = False
+    engine_step: ClassVar[bool] = True
+
+    within: Steps = 100
+    clear_for: Steps = 20

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -118,11 +118,32 @@ class RuleSettled(Decision, frozen=True, kw_only=True):
     KIND, WHAT = "note", "settled"
 
 
+class Suppressor(NamedTuple):
+    """What keeps a rule or a runbook from being answered; on record as `<cause>:<name>`.
+
+    Attributes:
+        cause: `mode`, `budget`, `phase`, `silence`, `inhibit`, `planned`, `incident`, `acting`, ...
+        name: of the mode, budget, ...; "" for a cause alone.
+    """
+
+    cause: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.cause}:{self.name}" if self.name else self.cause
+
+    @classmethod
+    def from_record(cls, text: str) -> Suppressor:
+        """Return the one of which that is the text on record."""
+        cause, _, name = text.partition(":")
+        return cls(cause, name)
+
+
 class Suppressed(Decision, frozen=True, kw_only=True):
     """A rule, or a runbook, that is not answered.
 
     Attributes:
-        suppressed_by: `<cause>:<name>` as `mode:shadow`, `budget:rollback`, or a cause alone.
+        suppressed_by: text of the `Suppressor`.
         runbook: that would have run; would: its steps, in shadow mode.
         verb, used, max: of an action whose budget is spent.
     """
@@ -138,8 +159,8 @@ class Suppressed(Decision, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> str:
-        """`mode`, `budget`, `phase`, `silence`, `inhibit`, `planned`, `incident`, `acting`, ..."""
-        return self.suppressed_by.partition(":")[0]
+        """Cause of the `Suppressor`."""
+        return Suppressor.from_record(self.suppressed_by).cause
 
 
 class PlannedStep(Struct, frozen=True):
@@ -281,6 +302,11 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     def cause(self) -> str:
         """The clause behind "closed: "."""
         return self.reason[len("closed: ") :]
+
+    @property
+    def finding(self) -> str:
+        """`cause` without "recovered: " or "done: "."""
+        return self.cause.partition(": ")[2] if self.outcome == RECOVERED else self.cause
 
 
 class StateChanged(Decision, frozen=True, kw_only=True):

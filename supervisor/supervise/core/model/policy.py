@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from .action import Action, Verification
 from .decisions import MODES
 from .failure import FailureClass
 from .preemption import GRACE_S, MARGIN_S
@@ -37,7 +38,6 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from .action import Action
     from .interfaces import Detector
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
@@ -158,6 +158,11 @@ class Runbook:
     probe_replay: tuple[str, ...] = ()
     over_when: tuple[str, ...] = ()
     localize: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by place
+
+    @property
+    def verification(self) -> Verification:
+        """The step that watches for recovery; the default where it has none."""
+        return next((step for step in self.steps if isinstance(step, Verification)), Verification())
 
 
 class Ladder(Section, frozen=True):
@@ -674,6 +679,12 @@ class Ledger:
     def _used(self, name: str, budget: Budget, frame_count: int, at_ns: int) -> int:
         entries = self.spent.get(name, ())
         return sum(not _expired(budget, entry, frame_count, at_ns) for entry in entries)
+
+
+def read_usage(text: str) -> tuple[int, int]:
+    """Return how many intents a budget counts, and its maximum, of the text in `Ledger.usage`."""
+    used, maximum = map(int, text.split("/"))
+    return used, maximum
 
 
 def _expired(budget: Budget, entry: tuple[int, int], frame_count: int, at_ns: int) -> bool:
