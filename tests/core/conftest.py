@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from supervise import actions
 from supervise.actions import Snapshot
 from supervise.catalog import action_classes, yaml_name_of
-from supervise.core import initial_state, replay_decisions
+from supervise.core import fold_events, initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import (
     Action,
@@ -103,6 +103,14 @@ def one_rule(
     """Return what makes a policy of one rule, `only`, that fires when the detector does."""
     rules = (rule_on(("only",), "only", severity, runbook, **more),)
     return {"detectors": {"only": detector}, "rules": rules, "inhibit": ()}
+
+
+def replay_decisions(
+    policy: Policy, events: Iterable[tuple[int, Event]], state: Any = None, policies: Any = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield `(event number, decision record)` for every decision that the events lead to."""
+    for number, _, _, _, decisions_made in fold_events(policy, events, state, policies):
+        yield from ((number, decision_record(decision)) for decision in decisions_made)
 
 
 @dataclass

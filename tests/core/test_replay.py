@@ -7,13 +7,12 @@ import pytest
 from supervise.core import (
     compare_decisions,
     initial_state,
-    replay_decisions,
 )
 from supervise.core import step as step_engine
 from supervise.core.model import Adopted, Gap, Inhibit, decision_from_record, decision_record
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence
 
-from .conftest import NAN, above, rule_on
+from .conftest import NAN, above, replay_decisions, rule_on
 
 
 def recorded(tell):

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from supervise.core import ShardAttribution, plan_context, replay_decisions
+from supervise.core import ShardAttribution, plan_context
 from supervise.core.model import Frame, Ladder
 
-from .conftest import above, rule_on
+from .conftest import above, replay_decisions, rule_on
 
 NAMES = ("train_loss_raw", "batch_shard")
 

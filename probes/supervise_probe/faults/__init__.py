@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 import re
 import sys
+from functools import cached_property
 from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
 
 Value = Union[int, float, str]
@@ -47,6 +48,11 @@ class Fault:
         self.torch = torch
         self.params = params
         self.steps = int(params.get("steps", 1)) or REST
+
+    @cached_property
+    def generator(self) -> Any:
+        """The fault's own random generator, by its parameter `seed`."""
+        return self.torch.Generator().manual_seed(int(self.params["seed"]))
 
     @classmethod
     def moves(cls, params: Mapping[str, Value]) -> str:

@@ -29,7 +29,7 @@ def change_arguments(
     positions: List[Any],
     change_value: Callable[[Any], Any],
 ) -> Call:
-    """Return the arguments with `how` applied at `where`; the job's own are not changed."""
+    """Return the arguments with those at `positions` changed; the job's own stay as they are."""
     changed = tuple(
         change_value(value) if i in positions else value for i, value in enumerate(args)
     )
@@ -46,10 +46,6 @@ class BadBatch(Fault):
         "seed": (0, "of the fault's own generator"),
     }
 
-    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
-        super().__init__(torch, params)
-        self._generator = torch.Generator().manual_seed(int(params["seed"]))
-
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         positions = token_positions(self.torch, args, kwargs)[:1]
         if not positions:
@@ -60,7 +56,7 @@ class BadBatch(Fault):
         sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]
         size = max(sizes, default=0) or int(like.max()) + 1
         noise = self.torch.randint(
-            size, tuple(like.shape), generator=self._generator, dtype=like.dtype, device="cpu"
+            size, tuple(like.shape), generator=self.generator, dtype=like.dtype, device="cpu"
         )
         return noise.to(like.device)
 
@@ -170,10 +166,6 @@ class EvalMismatch(Fault):
     _seen = False  # any evaluation was
     _ids: Optional[Tuple[Any, Any]] = None  # ascending, and what each becomes
 
-    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
-        super().__init__(torch, params)
-        self._generator = torch.Generator().manual_seed(int(params["seed"]))
-
     def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         self._seen = True
         positions = token_positions(self.torch, args, kwargs)
@@ -195,7 +187,7 @@ class EvalMismatch(Fault):
         commonest = counts.argsort(descending=True, stable=True)[: int(self.params["tokens"])]
         if len(commonest) < 2:
             raise CannotActError("there are no two tokens that could change places")
-        order = self.torch.randperm(len(commonest), generator=self._generator).to(ids.device)
+        order = self.torch.randperm(len(commonest), generator=self.generator).to(ids.device)
         cycle = ids[commonest][order]
         ascending = cycle.argsort()
         return cycle[ascending], cycle.roll(1)[ascending]  # one cycle: no id stays
@@ -278,10 +270,6 @@ class ShuffledLabels(Fault):
         "seed": (0, "of the fault's own generator"),
     }
 
-    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
-        super().__init__(torch, params)
-        self._generator = torch.Generator().manual_seed(int(params["seed"]))
-
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         positions = token_positions(self.torch, args, kwargs)
         if len(positions) < 2:
@@ -289,5 +277,5 @@ class ShuffledLabels(Fault):
         return change_arguments(args, kwargs, positions[-1:], self._shuffle)
 
     def _shuffle(self, labels: Any) -> Any:
-        order = self.torch.randperm(labels.shape[-1], generator=self._generator)
+        order = self.torch.randperm(labels.shape[-1], generator=self.generator)
         return labels[..., order.to(labels.device)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,16 @@ import click
 
 from .. import system
 from ..catalog.shipped import is_file
-from ..core.model.decisions import MODES
+from ..core.model.decisions import (
+    MODES,
+    CommandAnswered,
+    PolicyRefused,
+    PolicyReloaded,
+    ReloadRequested,
+)
 from ..core.model.formats import printable
 from ..errors import InputError, StoreError, UsageError
+from ..report.records import DOUBT, FAILED, Record, find_action_outcome
 from ..runtime import watches
 from ..runtime.status import Status
 from ..store import audit
@@ -31,9 +39,8 @@ from ._runs import find_exact_run, find_run, live_run_argument, only_live_run, r
 
 TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
 POLL_S = 0.3
-REFUSED, NO_ANSWER = 1, 75
-OUTCOMES = {"commit": "done", "abort": "failed", "in_doubt": "in doubt"}  # kind of record
-Record = Mapping[str, Any]
+REFUSED, NO_ANSWER = "refused", "no answer"
+CODES = {NO_ANSWER: 75, REFUSED: 1, FAILED: 1, DOUBT: 1}  # of outcomes that are none to go on from
 
 
 def split_run(words: Sequence[str], least: int, limit: int | None) -> tuple[Path, list[str]]:
@@ -81,7 +88,6 @@ class Answer:
 
     Attributes:
         outcome: done, in progress, refused, failed, in doubt, or no answer.
-        code: the exit code: 0 done, or accepted and in progress; 1 refused or failed; 75 no answer.
         records: of the audit log: the answer, then the outcome of its action.
         text: what is to be said where there is no record.
     """
@@ -89,16 +95,19 @@ class Answer:
     run: Path
     command: str
     outcome: str
-    code: int
     records: tuple[Record, ...] = ()
     text: str = ""
+
+    @property
+    def code(self) -> int:
+        """The exit code: 0 done, or accepted and in progress; 1 refused or failed; 75 no answer."""
+        return CODES.get(self.outcome, 0)
 
     @property
     def lines(self) -> list[str]:
         """What to print."""
         return [
-            f"record {record['seq']}, step {record['step']}: {record['reason']}"
-            for record in self.records
+            f"record {record.seq}, step {record.step}: {record.reason}" for record in self.records
         ] or [self.text]
 
     def print(self) -> None:
@@ -113,7 +122,7 @@ class Answer:
             "outcome": self.outcome,
             "exit_code": self.code,
             "records": [
-                {"seq": record["seq"], "step": record["step"], "text": record["reason"]}
+                {"seq": record.seq, "step": record.step, "text": record.reason}
                 for record in self.records
             ],
             "text": self.text,
@@ -137,7 +146,7 @@ def refuse_unknown(run: Path, shards: Sequence[str]) -> None:
     if absent:
         contents = ", ".join(held) or "nothing"
         text = f"nothing to release: {absent} is not in quarantine, which holds {contents}"
-        raise RefusedError(Answer(run, "release", "refused", REFUSED, text=text))
+        raise RefusedError(Answer(run, "release", REFUSED, text=text))
 
 
 def post_command(
@@ -172,12 +181,10 @@ def poll_records(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]
     until = time.monotonic() + TIMEOUT_S
     alive = True
     while alive and time.monotonic() < until:
-        alive = is_locked(
-            run.audit_path
-        )  # before the records: the last one may be written meanwhile
-        if is_complete(
-            record for n, record in enumerate(audit.read_audit(run.audit_path)) if n >= skip
-        ):
+        # Before the records: the last one may be written meanwhile.
+        alive = is_locked(run.audit_path)
+        rows = itertools.islice(audit.read_audit(run.audit_path), skip, None)
+        if is_complete(map(Record.decode, rows)):
             return
         time.sleep(POLL_S)
 
@@ -187,39 +194,28 @@ def send_and_wait(run: Path, command: str, by: str | None, args: Mapping[str, An
     skip = sum(1 for _ in audit.read_audit(RunDir.open(run).audit_path))
     directory, key = post_command(run, command, by, args)
     answers: list[Record] = []  # the answer, then the outcome
+    outcome = NO_ANSWER
 
     def answered(records: Iterator[Record]) -> bool:
+        nonlocal outcome
         answers.clear()
+        action: str | None = None
         for record in records:
-            data = record.get("data") or {}
-            if data.get("command_id") == key:
+            decision, ending = record.decision, find_action_outcome(record.decision)
+            if isinstance(decision, CommandAnswered) and decision.command_id == key:
                 answers.append(record)
-            elif answers and _is_outcome(record, answers[0]["data"]["action"]):
+                action = decision.action
+                outcome = "in progress" if action else "done"
+                outcome = outcome if decision.ok else REFUSED
+            elif ending is not None and ending[0] == action:
                 answers.append(record)
+                outcome = ending[1]
                 return True
-        return bool(answers) and not (answers[0]["data"]["ok"] and answers[0]["data"]["action"])
+        return bool(answers) and outcome != "in progress"
 
     poll_records(directory, skip, answered)
-    if not answers:
-        text = f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}"
-        return Answer(run, command, "no answer", NO_ANSWER, text=text)
-    outcome = _outcome(answers)
-    code = REFUSED if outcome in ("refused", "failed", "in doubt") else 0
-    return Answer(run, command, outcome, code, tuple(answers[:2]))
-
-
-def _outcome(answers: Sequence[Record]) -> str:
-    answer = answers[0]["data"]
-    if not answer["ok"]:
-        return "refused"
-    if len(answers) < 2:
-        return "in progress" if answer["action"] else "done"
-    return OUTCOMES[answers[1]["kind"]]
-
-
-def _is_outcome(record: Record, action: str | None) -> bool:
-    named = (record.get("data") or {}).get("action")
-    return record["kind"] in OUTCOMES and isinstance(named, Mapping) and named["id"] == action
+    text = f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}"
+    return Answer(run, command, outcome, tuple(answers[:2]), "" if answers else text)
 
 
 EXIT_CODES = (
@@ -622,9 +618,10 @@ def reload_command(
     def answered(records: Iterator[Record]) -> bool:
         received = False
         for record in records:
-            data = record.get("data") or {}
-            received |= data.get("what") == "operator" and data["args"].get("key") == key
-            if received and record["kind"] == "policy_load":
+            decision = record.decision
+            if isinstance(decision, ReloadRequested | CommandAnswered):
+                received |= decision.args.get("key") == key
+            if received and isinstance(decision, PolicyRefused | PolicyReloaded):
                 answers.append(record)
         return bool(answers)
 
@@ -635,10 +632,10 @@ def reload_command(
             hint=f"supervise audit show {run}",
         )
     answer = answers[0]
-    text = printable(str(answer["reason"]))
-    if answer["data"]["what"] == "refused":
+    text = printable(answer.reason)
+    if isinstance(answer.decision, PolicyRefused):
         raise InputError(text, hint="fix the policy and reload again; the old one stays in force")
     if as_json:
-        echo_json({"run": str(run), "record": answer["seq"], "step": answer["step"], "text": text})
+        echo_json({"run": str(run), "record": answer.seq, "step": answer.step, "text": text})
         return
-    echo(f"record {answer['seq']}, step {answer['step']}: {text}", err=True)
+    echo(f"record {answer.seq}, step {answer.step}: {text}", err=True)

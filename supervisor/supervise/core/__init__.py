@@ -15,7 +15,7 @@ __getattr__ = lazy_exports(
         "advice": "Fact, choose_advice",
         "checkpoint_wait": "awaited_checkpoint_bound",
         "diagnosis": "describe_recurring_onsets",
-        "engine": "compare_decisions, replay_decisions, initial_state, step",
+        "engine": "compare_decisions, fold_events, initial_state, step",
         "frames": "JobFrames, fold_rank_values",
         "host_health": (
             "Device, Finding, judge_devices, judge_disk, judge_matmul, judge_memory, health_summary"

@@ -544,18 +544,6 @@ def fold_events(
         yield number, event, policy, state, decisions_made
 
 
-def replay_decisions(
-    policy: Policy,
-    events: Iterable[tuple[int, Event]],
-    state: State | None = None,
-    policies: Loader | None = None,
-) -> Iterator[tuple[int, dict[str, Json]]]:
-    """Yield `(event number, decision record)` for every decision that the events lead to."""
-    for number, _, _, _, decisions_made in fold_events(policy, events, state, policies):
-        for decision in decisions_made:
-            yield number, decision_record(decision)
-
-
 def matches_record(was: Mapping[str, Json], number: int, replayed: Mapping[str, Json]) -> bool:
     """Whether the audit record `was` holds the decision `replayed` of event `number`."""
     return _number(was, "event") == number and all(was.get(f) == replayed[f] for f in FIELDS)

@@ -11,26 +11,15 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from ..core.model.payload import Json, Payload
+from ..core.model.payload import Json, Payload, Rewarm
 from ..core.model.policy import Savepoints
 from ..errors import ActionError
 
 TERMINATED = -15  # it exits on SIGTERM
 EVERY = 25  # steps between savepoints, when the policy sets none
-USUAL_CLIP, USUAL_SCALE = (
-    1.0,
-    65536.0,
-)  # the job's own clip bound, the initial scale of its GradScaler
-
+USUAL_CLIP, USUAL_SCALE = 1.0, 65536.0  # the job's own clip bound, GradScaler's initial scale
 
 Answer = Mapping[str, Json]
-
-
-class Rewarm(Struct, frozen=True):
-    """A learning rate that starts at a factor and is back at 1.0 after some steps."""
-
-    start: float
-    steps: int
 
 
 class Order(Struct, frozen=True):

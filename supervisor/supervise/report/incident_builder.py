@@ -84,20 +84,13 @@ def build_incident_report(
     case = _Case(records, incident, run, policies, tapes)
     opened, status, actions = case.opened, case.status, case.actions
     cause, trigger = case.cause()
-    moved, loss = [move.metric for move in case.moves], loss_metric_of(case.series)
+    loss = loss_metric_of(case.series)
     directory = shlex.quote(run.directory)
     return IncidentReport(
         schema=VERSION,
         id=incident,
         severity=_severity(case.incident),
-        title=_title(
-            case.incident,
-            case.rule_of,
-            trigger,
-            case.failure,
-            case.standstill.standstill_ranks,
-            moved,
-        ),
+        title=case.title(trigger),
         status=status,
         status_meaning=MEANINGS[status],
         final=case.closed is not None,
@@ -190,6 +183,11 @@ class _Case:
         self.acted = True if self.skipped else _acted(self.incident)
         self.slowness = facts.slowness(self.opened.slow_step, self.tape)
         self.run = run
+
+    def title(self, trigger: str) -> str:
+        """Return what it is, in words; `trigger`: what came first."""
+        ranks, moved = self.standstill.standstill_ranks, [move.metric for move in self.moves]
+        return _title(self.incident, self.rule_of, trigger, self.failure, ranks, moved)
 
     def closing(self) -> Closing | None:
         record = next((r for r in reversed(self.incident) if is_closing(r)), None)

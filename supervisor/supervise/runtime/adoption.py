@@ -33,7 +33,6 @@ from ..core.incident import verb_of
 from ..core.model.decisions import Notified, decision_from_record
 from ..core.model.events import Adopted, Event, Finished, Notice
 from ..core.model.payload import EndArgs, Json, Payload, RelaunchArgs
-from ..core.model.policy import Policy
 from ..core.runbook_runner import awaited_action
 from ..errors import StoreError
 from ..notifiers.outbox import Outbox
@@ -91,7 +90,7 @@ class OrphanWatch:
             return not self._over
         self._look_s = now_s + LOOK_S
         trains, may = self._look(process)
-        watch_s = _watch_s(self._processor.policy)
+        watch_s = self._processor.policy.job.orphans.watch
         if trains and now_s - self._since_s >= min(watch_s, GRACE_S):
             if now_s - self._since_s >= watch_s:
                 self._leave(process, trains)
@@ -155,10 +154,6 @@ class OrphanWatch:
             data["processes"] = {str(pid): rank for pid, rank in trains.items()}
             data["end"] = " ".join(["kill", *map(str, sorted(trains))])
         self._processor.process(Notice(system.monotonic_ns(), kind, message, data=Payload(data)))
-
-
-def _watch_s(policy: Policy) -> float:
-    return policy.job.orphans.watch
 
 
 def _named(trains: Mapping[int, int | None]) -> str:

@@ -386,7 +386,7 @@ def sweep_environments(root: Path) -> list[Path]:
                 continue  # anybody may put anything into shared memory, a FIFO for instance
             pids = _users(path)
             old = time.time() - path.stat().st_mtime > LEAST_AGE_S
-            if not old or _owned(path) or any(stat_fields(pid) for pid in pids):
+            if not old or files.is_locked(path / OWNER) or any(stat_fields(pid) for pid in pids):
                 continue
             _clear(path)
         except OSError:  # no directory, not ours to look into, or just being removed
@@ -449,17 +449,3 @@ def find_other_wire(path: Path) -> str:
         except (wire.WireError, OSError):  # the poll tells of a broken segment
             continue
     return ""
-
-
-def _owned(path: Path) -> bool:
-    try:
-        fd = files.open_file(path / OWNER)
-    except OSError:  # none, or nothing that can be locked
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

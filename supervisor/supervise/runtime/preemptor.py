@@ -25,9 +25,9 @@ from ..core.model.payload import NOTHING, Json, Payload
 from ..core.model.policy import Policy, Preempt
 from ..core.model.preemption import HOLDABLE, Settled
 from ..core.run_state import State
+from .controller import Control
 from .fencing import PendingCommand
 from .process import Process
-from .segment_reader import RankView
 from .signals import Forwarder
 
 PREEMPT_NOTICE = "preempt"  # of the notices
@@ -37,18 +37,6 @@ END_TIME = "SLURM_JOB_END_TIME"  # of the environment: when the allocation ends,
 LEFT_SHARE = 4  # the margin is at most this part of the time that was left at the start
 ENDING = ("relaunch", "stop")  # actions behind which this process trains no further
 WALLTIME, DRAIN = "walltime", "drain"
-
-
-class Job(Protocol):
-    """What this needs of `job.controller.Control`."""
-
-    @property
-    def paused(self) -> bool: ...
-    def ranks(self) -> Mapping[int, RankView]: ...
-    def ask(
-        self, verb: str, args: Payload, *, key: str, partly: bool = False
-    ) -> PendingCommand: ...
-    def forget(self, pending: PendingCommand) -> None: ...
 
 
 class Processor(Protocol):
@@ -121,7 +109,7 @@ class Preemptor:
         was_held = self._processor.policy.job.preemption is not None and data["signal"] in HOLDABLE
         return was_held and passed and bool(self._refusal)
 
-    def run_second(self, job: Job) -> None:
+    def run_second(self, job: Control) -> None:
         """Once a second: offer to hold signals, and look at the clock and the drain file."""
         terms = self._processor.policy.job.preemption
         if terms is None:
@@ -140,7 +128,7 @@ class Preemptor:
                         f"{cause}: a checkpoint of the job is requested", "requested", cause
                     )
 
-    def run_round(self, job: Job, *, ended: bool) -> None:
+    def run_round(self, job: Control, *, ended: bool) -> None:
         """Process the signals that came, and follow the request that waits.
 
         Each round, after the segments were read and the answers filed.
@@ -165,7 +153,7 @@ class Preemptor:
             self._drop(job)
             self._conclude(settled)
 
-    def _offer(self, job: Job, terms: Preempt) -> None:
+    def _offer(self, job: Control, terms: Preempt) -> None:
         """Offer to hold signals, unless no checkpoint can be made."""
         self._refusal = explain_refusal(self._processor, job)
         if self._refusal:
@@ -173,7 +161,7 @@ class Preemptor:
         else:
             self._forwarder.offer(terms.grace_s, OFFER_S, self._kept_signals(job))
 
-    def _kept_signals(self, job: Job) -> list[str]:
+    def _kept_signals(self, job: Control) -> list[str]:
         """Return what the probe has taken in the process that signals are passed on to."""
         pid = self._forwarder.pid
         views = (rank for rank in job.ranks().values() if rank.pid == pid)
@@ -181,7 +169,7 @@ class Preemptor:
 
     # ── one request ───────────────────────────────────────────────────────────────────────────────
 
-    def _follow(self, job: Job, cause: str, deadline_s: float, holds: bool) -> None:
+    def _follow(self, job: Control, cause: str, deadline_s: float, holds: bool) -> None:
         """Order the checkpoint, and follow the order to its outcome."""
         if self._asked is None:
             if time.monotonic() >= self._next_order_s or holds:
@@ -200,14 +188,14 @@ class Preemptor:
         else:
             self._forwarder.settle(outcome)
 
-    def _order(self, job: Job, deadline_s: float) -> None:
+    def _order(self, job: Control, deadline_s: float) -> None:
         self._orders += 1
         args = Payload({"path": None, "until_ns": int(deadline_s * 1e9)})
         key = f"{self._run.name}:preempt-{int(self._began_s)}-{self._orders}"
         self._reports.clear()
         self._asked = job.ask("checkpoint", args, key=key)
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: Control) -> None:
         if self._asked is not None:
             job.forget(self._asked)
         self._asked = None
@@ -257,7 +245,7 @@ class Preemptor:
         text = f"{cause}: the job wrote no checkpoint: {reason}"
         self._notice(text, "failed", cause, why=reason, **facts)
 
-    def _report_unavailable(self, job: Job) -> None:
+    def _report_unavailable(self, job: Control) -> None:
         """Report once what will not change by itself: the mode, or the number of ranks."""
         reason = explain_lasting_refusal(self._processor)
         if reason and reason != self._reported and job.ranks():
@@ -288,7 +276,7 @@ class Preemptor:
             return False
 
 
-def explain_refusal(processor: Processor, job: Job) -> str:
+def explain_refusal(processor: Processor, job: Control) -> str:
     """Return why no checkpoint can be ordered now, "" where it can."""
     reason = explain_lasting_refusal(processor)
     if reason:

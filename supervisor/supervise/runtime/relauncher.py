@@ -41,7 +41,6 @@ from ..actions.recovery import SLOWEST_RELAUNCH
 from ..checkpoints.registry import BatchFacts, RankCounters
 from ..checkpoints.service import RestoredCheckpoint
 from ..core import host_health
-from ..core.host_health import Finding
 from ..core.job_lifecycle import MEANT, has_crashed, has_start_failed
 from ..core.model.events import Notice
 from ..core.model.failure import FailureClass
@@ -52,7 +51,7 @@ from ..errors import ActionError, StoreError, SuperviseError, reading_recorded_d
 from ..store import files
 from ..store.run_directory import RunDir
 from .controller import Control
-from .host import HealthGate, HostMemo, Machine, Start
+from .host import HealthGate, Machine, Start
 from .idleness import watch_movement
 from .launcher import UNFIT, Launch
 from .process import LOOP_S, halt_job
@@ -141,13 +140,6 @@ class Guard(Protocol):
     def checkpoint_origin(self, name: str) -> tuple[str, int, str | None]: ...
 
 
-class Gate(Protocol):
-    """The part of `health.gate.HealthGate` that a relaunch needs."""
-
-    def check_host(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]: ...
-    def host_memo(self, start: Start, reason: str) -> HostMemo: ...
-
-
 def health_gate(
     policy: Callable[[], Policy], environ: Mapping[str, str], machine: Callable[[], Machine]
 ) -> HealthGate:
@@ -186,7 +178,12 @@ class Relauncher:
     """
 
     def __init__(
-        self, run: RunDir, guard: Guard, loop: Loop, gate: Gate, process: Callable[[Notice], object]
+        self,
+        run: RunDir,
+        guard: Guard,
+        loop: Loop,
+        gate: HealthGate,
+        process: Callable[[Notice], object],
     ) -> None:
         self._run = run
         self._guard = guard

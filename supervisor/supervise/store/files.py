@@ -474,7 +474,7 @@ def lock_holder(fd: int) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a running supervisor has the audit log `path` open."""
+    """Return whether a process holds a lock on the file; a supervisor does on its audit log."""
     try:
         fd = open_file(path)
     except OSError:

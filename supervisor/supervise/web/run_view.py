@@ -171,15 +171,15 @@ class ActionMark(Moment, frozen=True, kw_only=True):
     outcome: str | None = None
     end_step: int | None = None
     end_t: float | None = None
-    restored: Mapping[str, int] | None = None
+    restored: Restored | None = None
 
 
 class Restored(Struct, frozen=True):
     """What a rollback observed: from which step to which, and the attempt that goes on."""
 
-    from_step: int | None = None
-    step: int | None = None
-    attempt: int | None = None
+    from_step: int
+    step: int
+    attempt: int
 
 
 class Decision(Moment, frozen=True, kw_only=True):
@@ -568,13 +568,12 @@ class RunView:
                 )
             elif (ending := find_action_outcome(made)) is not None and ending[0] in marks:
                 end = self._moment(record)
-                restored = _restored(made)
                 marks[ending[0]] = msgspec.structs.replace(
                     marks[ending[0]],
                     outcome=ending[1],
                     end_step=record.step,
                     end_t=end["t"],
-                    restored=restored,
+                    restored=_restored(made),
                 )
         return list(marks.values())
 
@@ -596,12 +595,12 @@ class RunView:
         spans = []
         for record in self.records:
             restored = _restored(record.decision)
-            if restored is not None and restored["step"] < restored["from_step"]:
+            if restored is not None and restored.step < restored.from_step:
                 spans.append(
                     Undone(
-                        attempt=restored["attempt"] - 1,
-                        first=restored["step"] + 1,
-                        last=restored["from_step"],
+                        attempt=restored.attempt - 1,
+                        first=restored.step + 1,
+                        last=restored.from_step,
                         by="rollback",
                         incident=record.incident,
                     )
@@ -618,14 +617,11 @@ class RunView:
         return build_incident_report(self.records, incident, origin, self.policies(), tapes)
 
 
-def _restored(made: decisions.Decision | None) -> dict[str, int] | None:
+def _restored(made: decisions.Decision | None) -> Restored | None:
     """Return from which step to which an action took the weights back, None if it did not."""
-    if not isinstance(made, decisions.ActionFinished):
-        return None
-    effect = made.result.read(Restored)
-    if effect.from_step is None or effect.step is None or effect.attempt is None:
-        return None
-    return {"from_step": effect.from_step, "step": effect.step, "attempt": effect.attempt}
+    with suppress(ValueError):
+        return made.result.parse(Restored) if isinstance(made, decisions.ActionFinished) else None
+    return None
 
 
 def _rules_of(policy: Policy) -> list[dict[str, Any]]:
@@ -656,7 +652,7 @@ def _skim_rollbacks(path: Path) -> Iterator[int]:
             with suppress(*MISSHAPEN):
                 restored = _restored(Record.decode(json.loads(line[65:])).decision)
                 if restored is not None:
-                    yield restored["from_step"]
+                    yield restored.from_step
 
 
 def _facts(state: RunStatus) -> list[tuple[str, str]]:
