@@ -255,3 +255,21 @@ def test_no_code_reads_a_sentence_back():
     assert sorted(name for name, _ in cuts) == READERS.split(), cuts
     for code in ("muted.startswith('x:')", "str(a.reason).split('/')", "re.match('a', it.why)"):
         assert sentence_cuts(code)
+
+
+ARGS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.M)
+ENTRY = re.compile(r"(?:^    |\. )`?((?:[a-z_]\w*, )*[a-z_]\w*)`?: ", re.M)
+
+
+def test_a_docstring_names_parameters_that_exist():
+    stale = []
+    for path in (path for top in ("supervisor", "probes") for path in (ROOT / top).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            described = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(
+                node
+            )
+            if described and (section := ARGS.search(described)):
+                named = {name for head in ENTRY.findall(section[1]) for name in head.split(", ")}
+                named -= {getattr(n, "arg", getattr(n, "id", "")) for n in ast.walk(node)}
+                stale += [f"{path}:{node.lineno}: {name}" for name in named]
+    assert not stale

@@ -683,7 +683,7 @@ def find_recordings(
     one have in common.
 
     Args:
-        more: readers of other layers, asked first.
+        extra: readers of other layers, asked first.
 
     Raises:
         InputError: a path is not there or closed, or holds nothing that a reader can read.

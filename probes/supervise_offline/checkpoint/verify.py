@@ -514,7 +514,7 @@ def verify_checkpoint(torch: Any, path: str, request: Mapping[str, Any]) -> Dict
     """Return the verdict and the contents.
 
     Args:
-        wanted: the flags `load`, `finite` and `optimizer`.
+        request: the flags `load`, `finite` and `optimizer`.
 
     Returns:
         `ok`: true, false, or null for unverified. `problems` and `unread`: sentences.

@@ -174,7 +174,7 @@ class SaveReports:
         """Report a save, and add its time to the next frame.
 
         Args:
-            reported: earlier reports of the same way of saving. place: the file, or its path.
+            reported: earlier reports of the same way of saving. path: the file, or its path.
         """
         self._settle()
         self._library.save_ended(seconds)

@@ -423,7 +423,7 @@ class FrameworkCollector(Collector):
         """The loop of the library ends, or the process does before it.
 
         Args:
-            done: steps in the library's own count; default: as the probe counted. stopped: somebody
+            steps: in the library's own count; default: as the probe counted. stopped: somebody
                 asked the library to stop, such as a callback for early stopping.
         """
         trainer, total = self.trainer, self.total_steps

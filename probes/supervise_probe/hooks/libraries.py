@@ -61,7 +61,7 @@ def _around(gate: Gate, guard: Guard, listeners: Listeners) -> Callable[..., Any
         """Return a function that saves in the phase "checkpoint", and reports a checkpoint.
 
         Args:
-            what: given the same arguments, returns the object that is saved, and where.
+            save_target: given the same arguments, returns the object that is saved, and where.
         """
 
         def on_save(seconds: float, args: Any, kwargs: Any) -> None:
@@ -84,7 +84,7 @@ def in_checkpoint_phase(
     """Return `original` in the phase "checkpoint"; a save inside another one is part of that.
 
     Args:
-        saved: given its seconds, its arguments and its keyword arguments once it has returned;
+        on_save: given its seconds, its arguments and its keyword arguments once it has returned;
             runs as `part`.
     """
 
@@ -146,8 +146,8 @@ def wrap_save(
     """Return a function that saves a checkpoint in the phase of that name, and reports it.
 
     Args:
-        what: given the same arguments once it is saved, returns its path and the library's count of
-            steps if it has one; an empty path where another rank reports it.
+        save_target: given the same arguments once it is saved, returns its path, "" where another
+            rank reports it, and the library's count of steps if it has one.
     """
 
     def on_save(seconds: float, args: Any, kwargs: Any) -> None:

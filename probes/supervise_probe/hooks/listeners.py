@@ -379,7 +379,7 @@ class ForwardListener:
 
         Args:
             loss: None where it says nothing that its graph is gone.
-            how: `mean` or `sum` of the targets' own losses where `result` is that.
+            reduction: `mean` or `sum` of the targets' own losses where `result` is that.
         """
         if self._tracker.repeats:
             return
@@ -506,8 +506,8 @@ class SaveListener:
         """A library has saved its own checkpoint.
 
         Args:
-            what: returns its path, "" where another rank reports it, and the library's step, None
-                where it counts none.
+            save_target: returns its path, "" where another rank reports it, and the library's step,
+                None where it counts none.
         """
         self._library.save_ended(seconds)
         path, step = save_target()

@@ -110,7 +110,7 @@ class Commands:
     Args:
         batches: returns the newest ones, for evidence.
         out_of_reach: returns why the training cannot be changed from here, "" where it can.
-        first: is called at the first boundary.
+        hook: is called at the first boundary.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def to_json(document: Any, limit: int, *, essential: Optional[Collection[str]] =
     Args:
         document: JSON-ready; what is not is written as its `str`.
         limit: bytes of UTF-8.
-        whole: keys of a dict whose values must not be clipped; None: clip nothing.
+        essential: keys of a dict whose values must not be clipped; None: clip nothing.
 
     Raises:
         WireError: it is not JSON, or does not fit even when clipped.

@@ -65,7 +65,7 @@ def record_end(status: Any, frames: Sequence[Place], *, marks: str, **facts: Any
     Args:
         status, frames: what `sys.exit` was given, and the innermost frames that called it.
         marks: directory of the record.
-        more: fields of the record that the caller knows better, such as `rank`.
+        facts: fields of the record that the caller knows better, such as `rank`.
 
     Raises:
         OSError: the record cannot be written.
@@ -93,7 +93,7 @@ def watch_threads(location: Callable[[], Mapping[str, Any]]) -> None:
     """Record what ends a thread. `threading.excepthook` stays what it is. Call it once.
 
     Args:
-        place: returns `marks`, the directory, and further fields of the record.
+        location: returns `marks`, the directory, and further fields of the record.
     """
     make = getattr(threading, "_make_invoke_excepthook", None)
     if make is None:  # another Python: threads are not seen

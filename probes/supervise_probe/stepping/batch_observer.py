@@ -75,7 +75,7 @@ class BatchObserver:
 
         Args:
             loss: None where it says nothing that its graph is gone.
-            how: `mean` or `sum` where `result` is that of the targets' own losses.
+            reduction: `mean` or `sum` where `result` is that of the targets' own losses.
         """
         read = self._guard.run(self._tokens_part, self._read, loss, reduction, result)
         mark, value = read or (None, None)

@@ -514,7 +514,7 @@ class DiscardedGradients:
 
         Args:
             again: it is not the first of this step, of which no optimizer has stepped yet.
-            first: there was no step in this process. What a job tries before that has no owner,
+            is_first: there was no step in this process. What a job tries before that has no owner,
                 and need not be zeroed.
             retains: its graph, for another backward.
         """

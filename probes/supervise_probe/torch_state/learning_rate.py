@@ -234,7 +234,7 @@ class LearningRate:
         """Hold each group at `within` times its last healthy level; return the limits.
 
         Args:
-            before: the step of the first breach. release: see `RateHold`.
+            before_step: the step of the first breach. release: see `RateHold`.
         """
         levels: Dict[int, float] = {}
         newest: Dict[int, float] = {}
@@ -304,7 +304,7 @@ class LearningRate:
         """Multiply the rate of every group until `restore`, by `drill` as if by the job itself.
 
         Args:
-            first: number of its first group.
+            start: number of its first group.
         """
         ours, hold = self.factor(), self.hold
         limits = self._limits if self.warming.moves else {}

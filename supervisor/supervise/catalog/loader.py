@@ -148,7 +148,7 @@ def failure_classes(classes: Iterable[FailureClass] = ()) -> tuple[FailureClass,
     """Return the classes in the order in which they are tried.
 
     Args:
-        own: `job.failures` of the policy.
+        classes: `job.failures` of the policy.
     """
     return (*classes, *_shipped_failure_classes())
 

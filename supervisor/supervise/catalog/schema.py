@@ -124,7 +124,7 @@ def read_section(
     """Return the section in a node; BAD after noting every mistake in it.
 
     Args:
-        what: the name of the node in messages; "" for a whole file.
+        label: the name of the node in messages; "" for a whole file.
         defaults: values for keys that the node leaves out, before the fields' own defaults.
         overridden: where keys were overridden; a value that contradicts the others is reported
             there, since that is the line to change.

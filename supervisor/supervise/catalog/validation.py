@@ -41,7 +41,7 @@ def validate_node(
     """Note every mistake in `node`.
 
     Args:
-        what: the name of the node in messages; "" for a whole file.
+        label: the name of the node in messages; "" for a whole file.
         excused: required keys whose absence is no mistake of its own.
 
     Returns:
@@ -67,7 +67,7 @@ def unknown_keys(
     """Note the keys of a mapping that it cannot have.
 
     Args:
-        taken: the keys that were not meant, since they are there already; None: those of `node`
+        used: the keys that were not meant, since they are there already; None: those of `node`
             that are written in the same file.
 
     Returns:

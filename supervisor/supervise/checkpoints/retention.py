@@ -371,7 +371,7 @@ class HardLinkHolds:
         """Whether it is held with the content of its stamp; its present name does not matter.
 
         Args:
-            wanted: an earlier stamp; default: that of the entry.
+            required_stamp: an earlier stamp; default: that of the entry.
         """
         required_stamp = entry.stamp if required_stamp is None else required_stamp
         if entry.id not in self._held or (path := self.path(entry)) is None:
@@ -587,7 +587,7 @@ class Retention:
         """Remove pinned copies that newer good ones replace.
 
         Args:
-            judged: ids that the run has had time to suspect; others are neither removed nor
+            judged_ids: ids that the run has had time to suspect; others are neither removed nor
                 counted.
             suspects: ids that are removed first, and never count as good.
         """

@@ -149,7 +149,7 @@ class CheckpointTracker:
         patterns: of checkpoint paths; relative ones start at `cwd`.
         settle_s: how long an unreported checkpoint must stay unchanged to count as complete.
         owners: decides which checkpoints are another job's.
-        held: whether hard links keep the files of an entry as last seen.
+        is_held: whether hard links keep the files of an entry as last seen.
     """
 
     def __init__(

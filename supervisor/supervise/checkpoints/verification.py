@@ -77,7 +77,7 @@ class VerifierProcess:
     user whom the interpreter belongs to: the job names it, and may not be root's.
 
     Args:
-        wanted: some of `load`, `finite`, `optimizer`.
+        required: some of `load`, `finite`, `optimizer`.
     """
 
     def __init__(self, required: Iterable[str], limit_s: float = LIMIT_S) -> None:

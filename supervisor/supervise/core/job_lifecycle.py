@@ -110,7 +110,7 @@ def on_preempt_signal(ctx: StepContext, event: Notice) -> None:
 
 
 def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
-    """Notify people of the outcome of a request; see `app.preemptor` for the phases."""
+    """Notify people of the outcome of a request; see `runtime.preemptor` for the phases."""
     job, outcome = ctx.state.job, event.data.read(PreemptOutcome)
     phase, cause, signals = outcome.phase, outcome.cause, ", ".join(outcome.signals or ())
     if phase in ("saved", "failed"):

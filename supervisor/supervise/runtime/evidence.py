@@ -181,7 +181,7 @@ class Pending(Protocol):
 
 
 class EvidenceSource(Protocol):
-    """The part of `job.controller.Control` that evidence needs."""
+    """The part of `runtime.controller.Control` that evidence needs."""
 
     def ask(self, verb: str, args: Payload, *, key: str, partly: bool = False) -> Pending: ...
     def forget(self, pending: Any) -> None: ...

@@ -349,7 +349,7 @@ NVIDIA, AMD = (Path("/dev/nvidiactl"), Path("/dev/dxg")), Path("/dev/kfd")  # dx
 
 
 class Machine(Protocol):
-    """What is known of the host from the time when the job ran; see `inputs.hardware.Hardware`."""
+    """What is known of the host from the time when the job ran; see `runtime.hardware.Hardware`."""
 
     @property
     def peak_bytes(self) -> int | None: ...
@@ -392,7 +392,7 @@ class HealthGate:
     """Looks at this host for one run.
 
     Args:
-        wanted: returns the policy's `job.health`.
+        configured: returns the policy's `job.health`.
         environ: of the job, as the user gave it.
         machine: returns what is known of the host, None for nothing.
         classes: returns the classes of failures, by which an error of a device is told.

@@ -241,7 +241,7 @@ class Process:
         """Watch a process that runs.
 
         Args:
-            before: pid and start of the children that were there before it: not the job's.
+            earlier_children: pid and start of those that were there before it: not the job's.
         """
         self.pid = pid
         self.group = group
@@ -267,7 +267,7 @@ class Process:
     ) -> Process:
         """Start the command; with a `terminal` it gets the foreground, if that is ours to give.
 
-        `outputs` as in `launch.spawn`.
+        `outputs` as in `spawn_job`.
 
         Raises:
             LaunchError: it was not found or is not executable.

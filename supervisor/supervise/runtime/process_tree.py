@@ -78,7 +78,7 @@ class Tree:
 
     Args:
         leader: pid of the first process.
-        before: pid and start of the children that we had before the job; they are not the job's.
+        earlier_children: pid and start of those that we had before the job; they are not its own.
     """
 
     def __init__(

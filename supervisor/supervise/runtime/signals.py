@@ -198,8 +198,8 @@ class Forwarder:
         """Hold what comes within the next `for_s` seconds, each for at most `grace_s`.
 
         Args:
-            own: names of signals that the probe has taken in the job's first process. Another one
-                is left alone: its launcher may be ending it.
+            own_handlers: names of signals that the probe has taken in the job's first process.
+                Another one is left alone: its launcher may be ending it.
         """
         with self._lock:
             self._is_asked, self._own = True, frozenset(own_handlers)

@@ -109,7 +109,7 @@ class FailureRecords:
         classes: returns the classes that count now.
         counters: of kills by the kernel.
         leading: returns the pids of the job's first process and of those that trained.
-        known: names of the records that an earlier supervisor took.
+        known_names: names of the records that an earlier supervisor took.
     """
 
     def __init__(

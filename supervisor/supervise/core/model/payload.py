@@ -121,7 +121,7 @@ class RecordSpace(Struct, frozen=True):
 
 
 class PreemptOutcome(Struct, frozen=True):
-    """`preempt`: what became of a request to end the job; phase: see `app.preemptor`."""
+    """`preempt`: what became of a request to end the job; phase: see `runtime.preemptor`."""
 
     phase: str = ""
     cause: str = ""
