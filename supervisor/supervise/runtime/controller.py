@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -39,8 +39,6 @@ from .evidence import BundleSummary
 from .fencing import (
     Lease,
     PendingCommand,
-    Rank,
-    Ranks,
     Standing,
     carry_out,
     check_acknowledged,
@@ -48,14 +46,15 @@ from .fencing import (
 from .idleness import Looks, measure_work
 from .process import LOOP_S, Process, halt_job
 from .process_tree import explain_halted, is_suspended
-from .segment_reader import Ack, RankView
+from .segment_reader import Ack, RankView, Segment
+from .segments import Segments
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
 TRIP_S = 0.1  # until a letter is read, at most; project default
 NONE = -1
 
 
-def common_step(ranks: Mapping[int, Rank]) -> int:
+def common_step(ranks: Mapping[int, Segment]) -> int:
     """Return the step at whose end all ranks will have read a letter that is sent now, so that they
     can look at the same step; NONE where one of them does not train, or each looks when it can.
 
@@ -81,17 +80,8 @@ WHEN = {
 LEAST_S = 5.0  # for a command whose deadline the one before it took
 
 
-class FencedJob(Protocol):
-    """What this needs of the job."""
-
-    @property
-    def world_size(self) -> int: ...
-    def raise_if_withdrawn(self) -> None: ...
-    def command(self, verb: str, args: Payload, *, key: str, deadline_s: float) -> Payload: ...
-
-
 def carry_out_quarantine(
-    job: FencedJob,
+    job: Control,
     manifest: Quarantine | None,
     args: Payload,
     key: str,
@@ -124,7 +114,7 @@ def _order(manifest: Quarantine, generation: QuarantineGeneration) -> Payload:
 
 
 def _at_one_step(
-    job: FencedJob, manifest: Quarantine, generation: QuarantineGeneration, key: str, until: float
+    job: Control, manifest: Quarantine, generation: QuarantineGeneration, key: str, until: float
 ) -> Payload:
     """Let all ranks take it up at one step; where one cannot, it stays with the next launch.
 
@@ -183,7 +173,7 @@ class Control:
     def __init__(
         self,
         process: Process,
-        segments: Ranks,
+        segments: Segments,
         collect: Collect,
         relaunch: Relaunch,
         manifest: Quarantine | None = None,
@@ -272,7 +262,7 @@ class Control:
         self.process = process
         self._lease.end()
 
-    def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Rank]) -> None:
+    def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Segment]) -> None:
         ended = self.process.returncode
         for pending in self._open:
             for rank, ack in acks:

@@ -42,6 +42,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from ..core.incident import Incident
 from ..core.model.events import Frame
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload
@@ -65,15 +66,6 @@ NAMED = 12  # shards in the summary
 
 Frames = Iterable[tuple[Sequence[str], Frame]]
 Row = dict[str, Any]
-
-
-class Onset(Protocol):
-    """The part of an incident that is needed."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def breach_step(self) -> int: ...
 
 
 def trace_origins(
@@ -214,7 +206,7 @@ class Evidence:
         window: Callable[[], Window],
         *,
         directory: Path,
-        onset: Callable[[], Onset | None] = lambda: None,
+        onset: Callable[[], Incident | None] = lambda: None,
         failures: Callable[[], Sequence[Failure]] = tuple,
         logs: Sequence[Path] = (),
         redactor: Redactor | None = None,
@@ -308,7 +300,7 @@ class Evidence:
         for name, text in (views or {}).items():  # for people who have the bundle alone
             bundle.text(name, text)
 
-    def _window_and_onset(self) -> tuple[Window, Onset | None]:
+    def _window_and_onset(self) -> tuple[Window, Incident | None]:
         return self._window(), self._onset()
 
     def _environment(self, bundle: Bundle, members: Sequence[psutil.Process]) -> None:

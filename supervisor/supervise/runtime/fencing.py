@@ -32,19 +32,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from supervise_probe.ipc import fences
 
-from ..core.model.events import Beat
 from ..core.model.payload import Json, Outcome, Payload, RollbackArgs
 from ..core.withdrawal import JOB_HAS_ENDED
 from ..errors import ActionError, SuperviseError
 from ..system import Thread
 from .process_tree import EXITED
-from .segment_reader import Ack
+from .segment_reader import Ack, Segment
 
 
 class Wait(Struct, frozen=True):
@@ -73,41 +72,13 @@ class Answer(Struct, frozen=True):
     undo: Sequence[int] | None = None
 
 
-class Rank(Protocol):
-    """What this needs of a rank's segment."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    def send(self, key: str, verb: str, args: Payload) -> None: ...
-    def acks(self) -> list[Ack]: ...
-    def lease(self, until_ns: int) -> None: ...
-    def beat(self) -> Beat: ...
-    def status(self) -> Payload: ...
-    def step_ns(self) -> int | None: ...
-    def collective(self) -> Any: ...
-
-
-class Ranks(Protocol):
-    """What this needs of the segments, and the directory in shared memory that they are in."""
-
-    @property
-    def directory(self) -> Path: ...
-    @property
-    def ranks(self) -> Mapping[int, Rank]: ...
-    def keep_signals(self, until_ns: int) -> None: ...
-
-
 class PendingCommand:
     """A command on its way: who was asked, who answered, who never will."""
 
     def __init__(self, verb: str, key: str, wakeup: threading.Condition) -> None:
         self.verb = verb
         self.key = key
-        self.sent: dict[int, Rank] | None = None  # None until the main loop sent it
+        self.sent: dict[int, Segment] | None = None  # None until the main loop sent it
         self.answers: dict[int, Ack] = {}
         self.lost: dict[int, str] = {}  # rank -> why it will not answer
         self.refusal: str | None = None  # why it was not sent at all
@@ -254,7 +225,7 @@ class Lease:
     def __init__(self, lease_s: float = LEASE_S, patience_s: float = PATIENCE_S) -> None:
         self.lease_s = lease_s
         self._patience_ns = int(patience_s * 1e9)
-        self._ranks: tuple[Rank, ...] = ()
+        self._ranks: tuple[Segment, ...] = ()
         self._beat_ns = time.monotonic_ns()
         self._ended: threading.Event | None = None
 
@@ -263,7 +234,7 @@ class Lease:
         """Whether a pause is in force, as far as is known here."""
         return self._ended is not None
 
-    def beat(self, now_ns: int, ranks: Iterable[Rank]) -> None:
+    def beat(self, now_ns: int, ranks: Iterable[Segment]) -> None:
         """The main loop comes round, and these are the job."""
         self._beat_ns, self._ranks = now_ns, tuple(ranks)
 

@@ -36,7 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -49,6 +49,7 @@ from ..core.model.failure import FailureClass
 from ..core.model.policy import HostHealth
 from ..store import files
 from . import nvml_report
+from .hardware import Hardware
 
 CGROUPS, MEMBERSHIP, KERNEL = (
     Path("/sys/fs/cgroup"),
@@ -348,15 +349,6 @@ OFF: Literal["none"] = "none"  # of `job.health`
 NVIDIA, AMD = (Path("/dev/nvidiactl"), Path("/dev/dxg")), Path("/dev/kfd")  # dxg: under Windows
 
 
-class Machine(Protocol):
-    """What is known of the host from the time when the job ran; see `runtime.hardware.Hardware`."""
-
-    @property
-    def peak_bytes(self) -> int | None: ...
-    @property
-    def device_count(self) -> int | None: ...
-
-
 @dataclass(frozen=True)
 class Start:
     """What the job is to be started from.
@@ -403,7 +395,7 @@ class HealthGate:
         self,
         configured: Callable[[], HostHealth | Literal["none"] | None],
         environ: Mapping[str, str],
-        machine: Callable[[], Machine | None],
+        machine: Callable[[], Hardware | HostMemo | None],
         classes: Callable[[], Sequence[FailureClass]],
         available: Callable[[], int | None] = available_bytes,
     ) -> None:

@@ -16,18 +16,18 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import system
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Notice, OperatorCommand
 from ..core.model.payload import NOTHING, Json, Payload
-from ..core.model.policy import Policy, Preempt
+from ..core.model.policy import Preempt
 from ..core.model.preemption import HOLDABLE, Settled
-from ..core.run_state import State
 from .controller import Control
 from .fencing import PendingCommand
 from .process import Process
+from .processor import EventProcessor
 from .signals import Forwarder
 
 PREEMPT_NOTICE = "preempt"  # of the notices
@@ -37,16 +37,6 @@ END_TIME = "SLURM_JOB_END_TIME"  # of the environment: when the allocation ends,
 LEFT_SHARE = 4  # the margin is at most this part of the time that was left at the start
 ENDING = ("relaunch", "stop")  # actions behind which this process trains no further
 WALLTIME, DRAIN = "walltime", "drain"
-
-
-class Processor(Protocol):
-    """What this needs of the event processor."""
-
-    policy: Policy
-    state: State
-    performing: str
-
-    def process(self, event: Event) -> None: ...
 
 
 class Preemptor:
@@ -59,7 +49,7 @@ class Preemptor:
     def __init__(
         self,
         forwarder: Forwarder,
-        processor: Processor,
+        processor: EventProcessor,
         run: Path,
         environ: Mapping[str, str],
         unix_s: Callable[[], float] = time.time,
@@ -276,7 +266,7 @@ class Preemptor:
             return False
 
 
-def explain_refusal(processor: Processor, job: Control) -> str:
+def explain_refusal(processor: EventProcessor, job: Control) -> str:
     """Return why no checkpoint can be ordered now, "" where it can."""
     reason = explain_lasting_refusal(processor)
     if reason:
@@ -291,7 +281,7 @@ def explain_refusal(processor: Processor, job: Control) -> str:
     return ranks[min(ranks)].status.unavailable.get("checkpoint", "")
 
 
-def explain_lasting_refusal(processor: Processor) -> str:
+def explain_lasting_refusal(processor: EventProcessor) -> str:
     """Return why `job.preempt` has no effect in this run, "" where it has."""
     policy, world_size = processor.policy, processor.state.job.world_size
     if policy.mode not in ACTING_MODES:

@@ -39,7 +39,7 @@ from msgspec.structs import replace
 from ..actions.job_control import HUMAN
 from ..actions.recovery import SLOWEST_RELAUNCH
 from ..checkpoints.registry import BatchFacts, RankCounters
-from ..checkpoints.service import RestoredCheckpoint
+from ..checkpoints.service import CheckpointService
 from ..core import host_health
 from ..core.job_lifecycle import MEANT, has_crashed, has_start_failed
 from ..core.model.events import Notice
@@ -51,7 +51,8 @@ from ..errors import ActionError, StoreError, SuperviseError, reading_recorded_d
 from ..store import files
 from ..store.run_directory import RunDir
 from .controller import Control
-from .host import HealthGate, Machine, Start
+from .hardware import Hardware
+from .host import HealthGate, Start
 from .idleness import watch_movement
 from .launcher import UNFIT, Launch
 from .process import LOOP_S, halt_job
@@ -130,18 +131,8 @@ class Marks(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Payload(msgspec.to_builtins(self, enc_hook=dict))
 
 
-class Guard(Protocol):
-    """The part of `checkpoints.service.CheckpointService` that a relaunch needs."""
-
-    @property
-    def is_verifying_now(self) -> bool: ...
-    def prepare(self, name: str) -> None: ...
-    def restore(self, name: str) -> RestoredCheckpoint: ...
-    def checkpoint_origin(self, name: str) -> tuple[str, int, str | None]: ...
-
-
 def health_gate(
-    policy: Callable[[], Policy], environ: Mapping[str, str], machine: Callable[[], Machine]
+    policy: Callable[[], Policy], environ: Mapping[str, str], machine: Callable[[], Hardware]
 ) -> HealthGate:
     """Return what looks at this host for a run with this policy and the job's environment."""
 
@@ -180,7 +171,7 @@ class Relauncher:
     def __init__(
         self,
         run: RunDir,
-        guard: Guard,
+        guard: CheckpointService,
         loop: Loop,
         gate: HealthGate,
         process: Callable[[Notice], object],
