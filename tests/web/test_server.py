@@ -216,6 +216,11 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
     names = ["lr=1e-3 b", "50%", "a@b", *map(str, range(7))]
     for name in names:
         shutil.copytree(directory / "runs" / "spike", runs / name)
+    described = json.loads((runs / "a@b" / "run.json").read_text())
+    described["argv"] += ["--out", "/tmp/a", "--lr=0.1"]
+    described["drills"] = [{"fault": "lr_spike", "step": 40, "params": {}}]
+    (runs / "a@b" / "run.json").write_text(json.dumps(described))
+    shutil.rmtree(runs / "0" / "journal")
     page = Page(Settings(directory=runs, cache=tmp_path / "cache"))
     before = {name: page.curves(name) for name in names}
     assert all(page.curves(name) is curves for name, curves in before.items())
@@ -228,6 +233,10 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
                 assert answer.json()["run"] == name
             compared = await http.get("/api/compare", params={"a": "a@b", "b": "lr=1e-3 b@1"})
             assert [row["attempt"] for row in compared.json()["runs"]] == [None, 1]
+            assert compared.json()["sentence"] == (
+                "--lr: 0.1 / not set; --out: /tmp/a / not set; drill: lr_spike at step 40 / none"
+            )
+            assert (await http.get("/api/run/0")).json()["cache"] is None, "there is no journal"
 
     asyncio.run(browse())
     page.close()
@@ -319,6 +328,7 @@ def test_the_page_of_a_run_has_what_the_commands_say(client):
     differs = client.get("/api/compare", params={"a": "spike", "b": "evil"}).json()
     assert {row["name"] for row in differs["differs"]} >= {"command", "policy"}
     assert differs["metrics"] == ["train_loss_raw", "grad_global_norm"]
+    assert [run["worst"]["title"] for run in differs["runs"]] == ["Loss out of its limit"] * 2
 
 
 def test_evidence_is_a_download_of_what_its_manifest_lists(client):

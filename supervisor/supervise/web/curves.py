@@ -190,8 +190,8 @@ class RunCurves:
         pyramid = self._pyramids[0]
         if pyramid.damage:
             return f"{pyramid.damage}: the curves end there"
-        if pyramid.cut or (pyramid.ranks and not pyramid.is_journal_there):
-            return CACHE_ENDED
+        if pyramid.cut or not pyramid.is_journal_there:
+            return CACHE_ENDED if pyramid.ranks else None
         return None if pyramid.is_cached else NO_CACHE
 
     def head(self) -> dict[str, Any]:

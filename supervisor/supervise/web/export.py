@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from .. import system
+from ..cli._output import format_number
 from ..core.model.decisions import json_document, plain_json
 from ..errors import MISSHAPEN, StoreError
 from ..report.pages import TEMPLATES
@@ -42,6 +43,7 @@ GROUPS = {
     "packages": "packages",
 }
 LONG = ("packages", "rules")
+SHOWN_SETTINGS = 4  # of a comparison's sentence
 _PART = re.compile(r'<(link|script)\b[^>]*?(?:href|src)="[^"]*static/([\w.-]+)"[^>]*>(</script>)?')
 
 
@@ -207,22 +209,50 @@ def compare_runs(
     metrics = [set(curves.metrics()) for _, _, curves, _ in chosen]
     common = set.intersection(*metrics) if metrics else set()
     boards = dict.fromkeys(name for board in BOARDS.values() for name in board if name in common)
+    runs = [{"key": key, "attempt": attempt, **_result(view)} for key, view, _, attempt in chosen]
     return {
-        "runs": [
-            {
-                "key": key,
-                "run": view.name,
-                "attempt": attempt,
-                **{name: row[name] for name in ("state", "verdict", "step", "created")},
-                "incidents": row["incidents"],
-            }
-            for key, view, _, attempt in chosen
-            for row in [plain_json(view.summary())]
-        ],
+        "runs": runs,
+        "sentence": _sentence(rows, runs),
         "x": "tokens" if _differ_in_tokens(rows) and "tokens_seen" in common else "step",
         "differs": shown,
         "metrics": [*boards, *sorted(common - boards.keys())],
     }
+
+
+def _result(view: RunView) -> dict[str, Any]:
+    """Return how a run went and ended."""
+    row = plain_json(view.summary())
+    marks = {mark["id"]: mark for mark in view.marks()["incidents"]}
+    worst = marks.get(row["gravest"]["id"]) if row["gravest"] else None
+    return {
+        **{name: row[name] for name in ("run", "state", "verdict", "step", "created", "incidents")},
+        **{name: row[name] for name in ("loss", "steps_per_s")},
+        "drill": ", ".join(f"{d.fault} at step {d.step}" for d in view.described.drills),
+        "worst": worst and {name: worst[name] for name in ("id", "severity", "title")},
+    }
+
+
+def _sentence(rows: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the differences of runs in a sentence, those that explain the most first."""
+
+    def differing(name: str, values: Sequence[str]) -> list[str]:
+        texts = ["not set" if value in ("–", "") else value for value in values]
+        return [f"{name}: {' / '.join(texts)}"] if len(set(texts)) > 1 else []
+
+    settings = [
+        text
+        for row in sorted(rows, key=lambda row: "/" in "".join(row["values"].values()))
+        if row["group"] in ("command", "policy") and row["name"] not in ("command", "digest")
+        for text in differing(row["name"], list(row["values"].values()))
+    ]
+    parts = [
+        *settings[:SHOWN_SETTINGS],
+        *([f"{len(settings) - SHOWN_SETTINGS} more"] if len(settings) > SHOWN_SETTINGS else []),
+        *differing("drill", [run["drill"] or "none" for run in runs]),
+        *differing("end", [run["verdict"] for run in runs]),
+        *differing("loss at the end", [format_number(run["loss"]) for run in runs]),
+    ]
+    return "; ".join(parts) if parts else "No difference in settings, drill and end is on record."
 
 
 def _differ_in_tokens(rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -1,16 +1,17 @@
 "use strict";
-// Charts that share a window: raw behind smoothed, the undone dashed, incidents and rollbacks.
+// Charts that share a window: raw behind smoothed, the undone dashed, incidents and what was done.
 
 const RATE = 80; // a metric with fewer points shows each as a dot
 const SKEWED = 20; // a largest value over so many times the median has a log scale
 
-// One metric of one run: [x, min, max, mean, n, steps so far] of what counts, and of each undone path.
+// One metric of one run: [x, min, max, mean, n, steps so far, step] of what counts and of each undone
+// path, [index, xs] where the line of what counts has a gap, and all `points` for the reader.
 function columns(head, name, axis) {
-  const path = () => [[], [], [], [], [], []];
+  const path = () => [[], [], [], [], [], [], []];
   const counts = path();
-  const undone = [];
-  const broken = [];
+  const [undone, broken, gaps] = [[], [], []];
   let skipped = 0; // steps that do not lie on the path that counts
+  let holes = []; // x since the newest point that counts
   for (const { n, x, y, undone: ranges } of head.stretches) {
     if (!y[name]) continue;
     const [min, max, mean, found] = y[name];
@@ -19,24 +20,30 @@ function columns(head, name, axis) {
     for (let i = 0; i < n; i++) {
       const at = x[COLUMNS[axis]][i];
       const step = x[1][i];
-      if (found[i] < 0) broken.push(at);
-      if (found[i] === 0 || isNaN(mean[i]) || isNaN(at)) continue;
       const gone = ranges.some(([from, to]) => step >= from && step <= to);
+      if (found[i] < 0) broken.push({ x: at, step, value: NaN, n: 1, gone });
+      if (gone || found[i] < 0) holes.push(at);
+      if (found[i] === 0 || isNaN(mean[i]) || isNaN(at)) continue;
       if (gone && !lane) {
         lane = path();
         undone.push(lane);
         const last = counts.map((column) => column.at(-1)); // where it left the path that counts
-        if (last[0] < at) lane.forEach((column, k) => column.push(last[k]));
+        if (last[0] < at) lane.forEach((column, k) => column.push(k === 6 ? null : last[k]));
       } else if (!gone) {
         if (joins) skipped = step - counts[5].at(-1) - 1;
-        [lane, joins] = [null, false];
+        holes = [...new Set(holes)].filter((hole) => counts[0].at(-1) < hole && hole < at).sort((a, b) => a - b);
+        if (holes.length) gaps.push([counts[0].length, holes]);
+        [lane, joins, holes] = [null, false, []];
       }
       const to = gone ? lane : counts;
-      [at, min[i], max[i], mean[i], Math.floor(Math.abs(found[i])), step - skipped].forEach(
+      [at, min[i], max[i], mean[i], Math.floor(Math.abs(found[i])), step - skipped, step].forEach(
         (value, k) => to[k].push(value));
     }
   }
-  return { counts, undone: undone.map(sorted), broken };
+  const read = (gone) => (path) => path[6].map((step, i) => ({ x: path[0][i], step, value: path[3][i], n: path[4][i], gone }));
+  const points = [...undone.flatMap(read(true)), ...read(false)(counts), ...broken].filter((p) => p.step != null);
+  points.sort((a, b) => a.x - b.x || b.gone - a.gone);
+  return { counts, undone: undone.map(sorted), broken: broken.map((p) => p.x), gaps, points };
 }
 
 function sorted(path) {
@@ -71,9 +78,11 @@ class Chart {
       this.draw(true);
     });
     const widen = button("⤢", "full width", () => {
-      this.element.classList.toggle("wide");
+      const isWide = this.element.classList.toggle("wide");
+      [widen.textContent, widen.title] = isWide ? ["⤡", "one column"] : ["⤢", "full width"];
       this.draw(true);
     });
+    if (wide) [widen.textContent, widen.title] = ["⤡", "one column"];
     const unit = /^(1|loss|)$/.test(about.unit ?? "") ? "" : h("small", {}, about.unit);
     this.box = h("div", { class: "canvas", role: "img", "aria-label": about.name });
     const caption = [h("b", { title: about.means || null }, about.name), unit, this.value, this.logs, widen];
@@ -101,21 +110,22 @@ class Chart {
     const lines = [{}];
     const bands = [];
     const hidden = { stroke: null, points: { show: false } };
-    this.readers = [];
     this.broken = [];
     this.paths = [];
     this.heads.forEach((head, i) => {
-      const { counts, undone, broken } = columns(head, this.name, view.axis);
+      const { counts, undone, broken, gaps, points } = columns(head, this.name, view.axis);
       const stroke = colour(`run${i + 1}`);
       const raw = head.bucket === 1;
-      const dots = counts[0].length > 0 && counts[0].length < RATE;
+      const dots = this.isDotted = counts[0].length > 0 && counts[0].length < RATE;
       const span = view.span();
       const smooth = span > 1 && this.about.smooth && !dots ? smoothed(counts, span) : null;
+      this.isSmooth = Boolean(smooth);
       const k = lines.length;
       this.broken.push(...broken);
-      this.paths.push({ counts, undone });
-      this.readers.push([k + 2, k + 3]);
-      tables.push([...counts.slice(0, 4), smooth || counts[3]]);
+      this.paths.push({ counts, undone, points, bucket: head.bucket });
+      const table = [...counts.slice(0, 4), smooth || counts[3]].map((column) => [...column]);
+      for (const [j, xs] of gaps.reverse()) table.forEach((column, i) => column.splice(j, 0, ...(i ? xs.map(() => null) : xs)));
+      tables.push(table);
       lines.push(hidden, hidden,
         { stroke: smooth ? `${stroke}66` : null, width: 1, points: { show: false } },
         { stroke, width: smooth ? 2 : 1.4, points: { show: dots, size: 4.5, fill: stroke } });
@@ -218,19 +228,30 @@ class Chart {
     }, { passive: false });
   }
 
-  // The value under the cursor, else the newest.
+  // Step and value under the cursor, else the newest that counts; what was undone there beside it.
   read() {
-    const { plot } = this;
+    const { plot, view, paths } = this;
     if (!plot) return;
-    const { idx } = plot.cursor;
-    const texts = this.readers.map(([raw, smooth]) => {
-      const column = plot.data[smooth] || [];
-      let i = idx ?? column.length - 1;
-      while (i > 0 && column[i] == null) i--;
-      return number(plot.data[raw]?.[i] ?? column[i]);
+    const x = plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : null;
+    const slack = (view.range().max - view.range().min) / 50; // behind its end a run has no value
+    const near = (points) => (x == null ? points.findLast((p) => !p.gone) ?? points.at(-1)
+      : points.at(-1)?.x + slack < x ? null
+        : points.reduce((best, p) => (Math.abs(p.x - x) <= Math.abs(best.x - x) ? p : best), points[0]));
+    const hits = paths.map(({ points }) => near(points));
+    const first = hits.find(Boolean);
+    const isOne = x != null || hits.every((hit) => hit?.step === first?.step);
+    const place = !isOne ? () => "at the end of each" : view.axis === "step" || paths.length === 1 ? (p) => `step ${number(p.step)}`
+      : (p) => (view.axis === "time" ? duration(p.x) : `${number(p.x)} ${view.axis}`);
+    const texts = hits.map((hit, i) => {
+      const { points, bucket, counts } = paths[i];
+      const other = hit && x != null && !hit.gone && points.find((p) => p.gone && p.step === hit.step);
+      const undone = hit?.gone ? " (undone)" : other ? ` (undone: ${number(other.value)})` : "";
+      const mean = hit && bucket > 1 ? ` mean of ${number(hit.n)}` : "";
+      const finite = hit && x == null && isNaN(hit.value) && counts[0].length
+        ? ` last finite ${number(counts[3].at(-1))}, step ${number(counts[6].at(-1))}` : "";
+      return h("span", paths.length > 1 ? { class: `run${i + 1}` } : {}, number(hit?.value) + undone, h("small", {}, mean + finite));
     });
-    const coloured = (text, i) => h("span", texts.length > 1 ? { class: `run${i + 1}` } : {}, text);
-    this.value.replaceChildren(...texts.map(coloured));
+    this.value.replaceChildren(first ? h("small", {}, `${place(first)} ·`) : "", ...texts);
   }
 
   // Incidents, rollbacks, the limit of the rule and what is not finite, over the curves.
@@ -262,11 +283,16 @@ class Chart {
       const x = place(view.at(incident));
       line(x, top, x, top + height);
     }
-    c.strokeStyle = colour("good");
-    for (const back of view.backs) {
-      const x = place(view.at(back));
-      line(x, top, x, top + height, [4, 3]);
-    }
+    c.font = `600 ${11 * pixel}px system-ui`;
+    view.lines.forEach(({ tone, dash, text, isLeft, ...moment }, i) => {
+      const x = place(view.at(moment));
+      c.strokeStyle = c.fillStyle = colour(tone);
+      line(x, top, x, top + height, dash);
+      if (!this.wide || !text || x < left || x > left + width) return;
+      const before = (isLeft && x > left + 100 * pixel) || x > left + width * 0.8;
+      c.textAlign = before ? "right" : "left";
+      c.fillText(text, x + (before ? -5 : 5) * pixel, top + (12 + 14 * i) * pixel);
+    });
     if (this.limit != null) {
       c.strokeStyle = colour("dim");
       const y = u.valToPos(this.limit, "y", true);
@@ -275,7 +301,12 @@ class Chart {
     c.fillStyle = colour("red");
     c.font = `bold ${12 * pixel}px system-ui`;
     c.textAlign = "center";
-    for (const x of this.broken) c.fillText("✕", place(x), top + 12 * pixel);
+    let last = -Infinity;
+    for (const x of this.broken.map(place)) {
+      if (x < last + 10 * pixel) continue; // room for one
+      c.fillText("✕", x, top + height - 6 * pixel);
+      last = x;
+    }
     c.restore();
   }
 
@@ -306,7 +337,7 @@ class View {
     this.key = `view-${runs.join("-")}`;
     this.charts = [];
     this.incidents = [];
-    this.backs = [];
+    this.lines = []; // moments with tone, dash, kind for the legend, and text on wide charts
     this.changed = [];
     this.full = { min: 0, max: 1 };
     this.observer = new IntersectionObserver((entries) => {
@@ -353,10 +384,10 @@ class View {
   }
 
   // The place of something that has attempt, step and t.
-  at({ attempt, step, t }) {
+  at({ attempt, step, t, source = 0 }) {
     if (this.axis === "time") return t;
     if (this.axis === "step") return step;
-    const own = this.heads?.[0].stretches.filter((s) => s.n && (attempt == null || s.attempt === attempt));
+    const own = this.heads?.[source].stretches.filter((s) => s.n && (attempt == null || s.attempt === attempt));
     for (const s of own || []) {
       const i = s.x[1].findIndex((x) => x >= step);
       if (i >= 0) return s.x[3][i];
@@ -442,6 +473,27 @@ class View {
   }
 }
 
+// What the lines, dashes, marks and shades of the charts are, as far as there are any.
+function legend(view) {
+  const box = h("div", { class: "legend" });
+  view.changed.push(() => {
+    const { heads = [], charts, sources, lines } = view;
+    const one = view.ranks?.length > 1 && heads[0] ? [["line", `rank ${heads[0].rank}${view.rank == null ? ", the lead" : ""}`]] : [];
+    const own = sources.length > 1 ? sources.map(({ label }, i) => [`line run${i + 1}`, label]) : one;
+    const items = [...own,
+      charts.some((c) => c.isSmooth) && ["line faint", "as measured, behind its average"],
+      charts.some((c) => c.isDotted) && ["dot", "one sample"],
+      heads.some((head) => head.stretches.some((s) => s.undone.length)) && ["line gone", "undone: does not count"],
+      ...new Map(lines.filter((l) => l.kind).map((l) => [l.kind, [`line ${l.tone}`, l.kind]])).values(),
+      view.incidents.length > 0 && ["shade", "incident"],
+      charts.some((c) => c.limit != null) && ["line limit", "limit of the rule"],
+      charts.some((c) => c.broken?.length) && ["bad", "NaN or Inf"]].filter(Boolean);
+    box.replaceChildren(...items.map(([kind, text]) => h("span", {}, h("i", { class: kind }, kind === "bad" ? "✕ " : ""), text)));
+    box.hidden = !items.length;
+  });
+  return box;
+}
+
 function choice(label, options, value, change) {
   const buttons = options.map((option) => h("button", { type: "button", "aria-pressed": String(option === value),
     onclick: (event) => {
@@ -477,12 +529,14 @@ function controls(view, ranks = []) {
   };
   const spans = [["auto", "auto"], [0, "none"], [10, "10 steps"], [50, "50 steps"], [200, "200 steps"],
     [1000, "1000 steps"]];
+  const whole = h("button", { type: "button", onclick: () => view.zoom() }, "whole run");
+  view.changed.push(() => (whole.hidden = !view.window));
   return [
-    h("label", {}, "over ", choice("x axis", Object.keys(COLUMNS), view.axis, axis)),
+    choice("x axis", Object.keys(COLUMNS), view.axis, axis),
     menu("smoothing", spans, view.smooth, smooth),
     ranks.length > 1 && menu("rank", [["", "lead"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
       view.rank ?? "", rank),
-    h("button", { type: "button", onclick: () => view.zoom() }, "whole run"),
+    whole,
   ];
 }
 

@@ -2,17 +2,18 @@
 // The page of an incident: sentences, curves around it, what was done, evidence, how to go on.
 
 const SIGNALS = 6; // charts
+const FAMILY = { step_time: ["forward_time", "backward_time", "optimizer_time", "tokens_per_sec"] }; // looked at together
 
 async function incidentPage() {
   crumbs(h("a", { href: `${UP}${runPath(RUN)}/` }, RUN), h("b", {}, INCIDENT));
   document.title = `${INCIDENT} of ${RUN} · supervise`;
-  const report = await json(`${runPath(RUN)}/incident/${INCIDENT}`);
-  const charts = h("section", { class: "grid", "aria-label": "signals" });
-  MAIN.replaceChildren(incidentHead(report), sentences(report), charts, ...incidentParts(report));
+  const [report, run] = await Promise.all([json(`${runPath(RUN)}/incident/${INCIDENT}`), facts(RUN)]);
+  const charts = h("div");
+  MAIN.replaceChildren(incidentHead(report, run), sentences(report), charts, ...incidentParts(report));
   MAIN.dataset.ready = "facts";
   const evidence = await json(`${runPath(RUN)}/incident/${INCIDENT}/evidence`);
   $("#evidence").replaceWith(bundles(evidence, report));
-  if (report.series) await signals(report, charts);
+  if (report.series) await signals(report, run, charts);
   if (report.final) return;
   let newest = null; // record of this incident
   const take = (decisions = []) => {
@@ -23,27 +24,63 @@ async function incidentPage() {
   listen(RUN, { head() {}, status: ({ decisions }) => decisions && take(decisions), record: (decision) => take([decision]) });
 }
 
-async function signals(report, place) {
-  const { window: [from, to], signals: names } = report.series;
+async function signals(report, run, place) {
+  const { window: [from, to], signals: known } = report.series;
   const margin = Math.max(10, (to - from) * 0.05);
   const view = new View([RUN], { window: windowShown() || [from - margin, to + margin], axis: "step", smooth: 0,
     rank: String(report.series.rank) });
-  const [run, about] = await Promise.all([facts(RUN), metrics(RUN)]);
+  const about = await metrics(RUN);
   share(view, run);
+  view.ranks = Object.keys(run.frames);
   view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
-  const limit = report.what.band?.limit;
-  view.show(Object.keys(names).filter((name) => about[name]).slice(0, SIGNALS).map((name, i) =>
-    new Chart(view, name, about[name], { wide: i === 0, limit: name === report.loss?.metric ? limit : null })));
-  place.append(...view.charts.map((chart) => chart.element));
+  const { onset, moves, band } = report.what;
+  const [{ rules = [] } = {}] = view.incidents;
+  const first = run.rules.find((rule) => rule.id === rules[0]);
+  const loss = report.loss?.metric;
+  const isLoss = moves.some((move) => move.metric === loss);
+  const moved = moves.map((move) => move.metric);
+  const judged = (first?.metrics || []).filter((name) => moved.includes(name) || name === onset?.metric);
+  const names = [...new Set([isLoss && loss, ...judged, onset?.metric, ...FAMILY[onset?.metric] || [],
+    ...report.conditions.filter((c) => c.breach).map((c) => c.metric), ...moved, ...first?.metrics || [], loss, ...Object.keys(known)])].filter((name) => about[name]).slice(0, SIGNALS);
+  view.lines = [onset?.metric && { attempt: report.opened.attempt, step: onset.step, tone: "red", dash: [2, 2], text: `begins, step ${onset.step}`, isLeft: true },
+    { ...report.opened, tone: "fg", dash: [], text: `noticed, step ${report.opened.step}` },
+    ...view.lines.filter((line) => line.incident === INCIDENT)].filter(Boolean);
+  view.show(names.map((name, i) => new Chart(view, name, about[name], { wide: i === 0, limit: name === loss ? band?.limit : null })));
+  const steps = h("div");
+  place.replaceChildren(legend(view), h("section", { class: "grid", "aria-label": "signals" }, view.charts.map((chart) => chart.element)), steps);
   keys(view);
   await view.load();
+  steps.replaceWith(stepTable(report, run, view, names.slice(0, innerWidth < 600 ? 3 : 5), about));
 }
 
-function incidentHead(report) {
-  const { opened, closed, run } = report;
-  const where = [`${report.id} of run ${run.id}`, `step ${opened.step}${closed ? ` to ${closed.step}` : ""}`,
-    opened.wall.slice(0, 19).replace("T", " ") + " UTC", `host ${run.host}`,
-    report.scope.rank == null ? "" : `rank ${report.scope.rank}`];
+// Steps around the incident: a value is that of the step, or of the newest before it that was sampled.
+function stepTable(report, run, view, names, about) {
+  const { onset, moves } = report.what;
+  const { attempt } = report.opened;
+  const peak = names.map((name) => moves.find((move) => move.metric === name)).find(Boolean);
+  const began = onset?.metric ? onset.step : report.opened.step + 1; // what ends the job is not a step
+  const again = view.lines.filter((line) => line.kind).map((line) => [line.kind, run.attempts.find((a) => a.attempt > line.attempt)]);
+  const end = report.closed || report.updated;
+  const rows = [["before", began - 1, attempt, true], onset?.metric && ["first bad", began, attempt], peak && peak.peak_step > began && ["peak", peak.peak_step, attempt],
+    ...again.map(([kind, fresh]) => fresh && [kind, fresh.first, fresh.attempt]), end.step > began && ["after", end.step, end.attempt, true]].filter(Boolean);
+  const value = (name, at, attempt_, isOld) => {
+    for (const { attempt: own, n, x, y } of view.heads[0].stretches) {
+      if (own !== attempt_) continue;
+      let i = x[1].findLastIndex((step) => step <= at);
+      while (isOld && i > 0 && y[name][3][i] === 0) i--;
+      if (i >= 0 && i < n && y[name][3][i] !== 0 && (isOld || x[1][i] === at)) return number(y[name][2][i]);
+    }
+    return "–";
+  };
+  return card("Steps", "around the incident", table([["when"], ["step", "n"], ...names.map((name) => [about[name].name, "n"])],
+    rows.map(([when, at, own, isOld]) => [when, number(at), ...names.map((name) => value(name, at, own, isOld))]), ""));
+}
+
+function incidentHead(report, run) {
+  const { opened, closed } = report;
+  const where = [`${report.id} of run ${report.run.id}`, `step ${opened.step}${closed ? ` to ${closed.step}` : ""}`,
+    opened.wall.slice(0, 19).replace("T", " ") + " UTC", `host ${report.run.host}`,
+    run.ranks.length < 2 || report.scope.rank == null ? "" : `seen at rank ${report.scope.rank} of ${run.ranks.length}`];
   return h("div", { class: "head" },
     h("p", { class: "tags" }, severity(report.severity), " ", chip(report.state, stateTone(report.state)), " ",
       h("span", { class: "sub" }, report.state_means)),
@@ -119,5 +156,5 @@ function frozenIncidents() {
     if (target?.matches("details")) target.open = true;
   });
   return h("div", { class: "saved" }, Object.entries(FROZEN.incidents).map(([id, report]) => h("details", { class: "card", id },
-    h("summary", {}, `${id} ${report.title}`), incidentHead(report), sentences(report), ...incidentParts(report))));
+    h("summary", {}, `${id} ${report.title}`), incidentHead(report, FROZEN.run), sentences(report), ...incidentParts(report))));
 }

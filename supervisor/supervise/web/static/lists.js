@@ -123,7 +123,8 @@ async function comparePage() {
   crumbs(h("b", {}, "compare"));
   document.title = `${title} · supervise`;
   const answer = await json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`);
-  const abouts = await Promise.all(runs.map((run) => metrics(run.match(CHOSEN)[1])));
+  const plain = runs.map((run) => run.match(CHOSEN)[1]);
+  const [abouts, documents] = await Promise.all([Promise.all(plain.map((run) => metrics(run))), Promise.all(plain.map(facts))]);
   const view = new View(runs, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
   const about = Object.fromEntries(answer.metrics.filter((name) => abouts[0][name]).map((name) => [name, abouts[0][name]]));
   const area = h("div");
@@ -133,26 +134,38 @@ async function comparePage() {
   };
   const others = h("button", { type: "button", onclick: () => search(view, about, area).then(() => view.load()) },
     `all ${answer.metrics.length} metrics`);
-  const name = (r, i) => h("th", { scope: "col" }, h("i", { class: `line run${i + 1}` }),
-    h("a", { href: `${UP}${runPath(r.run)}/` }, r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt}`));
+  const names = answer.runs.map((r) => (r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt}`));
+  const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map((r, i) => h("th", { scope: "col" }, h("i", { class: `line run${i + 1}` }),
+    h("a", { href: `${UP}${runPath(r.run)}/` }, names[i])))));
   const row = (label, cells, same) => h("tr", { class: same && "same" }, h("th", { scope: "row" }, label),
-    same ? h("td", { colspan: runs.length }, cells[0], h("small", {}, " the same in all")) : cells.map((cell) => h("td", {}, cell)));
-  const facts = [["verdict", (r) => r.verdict], ["step", (r) => number(r.step)], ["incidents", (r) => number(r.incidents)]]
-    .map(([label, get]) => row(label, answer.runs.map(get)));
-  const differing = answer.differs.filter((d) => !d.same);
-  const line = (d) => row([h("small", {}, `${d.group} `), d.name], answer.runs.map((r) => d.values[r.key] ?? "–"), d.same);
-  const same = answer.differs.filter((d) => d.same);
-  const ofRules = differing.filter((d) => d.group === "rules");
-  const short = differing.filter((d) => d.group !== "rules");
-  const more = (text, rows) => rows.length > 0 && h("details", {}, h("summary", {}, text), h("table", { class: "compared" }, h("tbody", {}, rows.map(line))));
-  const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map(name)));
-  MAIN.replaceChildren(h("h1", {}, title),
-    h("section", { class: "card scroll", tabindex: 0, "aria-label": "what differs" }, h("table", { class: "compared" }, heads,
-      h("tbody", {}, facts, differing.length ? short.map(line) : row("command, policy, code, packages, data", ["no difference is recorded"], true))),
-    more(`${ofRules.length} differences inside the policies`, ofRules), more(`${same.length} things are the same`, same)),
-    h("div", { class: "bar" }, h("span", { class: "legend" }, answer.runs.map((r, i) => h("span", {}, h("i", { class: `line run${i + 1}` }), r.run))),
-      h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
-    h("div", { class: "compare" }, area));
+    same ? h("td", { colspan: runs.length }, cells[0]) : cells.map((cell, i) => h("td", { "data-of": names[i] }, cell)));
+  // A number of each run, and how it compares with that of the first.
+  const beside = (get, text, differ) => answer.runs.map((r, i) => {
+    const [first, own] = [get(answer.runs[0]), get(r)];
+    return [text(own), i && Number.isFinite(first) && Number.isFinite(own) ? h("small", {}, ` ${differ(own, first)}`) : ""];
+  });
+  const worst = ({ run, worst: w }) => (w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none");
+  const results = [["end", answer.runs.map((r) => r.verdict)], ["step", answer.runs.map((r) => number(r.step))],
+    ["loss at the end", beside((r) => r.loss, number, (b, a) => (b === a ? "the same" : `${b < a ? "" : "+"}${number(b - a)}`))],
+    ["drill", answer.runs.map((r) => r.drill || "none")], ["worst incident", answer.runs.map(worst)],
+    ["time of a step", beside((r) => r.steps_per_s && 1 / r.steps_per_s, duration, (b, a) => `×${+(b / a).toPrecision(2)}`)]].map(([label, cells]) => row(label, cells));
+  const line = (d) => row(d.name.startsWith(d.group) ? d.name : [h("small", {}, `${d.group} `), d.name],
+    answer.runs.map((r) => d.values[r.key] ?? "–"), d.same);
+  const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules";
+  const [same, differing] = [answer.differs.filter((d) => d.same), answer.differs.filter((d) => !d.same)];
+  const more = (text, rows) => rows.length > 0 && h("details", {}, h("summary", {}, text),
+    h("table", { class: "compared stack" }, h("tbody", {}, rows.map(line))));
+  const bare = runs.filter((_, i) => !Object.keys(abouts[i]).length);
+  view.lines = documents.flatMap((run, i) => run.incidents.map(({ attempt, step, t, severity: grave }) =>
+    ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${names[i]}` })));
+  MAIN.replaceChildren(...[h("h1", {}, title), h("p", {}, answer.sentence),
+    h("section", { class: "card", "aria-label": "differences" }, h("table", { class: "compared stack" }, heads,
+      h("tbody", {}, results, differing.filter((d) => !isLong(d)).map(line))),
+    more(`Whole commands, digests and policies: ${plural(differing.filter(isLong).length, "difference")}`, differing.filter(isLong)),
+    more(`${plural(same.length, "setting")} and fingerprints are the same`, same)),
+    bare.length || !answer.metrics.length ? h("p", { class: "card" }, bare.length ? `There are no curves of ${bare.join(", ")}: without a journal.` : "No metric is in all of them.")
+      : [h("div", { class: "bar" }, legend(view), h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
+        h("div", { class: "compare" }, area)]].flat());
   board();
   MAIN.dataset.ready = "facts";
   keys(view);

@@ -69,7 +69,11 @@ function windowShown() {
 function share(view, run) {
   view.incidents = run.incidents;
   view.attempts = run.attempts;
-  view.backs = run.actions.filter((a) => a.restored).map((a) => ({ attempt: a.attempt, step: a.restored.from_step, t: a.end_t }));
+  view.lines = run.actions.filter((a) => a.outcome === "done" && (a.restored || a.verb === "relaunch")).map((a) => {
+    const moment = { incident: a.incident, attempt: a.attempt, step: a.restored?.from_step ?? a.step, t: a.end_t };
+    return a.restored ? { ...moment, tone: "good", dash: [4, 3], kind: "weights restored", text: `weights of step ${a.restored.step} restored` }
+      : { ...moment, tone: "dim", dash: [7, 3], kind: "job started again", text: "job started again" };
+  });
 }
 
 // Parts of the page that are drawn again when one of their keys has changed.
@@ -493,12 +497,10 @@ function lanes(view, run) {
     const events = run.events.filter((e) => !/^(checkpoint|capabilities|measurement)/.test(e.kind)).map((e) =>
       mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
     const some = (children) => children.filter(Boolean);
-    const legend = h("div", { class: "legend" }, [["", "counts"], ["gone", "undone"], ["back", "rolled back"]].map(([kind, text]) =>
-      h("span", {}, h("i", { class: `line ${kind}` }), text)));
     element.replaceChildren(...[lane("state", some(phases)), lane("incidents", some([...incidents, ...raised])), lane("actions", some(actions)),
-      lane("checkpoints", some(saved)), lane("events", some(events)), run.undone.length > 0 && legend].filter(Boolean));
-    element.hidden = !element.children.length;
+      lane("checkpoints", some(saved)), lane("events", some(events)), key].filter(Boolean));
   };
+  const key = legend(view);
   view.changed.push(draw);
   return element;
 }
