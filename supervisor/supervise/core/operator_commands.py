@@ -390,7 +390,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
     arguments = ARGUMENTS.get(event.command, ())
-    unknown = next((name for name in event.args if name not in ("key", *arguments)), None)
+    unknown = next((name for name in event.args if name not in ("key", "via", *arguments)), None)
     if unknown is not None and event.command in (*VERBS, *PLAIN):
         named = f"it has {', '.join(arguments)}" if arguments else "it has none"
         raise Refused(f"{event.command} has no argument {unknown!r:.60}; {named}")
