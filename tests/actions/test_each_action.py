@@ -32,6 +32,7 @@ from supervise.catalog import action_classes
 from supervise.core.model import EffectCheck, Payload, Refused
 from supervise.errors import ActionError
 from supervise_probe.ipc.fences import FENCED
+from tests.support.recorded_run import shipped_policy
 
 CATALOG = action_classes()
 NEEDED = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}
@@ -204,6 +205,22 @@ def test_a_savepoint_of_damaged_weights_does_not_prove_them_good(context):
 
     assert action.objection(args, Payload({"loss": 3.0, "was": was})) == ""
     assert "had 2 before step 150" in action.objection(args, Payload({"loss": 2.2, "was": was}))
+
+
+@pytest.mark.parametrize(
+    ("book", "loss", "good"),
+    [
+        ("undo-update", 2.16, False),  # damage of ten steps ago, mended in part
+        ("undo-update", 2.13, True),
+        ("rollback-and-rewarm", 2.18, True),  # behind bad batches
+    ],
+)
+def test_weights_that_mend_are_damaged_where_no_batch_is_the_cause(context, book, loss, good):
+    steps = shipped_policy("nano").runbooks[book].steps
+    (check,) = (step for step in steps if isinstance(step, CheckWeights))
+    seen = Payload({"loss": loss, "was": [[149, 2.0]]})
+
+    assert bool(check.objection(check.plan(context()), seen)) is good
 
 
 @pytest.mark.parametrize(("requeue", "code"), [(False, 78), (True, 75)])
