@@ -188,6 +188,22 @@ def test_a_leap_begins_where_it_is_seen(samples, breach):
     assert (change.earliest, change.step, change.is_up) == (113, 120, True)
 
 
+@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("drift", "factor", "step"), [(-8e-3, 1, 120), (8e-3, 1, 120), (0, 2, 117)]
+)
+def test_what_becomes_nan_begins_there_or_with_a_leap_before_it(seed, drift, factor, step):
+    """A norm that drifts with its rate is no beginning; one that doubles in each step is."""
+    random = np.random.default_rng(seed)
+    course = [1.0 + drift * max(0, i - 102) for i in range(120)]
+    noise = np.exp(0.03 * random.normal(size=120))
+    points = [(i, 0.25 * course[i] * noise[i] * factor ** max(0, i - 116)) for i in range(120)]
+
+    change = find_change(points + [(i, math.nan) for i in range(120, 130)], 120)
+
+    assert (change.earliest, change.step, change.is_up) == (step, step, True)
+
+
 COSINE = [0.5e-3 * (1.0 + math.cos(math.pi * (i % 100) / 100)) + 1e-6 for i in range(400)]
 
 

@@ -290,6 +290,19 @@ def test_a_proof_claims_what_the_frames_show(story, incident, status, proof):
     assert rejoined is None or rejoined > report.observation.onset.step
 
 
+def test_a_job_that_trains_on_nan_has_lost_its_steps_though_nothing_was_done():
+    """Its end is no recovery, and what would have been done is said."""
+    report = stories.report("ended-unanswered")
+
+    assert report.cost.text == (
+        "81 steps trained on NaN or Inf from step 199 on; mode enforce would have run "
+        "rollback-and-rewarm"
+    )
+    assert report.status == "JOB FINISHED, NOT RECOVERED"
+    height = "the loss did NOT come back into its normal range: NaN at the end, 2.4 before"
+    assert report.proof.text.startswith(height)
+
+
 def test_a_fault_has_an_incident_of_its_own_beside_a_slow_host():
     """Its cause is its own, and the slow host has none in the training."""
     slow, fault = (stories.report("slow-then-fault", f"inc-{n}") for n in (1, 2))

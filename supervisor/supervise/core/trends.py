@@ -453,7 +453,9 @@ def _find_change(points: Sequence[tuple[int, float]], course: Course, breach: in
         return None
     rises = [course.height(step, value) for step, value in rows]
     falls = [-rise for rise in rises]
-    leaps = [_Leap.of(heights, begin, is_up=heights is rises) for heights in (falls, rises)]
+    # What becomes NaN or Inf begins with a leap, if with anything: no drift before it does that.
+    ways = (rises,) if math.inf in rises else (falls, rises)
+    leaps = [_Leap.of(heights, begin, is_up=heights is rises) for heights in ways]
     leaps = [leap for leap in leaps if leap.proof >= PROOF]
     if not leaps:
         return None

@@ -6,6 +6,7 @@ report, while the incident is open, when it closes, and years later.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -30,7 +31,6 @@ from .incident_report import (
     ActionEffect,
     Cause,
     Closing,
-    Condition,
     Cost,
     Evidence,
     IncidentReport,
@@ -38,7 +38,6 @@ from .incident_report import (
     Loss,
     NextStep,
     Observation,
-    Onset,
     Proof,
     Replay,
     Response,
@@ -273,8 +272,29 @@ class _Case:
                 self.status, self.skipped, self.moves, self.actions, self.failure
             ),
             lost_s=0.0 if self.slowness is None else self.slowness.lost_s,
-            standing=_standing_cost(self.conditions, self.onset),
+            standing=self._standing_cost(),
         )
+
+    def _standing_cost(self) -> str:
+        """Return what a job that nothing was done to has lost all the same, "" if nothing known."""
+        onset, asked = self.onset.step, self.approval
+        newest = None if self.tape is None else self.tape.broken_step()
+        if newest is not None:
+            steps = max(newest, self.incident[-1].step) - onset + 1
+            text = f"{steps} step{'s' * (steps > 1)} trained on NaN or Inf from step {onset} on"
+            if asked is not None and asked.answer != "approved" and self.mode == "approve":
+                text += f"; mode enforce would have run {asked.runbook}"
+            return text
+        for condition in self.conditions:
+            value = formats.finite_number(condition.value)
+            if not condition.is_breach or value is None:
+                continue
+            if condition.signal:
+                return f"no step lost; about {value:.0f} s without a step"
+            if condition.metric == WAITING:
+                share = f"{value:.0f} % of the time waiting"
+                return f"no step lost; {share} from step {onset} on"
+        return ""
 
     def proof(self) -> Proof:
         return sentences.describe_proof(
@@ -303,7 +323,8 @@ class _Case:
         before = next((move.level for move in self.moves if move.metric in LOSSES), None)
         if not points or before is None:
             return ""
-        now = sentences.format_significant(median(points))
+        is_broken = self.tape is not None and self.tape.broken_step() is not None
+        now = sentences.format_significant(math.nan if is_broken else median(points))
         return f": {now} at the end, {sentences.format_significant(before)} before"
 
     def _loss_left(self) -> bool:
@@ -409,19 +430,6 @@ def _budgets_of(actions: Iterable[Action], policy: Policy | None) -> set[str]:
     on_job = [action for action in actions if action.touches_job]
     budgets = {str(getattr(forms.get(a.verb), "budget", None) or a.verb) for a in on_job}
     return budgets | {action.runbook for action in on_job}
-
-
-def _standing_cost(conditions: Iterable[Condition], onset: Onset) -> str:
-    """Return what a job that nothing was done to has lost all the same, "" for nothing known."""
-    for condition in conditions:
-        value = formats.finite_number(condition.value)
-        if not condition.is_breach or value is None:
-            continue
-        if condition.signal:
-            return f"no step lost; about {value:.0f} s without a step"
-        if condition.metric == WAITING:
-            return f"no step lost; {value:.0f} % of the time waiting from step {onset.step} on"
-    return ""
 
 
 def _severity(incident: Sequence[Record]) -> Any:

@@ -573,11 +573,11 @@ def status_of(incident: Sequence[Record]) -> Status:
 
 
 def is_still_out(rejoined: Rejoined) -> bool:
-    """Return whether the newest losses are clearly out of the band."""
+    """Return whether the newest losses are clearly out of the band, or not finite."""
     residual, width = rejoined.residual, rejoined.band
-    if rejoined.answer != NO or not isinstance(residual, float) or not isinstance(width, float):
-        return False
-    return residual > CLEARLY * width
+    if not isinstance(residual, float) or not isinstance(width, float):
+        return rejoined.answer == NO  # such a loss has no distance
+    return rejoined.answer == NO and residual > CLEARLY * width
 
 
 def _status_of_end(closed: decisions.IncidentClosed, *, stopped: bool) -> Status:
@@ -662,6 +662,13 @@ class Tape:
         points = [*self.points_before, *self.points_since, *self._cell]
         values = (value for _, _, row in points if (value := row.get(metric)) is not None)
         return [value for value in values if math.isfinite(value)][-count:]
+
+    def broken_step(self) -> int | None:
+        """Return the step of the newest loss if it is not finite, else None."""
+        points = [*self.points_before, *self.points_since, *self._cell][::-1]
+        losses = ((s, v) for _, s, row in points for m in LOSSES if (v := row.get(m)) is not None)
+        step, loss = next(losses, (-1, 0.0))
+        return None if math.isfinite(loss) else step
 
     def has_loss(self) -> bool:
         """Return whether any point holds a loss."""
