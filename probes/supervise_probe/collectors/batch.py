@@ -23,7 +23,7 @@ from typing import (
 )
 from zlib import crc32
 
-from ..sampling.sample_sets import FLOOR_NS, SPARSEST, TOKENS
+from ..sampling.sample_sets import FLOOR_NS, LEAST, SPARSEST, TOKENS
 from ..shards import SEVERAL, Origin, ShardTracker
 from ..torch_state.structure import own_attributes
 from . import Collector, MetricSpec
@@ -362,7 +362,7 @@ def _layout(tensor: Any) -> Layout:
     return Layout(tuple(offsets), piece, part)
 
 
-RARER = 4  # looks, of which one is at masks and rows, too
+RARER = 4  # looks, of which one is at masks and rows, too, where they are every fourth step or more
 COST = "one pass over the input and a table of its ids; a sort of them on a device"
 BATCH_SANITY_METRICS = (
     MetricSpec(
@@ -424,7 +424,7 @@ BATCH_SANITY_METRICS = (
         "%",
         "Tokens that are none of the rows of the model's largest embedding; absent without one.",
         "ids below 0, or from num_embeddings on",
-        sparsest=SPARSEST * RARER,
+        sparsest=SPARSEST,
     ),
     MetricSpec(
         "batch_pad_fraction",
@@ -432,7 +432,7 @@ BATCH_SANITY_METRICS = (
         "Padding over all tokens of the batch; absent where neither a mask nor the model shows it.",
         "attention_mask, a padding mask, or what begins or ends a row: padding_idx, pad_token_id",
         "a sum over the mask, or a look at the rows",
-        sparsest=SPARSEST * RARER,
+        sparsest=SPARSEST,
     ),
     MetricSpec(
         "batch_seq_len_p50",
@@ -441,14 +441,14 @@ BATCH_SANITY_METRICS = (
         "position_ids; absent where padding is and these do not come.",
         "the same masks; nearest rank",
         "a sort of the lengths",
-        sparsest=SPARSEST * RARER,
+        sparsest=SPARSEST,
     ),
     MetricSpec(
         "batch_seq_len_p95",
         "tokens",
         "Length that 5 % of the sequences exceed.",
         "the same masks; nearest rank",
-        sparsest=SPARSEST * RARER,
+        sparsest=SPARSEST,
     ),
 )
 
@@ -466,8 +466,8 @@ class BatchSanityCollector(Collector):
     Keeps a copy of the values until the step is over, and counts them then.
 
     Attributes:
-        pace: how often. rarer: looks from one at the lengths of sequences, and at the table of the
-            model, to the next. unseen: why metrics of tokens are absent, by metric.
+        pace: how often. rarer: looks from one at masks, rows and ids to the next, at most.
+        unseen: why metrics of tokens are absent, by metric.
     """
 
     METRICS = BATCH_SANITY_METRICS
@@ -493,11 +493,15 @@ class BatchSanityCollector(Collector):
         if not batches or batches[0].device == tensor.device:
             is_complete = tensor.numel() <= LONGEST
             batches.append(tensor.clone() if is_complete else tensor.reshape(-1)[:LONGEST].clone())
-            if self._looks % self.rarer == 0:
+            if self._looks_closer():
                 if len(batches) == 1:
                     self._table.look()
                 named = by_name(args, kwargs)
                 self._sequences.saw(tensor, batches[-1], named, self._table.padding)
+
+    def _looks_closer(self) -> bool:
+        """Whether the look under way is one at masks, rows and ids: at least every 16 steps."""
+        return self._looks % max(1, self.rarer // max(1, self.pace.every // LEAST)) == 0
 
     def forget(self) -> None:
         self._kept = []
@@ -523,7 +527,7 @@ class BatchSanityCollector(Collector):
         values["batch_token_entropy"] = log(size) - mean
         values["batch_unique_ratio"] = kinds / size
         values["batch_top1_share"] = top / size
-        if self._looks % self.rarer == 0:
+        if self._looks_closer():
             if self._table.rows:
                 values[OUTSIDE] = self._outside(ids, size, self._table.rows)
             values.update(self._sequences.take())

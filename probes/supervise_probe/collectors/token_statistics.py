@@ -111,7 +111,7 @@ class SequenceLengths:
         """Return the metrics of the step."""
         values: Dict[str, Number] = {}
         if self._tokens:
-            values[PADDING] = 100.0 - self._inside * (100.0 / self._tokens)
+            values[PADDING] = (self._tokens - self._inside) * (100.0 / self._tokens)
         if self._lengths:
             ordered = self._torch.cat(self._lengths).sort()[0]
             for name, share in zip(LENGTHS, (0.5, 0.95)):
