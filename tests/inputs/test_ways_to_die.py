@@ -175,6 +175,7 @@ def test_the_last_message_of_a_rank_stands_in_for_a_record(records):
 
 
 FULL_DISK = OSError(28, "No space left on device")
+ROW, TARGET = "index out of range in self", "Target -3 is out of bounds."
 FROM_FULL_DISK = "7 (from OSError: [Errno 28"
 
 
@@ -186,6 +187,9 @@ FROM_FULL_DISK = "7 (from OSError: [Errno 28"
         (OSError("pos 7"), {"__context__": FULL_DISK}, FROM_FULL_DISK, "disk-full"),
         (OSError("x"), {"__context__": FULL_DISK, "__suppress_context__": True}, "OSError: x", ""),
         (OSError("x"), {"__context__": KeyError("row")}, "OSError: x", ""),
+        (IndexError(ROW), {}, f"IndexError: {ROW}", "token-ids"),
+        (IndexError(TARGET), {}, f"IndexError: {TARGET}", "token-ids"),
+        (IndexError("pop from a"), {}, "IndexError: pop from a", "data-error"),
     ],
 )
 def test_the_error_behind_an_error_is_named(error, links, text, cls):
