@@ -11,6 +11,7 @@ from supervise.core.model import Announced, Event, Exited, Frame, Launched
 NAMES = (
     *("train_loss_raw", "val_loss", "eval_artifact_hash", "batch_token_entropy"),
     *("batch_unique_ratio", "max_attn_logit", "grad_global_norm", "batch_pad_fraction"),
+    "checkpoint_proved",
 )
 STAGES = ["harness", "data", "internals", "architecture"]
 
@@ -31,7 +32,7 @@ def run_of(changes=(), *, worse=True, without=()) -> list[Event]:
             values["val_loss"] = (
                 3.0 - 0.01 * step + (0.02 * (step - 79) if worse else 0.0) * (step > 79)
             )
-            values["eval_artifact_hash"] = 7.0
+            values["eval_artifact_hash"], values["checkpoint_proved"] = 7.0, 1.0
         for name, value in changes if step > 79 else ():
             if name in values:
                 values[name] = value
@@ -49,6 +50,11 @@ def run_of(changes=(), *, worse=True, without=()) -> list[Event]:
             "evaluation: eval_artifact_hash changed at step 89",
         ),
         (
+            [("checkpoint_proved", 0.0)],
+            ["found", "later", "later", "later"],
+            "weights: checkpoint_proved changed at step 89",
+        ),
+        (
             [("batch_token_entropy", 2.0), ("max_attn_logit", 90.0)],
             ["excluded", "found", "later", "later"],
             "batch_token_entropy 3.002 → 2",
@@ -60,7 +66,7 @@ def run_of(changes=(), *, worse=True, without=()) -> list[Event]:
         ),
         ([], ["excluded", "excluded", "excluded", "not known"], "experts"),
     ],
-    ids=STAGES,
+    ids=["evaluation", "weights", *STAGES[1:]],
 )
 def test_the_first_that_is_not_excluded_is_where_to_look(
     supervise, recorded, changes, verdicts, record

@@ -340,10 +340,11 @@ def _condition(condition: why_not.Condition, depth: int) -> Iterator[str]:
 FOUND, EXCLUDED, UNKNOWN, LATER = "found", "excluded", "not known", "later"
 SCORES = {
     "val_loss": False,
+    "checkpoint_val_loss": False,
     "fixed_probe_loss": False,
     "microbench_score": True,
 }  # higher is better
-ARTEFACT = "eval_artifact_hash"
+ARTEFACT, PROOF = "eval_artifact_hash", "checkpoint_proved"
 HARNESS, DATA, INTERNALS, ARCHITECTURE = "harness", "data", "internals", "architecture"
 # What is compared before and since, by stage and check.
 COMPARED: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -364,6 +365,7 @@ COMPARED: Mapping[str, Mapping[str, Sequence[str]]] = {
         "routing": ("moe_drop_rate", "moe_util_entropy", "router_token_entropy"),
         "updates": ("grad_global_norm", "adam_rms_ratio"),
         "outputs": ("output_kl_to_prev", "logit_entropy_probe"),
+        "checkpoints": ("checkpoint_kl_to_prev", "checkpoint_entropy", "curvature_trace_est"),
         "spectra": ("dw_spectral_entropy", "qk_d2_spectral_entropy", "spectral_radius"),
     },
 }
@@ -378,7 +380,7 @@ LEAST = {
 # Less of it is no harm: a rate that decays makes it so.
 RISING = (
     *("max_attn_logit", "key_gradient_sum", "moe_drop_rate", "grad_global_norm"),
-    *("output_kl_to_prev", "spectral_radius"),
+    *("output_kl_to_prev", "checkpoint_kl_to_prev", "curvature_trace_est", "spectral_radius"),
 )
 ASK = {
     HARNESS: "compare tokenizer, prompts, decoding, data and code of both evaluations",
@@ -386,7 +388,10 @@ ASK = {
     INTERNALS: "look at attention, routing and precision",
     ARCHITECTURE: "change one axis at a time, with tokenizer, data and evaluation pinned",
 }
-PIN = "pin it, and evaluate the old checkpoint with the new one and the reverse"
+FINDINGS = {  # of checks; others are looked at as they are asked
+    "evaluation": "pin it, and evaluate the old checkpoint with the new one and the reverse",
+    "weights": "the file holds other weights than the job had: evaluate the other checkpoints",
+}
 CORPUS = "supervise data check DATA --val VAL --baseline data.json"
 AXES = (
     "long context: context length and its curriculum, full or sparse attention",
@@ -481,7 +486,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     """
     directory = RunDir.open(run)
     compared = (names for checks in COMPARED.values() for names in checks.values())
-    wanted = {*SCORES, ARTEFACT, *chain.from_iterable(compared)}
+    wanted = {*SCORES, ARTEFACT, PROOF, *chain.from_iterable(compared)}
     points: dict[str, list[tuple[int, float]]] = {}
     with reading_recorded_data(f"the journal of {directory.path}", INSPECT):
         for row in read_rows(directory, late=True):
@@ -561,22 +566,28 @@ def judge_regression(
 
 
 def _harness(points: Points, span: Span | None, run: str) -> Stage:
-    """Return whether the evaluation itself changed."""
-    hashes = [point for point in points.get(ARTEFACT, ()) if span and point[0] <= span[1]]
-    command = f"supervise checkpoints {run}"
-    shows = f"supervise metrics show {ARTEFACT}"
-    check = Check(name="evaluation", absent={ARTEFACT: ""}, command=shows)
-    verdict = UNKNOWN
-    if len(hashes) > 1:
-        pairs = [
-            (a[1], *b) for a, b in pairwise(hashes) if span and a[1] != b[1] and b[0] > span[0]
-        ]
-        before, step, since = pairs[0] if pairs else (hashes[0][1], None, hashes[-1][1])
-        moved = bool(pairs)
-        change = Change(metric=ARTEFACT, before=before, since=since, moved=moved, step=step)
-        check = Check(name="evaluation", changes=[change])
-        verdict = FOUND if pairs else EXCLUDED
-    return Stage(stage=HARNESS, verdict=verdict, checks=[check], command=command)
+    """Return whether the evaluation itself changed, or the checkpoints are not of the job."""
+    begin, end = span or (0, -1)
+    hashes = [point for point in points.get(ARTEFACT, ()) if point[0] <= end]
+    proofs = [point for point in points.get(PROOF, ()) if begin < point[0] <= end]
+    others = [(a[1], *b) for a, b in pairwise(hashes) if a[1] != b[1] and b[0] > begin]
+    wrong = [(1.0, *proof) for proof in proofs if proof[1] < 1.0]
+    checks: list[Check] = []
+    for name, metric, values, moves, shows in (
+        ("evaluation", ARTEFACT, hashes[1:], others, f"supervise metrics show {ARTEFACT}"),
+        ("weights", PROOF, proofs, wrong, f"supervise checkpoint eval CKPT --run {run}"),
+    ):
+        if not values:
+            checks.append(Check(name=name, absent={metric: ""}, command=shows))
+            continue
+        before, step, since = moves[0] if moves else (values[0][1], None, values[-1][1])
+        change = Change(metric=metric, before=before, since=since, moved=bool(moves), step=step)
+        checks.append(Check(name=name, changes=[change]))
+    same = EXCLUDED if hashes[1:] else UNKNOWN
+    verdict = FOUND if others or wrong else same
+    return Stage(
+        stage=HARNESS, verdict=verdict, checks=checks, command=f"supervise checkpoints {run}"
+    )
 
 
 def _compared_stage(
@@ -662,8 +673,8 @@ def _triage_lines(triage: Triage) -> Iterator[str]:
         if stage.stage == ARCHITECTURE:
             yield from (f"    {line}" for line in AXES)
         if stage.verdict != EXCLUDED:
-            pin = stage.stage == HARNESS and stage.verdict == FOUND
-            yield f"    {PIN if pin else ASK[stage.stage]}:"
+            moved = (c.name for c in stage.checks if any(change.moved for change in c.changes))
+            yield f"    {FINDINGS.get(next(moved, ''), ASK[stage.stage])}:"
             yield f"    {stage.command}"
     if not is_comparable:
         yield f"name the step of the last good evaluation: {triage.next}"
