@@ -129,7 +129,8 @@ BATCH_METRICS = (
         "Hash of the step's input as a whole number below 2^52; absent if no input was seen.",
         "CRC-32 of 512 bytes of its first tensor, and its size; on a device a weighted sum of its "
         "first 16384 values. Whole numbers come before floats; dicts, sequences and dataclasses "
-        "are looked into. Once it is the same twice, all of its first 16 tensors on the host",
+        "are looked into. Once it is the same twice, 8192 bytes of it, and all of its first 16 "
+        "tensors, on the host",
         "one look at 512 bytes; on a device one pass over 16384 values",
     ),
     MetricSpec(
@@ -145,7 +146,7 @@ PIECE = 128  # bytes
 SMALL = 512  # bytes; up to so many all are hashed
 SEVERAL_INPUTS = 16  # of them, where the first one stays; project default
 LAYOUTS = 64  # shapes that are remembered: a job mostly has one or two
-PLACES = tuple((index * 0.6180339887498949) % 1.0 for index in range(1, SMALL // PIECE + 1))
+FEW_PIECES, MANY_PIECES = SMALL // PIECE, 64  # of the first tensor; many where it repeated
 ABSENCES = (2, 16, 128)  # steps without a batch, at which the model is looked for
 _MASK = (1 << 52) - 1
 _MIX = 6364136223846793005  # odd; keeps the order of micro-batches
@@ -277,17 +278,17 @@ class BatchCollector(Collector):
         )
 
     def _digest_of(self, values: Iterable[Any], tensor: Any) -> Any:
-        digest = self._digest(tensor)
+        digest = self._digest(tensor, MANY_PIECES if self._of_all else FEW_PIECES)
         if self._of_all:
             for other in islice(self._inputs.every(values), SEVERAL_INPUTS):
                 if other is not tensor and self.scalars.reads(other):
                     digest = self._mix(digest, self._digest(other))
         return digest
 
-    def _digest(self, tensor: Any) -> Any:
+    def _digest(self, tensor: Any, pieces: int = FEW_PIECES) -> Any:
         torch = self.torch
         if self.scalars.reads(tensor):
-            return _digest_of_memory(tensor, self._layouts)
+            return _digest_of_memory(tensor, self._layouts, pieces)
         flat = tensor.detach().reshape(-1)[:LONGEST]
         if flat.dtype not in self._integers:
             double = flat.dtype is torch.float64
@@ -317,22 +318,22 @@ class Layout(NamedTuple):
     size: int
 
 
-def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout]) -> int:
+def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout], pieces: int) -> int:
     """Return a number below 2^52 that identifies the values of a tensor on the host.
 
     Read from memory, since one call of torch costs as much as all of this; and by one array type of
     ctypes, since each new one is a cycle that waits for the garbage collector. `layouts` remembers
     where to look.
     """
-    key = tensor.dtype, tensor.shape, tensor.stride()
+    key = tensor.dtype, tensor.shape, tensor.stride(), pieces
     layout = layouts.get(key)
     if layout is None:
         if len(layouts) >= LAYOUTS:
             layouts.clear()
-        layout = layouts[key] = _layout(tensor)
+        layout = layouts[key] = _layout(tensor, pieces)
     offsets, length, size = layout
     if not offsets:
-        return _digest_of_memory(tensor.contiguous(), layouts)
+        return _digest_of_memory(tensor.contiguous(), layouts, pieces)
     start, checksum = tensor.data_ptr(), 0
     if length == PIECE:
         for offset in offsets:
@@ -343,7 +344,7 @@ def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout]) -> int:
     return checksum | size
 
 
-def _layout(tensor: Any) -> Layout:
+def _layout(tensor: Any, pieces: int) -> Layout:
     width = int(tensor.element_size())
     size = int(tensor.numel()) * width
     line, stride = size, 0  # bytes in a row, and from one row to the next
@@ -356,8 +357,8 @@ def _layout(tensor: Any) -> Layout:
         return Layout((0,), size, part)
     piece = min(PIECE, line)
     offsets = []
-    for fraction in PLACES:
-        row, column = divmod(int(fraction * size), line)
+    for number in range(1, pieces + 1):  # rows that are padded to some length are alike in most
+        row, column = divmod(int((number * 0.6180339887498949) % 1.0 * size), line)
         offsets.append(row * stride + min(column - column % width, line - piece))
     return Layout(tuple(offsets), piece, part)
 

@@ -2,15 +2,8 @@
 
 import pytest
 
-TYPES = (
-    "float64",
-    "bfloat16",
-    "float16",
-    "float8_e5m2",
-    "uint8",
-    "int16",
-    "int8",
-    "bool",
+TYPES = (  # none beside one whose zeros and ones are the same bytes
+    *("float64", "bool", "bfloat16", "uint8", "float16", "int8", "float8_e5m2", "int16"),
 )
 
 GIVEN = """
@@ -186,3 +179,23 @@ def test_the_first_batch_of_a_process_has_the_fingerprint_that_it_has_later(
     found = job.column("batch_fingerprint")
     assert len(set(found)) == 3 and found[:3] == found[3:]
     assert job.output == [{"breaks": 0}]
+
+
+PADDED = """
+model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1)
+batches = [torch.zeros(8, 192, dtype=torch.int64) for _ in range(12)]
+for ids in batches:
+    ids[:, :8], ids[:, 8:32] = 7, torch.randint(1, 50, (8, 24))
+for ids in [*batches, *[batches[-1]] * 3]:
+    model(ids).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_batches_are_told_apart_where_rows_are_mostly_padding(probed):
+    """As prompts with one beginning that are filled up to the longest length of the model."""
+    column = probed.run(PADDED).column("batch_fingerprint")[3:]
+    assert len(set(column[:9])) == 9 and len(set(column[8:])) == 1
