@@ -189,6 +189,26 @@ def test_what_a_rank_does_is_no_cause_of_an_end():
     assert stories.report("ended-unseen").cause.text.startswith("unknown")
 
 
+@pytest.mark.parametrize("side", ["high", "low"])
+def test_a_level_that_moved_says_to_which_side(side):
+    reading = {"code": "BREACH", "metric": "batch_seq_len_p50", "value": 256.0}
+    drift = {"sum": 9.0, "threshold": 8.0, "direction": side}
+    fired = RuleFired(
+        step=199,
+        rule="data.lengths",
+        severity="SEV2",
+        reason="",
+        when="d",
+        rank=0,
+        numbers={"d": reading | drift},
+    )
+    report = built(fired)
+
+    assert f"256 tokens ({side} for too long)" in "".join(render_full(report))
+    (condition,) = report.conditions
+    assert (condition.measured, condition.limit) == ((9.0, 8.0) if side == "high" else (-9.0, -8.0))
+
+
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
     cost = built(planned("rollback"), finished(step=175)).cost

@@ -148,6 +148,11 @@ def _condition(
     name: str, rule: decisions.RuleFired, numbers: Reading, series: Series | None, breach: int
 ) -> Condition:
     key, measured = formats.measured_number(numbers)
+    past = _past(numbers, key, measured, series, breach)
+    limit = _limit(numbers.get("threshold"))
+    if numbers.get("direction") == "low" and isinstance(measured, float):  # sums have no sign
+        measured = -measured
+        limit = -limit if isinstance(limit, float) else limit
     levels = (
         formats.finite_number(numbers.get(k)) for k in ("median", "reference", "level", "before")
     )
@@ -162,13 +167,13 @@ def _condition(
         value=_scalar(numbers.get("last_block", numbers.get("value"))),
         measure=key,
         measured=measured,
-        limit=_limit(numbers.get("threshold")),
+        limit=limit,
         baseline=next((value for value in levels if value is not None), None),
         signal=formats.reading_text(numbers, "signal") or None,
         nonfinite=list(map(str, formats.reading_names(numbers, "nonfinite"))),
         module=formats.reading_text(numbers, "where"),
         text=formats.format_reading(numbers),
-        past=_past(numbers, key, measured, series, breach),
+        past=past,
     )
 
 

@@ -153,7 +153,7 @@ class Condition(Struct, frozen=True):
         metric: id; null for detectors of several or of time
         value: of the metric
         measure: what is compared with the limit: value, z, ratio, ...
-        measured: that number
+        measured: that number; negative, as the limit, of a sum of falls
         limit: threshold
         baseline: level before
         text: the reading in words

@@ -168,7 +168,8 @@ def _condition(condition: Condition) -> str:
     if condition.baseline is not None:
         return f"{text} (before {format_significant(condition.baseline)}{unit})"
     if condition.measure == "sum":
-        return f"{text} (high for too long)"
+        is_low = isinstance(condition.measured, float) and condition.measured < 0.0
+        return f"{text} ({'low' if is_low else 'high'} for too long)"
     if condition.measure != "value" or condition.limit is None:
         return text
     at_zero = condition.value == condition.limit == 0.0  # a count, or a norm: none is below
