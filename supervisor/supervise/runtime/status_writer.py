@@ -575,7 +575,7 @@ class _LaunchIdentity:
         run, state, previous = self._settings.run, self._processor.state, self._previous
         self._previous = RecordedIdentity(run.id, state.job.launched, identity)
         document = msgspec.to_builtins(self._previous)
-        text = "what this launch consists of"
+        text = "code, packages, data and machine of this start of the job"
         changes: list[Difference] = []
         comparison = {}
         if previous is not None:

@@ -224,9 +224,12 @@ def _result(view: RunView) -> dict[str, Any]:
     row = plain_json(view.summary())
     marks = {mark["id"]: mark for mark in view.marks()["incidents"]}
     worst = marks.get(row["gravest"]["id"]) if row["gravest"] else None
+    facts = row["ending"]["facts"] if row["ending"] else []
+    troubles = [fact["text"] for fact in facts if fact["kind"] != "finished"]
     return {
-        **{name: row[name] for name in ("run", "state", "verdict", "step", "created", "incidents")},
-        **{name: row[name] for name in ("loss", "steps_per_s")},
+        **{name: row[name] for name in ("run", "state", "step", "created", "incidents", "loss")},
+        "steps_per_s": row["steps_per_s"],
+        "verdict": ", ".join([row["state"], *troubles]) if facts else row["verdict"],
         "drill": ", ".join(f"{d.fault} at step {d.step}" for d in view.described.drills),
         "worst": worst and {name: worst[name] for name in ("id", "severity", "title")},
     }

@@ -36,7 +36,7 @@ from ..report.records import Record, find_action_outcome, incident_ids
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
-from ..store.run_records import RunOutcome, skim_run
+from ..store.run_records import IncidentOutcome, RunOutcome, skim_run
 
 if TYPE_CHECKING:
     from ..core.model.policy import Policy
@@ -224,6 +224,7 @@ class RunView:
         self._marks_lock = threading.Lock()
         self._incident_marks: dict[str, tuple[int, IncidentMark]] = {}
         self._listed = -UNSEEN_S, ""
+        self._title: tuple[object, str] = (None, "")
         self.problem, self.version = "", 0
 
     def update(self) -> bool:
@@ -289,8 +290,11 @@ class RunView:
         training = None if newest is None else newest.training
         worst = [] if self.state is None else self.state.gravest
         standing = next((i.id for i in worst if i.phase != "closed"), None)
+        content = msgspec.to_builtins(row)
+        if row.gravest is not None:
+            content["gravest"]["title"] = self._title_of(row.gravest)
         return {
-            **msgspec.to_builtins(row),
+            **content,
             "host": self.described.host,
             "verdict": "" if self.state is None else self.state.verdict,
             "phase": None if newest is None else newest.state,
@@ -304,6 +308,16 @@ class RunView:
             "rollbacks": self._rollbacks,
             **read_note(self.run.id),
         }
+
+    def _title_of(self, incident: IncidentOutcome) -> str:
+        """Return the name of an incident, as its own page has it."""
+        key = incident.id, incident.severity
+        if self._title[0] != key:
+            whole = RunView(self.run.path) if self._brief else self
+            whole.update()
+            marks = {mark["id"]: mark["title"] for mark in whole.marks()["incidents"]}
+            self._title = key, marks.get(incident.id, "")
+        return self._title[1]
 
     def _protection(self) -> dict[str, str]:
         """Return what can be done to the run; of an ended one nothing can."""
@@ -415,8 +429,8 @@ class RunView:
         elif (ending := state.ending) is not None and self._needs_somebody(ending, listed):
             worst = self._outcome.worst
             extra = {"severity": worst.severity, "incident": worst.id} if worst else {}
-            text = ", ".join(fact.text for fact in ending.facts)
-            text += f"; {worst.headline}" if worst else ""
+            text = ", ".join(fact.text for fact in ending.facts if fact.kind != _runs.FINISHED)
+            text += f": {self._title_of(worst)}" if worst else ""
             yield need(ending.kind, text, ending.command or f"supervise why {path}", **extra)
         if state.undelivered:
             text = f"{state.undelivered} messages of the end of the run were not delivered"

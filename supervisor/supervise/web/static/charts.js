@@ -289,7 +289,8 @@ class Chart {
       c.strokeStyle = c.fillStyle = colour(tone);
       line(x, top, x, top + height, dash);
       if (!this.wide || !text || x < left || x > left + width) return;
-      const before = (isLeft && x > left + 100 * pixel) || x > left + width * 0.8;
+      const room = c.measureText(text).width + 5 * pixel;
+      const before = isLeft ? x - room > left : x + room > left + width;
       c.textAlign = before ? "right" : "left";
       c.fillText(text, x + (before ? -5 : 5) * pixel, top + (12 + 14 * i) * pixel);
     });

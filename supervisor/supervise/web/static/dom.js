@@ -53,7 +53,9 @@ const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) :
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const words = (name) => String(name).replaceAll("_", " ");
+const PLAIN = { lease_s: "for at most s", held_s: "paused for s", within: "within", rejoined: "did the loss come back?",
+  eval_shifted: "did evaluations move?", norms_stayed: "are the norms normal?", else_happened: "did anything else happen?" };
+const words = (name) => PLAIN[name] || String(name).replaceAll("_", " ");
 
 function severity(name) {
   return h("b", { class: `sev ${String(name).toLowerCase()}` }, name);
@@ -81,6 +83,10 @@ function command(text) {
   return h("div", { class: "command" }, code, button);
 }
 
+// A text, and each command in it once more, to copy.
+const COMMANDS = /supervise [a-z-]+(?: (?:show|test|flush|verify|add))?(?: --?[\w-]+ [\w./:@%+-]*\w| [\w./:@%+-]*[/\d][\w./:@%+-]*\w)*/g;
+const withCommands = (text) => [text, ...[...new Set(text.match(COMMANDS) || [])].map(command)];
+
 function card(title, note, ...children) {
   const heading = h("h2", {}, title, note ? h("small", {}, ` ${note}`) : "");
   return h("section", { class: "card" }, heading, children);
@@ -90,7 +96,7 @@ function card(title, note, ...children) {
 function table(head, rows, kind = "stack") {
   const cells = (row) =>
     row.map((cell, i) => h("td", { class: head[i][1], "data-of": head[i][0] }, cell));
-  const heads = head.map(([text, align]) => h("th", { scope: "col", class: align }, text));
+  const heads = head.map(([text, align, title]) => h("th", { scope: "col", class: align, title }, text));
   return h(
     "table",
     { class: kind },
@@ -110,7 +116,8 @@ function sparkline(values, marks = []) {
     Number.isFinite(y) ? `${x(i)} ${(24 - ((y - low) / span) * 22).toFixed(1)}` : null,
   );
   const path = points.map((p, i) => (p ? `${points[i - 1] ? "L" : "M"}${p}` : "")).join("");
-  const text = `loss ${number(finite[0])} to ${number(finite.at(-1))}`;
+  const bad = values.flatMap((y, i) => (y == null || Number.isFinite(y) ? [] : [i]));
+  const text = `loss ${number(finite[0])} to ${number(finite.at(-1))}${bad.length ? `, ${bad.length} of ${values.length} NaN or Inf` : ""}`;
   const rolled = marks.length ? `, rolled back ${plural(marks.length, "time")}` : "";
   const lines = marks.map((m) => svg("line", { x1: m * 100, x2: m * 100, y1: 0, y2: 26 }));
   return svg(
@@ -119,6 +126,7 @@ function sparkline(values, marks = []) {
       "aria-label": text + rolled },
     ...lines,
     svg("path", { d: path }),
+    ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })),
   );
 }
 

@@ -2,6 +2,7 @@
 // The page of an incident: sentences, curves around it, what was done, evidence, how to go on.
 
 const SIGNALS = 6; // charts
+const BOOKKEEPING = ["sha256", "files", "missing", "ack_step", "pid", "attempt", "resumed", "how", "returncode", "bytes", "ranks"];
 const FAMILY = { step_time: ["forward_time", "backward_time", "optimizer_time", "tokens_per_sec"] }; // looked at together
 
 async function incidentPage() {
@@ -73,7 +74,7 @@ function stepTable(report, run, view, names, about) {
     return "–";
   };
   return card("Steps", "around the incident", table([["when"], ["step", "n"], ...names.map((name) => [about[name].name, "n"])],
-    rows.map(([when, at, own, isOld]) => [when, number(at), ...names.map((name) => value(name, at, own, isOld))]), ""));
+    rows.map(([when, at, own, isOld]) => [when, number(at), ...names.map((name) => value(name, at, own, isOld))]), "steps"));
 }
 
 function incidentHead(report, run) {
@@ -84,7 +85,7 @@ function incidentHead(report, run) {
   return h("div", { class: "head" },
     h("p", { class: "tags" }, severity(report.severity), " ", chip(report.state, stateTone(report.state)), " ",
       h("span", { class: "sub" }, report.state_means)),
-    h("h1", {}, report.title), h("p", { class: "sub" }, where.filter(Boolean).join(" · ")));
+    h("h1", { title: report.title }, run.incidents.find((i) => i.id === report.id)?.title || report.title), h("p", { class: "sub" }, where.filter(Boolean).join(" · ")));
 }
 
 const stateTone = (state) => {
@@ -95,13 +96,13 @@ const stateTone = (state) => {
 function sentences(report) {
   const rows = [["What", report.what], ["Cause", report.cause], ["Did", report.did], ["Cost", report.cost],
     ["Proof", report.proof], ["Next", report.next]].filter(([, part]) => part?.text);
-  return h("section", { class: "card", "aria-label": "summary" }, pairs(rows.map(([name, part]) => [name, part.text])));
+  return h("section", { class: "card", "aria-label": "summary" }, pairs(rows.map(([name, part]) => [name, name === "Next" ? withCommands(part.text) : part.text])));
 }
 
 function incidentParts(report) {
   const action = (a) => [number(a.step), [h("b", {}, words(a.verb)), ` ${values(a.args)}`],
     [chip(a.outcome || "under way", a.ok === false ? "bad" : a.ok ? "good" : "busy"), a.took_s == null ? "" : ` in ${duration(a.took_s)} `,
-      h("small", {}, values(a.result, ["sha256", "files", "missing"]))]];
+      h("small", {}, values(a.result, BOOKKEEPING))]];
   const diagnosis = report.diagnosis && card("Diagnosis", "", h("p", {}, h("b", {}, report.diagnosis.class)),
     h("ul", { class: "list" }, Object.entries(report.diagnosis.questions).map(([name, q]) =>
       h("li", {}, `${words(name)}: `, h("b", {}, q.answer), `, ${q.text}`))));

@@ -82,7 +82,7 @@ function runTable(rows, { picked, pick, sort, down, by }) {
   const order = (name, text) => h("button", { type: "button", class: "order", onclick: () => by(name) }, text,
     h("span", { "aria-hidden": "true" }, sort === name ? (down ? " ↓" : " ↑") : ""));
   const head = [["", "", h("span", { class: "hidden" }, "compare")], ["run", ""], ["state", ""], ["step", "n"], ["loss", "n"],
-    ["curve", "", "curve of the loss"], ["incident", ""], ["protection", "", "can go back"], ["age", "n"]];
+    ["curve", "", "curve of the loss"], ["incident", ""], ["protection", "", "way back"], ["age", "n"]];
   const columns = head.map(([name, align, label]) => h("th", { scope: "col", class: align,
     "aria-sort": sort === name ? (down ? "descending" : "ascending") : null }, label || order(name, name)));
   const row = (r) => {
@@ -94,23 +94,30 @@ function runTable(rows, { picked, pick, sort, down, by }) {
     const cells = [tick,
       [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), h("small", {}, r.host || ""),
         r.tags.map((tag) => chip(tag)), r.note && h("small", { class: "note" }, r.note)],
-      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, TONES[r.state]), r.verdict !== r.state && h("small", {}, r.verdict || "")],
+      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? TONES[r.ending.kind] || "bad" : TONES[r.state] || "bad"), stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
-      number(r.loss), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
+      h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
     return h("tr", {}, cells.map((cell, i) => h("td", { class: head[i][1], "data-of": i > 2 ? head[i][2] || head[i][0] : "" }, cell)));
   };
   return h("table", { class: "runs" }, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows.map(row)));
 }
 
-function gravest(r) {
-  if (!r.gravest) return h("span", { class: "dim" }, "none");
-  const { id, severity: name, headline, phase } = r.gravest;
-  return [severity(name), " ", h("a", { class: "clamped", title: headline, href: `${UP}${runPath(r.run)}/incident/${id}/` }, (headline || id).replace(/^SEV\d /, "")),
-    " ", h("small", {}, `${phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
+function stateText(r) {
+  const text = r.ending ? troubles(r).join(", ") : r.verdict;
+  return text && text !== r.state && h("small", { class: "clamped", title: text }, text);
 }
 
+function gravest(r) {
+  if (!r.gravest) return h("span", { class: "dim" }, "none");
+  const { id, severity: name, headline: text, phase, title, unsettled } = r.gravest;
+  return [severity(name), " ", h("a", { class: "clamped", title: text, href: `${UP}${runPath(r.run)}/incident/${id}/` }, title || text || id),
+    " ", h("small", {}, `${unsettled ? "not over when the job ended" : phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
+}
+
+// Of a live run what can be done to it; of an ended one what is left to begin from.
 function canGoBack(r) {
+  if (r.ending) return h("small", { title: r.ending.checkpoint?.path, class: r.ending.checkpoint ? "" : "bad" }, lastGood(r.ending));
   const able = (name) => /^(yes|exact|armed|from)/.test(r.protection?.[name] || "");
   const ways = ["rollback", "relaunch"].filter((name) => r.protection?.[name]);
   if (!ways.length) return h("span", { class: "dim" }, "–");
@@ -145,7 +152,7 @@ async function comparePage() {
     return [text(own), i && Number.isFinite(first) && Number.isFinite(own) ? h("small", {}, ` ${differ(own, first)}`) : ""];
   });
   const worst = ({ run, worst: w }) => (w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none");
-  const results = [["end", answer.runs.map((r) => r.verdict)], ["step", answer.runs.map((r) => number(r.step))],
+  const results = [["end", answer.runs.map((r) => r.verdict || r.state)], ["step", answer.runs.map((r) => number(r.step))],
     ["loss at the end", beside((r) => r.loss, number, (b, a) => (b === a ? "the same" : `${b < a ? "" : "+"}${number(b - a)}`))],
     ["drill", answer.runs.map((r) => r.drill || "none")], ["worst incident", answer.runs.map(worst)],
     ["time of a step", beside((r) => r.steps_per_s && 1 / r.steps_per_s, duration, (b, a) => `×${+(b / a).toPrecision(2)}`)]].map(([label, cells]) => row(label, cells));

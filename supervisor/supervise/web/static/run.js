@@ -1,18 +1,21 @@
 "use strict";
 // The page of a run: verdict, boards of charts, lanes on the same axis, rules, ranks, decisions.
 
-const BOARDS = { icu: "ICU", efficiency: "Efficiency", data: "Data", quality: "Quality" };
-const PHASES = ["launching", "warming", "nominal", "suspect", "acting", "probation", "holding", "halted"];
-const TONES = { running: "good", finished: "good", stopped: "busy", unsupervised: "busy", lost: "bad",
-  crashed: "bad" };
-const GLYPHS = { OK: "✓", UNKNOWN: "?", firing: "!", flapping: "~", BREACH: "▲", blind: "✕", inactive: "·" };
-const MEANINGS = { UNKNOWN: "not enough samples yet", inactive: "its metrics are not reported",
-  blind: "cannot judge", BREACH: "past a limit", OK: "within its limits" };
+const BOARDS = { icu: "Vital signs", efficiency: "Efficiency", data: "Data", quality: "Quality" };
+const PHASES = { launching: ["starting", "no step was made yet"], warming: ["learning", "it learns what is normal"],
+  nominal: ["normal", "nothing is wrong"], suspect: ["suspect", "a rule fires"], acting: ["acting", "it acts on the job"],
+  probation: ["checking", "did the action help?"], holding: ["held", "automatic actions are off until somebody releases them"],
+  halted: ["ended", "the job has ended"] };
+const TONES = { running: "good", finished: "good", stopped: "busy", unsupervised: "busy" }; // all else is bad
+const GLYPHS = { firing: "!", flapping: "~", BREACH: "▲", blind: "✕", OK: "✓", UNKNOWN: "?", inactive: "·" };
+const STATES = { firing: "firing", flapping: "firing on and off", BREACH: "past a limit, not for long enough to fire",
+  blind: "cannot judge", OK: "within limits", UNKNOWN: "too few samples yet", inactive: "metrics not reported" };
 const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
 const TOGETHER = 16; // ranks whose curves are built at once; any other when it is chosen
+const NEWEST = 8; // decisions, before the rest is opened
 const FOLDED = 6; // charts of a board on a phone, before the button
 
 async function runPage() {
@@ -33,7 +36,7 @@ async function runPage() {
   const area = h("div", { id: "board" });
   const bar = h("div", { class: "bar" });
   MAIN.replaceChildren(
-    sections.add(["verdict", "phase", "needs", "state", "step", "loss", "eta_s", "incidents", "building", "cache"], verdict),
+    sections.add(["verdict", "ending", "phase", "needs", "state", "step", "loss", "eta_s", "incidents", "building", "cache"], verdict),
     h("div", { class: "columns" },
       sections.add(["incidents"], incidents),
       h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(["decisions"], decisions)),
@@ -129,41 +132,57 @@ function follow(view, run, sections) {
   });
 }
 
+// The colour of a run: by its end, or by what is open.
 function tone(run) {
+  if (run.ending) return TONES[run.ending.kind] || "bad";
   const open = run.incidents.filter((i) => i.phase !== "closed");
   if (open.some((i) => i.severity !== "SEV2") || run.phase === "holding") return "bad";
-  if (open.length || run.needs.length) return TONES[run.state] === "bad" ? "bad" : "busy";
-  return TONES[run.state] || "";
+  return open.length || run.needs.length ? "busy" : TONES[run.state] || "bad";
 }
 
+// What a run left behind where that is not as it should be, the gravest first.
+const troubles = ({ ending }) => ending.facts.filter((fact) => fact.kind !== "finished").map((fact) => fact.text);
+const ALONE = { lost: "ended without its supervisor", unsupervised: "runs without a supervisor" };
+
+// The title of a run, and the line under it.
+function headline(run) {
+  const { ending, state, verdict } = run;
+  if (!ending) return [verdict || "no status yet", ""];
+  if (ALONE[ending.kind]) return [ALONE[ending.kind], ending.text];
+  const [first, ...rest] = troubles(run);
+  return [first ? `${state}: ${first}` : state, rest.join(" · ")];
+}
+
+const lastGood = ({ checkpoint }) => (checkpoint ? `step ${number(checkpoint.step)} (${checkpoint.id})` : "none");
+
 function verdict(run) {
+  const several = run.ranks.length > 1;
   const facts = [
     ["step", run.step < 0 ? "before the first" : run.planned_steps ? `${number(run.step)} of ${number(run.planned_steps)}` : number(run.step)],
-    ["loss", run.loss],
-    ["tokens/s", run.tokens_per_s && Math.round(run.tokens_per_s)],
-    ["steps/s", run.tokens_per_s ? null : run.steps_per_s],
+    [several ? `loss, ${run.loss_metric === "job_loss" ? "mean over ranks" : "lead rank"}` : "loss", run.loss],
+    ["tokens/s, mean of 64 steps", run.tokens_per_s && Math.round(run.tokens_per_s)],
+    ["steps/s, mean of 64 steps", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
-    ["attempt", run.attempt],
-    ["ranks", run.ranks.length],
-    ["policy", run.policy],
-    ["mode", run.mode],
+    ["rollbacks and restarts", run.attempt || null],
+    ["ranks", several ? run.ranks.length : null],
+    ["last good checkpoint", run.ending && lastGood(run.ending)],
+    ["policy", `${run.policy} (${run.mode})`],
     ["started", run.created && `${age(run.created)} ago`],
   ].filter(([, value]) => value != null && value !== "");
-  const path = PHASES.map((name) =>
-    h("li", { class: name === run.phase && "now", "aria-current": name === run.phase && "step" }, name));
-  const count = run.incidents.length;
-  const open = run.incidents.filter((i) => i.phase !== "closed").length;
+  const phases = run.ending ? [] : Object.entries(PHASES).slice(0, -1).map(([name, [text, title]]) =>
+    h("li", { class: name === run.phase && "now", "aria-current": name === run.phase && "step", title }, text));
+  const [title, more] = headline(run);
+  const others = run.needs.filter((need) => need.kind !== run.ending?.kind);
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
-    h("p", { class: "tags" }, run.verdict !== run.state && chip(run.state, TONES[run.state]),
-      run.exit_code ? chip(`exit code ${run.exit_code}`) : "",
-      run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
+    h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
-    h("h1", {}, run.verdict || "no status yet", h("small", {}, count ? `${plural(count, "incident")}, ` +
-      (open ? `${open} open` : "all closed") : "no incident")),
-    run.needs.length > 0 && h("ul", { class: "needs" }, run.needs.map((need) => needed(need, false))),
+    h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : "no incident")),
+    more && h("p", {}, more),
+    run.ending?.command && command(run.ending.command),
+    others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, number(value))))),
-    h("ol", { class: "phases", "aria-label": "state of the supervisor" }, path),
+      h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
+    phases.length > 0 && h("ol", { class: "phases", "aria-label": "state of the supervisor" }, phases),
     run.cache && h("p", { class: "sub" }, run.cache));
 }
 
@@ -175,6 +194,12 @@ function needed({ run, text, command: line, severity: grave, incident, left_s },
       named && [h("a", { href: target }, h("b", {}, run)), " "],
       h("span", {}, text), left_s != null && h("b", { class: "left" }, ` ${duration(left_s)} left`)),
     line && command(line));
+}
+
+function standing({ incidents: all, ending }) {
+  const open = all.filter((i) => i.phase !== "closed").length;
+  if (open) return `${open} open`;
+  return ending?.facts.some((fact) => fact.kind === "unsettled") ? "not over when the job ended" : "all closed";
 }
 
 const outcome = (incident) => (incident.phase === "closed" ? incident.end_text || "closed" : incident.phase);
@@ -189,38 +214,35 @@ function incidents(run) {
       h("small", {}, `step ${number(incident.step)}` +
         (incident.end_step == null ? "" : ` to ${number(incident.end_step)}`) + ` · ${outcome(incident)}`), raised);
   };
-  const open = run.incidents.filter((i) => i.phase !== "closed").length;
   return h("section", { class: "card incidents" },
     h("h2", {}, count ? plural(count, "incident") : "No incident",
-      count ? h("small", {}, open ? ` ${open} open` : " all closed") : ""),
+      count ? h("small", {}, ` ${standing(run)}`) : ""),
     count > 0 && h("ul", { class: "list" }, [...run.incidents].reverse().map(item)));
 }
 
 function rules(run) {
-  const packs = {};
-  const counts = {};
-  for (const [rule, state] of Object.entries(run.rule_states)) {
-    (packs[rule.split(".")[0]] ||= []).push([rule, state]);
-    counts[state] = (counts[state] || 0) + 1;
-  }
+  const all = Object.entries(run.rule_states);
+  const quiet = ["OK", "UNKNOWN", "inactive"];
   const about = Object.fromEntries(run.rules.map((rule) => [rule.id, rule]));
-  const glyph = ([rule, state]) =>
-    h("i", { class: `rule ${state}`, title: `${rule}: ${state}`, "aria-hidden": "true" }, GLYPHS[state] || "?");
-  const line = ([rule, state]) => h("li", {}, h("b", {}, `${GLYPHS[state] || "?"} ${rule}`), " ",
-    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : state, MEANINGS[state] ? `: ${MEANINGS[state]}` : "",
-    about[rule] && h("small", {}, `${about[rule].severity}${about[rule].runbook ? `, runs ${about[rule].runbook}` : ""} · `,
-      h("code", {}, about[rule].when)));
-  const pack = ([name, rows]) => {
-    const busy = rows.filter(([, state]) => !["OK", "UNKNOWN", "inactive"].includes(state));
-    const summary = `${name}: ${rows.length - busy.length} quiet${busy.length ? `, ${busy.length} not` : ""}`;
-    return h("details", { "data-key": name },
-      h("summary", { "aria-label": summary }, h("span", {}, name), h("span", { class: "glyphs" }, rows.map(glyph))),
-      h("ul", { class: "list" }, rows.map(line)));
-  };
-  const order = ["firing", "flapping", "BREACH", "blind", "OK", "UNKNOWN", "inactive"];
-  const note = order.filter((s) => counts[s]).map((s) => `${counts[s]} ${s}`).join(" · ");
-  return h("section", { class: "card" }, h("h2", {}, "Rules ", h("small", {}, note)),
-    h("div", { class: "rules" }, Object.entries(packs).map(pack)));
+  const glyph = (state, title) => h("i", { class: `rule ${state}`, title, "aria-hidden": "true" }, GLYPHS[state] || "?");
+  const line = (isWhole) => ([rule, state]) => h("li", {}, glyph(state), " ", h("b", {}, about[rule]?.title || rule), " ",
+    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : STATES[state] || state,
+    h("small", {}, rule, about[rule] && [` · ${about[rule].severity}${about[rule].runbook ? `, runs ${about[rule].runbook}` : ""}`,
+      isWhole && h("code", {}, ` · ${about[rule].when}`)]));
+  const packs = [...new Set(all.map(([rule]) => rule.split(".")[0]))].map((name) => {
+    const rows = all.filter(([rule]) => rule.split(".")[0] === name);
+    const summary = `${name}: ${plural(rows.length, "rule")}`;
+    return h("details", { "data-key": name }, h("summary", { "aria-label": summary }, h("span", {}, words(name)),
+      h("span", { class: "glyphs" }, rows.map(([rule, state]) => glyph(state, `${rule}: ${STATES[state] || state}`)))),
+      h("ul", { class: "list" }, rows.map(line(true))));
+  });
+  const counts = Object.keys(GLYPHS).map((state) => [state, all.filter(([, own]) => own === state).length]).filter(([, n]) => n);
+  const busy = all.filter(([rule, state]) => !quiet.includes(state) || run.silenced[rule]);
+  return h("section", { class: "card" }, h("h2", {}, "Rules ", h("small", {}, busy.length ? run.ending ? "as at the end" : "" : "none fires")),
+    busy.length > 0 && h("ul", { class: "list" }, busy.sort((a, b) => Object.keys(GLYPHS).indexOf(a[1]) - Object.keys(GLYPHS).indexOf(b[1])).map(line(false))),
+    h("p", { class: "sub" }, counts.filter(([state]) => quiet.includes(state)).map(([state, n]) => `${n} ${STATES[state]}`).join(" · ")),
+    h("details", { "data-key": "rules", class: "rules" }, h("summary", {}, `All ${all.length} rules`),
+      h("p", { class: "legend" }, counts.map(([state]) => h("span", {}, glyph(state), ` ${STATES[state]}`))), packs));
 }
 
 function ranks(run) {
@@ -230,27 +252,31 @@ function ranks(run) {
     fill.style.width = `${((lag || 0) / worst) * 100}%`;
     return h("div", { class: "lag", "aria-hidden": "true" }, fill);
   };
-  const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), run.ranks.length > 1 && bar(r.lag)],
-    words(r.phase ?? "–"), duration(r.silent_s), r.overhead == null ? "–" : `${number(r.overhead * 100)} %`,
-]);
+  const isEven = run.ranks.every((r) => r.lag === run.ranks[0].lag);
+  const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)],
+    words(r.phase ?? "–"), duration(r.silent_s), r.overhead == null ? "–" : `${+(r.overhead * 100).toPrecision(2)} %`,
+  ]);
   const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
-  const head = [["rank"], ["lag", "n"], ["phase"], ["silent", "n"], ["probe", "n"]];
-  const most = rows.length > 1 ? "the one most behind first" : "";
-  return h("section", { class: "card", hidden: rows.length === 0 },
+  const head = [["rank"], ["behind", "n", "steps behind the first"], ["doing"], ["quiet", "n", "since its last sign of life"],
+    ["probe", "n", "share of a step that measuring takes"]];
+  const most = rows.length < 2 ? "" : isEven ? "all at the same step" : "the one most behind first";
+  return h("section", { class: `card ${rows.length > 1 ? "first" : ""}`, hidden: rows.length === 0 },
     h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most)),
     h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "ranks" }, table(head, rows)),
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
 }
 
-const CHECKED = { verified: ["■", "good"], bad: ["✕", "bad"] };
+const CHECKED = { verified: ["■", "good", "good"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked yet"],
+  unverified: ["□", "", "cannot be checked"], vanished: ["□", "", "gone"] };
+const checked = ({ state }) => chip(`${(CHECKED[state] || ["□"])[0]} ${CHECKED[state]?.[2] || state}`, CHECKED[state]?.[1]);
 
 function checkpoints(run) {
   const item = (c) => h("li", {},
-    chip(`${(CHECKED[c.state] || ["□"])[0]} ${c.state}`, (CHECKED[c.state] || [])[1]), ` step ${number(c.step)} `,
-    h("small", { title: c.path }, c.name, c.pinned ? " · pinned" : "", c.present === false ? " · gone" : ""),
-    c.problems.map((text) => h("small", {}, text)));
+    checked(c), ` step ${number(c.step)} `,
+    h("small", { title: c.path }, c.name, c.pinned ? " · never removed" : "", c.present === false ? " · gone" : ""),
+    c.problems.length > 0 && h("small", {}, c.problems[0], c.problems.length > 1 ? ` · and ${c.problems.length - 1} more like this` : ""));
   const rows = [...run.checkpoints].reverse();
-  return h("section", { class: "card", hidden: !rows.length },
+  return h("section", { class: "card first", hidden: !rows.length },
     h("h2", {}, plural(rows.length, "checkpoint")), h("ul", { class: "list" }, rows.slice(0, 5).map(item)),
     rows.length > 5 && h("details", { "data-key": "more" }, h("summary", {}, `${rows.length - 5} older`),
       h("ul", { class: "list" }, rows.slice(5, 100).map(item))));
@@ -261,8 +287,10 @@ function decisions(run) {
     h("time", { datetime: d.wall, title: d.wall }, (d.wall || "").slice(11, 19)),
     h("span", { "aria-hidden": "true" }, ICONS[d.kind] || "·"),
     h("span", {}, d.severity ? [severity(d.severity), " "] : "", d.text, h("small", {}, ` ${d.kind.replaceAll("_", " ")}, step ${number(d.step)}`)));
-  return h("section", { class: "card" }, h("h2", {}, "Decisions ", h("small", {}, "newest first")),
-    h("ul", { class: "list log", tabindex: 0, "aria-label": "decisions, newest first" }, run.decisions.map(item)));
+  const [newest, rest] = [run.decisions.slice(0, NEWEST), run.decisions.slice(NEWEST)];
+  const list = (rows) => h("ul", { class: "list log" }, rows.map(item));
+  return h("section", { class: "card" }, h("h2", {}, "Decisions ", h("small", {}, "newest first")), list(newest),
+    rest.length > 0 && h("details", { "data-key": "older" }, h("summary", {}, `${rest.length} older`), list(rest)));
 }
 
 function pairs(rows) {
@@ -448,7 +476,7 @@ function evaluations(run, about) {
   if (!rows.length) return "";
   const names = [...new Set(rows.flatMap((c) => Object.keys(c.values)))];
   const head = [["checkpoint"], ["step", "n"], ["state"], ...names.map((n) => [about[n]?.name || words(n), "n"])];
-  const body = rows.map((c) => [c.name, number(c.step), chip(`${(CHECKED[c.state] || ["□"])[0]} ${c.state}`, (CHECKED[c.state] || [])[1]),
+  const body = rows.map((c) => [c.name, number(c.step), checked(c),
     ...names.map((n) => number(c.values[n]))]);
   return card("Checkpoints and their evaluations", "", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "evaluations" }, table(head, body)));
 }
@@ -467,6 +495,9 @@ function lanes(view, run) {
       if (to != null) child.style.width = `${Math.max(Math.min(percent(to), 100) - left, 0.3)}%`;
       return child;
     };
+    // A text that has room between two places, else none of it.
+    const fits = (text, from, to) => ((percent(Math.min(to, max)) - percent(Math.max(from, min))) / 100) *
+      (element.clientWidth - 115) > text.length * 6.6 + 8 ? text : "";
     const lane = (name, children) => children.length > 0 &&
       h("div", { class: "lane" }, h("span", {}, name), h("div", {}, children));
     const mark = (thing, glyph, text, tone = "") => visible(view.at(thing)) &&
@@ -474,15 +505,15 @@ function lanes(view, run) {
     const phases = run.phases.map((p, i) => {
       const end = run.phases[i + 1] ? view.at(run.phases[i + 1]) : view.full.max;
       const from = view.at(p);
-      const room = (end - from) / (max - min) > 0.06; // for its name
+      const [name, title] = PHASES[p.name] || [p.name, ""];
       return end > from && visible(from, end) &&
-        put(h("i", { class: `phase ${p.name}`, title: `${p.name} from step ${p.step}` }, room ? p.name : ""), from, end);
+        put(h("i", { class: `phase ${p.name}`, title: `${name} from step ${p.step}: ${title}` }, fits(name, from, end)), from, end);
     });
     const incidents = run.incidents.flatMap((incident) => view.ranges(incident).map(([from, to]) => {
       const text = `${incident.severity} ${incident.title || incident.id}`;
       const at = { class: `incident ${incident.severity.toLowerCase()}`, title: text,
         href: FROZEN ? `#${incident.id}` : `incident/${incident.id}/` };
-      return visible(from, to) && put(h("a", at, text), from, to);
+      return visible(from, to) && put(h("a", at, fits(text, from, to) || fits(incident.severity, from, to)), from, to);
     }));
     const raised = run.incidents.flatMap((i) => i.raised.map((r) => mark(r, "▴", `${i.id} raised to ${r.severity} at step ${r.step}`, "bad")));
     const actions = run.actions.filter((a) => a.verb !== "snapshot").map((a) => {
