@@ -43,6 +43,20 @@ def test_json_and_an_empty_register(keep_run, supervise):
     assert supervise("checkpoints", run / "journal")[0] == 64
 
 
+def test_an_evaluation_says_what_it_does_not_know(keep_run, supervise):
+    """Of a checkpoint that is bad, or of which the job reported no probe batch; or that is none."""
+    run = keep_run([]).path
+    filled(run)
+
+    code, out, _ = supervise("checkpoint", "eval", "/data/out/w.pt", "--run", run)
+    bad = supervise("checkpoint", "eval", "ckpt-3", "--run", run, "--json")
+    missing = supervise("checkpoint", "eval", "ckpt-4", "--run", run)
+
+    assert code == 1 and out.startswith("UNKNOWN: nothing is known of checkpoint ckpt-2")
+    assert bad[0] == 1 and "only a verified one" in json.loads(bad[1])["reason"]
+    assert missing[0] == 64 and "supervise checkpoints" in missing[2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_newest_is_verified_on_request(keep_run, supervise, tmp_path, code):

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from supervise.core.model import LateFrame
+from supervise.store import read_journal
+
 pytestmark = pytest.mark.slow
 
 # Deletes its first checkpoint, spoils its second, and waits until both were looked at. The disk is
@@ -45,6 +48,9 @@ for _ in range(5):
 save("a.pt")
 until("ckpt-1", "verified")
 (out / "a.pt").unlink()
+while not (register.parent / "probe_batch/outputs.ckpt-1.pt").exists():
+    step()
+    time.sleep(0.05)
 with torch.no_grad():
     model.weight[0, 0] = float("nan")
 save("b.pt")
@@ -61,13 +67,14 @@ version: supervise/v1
 policy: guarded
 mode: observe
 use: [checkpoint]
-job: {checkpoints: {verify: [load, finite, optimizer]}}
+job: {checkpoints: {verify: [load, finite, optimizer]}, evaluate: {every: checkpoint}}
 """
 
 
 def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise, script, tmp_path):
-    """The good one outlives the job's rotation; the bad one is an incident; of the last one nobody
-    would know before it is needed. The exit code stays the job's."""
+    """The good one outlives the job's rotation, and its model has there what it had in the job; the
+    bad one is an incident; the last one is looked at before it is needed. The exit code stays the
+    job's."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     register, out = tmp_path / "run" / "checkpoints.json", tmp_path / "out"
     out.mkdir()
@@ -88,6 +95,12 @@ def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise
     assert (
         opened["rule"] == "checkpoint.verification_failed" and "checkpoint ok 0" in opened["reason"]
     )
+    (frame,) = (e for _, e in read_journal(run.directory / "journal", only=(LateFrame,)))
+    assert (frame.stream, frame.step, frame.values["checkpoint_proved"]) == ("checkpoint", 4, 1.0)
+    evaluated = supervise("checkpoint", "eval", "ckpt-1", "--run", run.directory, "--json")
+    answer = json.loads(evaluated.stdout)
+    assert answer["now"] == answer["was"] == good["probe_batch"]["value"]
+    assert answer["parts"]["optimizer"] == "restored" and answer["reason"] == ""
     run_id = json.loads((run.directory / "run.json").read_text())["run"]
     assert supervise("checkpoints", run_id).returncode == 0  # as messages name it, not below ./runs
     run.prove()

@@ -293,12 +293,22 @@ def test_what_is_not_proved_is_unknown_and_no_code_of_a_checkpoint_runs(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_model_whose_class_cannot_be_named_has_no_structure():
+@pytest.mark.parametrize("kind", ["local", "list", "text", "array", "tensor"])
+def test_a_model_that_cannot_be_named_or_holds_its_data_has_no_structure(kind):
+    """The training waits for no copy of it."""
+
     class Local(nn.Module):
         pass
 
-    with pytest.raises(StructureError, match="does not pickle"):
-        pickle_structure(torch, Local(), [])
+    model = Local() if kind == "local" else nn.Linear(2, 2)
+    if kind == "array":
+        model.data = pytest.importorskip("numpy").zeros(1 << 23)
+    elif kind != "local":
+        held = {"list": range(10**7), "text": "x" * (1 << 26), "tensor": torch.zeros(1 << 24)}
+        model.data = [*held[kind]] if kind == "list" else held[kind]
+
+    with pytest.raises(StructureError, match="does not pickle" if kind == "local" else "holds"):
+        pickle_structure(torch, model, [])
 
 
 SCRIPT = """

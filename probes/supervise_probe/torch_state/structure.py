@@ -25,6 +25,7 @@ import pickle
 import re
 import sys
 import weakref
+from time import thread_time
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -368,7 +369,9 @@ def _data_parallel(module: Any) -> int:
 
 
 STRUCTURE = "supervise structure 1"
-MOST_VALUES = 32 << 20  # bytes of tensors that no checkpoint holds; project default
+MOST_VALUES = 32 << 20  # bytes of tensors and arrays that no checkpoint holds; project default
+# Of this thread's CPU, once: a model may hold its data. A Llama of 32 layers takes 0.04.
+MOST_S, LOOK_EVERY = 0.25, 1024
 _WRAPPED = ("_orig_mod", "module")  # of torch.compile, of DistributedDataParallel and its like
 _WRAPPERS = ("OptimizedModule", WRAPPER, "DataParallel")
 
@@ -436,22 +439,34 @@ class _StructurePickler(pickle.Pickler):
         self._torch, self._saved = torch, saved
         self._room = MOST_VALUES
         self._values: List[Any] = []  # alive, so that each has an id of its own
+        self._count, self._until_s = 0, thread_time() + MOST_S
 
     def persistent_id(self, thing: Any) -> Any:
-        if not issubclass(type(thing), self._torch.Tensor):
+        kind = type(thing)
+        self._count += 1
+        if self._count % LOOK_EVERY == 0 and thread_time() > self._until_s:
+            raise StructureError("its structure holds too much, perhaps data: it took over 0.25 s")
+        if kind in (str, bytes, bytearray):
+            self._take_room(len(thing))
+        elif kind.__module__ == "numpy":
+            self._take_room(int(getattr(thing, "nbytes", 0)))
+        if not issubclass(kind, self._torch.Tensor):
             return None
-        if type(thing) not in (self._torch.Tensor, self._torch.nn.Parameter):
-            raise StructureError(f"a weight is a {type(thing).__name__}")
+        if kind not in (self._torch.Tensor, self._torch.nn.Parameter):
+            raise StructureError(f"a weight is a {kind.__name__}")
         if id(thing) in self._saved:
             return self._saved[id(thing)]
+        count = thing.numel() * thing.element_size()
+        self._take_room(count)
         self._values.append(thing)
         host = thing.detach().cpu().contiguous()
-        count = host.numel() * host.element_size()
-        self._room -= count
-        if self._room < 0:
-            raise StructureError(f"over {MOST_VALUES:,} bytes of its tensors are in no checkpoint")
         value = ctypes.string_at(host.data_ptr(), count) if count else b""
         return id(thing), str(host.dtype).rpartition(".")[2], [*host.shape], value
+
+    def _take_room(self, count: int) -> None:
+        self._room -= count
+        if self._room < 0:
+            raise StructureError(f"its structure holds over {MOST_VALUES:,} bytes, perhaps data")
 
     def reducer_override(self, thing: Any) -> Any:
         module = issubclass(type(thing), self._torch.nn.Module)
