@@ -133,6 +133,7 @@ class SaveReports:
 
     Attributes:
         saving: a save is in progress; one inside another is part of it.
+        batch_facts: returns what joins a report, about the probe batch.
 
     Args:
         settle: ends a step without an optimizer, if there is one.
@@ -143,7 +144,7 @@ class SaveReports:
     ) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._library, self._settle = library, settle
-        self._batch_facts: Callable[[], Dict[str, Any]] = dict
+        self.batch_facts: Callable[[], Dict[str, Any]] = dict
         self._counters: Callable[[], Dict[str, float]] = dict
         self.saving = False
 
@@ -151,7 +152,7 @@ class SaveReports:
         self, batch_facts: Callable[[], Dict[str, Any]], counters: Callable[[], Dict[str, float]]
     ) -> None:
         """Add what these return to each report: about the probe batch, and the counters."""
-        self._batch_facts, self._counters = batch_facts, counters
+        self.batch_facts, self._counters = batch_facts, counters
 
     @property
     def step(self) -> int:
@@ -190,7 +191,7 @@ class SaveReports:
             "step": position.step,
             "file": file_stamp(target, path),
             **self.facts(seconds, method),
-            **self._batch_facts(),
+            **self.batch_facts(),
         }
         message = f"step {position.step} was saved by {method}"
         self._reporter.notice("checkpoint-saved", message, data)

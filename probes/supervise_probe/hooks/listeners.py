@@ -518,6 +518,7 @@ class SaveListener:
                 "path": path,
                 "step": step,
                 **self.reports.facts(seconds, "its library"),
+                "evaluation": self.reports.batch_facts().get("probe_batch"),  # compares no resume
             }
             self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", report)
 

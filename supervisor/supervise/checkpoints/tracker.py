@@ -82,6 +82,7 @@ class SaveReport:
     identity: FileIdentity | None = None
     python: str | None = None
     probe_batch: BatchFacts | None = None
+    evaluation: BatchFacts | None = None
     counters: RankCounters = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -113,6 +114,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
         identity=identity,
         python=data.get("python"),
         probe_batch=data.get("probe_batch"),
+        evaluation=data.get("evaluation"),
         counters=data.get("counters", {}),
         values=data.get("values") or position.values,
     )
@@ -385,7 +387,7 @@ def _describe(entry: Entry, report: SaveReport) -> None:
     entry.step, entry.attempt, entry.how = report.step, report.attempt, report.how
     entry.saved, entry.seconds, entry.python = report.wall, report.seconds, report.python
     entry.values, entry.probe_batch = _registered(report.values), report.probe_batch
-    entry.counters = dict(report.counters)
+    entry.evaluation, entry.counters = report.evaluation, dict(report.counters)
 
 
 def _registered(values: Mapping[str, float]) -> dict[str, float]:

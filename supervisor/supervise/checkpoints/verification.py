@@ -302,7 +302,7 @@ def evaluate_checkpoint(
         entries: all of the run. pinned: where its copy is, if it is pinned.
         settings: with absolute paths. memory: in bytes.
     """
-    facts = entry.probe_batch or {}
+    facts = entry.probe_batch or entry.evaluation or {}
     path = str(pinned) if entry.pinned and pinned.exists() else entry.path
     if entry.state != VERIFIED:
         return Evaluation(reason=f"it is {entry.state}, and only a verified one is evaluated")
@@ -310,7 +310,7 @@ def evaluate_checkpoint(
         return Evaluation(reason=f"{path} is no longer the file that was verified")
     if "structure" not in facts:
         why = facts.get("unstructured") or facts.get("why")
-        why = why or "the run has neither job: {evaluate: {}} nor job: {probe_batch: true}"
+        why = why or "no value of a probe batch came with it; the policy needs job: {evaluate: {}}"
         return Evaluation(reason=f"the job left nothing to rebuild the model from: {why}")
     folder = Path(str(facts["path"])).parent
     earlier = [e for e in entries if e.step < entry.step and e.attempt <= entry.attempt]

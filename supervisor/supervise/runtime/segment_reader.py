@@ -95,6 +95,7 @@ DATA: dict[str, dict[str, Any]] = {
         "ranks": int,
         "python": str | None,
         "probe_batch": dict | None,
+        "evaluation": dict | None,
         "counters": dict,
     },
 }
