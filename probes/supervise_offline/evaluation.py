@@ -410,7 +410,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> Dict[str
     seen = SeenLosses(torch)
     objects = verify.read_objects(torch, request["checkpoint"])
     structure = rebuild.read_structure(
-        torch, request["structure"], request["sha256"], reimport=bool(request.get("reimport"))
+        torch, request["structure"], request["digest"], reimport=bool(request.get("reimport"))
     )
     rebuild.fill_weights(torch, structure.model, objects)
     batch = read_batch(torch, request["batch"])

@@ -48,7 +48,7 @@ class Structure(NamedTuple):
 
 
 def read_structure(torch: Any, path: str, digest: str, *, reimport: bool) -> Structure:
-    """Read a structure whose hash is known; its weights are zero.
+    """Read a structure of which the first digits of the SHA-256 are known; its weights are zero.
 
     Raises:
         UnknownError: it is not the file that was reported, or cannot be rebuilt here.
@@ -58,7 +58,7 @@ def read_structure(torch: Any, path: str, digest: str, *, reimport: bool) -> Str
             data = file.read()
     except OSError as error:
         raise UnknownError(f"the structure of the model cannot be read: {error}") from None
-    if sha256(data).hexdigest() != digest:
+    if len(digest) < 32 or not sha256(data).hexdigest().startswith(digest):
         raise UnknownError("the structure of the model is not the file that the job reported")
     line, _, rest = data.partition(b"\n")
     head = json.loads(line)

@@ -369,7 +369,7 @@ def test_a_set_of_files_is_registered_once(driver):
     assert driver.run_once() == [("ckpt-2", 199, True)]
 
 
-PROBE_BATCH = {"path": "batch.pt", "value": 1.5, "structure": "structure.pkl", "sha256": ""}
+PROBE_BATCH = {"path": "batch.pt", "value": 1.5, "model": 32 * "0"}
 
 
 def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
     """One row per rank and step; a rate that jumps is held and the weights go back, on both ranks
-    behind the same step, and they train on alike."""
+    behind the same step, and they train on alike. The model that one of them saved is proved."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     job = [*torchrun, *nano("--steps", 90, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@50", job=job)
@@ -40,6 +40,11 @@ def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
     assert firsts == dict.fromkeys("01", str(back["ack_step"] + 1))
     proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
     assert [proof["verdict"] for proof in proofs] == ["equal"] * 2
+    (saved,) = run.checkpoints
+    evaluated = supervise("checkpoint", "eval", saved["id"], "--run", run.directory, "--json")
+    answer = json.loads(evaluated.stdout)
+    assert answer["reason"] == ""
+    assert answer["now"] == answer["was"] == saved["evaluation"]["value"]
     run.prove()
 
 

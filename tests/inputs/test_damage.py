@@ -321,7 +321,7 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
     sound = {
         "checkpoint-saved": SAVED
         | {"step": 8, "seconds": 0.1, "attempt": 0, "how": "torch.save", "ranks": 1}
-        | {"python": None, "probe_batch": {"why": "x"}},
+        | {"python": None, "probe_batch": {"why": "x"}, "evaluation": None},
         "continuity": {
             "step": 9,
             "fingerprint": "same",

@@ -103,7 +103,7 @@ class Job:
         return {
             "checkpoint": str(self.folder / name),
             "structure": str(self.folder / "structure.pkl"),
-            "sha256": self.digest,
+            "digest": self.digest,
             "batch": str(self.folder / "batch.pt"),
             "value": self.value(),
             "keep": str(self.folder / f"outputs.{name}"),
@@ -344,9 +344,9 @@ def saved(tmp_path, monkeypatch):
         facts = {
             "path": str(tmp_path / "batch.pt"),
             "value": float((tmp_path / "value").read_text()),
-            "structure": str(tmp_path / "structure.pkl"),
-            "sha256": hashlib.sha256((tmp_path / "structure.pkl").read_bytes()).hexdigest(),
+            "model": hashlib.sha256((tmp_path / "structure.pkl").read_bytes()).hexdigest()[:32],
         }
+        (tmp_path / "structure.pkl").rename(tmp_path / f"structure.{facts['model']}.pkl")
         path = str(tmp_path / "c.pt")
         register = Register(tmp_path)
         entry = register.add(path, step=9, state="verified", probe_batch=facts)

@@ -14,9 +14,12 @@ loader restarts that epoch: batches are repeated, and as many at its end are nev
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+
+from .. import wire
 
 if TYPE_CHECKING:
     from ..collectors.progress import FrameworkCollector
@@ -124,6 +127,7 @@ class Resume:
 
 
 REPORTED_MAX = 64  # paths
+ENVELOPE = 96  # bytes of a letter beside message and data
 
 Reported = Dict[str, Tuple[int, int]]  # path -> attempt and step
 
@@ -193,7 +197,13 @@ class SaveReports:
             **self.facts(seconds, method),
             **self.batch_facts(),
         }
-        message = f"step {position.step} was saved by {method}"
+        self.send(f"step {position.step} was saved by {method}", data)
+
+    def send(self, message: str, data: Dict[str, Any]) -> None:
+        """Report a save; what only an evaluation needs is left out where paths take the room."""
+        if len(json.dumps([message, data], default=str).encode()) > wire.LETTER_ROOM - ENVELOPE:
+            data.pop("evaluation", None)
+            (data.get("probe_batch") or {}).pop("model", None)
         self._reporter.notice("checkpoint-saved", message, data)
 
     def facts(self, seconds: float, method: str) -> Dict[str, Any]:

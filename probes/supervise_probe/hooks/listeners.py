@@ -514,13 +514,14 @@ class SaveListener:
         if path:
             path = os.path.abspath(path)
             step = self.reports.step if step is None else step
+            facts = self.reports.batch_facts()
             report = {
                 "path": path,
                 "step": step,
                 **self.reports.facts(seconds, "its library"),
-                "evaluation": self.reports.batch_facts().get("probe_batch"),  # compares no resume
+                "evaluation": facts.get("evaluation", facts.get("probe_batch")),  # for no resume
             }
-            self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", report)
+            self.reports.send(f"step {step} was saved in {path}", report)
 
     def _holds_the_model(self, content: Any) -> bool:
         """Whether tensors shaped as the trained parameters make up half of their elements.

@@ -11,7 +11,8 @@ at the last savepoints (`check_weights`): where it is what it was, a batch was b
 does `skip_outliers` before it goes on skipping.
 
 With several ranks each asks for its own rows, where it can run the model without the others
-(`side_forward.runnable_module`); nothing is compared with what a checkpoint has.
+(`side_forward.runnable_module`); nothing is compared with what a checkpoint has, but the model in
+that is evaluated by the rows of the rank that saved it.
 
 The batch stays the same until the supervisor sees that the data changed; a later process reads that
 of its checkpoint from its file. It costs one forward of two rows per savepoint, save and question,
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 
 WHAT = "supervise probe batch 1"
 KEY, SERIAL = "probe_batch", "probe_batch_serial"  # of a savepoint's counters
+DIGEST, REASON = 32, 80  # characters: a letter has little room
+EVALUATION = "evaluation"  # of a save, instead of the former: for no comparison of a resume
 UNSEEN = "no batch had been seen when it was saved"
 OTHER = "the probe batch is another one since the data changed"
 DRIFTS = "a forward of the model changes what the next one gives"
@@ -121,7 +124,7 @@ class ReferenceBatch:
         self._arrivals: List[Any] = []  # events: they are there
         self._path = ""
         self._written = False
-        self._structure: Dict[str, str] = {}  # its path and hash, or why there is none
+        self._structure: Dict[str, str] = {}  # its hash, or why there is none
         self._serial = 0  # of the batch
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self._rows = 0  # of the input that two were taken of
@@ -415,14 +418,13 @@ class ReferenceBatch:
         """Return the batch's part in the notice of a checkpoint just saved: empty when off."""
         if not self._on:
             return {}
-        if self._several:
-            return {KEY: {"why": OF_ONE}}
-        if self._drifts:
-            return {KEY: {"why": DRIFTS}}  # a new process compares after its first forward
-        if self._times.forward_since():
-            return {KEY: {"why": NO_BACKWARD}}
-        value = self.value()
-        return {KEY: {"why": DRIFTS}} if self._drifts else self.facts_of(value)
+        facts = {"why": DRIFTS}  # a new process compares after its first forward
+        if not self._drifts and self._times.forward_since():
+            facts = {"why": NO_BACKWARD}
+        elif not self._drifts:
+            value = self.value()
+            facts = facts if self._drifts else self._facts(value)
+        return {EVALUATION if self._several else KEY: facts}
 
     def facts_of(self, value: Optional[Any]) -> Dict[str, Any]:
         """Return the same for an earlier value, a float or a tensor that has arrived on the host.
@@ -433,8 +435,11 @@ class ReferenceBatch:
             return {}
         if self._several:
             return {KEY: {"why": OF_ONE}}
+        return {KEY: self._facts(value)}
+
+    def _facts(self, value: Optional[Any]) -> Dict[str, Any]:
         if value is None:
-            return {KEY: {"why": self.why_not or UNSEEN}}
+            return {"why": self.why_not or UNSEEN}
         root = self._root()
         self._arrivals = [arrival for arrival in self._arrivals if not arrival.query()]
         ready = root is not None and self._inputs is not None and not self._arrivals
@@ -443,21 +448,21 @@ class ReferenceBatch:
             host = (*self._host, self._host_targets)
             self._background.do(self._write, self._inputs, host, _signature(root))
         if root is not None and not self._structure:
-            self._structure = {"unstructured": "it cannot be written"}
+            self._structure = {"no_model": "it cannot be written"}
             self._guard.run(self._part, self._write_structure, root)
-        return {KEY: {"path": self._path, "value": float(value), **self._structure}}
+        return {"path": self._path, "value": float(value), **self._structure}
 
     def _write_structure(self, root: Any) -> None:
         """Pickle the model in this step, 3 ms of a small one; the thread writes it."""
-        context = self._context
+        optimizers = list(self._context.registry.optimizers)
         try:
-            data = pickle_structure(self._torch, root, list(context.registry.optimizers))
+            data = pickle_structure(self._torch, root, optimizers)
         except StructureError as error:
-            self._structure = {"unstructured": str(error)}
+            self._structure = {"no_model": str(error)[:REASON]}
             return
-        home = os.path.dirname(self._path)
-        path = os.path.join(home, f"structure.{context.config.attempt}.pkl")
-        self._structure = {"structure": path, "sha256": hashlib.sha256(data).hexdigest()}
+        digest = hashlib.sha256(data).hexdigest()[:DIGEST]
+        path = os.path.join(os.path.dirname(self._path), f"structure.{digest}.pkl")
+        self._structure = {"model": digest}
         self._background.do(_write_file, path, data)
 
     def restored(self, state: Mapping[str, Any], step: int) -> None:

@@ -84,7 +84,8 @@ class Entry(msgspec.Struct, eq=False):
         python: the interpreter that wrote it, None if not reported.
         probe_batch: what the job reported of the fixed batch: `{"path", "value"}`, or `{"why"}` if
             there is no value; None if nothing was reported.
-        evaluation: the same of a library's save, whose resume it is not compared with.
+        evaluation: the same of a save by a library, or by one of several ranks, whose resume it is
+            not compared with.
         counters: of the steps in it, by rank; under "all" those of the rank that saved, and of
             each rank that is not listed. `{}` if they were not reported.
         values: metrics of the newest frame at the time of the save.

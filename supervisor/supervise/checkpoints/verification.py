@@ -302,14 +302,15 @@ def evaluate_checkpoint(
         entries: all of the run. pinned: where its copy is, if it is pinned.
         settings: with absolute paths. memory: in bytes.
     """
-    facts = entry.probe_batch or entry.evaluation or {}
+    facts = entry.evaluation or entry.probe_batch or {}
     path = str(pinned) if entry.pinned and pinned.exists() else entry.path
     if entry.state != VERIFIED:
         return Evaluation(reason=f"it is {entry.state}, and only a verified one is evaluated")
     if path == entry.path and discovery.stamp_files(path) != entry.stamp:
         return Evaluation(reason=f"{path} is no longer the file that was verified")
-    if "structure" not in facts:
-        why = facts.get("unstructured") or facts.get("why")
+    digest = str(facts.get("model", ""))
+    if not re.fullmatch("[0-9a-f]{32}", digest):
+        why = facts.get("no_model") or facts.get("why")
         why = why or "no value of a probe batch came with it; the policy needs job: {evaluate: {}}"
         return Evaluation(reason=f"the job left nothing to rebuild the model from: {why}")
     folder = Path(str(facts["path"])).parent
@@ -318,8 +319,8 @@ def evaluate_checkpoint(
     kept = [file for file in outputs if file.exists()]
     request = {
         "checkpoint": path,
-        "structure": facts["structure"],
-        "sha256": facts.get("sha256"),
+        "structure": str(folder / f"structure.{digest}.pkl"),
+        "digest": digest,
         "batch": facts["path"],
         "value": facts["value"],
         "previous": str(kept[-1]) if kept else "",

@@ -355,7 +355,7 @@ class Checkpoints(Section, frozen=True):
 
 
 class Evaluate(Section, frozen=True):
-    """The model of a checkpoint, rebuilt and measured beside the job; needs one rank."""
+    """The model of a checkpoint, rebuilt, proved and measured beside the job."""
 
     every: Annotated[
         Literal["checkpoint"] | None,
