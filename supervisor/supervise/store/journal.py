@@ -33,6 +33,7 @@ import os
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -325,6 +326,7 @@ class Segment:
             return self.size if error.errno == errno.ENXIO else offset
 
 
+LAST_FRAMES = 4096
 BATCH_BYTES = 1 << 20  # written at once at most
 PIECES = 8  # of a journal with a limit: what is thinned at once is a part of it; project default
 RETENTION = "retention.json"  # of the run directory: what `supervise gc` has removed
@@ -675,8 +677,8 @@ def read_journal(
 def read_segments_back(directory: Path, only: Collection[type[Any]]) -> Iterator[list[Event]]:
     """Yield the events of some classes in each segment, the newest segment first.
 
-    For what is asked of the end of a journal that may have millions of frames. Behind damage there
-    is nothing.
+    For what is asked of the end of a journal that may have millions of frames, of which the newest
+    LAST_FRAMES of a segment are decoded. Behind damage there is nothing.
 
     Raises:
         StoreError: a segment cannot be read.
@@ -685,10 +687,12 @@ def read_segments_back(directory: Path, only: Collection[type[Any]]) -> Iterator
     for path in reversed(_segments(directory)):
         try:
             with Segment(path) as segment:
-                yield [
-                    _event(kind, payload, number, path)
-                    for number, kind, payload in segment.skim(kinds)
-                ]
+                frames: deque[tuple[int, int, bytes]] = deque(maxlen=LAST_FRAMES)
+                others: list[tuple[int, int, bytes]] = []
+                for row in segment.skim(kinds):
+                    (frames if row[1] == FRAME else others).append(row)
+                rows = sorted([*others, *frames])
+                yield [_event(kind, payload, number, path) for number, kind, payload in rows]
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
