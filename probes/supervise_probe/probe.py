@@ -85,9 +85,9 @@ class Probe:
 
     def listen(self, library: Any) -> None:
         """Hear what a training library, which was just imported, will do."""
-        from .hooks.libraries import Hold, listen_to_library
+        from .hooks.libraries import HookContext, listen_to_library
 
-        listen_to_library(Hold(self.gate, self.guard, self._times, self._listeners), library)
+        listen_to_library(HookContext(self.gate, self.guard, self._times, self._listeners), library)
 
     def _attach(self) -> None:
         for root in self._registry.roots():

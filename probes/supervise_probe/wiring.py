@@ -61,7 +61,7 @@ from .stepping.step_tracker import (
     TrainingThread,
 )
 from .torch_state.learning_rate import LearningRate
-from .torch_state.records import InForce, Optimizers
+from .torch_state.records import Optimizers, SafeguardState
 from .torch_state.registry import GradScalerState
 from .torch_state.structure import WeightCopies
 
@@ -85,7 +85,7 @@ class Sources(NamedTuple):
     rate: LearningRate
     times: Times
     sets: SampleSets
-    in_force: InForce
+    in_force: SafeguardState
     extra: Dict[str, Number]
     copies: WeightCopies
     foreign: Callable[[], str]
@@ -210,7 +210,7 @@ class Parts:
                 self.context.reporter.status_changed,
             ),
         )
-        in_force = InForce()
+        in_force = SafeguardState()
         sources = Sources(
             self.optimizers,
             self.scaling,

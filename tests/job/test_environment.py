@@ -11,8 +11,8 @@ import supervise_probe
 from supervise.runtime import (
     child_environment,
     forecast_tier,
-    lend_directory,
     make_environment,
+    mark_directory_owner,
     remove_environment,
     sweep_environments,
     take_ownership,
@@ -203,7 +203,7 @@ def test_a_name_alone_keeps_no_directory_but_any_segment_of_a_living_process_doe
 def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     """Importing may take longer than its supervisor lives."""
     path = named(tmp_path, "starting")
-    lend_directory(path, os.getpid())
+    mark_directory_owner(path, os.getpid())
 
     assert sweep_environments(tmp_path) == []
     aged(path)

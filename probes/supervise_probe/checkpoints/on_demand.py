@@ -350,7 +350,7 @@ OF_SEVERAL_RANKS = (
 )
 
 
-class Saved(NamedTuple):
+class ObservedSave(NamedTuple):
     """What was learned from the newest checkpoint of the job."""
 
     layout: Layout
@@ -378,7 +378,7 @@ class OnDemand:
         self._library, self._finite = library, finite
         self._reports = reports
         self._part = context.guard.part("checkpoint", share=1.0)
-        self._saved: Optional[Saved] = None
+        self._saved: Optional[ObservedSave] = None
         self._why = NOTHING
         self._waiting = False
 
@@ -399,7 +399,7 @@ class OnDemand:
         layout = Learner(self._torch, self._registry, variables, steps).learn(content)
         if layout.kinds >= {"module", "optimizer"}:
             is_first = self._saved is None
-            self._saved = Saved(layout, save_site.code_stack(frames), path)
+            self._saved = ObservedSave(layout, save_site.code_stack(frames), path)
             if is_first:
                 self._context.reporter.status_changed()
 
@@ -455,7 +455,7 @@ class OnDemand:
         step = self._position.step
         return {"path": path or None, "step": step, "how": library.trainer}
 
-    def _order(self, save: Saved, path: str) -> Dict[str, Any]:
+    def _order(self, save: ObservedSave, path: str) -> Dict[str, Any]:
         if self._waiting:
             raise Refused("another checkpoint is about to be written")
         guard, position, step = self._guard, self._position, self._position.step
@@ -481,7 +481,7 @@ class OnDemand:
             raise Refused(str(problem)) from problem
 
     def _build(
-        self, save: Saved, site: save_site.SaveSite, traced: Optional[FrameType] = None
+        self, save: ObservedSave, site: save_site.SaveSite, traced: Optional[FrameType] = None
     ) -> Any:
         """Return what the job would save at this place."""
         scope = site.scope
@@ -493,7 +493,9 @@ class OnDemand:
         with self._torch.no_grad():
             return save.layout.build(Sources(variables, stale, self._position.step))
 
-    def _arrived(self, save: Saved, site: save_site.SaveSite, path: str, frame: FrameType) -> None:
+    def _arrived(
+        self, save: ObservedSave, site: save_site.SaveSite, path: str, frame: FrameType
+    ) -> None:
         began = monotonic_ns()
         self._reports.begins()
         try:

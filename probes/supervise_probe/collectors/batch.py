@@ -51,7 +51,7 @@ DEPTH = 4  # levels
 WHOLE_NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 
 
-class Found(NamedTuple):
+class BatchTensor(NamedTuple):
     """A tensor, and whether its shape gives how much went into the model.
 
     It does not for whole numbers that are no indices, and in a list, which may hold samples.
@@ -70,15 +70,15 @@ class Inputs:
         self._indices = (torch.int64, torch.int32)
         self._whole = {getattr(torch, name, None) for name in WHOLE_NUMBERS}
 
-    def find(self, values: Iterable[Any]) -> Optional[Found]:
+    def find(self, values: Iterable[Any]) -> Optional[BatchTensor]:
         """Return the first of whole numbers, else of floats, in the first level that has one.
 
         One of truth values, if there is nothing else at all: it may be a mask that stays.
         """
-        mask: Optional[Found] = None
+        mask: Optional[BatchTensor] = None
         level = [(value, True) for value in values]
         for _ in range(DEPTH):
-            floats: Optional[Found] = None
+            floats: Optional[BatchTensor] = None
             inner: List[Tuple[Any, bool]] = []
             for value, alone in level:
                 if not isinstance(value, self._tensor):
@@ -87,11 +87,11 @@ class Inputs:
                 elif value.numel() > 1 and value.layout is self._strided and not value.is_nested:
                     kind = value.dtype
                     if kind in self._whole:
-                        return Found(value, alone and kind in self._indices)
+                        return BatchTensor(value, alone and kind in self._indices)
                     if kind.is_floating_point:
-                        floats = floats or Found(value, alone)
+                        floats = floats or BatchTensor(value, alone)
                     elif kind is self._bool:
-                        mask = mask or Found(value, False)
+                        mask = mask or BatchTensor(value, False)
             if floats:
                 return floats
             level = inner[:MOST]

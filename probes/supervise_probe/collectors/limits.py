@@ -12,7 +12,7 @@ from . import Collector, MetricSpec
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..torch_state.records import InForce, Step, Update
+    from ..torch_state.records import SafeguardState, Step, Update
     from .gradient import GradientCollector
 
 LIMITS_METRICS = (
@@ -72,7 +72,7 @@ class LimitsCollector(Collector):
     METRICS = LIMITS_METRICS
 
     def __init__(
-        self, context: ProbeContext, in_force: InForce, clipping: ClippingCollector
+        self, context: ProbeContext, in_force: SafeguardState, clipping: ClippingCollector
     ) -> None:
         super().__init__(context)
         self._in_force, self._clipping = in_force, clipping

@@ -105,8 +105,8 @@ class UpdatesCollector(Collector):
         self._passed = False  # steps that were not measured since the newest that was
         self._cost_ns = 0
         self._reporter = context.reporter
-        self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
-        self._stepping: Optional[Kept] = None
+        self._kept: weakref.WeakKeyDictionary[Any, OldWeights] = weakref.WeakKeyDictionary()
+        self._stepping: Optional[OldWeights] = None
         self._squares: Optional[Tuple[Number, Number]] = None
         self._shares: Tuple[Number, Number] = 0.0, 0.0  # of several ranks
         self._shared = True  # whether they are known of all optimizers
@@ -137,7 +137,7 @@ class UpdatesCollector(Collector):
         if copies is None or copies.params is not params:
             if sum(p.numel() for p in params) > EXACT_LIMIT:
                 self._sample()
-            copies = Kept(self.torch, self.scalars, params, self.mode == "sampled")
+            copies = OldWeights(self.torch, self.scalars, params, self.mode == "sampled")
             if self._copies.several:
                 copies.spread(self._copies.groups(params))
             self._kept[update.optimizer] = copies
@@ -203,7 +203,7 @@ class UpdatesCollector(Collector):
         self._reporter.status_changed()
 
 
-class Kind:
+class TensorGroup:
     """Tensors of one device and type, their newest values and those before, side by side.
 
     Args:
@@ -260,7 +260,7 @@ class Kind:
         return total
 
 
-class Kept:
+class OldWeights:
     """The old weights of one optimizer, or a sample of them.
 
     Attributes:
@@ -281,7 +281,7 @@ class Kept:
         self._turn = 0
         self._stamps: List[Tuple[int, int]] = []
         self.weight = self.weight_share = self.moved_share = 0.0  # type: Number
-        self._kinds: List[Kind] = []
+        self._kinds: List[TensorGroup] = []
         self._copies: Dict[int, int] = {}  # by id of a tensor
         self.spread_known = False
 
@@ -354,7 +354,7 @@ class Kept:
             self._stamps[0] = _stamp(tensors[0])
         return moved, previous
 
-    def _layout(self) -> List[Kind]:
+    def _layout(self) -> List[TensorGroup]:
         tensors = self._tensors
         every = 1
         if self._sampled:
@@ -371,7 +371,7 @@ class Kept:
             strata = kinds.setdefault((tensor.device, tensor.dtype, copies), {})
             strata.setdefault(stratum, []).append(tensor)
         return [
-            Kind(
+            TensorGroup(
                 self._torch,
                 [self._samples_of(strata[key], every, key) for key in sorted(strata)],
                 copies,

@@ -108,7 +108,7 @@ def in_checkpoint_phase(
     return save
 
 
-class Hold(NamedTuple):
+class HookContext(NamedTuple):
     """What an adapter is given; it stays the same for the life of the process."""
 
     gate: Gate
@@ -118,7 +118,10 @@ class Hold(NamedTuple):
 
 
 def call_beside(
-    hold: Hold, original: Callable[..., Any], observe: Callable[..., None], name: str = "framework"
+    hold: HookContext,
+    original: Callable[..., Any],
+    observe: Callable[..., None],
+    name: str = "framework",
 ) -> Callable[..., Any]:
     """Return a function that calls `observe` with the same arguments, and then `original`.
 
@@ -141,7 +144,9 @@ def call_beside(
 
 
 def wrap_save(
-    hold: Hold, original: Callable[..., Any], save_target: Callable[..., Tuple[str, Optional[int]]]
+    hold: HookContext,
+    original: Callable[..., Any],
+    save_target: Callable[..., Tuple[str, Optional[int]]],
 ) -> Callable[..., Any]:
     """Return a function that saves a checkpoint in the phase of that name, and reports it.
 
@@ -160,7 +165,7 @@ def wrap_save(
 
 
 def watch_resume(
-    hold: Hold, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
+    hold: HookContext, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
 ) -> Callable[..., Any]:
     """Return `original`, a call that trains, which is given the checkpoint to go on from.
 
@@ -191,7 +196,7 @@ NAMES = tuple(
 SLICE = "/dataloader_idx_"
 
 
-def listen_lightning(hold: Hold, library: Any) -> None:
+def listen_lightning(hold: HookContext, library: Any) -> None:
     """Stand beside `_call_callback_hooks`, around `_fit_impl`, `training_step`, `save_checkpoint`.
 
     Raises:
@@ -295,7 +300,7 @@ STATE = "trainer_state.json"
 RESTARTS = "ignore_data_skip is set, so the epoch starts again with its first batch"
 
 
-def listen_trainer(hold: Hold, library: Any) -> None:
+def listen_trainer(hold: HookContext, library: Any) -> None:
     """Stand beside `CallbackHandler.call_event`, around `Trainer.train` and `_save_checkpoint`.
 
     Raises:
@@ -354,7 +359,7 @@ def _trainer_losses(metrics: Mapping[str, Any]) -> Any:
             yield "slice_val_loss." + key[len(PREFIX) : -len(SUFFIX)], value
 
 
-def listen_fsdp(hold: Hold, library: Any) -> None:
+def listen_fsdp(hold: HookContext, library: Any) -> None:
     """Stand beside `clip_grad_norm_`.
 
     Raises:
@@ -372,7 +377,7 @@ def listen_fsdp(hold: Hold, library: Any) -> None:
     wrapper.clip_grad_norm_ = call_beside(hold, wrapper.clip_grad_norm_, observe, "gradient")
 
 
-def listen_pipeline(hold: Hold, library: Any) -> None:
+def listen_pipeline(hold: HookContext, library: Any) -> None:
     """Stand beside `scale_grads`; a version without it divides nothing.
 
     Raises:
@@ -389,7 +394,7 @@ def listen_pipeline(hold: Hold, library: Any) -> None:
     stage.scale_grads = call_beside(hold, stage.scale_grads, observe, "loss")
 
 
-def listen_accelerate(hold: Hold, library: Any) -> None:
+def listen_accelerate(hold: HookContext, library: Any) -> None:
     """Stand around `save_state`. Raises AttributeError: this version has no such thing."""
     accelerator = library.Accelerator
 
@@ -405,7 +410,7 @@ def listen_accelerate(hold: Hold, library: Any) -> None:
     accelerator.save_state = wrap_save(hold, accelerator.save_state, save_target)
 
 
-def listen_fabric(hold: Hold, library: Any) -> None:
+def listen_fabric(hold: HookContext, library: Any) -> None:
     """Stand around `save`. Raises AttributeError: this version has no such thing."""
     fabric = library.Fabric
 
@@ -428,7 +433,7 @@ ADAPTERS = {
 SAVES = ("safetensors", "torch.distributed.checkpoint.state_dict_saver")
 
 
-def listen_to_library(hold: Hold, library: Any) -> None:
+def listen_to_library(hold: HookContext, library: Any) -> None:
     """Hear what this module, which has just been imported, will do. Says so if it cannot."""
     name = library.__name__
     key = name if name in (*ADAPTERS, *SAVES) else name.partition(".")[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..collectors.limits import LimitsCollector
     from ..collectors.loss import LossCollector
     from ..context import ProbeContext
-    from ..torch_state.records import InForce, Optimizers, Update
+    from ..torch_state.records import Optimizers, SafeguardState, Update
     from ..torch_state.registry import Registry
 
 
@@ -66,7 +66,7 @@ ENTRY_POINTS = ("_prepare_profiler", "_enable_profiler")  # every profiler of to
 class Profile:
     """One trace at a time."""
 
-    def __init__(self, context: ProbeContext, in_force: InForce) -> None:
+    def __init__(self, context: ProbeContext, in_force: SafeguardState) -> None:
         self._context, self._in_force = context, in_force
         self._part = context.guard.part("profile", share=1.0)
         self._profiler: Any = None
@@ -186,7 +186,7 @@ class Safeguards:
     def __init__(
         self,
         context: ProbeContext,
-        in_force: InForce,
+        in_force: SafeguardState,
         optimizers: Optimizers,
         gradient: GradientCollector,
         limits: LimitsCollector,

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ..collectors.gradient import GradientCollector
     from ..collectors.loss import LossCollector
     from ..context import ProbeContext
-    from ..torch_state.records import InForce, Update
+    from ..torch_state.records import SafeguardState, Update
 
 APART = (
     "each of {} ranks would decide alone: only under DistributedDataParallel, or behind a clip by "
@@ -183,7 +183,7 @@ class NonfiniteGuards:
     def __init__(
         self,
         context: ProbeContext,
-        in_force: InForce,
+        in_force: SafeguardState,
         gradient: GradientCollector,
         loss: LossCollector,
     ) -> None:
@@ -416,7 +416,7 @@ def _axes(count: int) -> Tuple[List[float], List[float], float, float]:
 if TYPE_CHECKING:
     from ..collectors.loss import LossCollector
     from ..context import ProbeContext
-    from ..torch_state.records import InForce, Update
+    from ..torch_state.records import SafeguardState, Update
 
     Doubt = Callable[[int, float], str]
 
@@ -435,7 +435,9 @@ class SkipOutliers:
         why_not: why it has stopped, or cannot act; "" while it can, or without an order.
     """
 
-    def __init__(self, context: ProbeContext, in_force: InForce, loss: LossCollector) -> None:
+    def __init__(
+        self, context: ProbeContext, in_force: SafeguardState, loss: LossCollector
+    ) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._in_force, self._loss = in_force, loss
         self._rule: Optional[OutlierRule] = None
@@ -556,7 +558,7 @@ class SkipOutliers:
 class Skip:
     """Counts commanded skips; those of safeguards have a limit of their own."""
 
-    def __init__(self, in_force: InForce) -> None:
+    def __init__(self, in_force: SafeguardState) -> None:
         self._in_force = in_force
         self._left = 0
         self._now = 0

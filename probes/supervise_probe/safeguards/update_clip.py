@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..collectors.limits import LimitsCollector
     from ..context import ProbeContext
     from ..runtime.scalars import Number
-    from ..torch_state.records import InForce, Optimizers, Update
+    from ..torch_state.records import Optimizers, SafeguardState, Update
 
 WINDOW, SIGMA, MAX_GB = 128, 2.0, 4.0
 
@@ -68,7 +68,7 @@ class UpdateClip:
     def __init__(
         self,
         context: ProbeContext,
-        in_force: InForce,
+        in_force: SafeguardState,
         gradient: GradientCollector,
         past: LimitsCollector,
         optimizers: Optimizers,
@@ -83,7 +83,7 @@ class UpdateClip:
             in_force.guards["update_clip"] = True
         self._ordered: Optional[Rule] = None
         self._left = 0  # steps; 0 with an order: until it is lifted
-        self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Any, UpdateNorms] = weakref.WeakKeyDictionary()
 
     @property
     def rule(self) -> Optional[Rule]:
@@ -129,7 +129,7 @@ class UpdateClip:
             past = self._past.update_norms
             alone = len(self._optimizers.living()) == 1
             history = seed_window(past, rule) if alone else []
-            norms = Kept(self._context, self._gradient, update.all_params, rule, history)
+            norms = UpdateNorms(self._context, self._gradient, update.all_params, rule, history)
             self._kept[update.optimizer] = norms
         norms.read()
 
@@ -173,7 +173,7 @@ class UpdateClip:
         self._context.reporter.status_changed()
 
 
-class Kept:
+class UpdateNorms:
     """The old weights of one optimizer, and the norms of its newest updates.
 
     Attributes:
@@ -272,7 +272,7 @@ class GradientClip:
     def __init__(
         self,
         context: ProbeContext,
-        in_force: InForce,
+        in_force: SafeguardState,
         gradient: GradientCollector,
         past: LimitsCollector,
     ) -> None:

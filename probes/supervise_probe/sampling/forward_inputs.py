@@ -418,7 +418,7 @@ class NeverError(RefusedError):
     """Nor can it be at any later time."""
 
 
-class Saved:
+class ModuleState:
     """What all modules of a model hold.
 
     Args:

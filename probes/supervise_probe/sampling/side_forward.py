@@ -41,7 +41,7 @@ from ..runtime.guard import describe_error, is_from_signal_handler
 from ..torch_state.structure import nested_leaves
 from ..torch_state.tensor_copies import same_bits
 from . import forward_inputs
-from .forward_inputs import NeverError, RefusedError, Saved, TypeClasses, try_put_back
+from .forward_inputs import ModuleState, NeverError, RefusedError, TypeClasses, try_put_back
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -271,10 +271,10 @@ def run_forward(
 @contextmanager
 def _undone(
     context: ProbeContext, root: Any, inputs: Inputs, kinds: TypeClasses, trial: bool
-) -> Iterator[Saved]:
+) -> Iterator[ModuleState]:
     """Where a forward leaves no trace; raises as `run_forward` does."""
     torch = context.torch
-    state = Saved(torch, root, kinds)
+    state = ModuleState(torch, root, kinds)
     if len(state.modules) != len(inputs.modes):
         raise RefusedError("modules of the model have come or gone since")
     tensors = (*state.weights.values(), *state.tensors.values())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .weight_pairs import WeightPairs
 
 
-class Kept(NamedTuple):
+class RetainedForward(NamedTuple):
     """A forward that is to be run once more, for the sets that are due."""
 
     root: Any
@@ -60,7 +60,7 @@ class Sampler:
         self._structures = Structures(context.torch)
         self._part = context.guard.part("sampler", share=1.0)
         self._watch: Optional[Watch] = None
-        self.kept: Optional[Kept] = None
+        self.kept: Optional[RetainedForward] = None
         self.keys: Optional[KeyGradients] = None
         self.wants_logits = False
         self.refused = ""
@@ -126,7 +126,7 @@ class Sampler:
         if self._sets.run(name, self._may, again, forward):
             self._take(watch, outputs[0])
 
-    def _may(self, function: Callable[..., Any], forward: Kept) -> bool:
+    def _may(self, function: Callable[..., Any], forward: RetainedForward) -> bool:
         """Call `function` for what was kept; whether it was not refused."""
         try:
             side_forward.check_runnable(self._context, forward.root, compiled=True)
@@ -154,7 +154,7 @@ class Sampler:
             self.trials.check(root)
             side_forward.check_runnable(self._context, root, compiled=True)
             inputs = side_forward.keep_first_rows(self._context, root, args, kwargs)
-            self.kept = Kept(root, structure, due, inputs)
+            self.kept = RetainedForward(root, structure, due, inputs)
         except side_forward.RefusedError as refusal:
             reason = str(refusal)
         self._side_path(reason)

@@ -1,7 +1,7 @@
 """Schedule of savepoints, and the probe's own part of a rollback.
 
 The probe's own counters of applied updates travel inside the savepoint; those of the data go on
-with the loop. `Savepoints` does the work.
+with the loop. `SavepointManager` does the work.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class RollbackController:
         if not settings:
             self.why_not = "no savepoints are kept"
             return
-        from .manager import Savepoints
+        from .manager import SavepointManager
 
         self._every = max(1, int(settings["every"]))
         self._time_share = TimeShare(float(settings.get("share", 0.0)))
@@ -201,7 +201,7 @@ class RollbackController:
                 self._every,
                 lambda reason: self._reporter.notice("note", reason),
             )
-        self._savepoints = Savepoints(
+        self._savepoints = SavepointManager(
             context.torch,
             context.registry,
             int(settings["keep"]),
@@ -329,7 +329,7 @@ class RollbackController:
         Args:
             within_step: the next one has begun, but no weight has changed; the rates have, and
                 those of the savepoint before count.
-            older_moments: see `Savepoints.take`.
+            older_moments: see `SavepointManager.take`.
 
         Raises:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
@@ -425,7 +425,7 @@ class RollbackController:
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
     def roll_back(self, before_step: int, sign: int = 0, sound: bool = False) -> Dict[str, Any]:
-        """Restore the newest savepoint before `before_step`; see `Savepoints.restore`.
+        """Restore the newest savepoint before `before_step`; see `SavepointManager.restore`.
 
         One that only `sign` allows has the weights of right before damaged moments were used. Were
         they damaged as well? Unless the probe batch denies it, or `sound` where that tells nothing,

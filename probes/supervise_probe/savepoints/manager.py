@@ -101,7 +101,7 @@ class Savepoint:
     """One savepoint, and where its copies are.
 
     Attributes:
-        older_moments: it has those of the savepoint before, see `Savepoints.take`.
+        older_moments: it has those of the savepoint before, see `SavepointManager.take`.
     """
 
     def __init__(
@@ -368,10 +368,10 @@ def _read_all(file: Any, size: int) -> bytes:
     return b"".join(pieces)
 
 
-__all__ = ["Busy", "CannotRestore", "Savepoints"]
+__all__ = ["Busy", "CannotRestore", "SavepointManager"]
 
 
-class Savepoints:
+class SavepointManager:
     """The newest savepoints of a job."""
 
     def __init__(
@@ -566,7 +566,7 @@ class Savepoints:
         self._store.keep_only(lambda savepoint: savepoint.training.is_alive())
 
 
-def _drop_dead_optimizer(owner: "weakref.ref[Savepoints]", optimizer: Any) -> None:
+def _drop_dead_optimizer(owner: "weakref.ref[SavepointManager]", optimizer: Any) -> None:
     savepoints = owner()
     if savepoints is not None and not savepoints._taking:  # else the next call drops them
         savepoints._drop_without_optimizer()

@@ -28,7 +28,7 @@ COMPARED = 1024  # values of each weight that must have changed, where counters 
 WHY = "the job updates its weights without an optimizer"
 
 
-class ByHand:
+class HandWrittenOptimizer:
     """Stands in for the optimizer that the job does not have."""
 
     def __init__(self, params: List[Any]) -> None:
@@ -92,7 +92,7 @@ class InferredSteps:
         self._leaves: Dict[int, Tuple[Any, int]] = {}  # by id: weak reference, times found
         self._watch = 0  # backwards left in which updates must be seen
         self._seen = 0  # updates, while watching
-        self._hands: Optional[ByHand] = None
+        self._hands: Optional[HandWrittenOptimizer] = None
         self._known: Optional[OptimizerInfo] = None
         self._update: Optional[Update] = None  # measured, but not over yet
         self._since = 0  # backwards of the step under way
@@ -183,7 +183,7 @@ class InferredSteps:
         parameters = self._known
         if not params or (parameters is not None and parameters.ids == params.keys()):
             return
-        self._hands = ByHand(list(params.values()))
+        self._hands = HandWrittenOptimizer(list(params.values()))
         self._known = OptimizerInfo(self._hands)
         self._update, self.pending = None, False
         self._callbacks.appeared(self._hands)  # its modules' forwards are signs

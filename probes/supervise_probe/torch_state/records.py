@@ -229,7 +229,7 @@ def is_phantom(torch: Any, update: Update, backward: bool) -> bool:
     return not any(bool((g != 0).any()) for g in grads)
 
 
-class InForce:
+class SafeguardState:
     """Written by the safeguards; read by the step tracker and the collector `limits`.
 
     Attributes:

@@ -270,7 +270,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         incident.deferred.rules.append(rule.id)
         return
     if incident.run is not None:
-        _meanwhile(ctx, monitor, rule, incident.run, (name, level))
+        _respond_during_runbook(ctx, monitor, rule, incident.run, (name, level))
         return
     if (waits := _waiting(policy, state, incident, rule, aside=aside)) is not None:
         _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for {waits[0]}", waits[1])
@@ -336,7 +336,7 @@ def _suppress(ctx: StepContext, rule: Rule, reason: str, cause: str, runbook: st
     )
 
 
-def _meanwhile(
+def _respond_during_runbook(
     ctx: StepContext,
     monitor: RankMonitor,
     rule: Rule,

@@ -41,7 +41,7 @@ _TERMS = re.compile(r"\w+")
 _MIX = 0x9E3779B97F4A7C15
 
 
-class Found(NamedTuple):
+class DocumentPosition(NamedTuple):
     """One document by its position: number of the piece, number in it."""
 
     piece: int
@@ -198,10 +198,10 @@ class Rows:
         pieces = self._numpy.searchsorted(self.edges, numbers, side="right") - 1
         return self._numpy.array([*self._held_out, False])[pieces]
 
-    def found(self, number: int) -> Found:
+    def found(self, number: int) -> DocumentPosition:
         """Return the position of a document."""
         piece = int(self._numpy.searchsorted(self.edges, number, side="right")) - 1
-        return Found(piece, number - int(self.edges[piece]))
+        return DocumentPosition(piece, number - int(self.edges[piece]))
 
 
 def equal_groups(values: Any, numbers: Any) -> Iterator[Any]:

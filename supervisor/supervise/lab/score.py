@@ -405,7 +405,7 @@ def poisson_interval(count: int, level: float = LEVEL) -> tuple[float, float]:
 
 
 MOST = 40  # lines of a list in the text report; JSON has all
-Found = Sequence[Sequence[BacktestOutcome]]  # per run, one outcome per policy
+OutcomesByRun = Sequence[Sequence[BacktestOutcome]]  # per run, one outcome per policy
 
 
 class OutcomeLine(Struct, kw_only=True):
@@ -434,7 +434,9 @@ class OutcomeLine(Struct, kw_only=True):
     not_here: Sequence[Alarm] | UnsetType = UNSET
 
 
-def format_outcomes(results: Found, labels: Sequence[Label] | None) -> Iterator[OutcomeLine]:
+def format_outcomes(
+    results: OutcomesByRun, labels: Sequence[Label] | None
+) -> Iterator[OutcomeLine]:
     """Yield one line per run.
 
     The outcomes of further policies have the alarms that only one of the two raised.
@@ -476,7 +478,7 @@ def outcome_line(outcome: BacktestOutcome, labels: Sequence[Label] | None = None
     )
 
 
-def score_policies(results: Found, labels: Sequence[Label] | None) -> list[Score]:
+def score_policies(results: OutcomesByRun, labels: Sequence[Label] | None) -> list[Score]:
     """Return the score of each policy over all runs."""
     columns = [list(outcomes) for outcomes in zip(*results, strict=True)]
     return [score_alarms(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
@@ -500,7 +502,7 @@ def unmatched_alarms(outcome: BacktestOutcome, right: BacktestOutcome) -> list[A
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def score_lines(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
+def score_lines(results: OutcomesByRun, labels: Sequence[Label] | None) -> Iterator[str]:
     """Yield the lines of a report."""
     totals = score_policies(results, labels)
     rows = sum(outcomes[0].rows for outcomes in results)

@@ -15,7 +15,7 @@ __getattr__ = lazy_exports(
         "adoption": "Adoption",
         "controller": "Control",
         "environment": (
-            "child_environment, forecast_tier, inner_restarts, lend_directory, "
+            "child_environment, forecast_tier, inner_restarts, mark_directory_owner, "
             "make_environment, remove_environment, sweep_environments, take_ownership"
         ),
         "evidence": "Evidence",

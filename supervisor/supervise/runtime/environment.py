@@ -342,7 +342,7 @@ def take_ownership(path: Path) -> None:
             return  # no locks on this file system
 
 
-def lend_directory(path: Path, pid: int) -> None:
+def mark_directory_owner(path: Path, pid: int) -> None:
     """Say whose directory it is: the job's, which may have no segment for long after its start."""
     with suppress(OSError):
         os.close(files.create_file(path / f"{JOB}{pid}"))

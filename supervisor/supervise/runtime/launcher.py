@@ -138,7 +138,7 @@ class Launcher:
         outputs = {} if self._output is None else self._output.outputs
         self.oom_counters.start()
         process = Process.start(argv, environ, terminal=self._terminal, outputs=outputs)
-        environment.lend_directory(self.directory, process.pid)
+        environment.mark_directory_owner(self.directory, process.pid)
         ticks = start_ticks(process.pid) or 0
         self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
         return process

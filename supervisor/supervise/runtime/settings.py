@@ -120,11 +120,11 @@ class RecoveredRun:
                     if not engine.matches_record(
                         log[record_count], number, decision_record(decision)
                     ):
-                        raise _apart(run, log[record_count])
+                        raise _mismatch_error(run, log[record_count])
                     record_count += 1
             end = number + 1
         if record_count < len(log):
-            raise _apart(run, log[record_count], end)
+            raise _mismatch_error(run, log[record_count], end)
         return past
 
     def _see(self, event: Event) -> None:
@@ -184,7 +184,7 @@ class RecoveredRun:
             self.exit_code = event.result.read(Outcome).exit_code
 
 
-def _apart(run: RunDir, record: dict[str, Any], end: int | None = None) -> StoreError:
+def _mismatch_error(run: RunDir, record: dict[str, Any], end: int | None = None) -> StoreError:
     """Say that the two do not agree; `end`: number of events of a journal that all agreed with."""
     if engine.is_unwritten(record) or (end is not None and int(record["event"]) >= end):
         return StoreError(

@@ -56,7 +56,7 @@ NAMES = (
 )
 IGNORABLE_GUARDS = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
 Series = Mapping[int, float]
-Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
+CheckResult = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
 ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
 HASHED = "sha256:"
 MAX_NAMED = 3
@@ -133,11 +133,11 @@ def check_guards(
     start, end = span
     arms = (baseline, candidate)
 
-    def compared(metric: str, compare: Callable[[Series, Series], Found]) -> Found:
+    def compared(metric: str, compare: Callable[[Series, Series], CheckResult]) -> CheckResult:
         a, b = (arm.series(metric, start, end) for arm in arms)
         return _absent(a, b) or compare(a, b)
 
-    checks: list[tuple[str, Callable[[], Found]]] = [
+    checks: list[tuple[str, Callable[[], CheckResult]]] = [
         ("crash", lambda: _crash(*arms, None if plan.steps is None else end)),
         ("interventions", lambda: _interventions(*arms)),
         ("non_finite", lambda: _non_finite(*arms, plan.metric)),
@@ -157,7 +157,7 @@ def check_guards(
         yield Check("guard", name, pair, status, old, new, text)
 
 
-def _absent(baseline: Series, candidate: Series) -> Found | None:
+def _absent(baseline: Series, candidate: Series) -> CheckResult | None:
     if baseline and candidate:
         return None
     if not baseline and not candidate:
@@ -166,7 +166,7 @@ def _absent(baseline: Series, candidate: Series) -> Found | None:
     return "inconclusive", "", "", f"the {whose} does not have this metric"
 
 
-def _crash(baseline: Arm, candidate: Arm, planned: int | None) -> Found:
+def _crash(baseline: Arm, candidate: Arm, planned: int | None) -> CheckResult:
     """Judge how the runs ended.
 
     A baseline with all `planned` steps may go on, or end otherwise; a candidate may then be stopped
@@ -197,7 +197,7 @@ def _end(arm: Arm) -> str:
     return "unknown" if arm.exit_code is None else f"exit {arm.exit_code}"
 
 
-def _interventions(baseline: Arm, candidate: Arm) -> Found:
+def _interventions(baseline: Arm, candidate: Arm) -> CheckResult:
     old, new = _touched(baseline), _touched(candidate)
     texts = old or "none", new or "none"
     if new:
@@ -215,7 +215,7 @@ def _touched(arm: Arm) -> str:
     return f"learning rate scaled at step {min(scaled)}" if scaled else ""
 
 
-def _non_finite(baseline: Arm, candidate: Arm, metric: str) -> Found:
+def _non_finite(baseline: Arm, candidate: Arm, metric: str) -> CheckResult:
     ours, theirs = _bad_steps(baseline, metric), _bad_steps(candidate, metric)
     old, new = f"{len(ours)} steps", f"{len(theirs)} steps"
     if theirs:
@@ -237,7 +237,7 @@ def _bad_steps(arm: Arm, metric: str) -> list[int]:
     return steps
 
 
-def _spikes(differences: Differences, margin: float) -> Found:
+def _spikes(differences: Differences, margin: float) -> CheckResult:
     if not differences.values:
         return "inconclusive", "", "", "no step has a loss in both runs"
     values = differences.values
@@ -263,7 +263,7 @@ def _deviations(values: Sequence[float], index: int, margin: float) -> float:
     return (values[index] - middle) / max(spread, margin / SPIKE_FLOOR, 1e-12)
 
 
-def _norm(baseline: Series, candidate: Series, *, least: float) -> Found:
+def _norm(baseline: Series, candidate: Series, *, least: float) -> CheckResult:
     """Compare the 99th percentile of blocks, block by block; the median of the ratios counts.
 
     One heavy batch is no regression, and neither is the end of a run that has learned its data by
@@ -292,7 +292,7 @@ def _blocks(series: Series, first_step: int) -> dict[int, float]:
     return {n: sorted(block)[int(PERCENTILE * (len(block) - 1))] for n, block in blocks.items()}
 
 
-def _limited(old: float, new: float, text: str, *, is_worse: bool) -> Found:
+def _limited(old: float, new: float, text: str, *, is_worse: bool) -> CheckResult:
     """Return the outcome for two numbers; inconclusive where one is not finite."""
     status: Status = "fail" if is_worse else "pass"
     if not (math.isfinite(old) and math.isfinite(new)):
@@ -300,19 +300,19 @@ def _limited(old: float, new: float, text: str, *, is_worse: bool) -> Found:
     return status, number_text(old), number_text(new), text
 
 
-def _memory(baseline: Series, candidate: Series) -> Found:
+def _memory(baseline: Series, candidate: Series) -> CheckResult:
     old, new = max(baseline.values()), max(candidate.values())
     text = f"{new - old:+.3g} points; limit {MEMORY_POINTS:+g}"
     return _limited(old, new, text, is_worse=new - old > MEMORY_POINTS)
 
 
-def _skips(baseline: Series, candidate: Series) -> Found:
+def _skips(baseline: Series, candidate: Series) -> CheckResult:
     old, new = (fmean(series.values()) for series in (baseline, candidate))
     text = f"{new:.2%} of the updates against {old:.2%}; limit {SKIP_SHARE:+.0%}"
     return _limited(old, new, text, is_worse=new - old > SKIP_SHARE)
 
 
-def _probe(baseline: Series, candidate: Series, *, margin: float) -> Found:
+def _probe(baseline: Series, candidate: Series, *, margin: float) -> CheckResult:
     """Compare the loss of the pinned batch at the samples of the second half."""
     common = [step for step in baseline if step in candidate]
     common = common[len(common) // 2 :]
@@ -327,7 +327,7 @@ def _probe(baseline: Series, candidate: Series, *, margin: float) -> Found:
     return _limited(old, new, text, is_worse=new - old > limit)
 
 
-def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found:
+def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> CheckResult:
     """Compare CPU time per step: on a shared machine the time of day measures the neighbours."""
     measured = [arm.cpu_s for arm in arms if arm.cpu_s is not None]
     if not metric and len(measured) == len(arms):
@@ -341,7 +341,7 @@ def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found
     return _cpu_time(*(median(series.values()) for series in (a, b)))
 
 
-def _cpu_time(old: float, new: float) -> Found:
+def _cpu_time(old: float, new: float) -> CheckResult:
     if not (math.isfinite(old) and math.isfinite(new) and old > 0.0):
         return "inconclusive", number_text(old), number_text(new), "not positive and finite"
     text = f"{new / old:.3g} times the baseline's; limit {CPU_RATIO:g}"
