@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from . import action_planning, approvals, closing, notices, opening, runbook_runner
 from .incident import Incident, format_arguments
@@ -24,7 +24,7 @@ from .model.decisions import (
     RunbookPreempted,
 )
 from .model.events import OperatorCommand
-from .model.payload import CommandArgs, Json, Payload
+from .model.payload import Payload
 from .model.policy import Planned, Policy, Runbook
 from .run_state import (
     ApprovalLog,
@@ -77,7 +77,7 @@ def describe_action_under_way(incident: Incident) -> str:
 def perform_order(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = ctx.state, ctx.state.incident
-    verb, keys = VERBS[event.command](event, event.args.parse(CommandArgs))
+    verb, keys = VERBS[event.command](event)
     if verb == "rollback":
         keys |= action_planning.OPERATOR_ROLLBACK
     action = _build_action(ctx.policy, verb, keys)
@@ -94,10 +94,8 @@ def perform_order(ctx: StepContext, event: OperatorCommand) -> Answer:
     remark = _unseen(state.context.attribution, event) if verb == "quarantine" else ""
     snapshots = [_build_action(ctx.policy, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*snapshots, action), (*["snapshot"] * len(snapshots), verb))
-    before_arg = event.args.parse(CommandArgs).before
-    before_step = (
-        parse_count(event, "before", before_arg, state.step + 1) if verb == "rollback" else None
-    )
+    is_rollback = verb == "rollback"
+    before_step = parse_count(event, "before", state.step + 1) if is_rollback else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
     reason = action_planning.explain_infeasible(state, about, book, before_step, event.operator)
     if reason:
@@ -154,8 +152,7 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
             "left out; if its loader workers call is_quarantined, write quarantine.json into the "
             "run directory by hand (probes/README.md)"
         )
-    shards = event.args.parse(CommandArgs).shards
-    names = [name for name in _names(event, "shards", shards) if len(name) <= TOLD_WHOLE]
+    names = [name for name in _names(event, "shards") if len(name) <= TOLD_WHOLE]
     strange = [name for name in names if name not in shard_names] if shard_names else []
     if not strange:
         return ""
@@ -184,21 +181,24 @@ def _near(name: str, other_name: str) -> bool:
 # ── the arguments of words, which anybody may have written ────────────────────────────────────────
 
 
-def parse_count(event: OperatorCommand, key: str, value: Json, default: int | None = None) -> int:
+def parse_count(event: OperatorCommand, key: str, default: int | None = None) -> int:
     """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
+    value = event.args.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
         raise Refused(f"{event.command} needs `{key}`, a whole number, not {value!r:.60}")
     return value
 
 
-def _number(event: OperatorCommand, key: str, value: Json) -> float:
+def _number(event: OperatorCommand, key: str) -> float:
+    value = event.args.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise Refused(f"{event.command} needs `{key}`, a number, not {value!r:.60}")
     return float(value)
 
 
-def _names(event: OperatorCommand, key: str, value: Json) -> tuple[str, ...]:
+def _names(event: OperatorCommand, key: str) -> tuple[str, ...]:
+    value = event.args.get(key)
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names:
         raise Refused(f"{event.command} needs `{key}`, at least one name")
@@ -208,35 +208,31 @@ def _names(event: OperatorCommand, key: str, value: Json) -> tuple[str, ...]:
     return texts
 
 
-def _lr(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
-    scale = _number(event, "value", args.value)
-    return "lr_scale", {"set": scale, "rewarm": parse_count(event, "rewarm", args.rewarm, 0)}
+def _lr(event: OperatorCommand) -> tuple[str, Keys]:
+    rewarm = parse_count(event, "rewarm", 0)
+    return "lr_scale", {"set": _number(event, "value"), "rewarm": rewarm}
 
 
-def _rollback(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
-    if args.rewarm is None:
-        return "rollback", {}
-    return "rollback", {"rewarm": parse_count(event, "rewarm", args.rewarm)}
+def _rollback(event: OperatorCommand) -> tuple[str, Keys]:
+    has_rewarm = event.args.get("rewarm") is not None
+    return "rollback", {"rewarm": parse_count(event, "rewarm")} if has_rewarm else {}
 
 
-def _quarantine(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
-    return "quarantine", {"shards": _names(event, "shards", args.shards), "max_fraction": 0.5}
+def _quarantine(event: OperatorCommand) -> tuple[str, Keys]:
+    return "quarantine", {"shards": _names(event, "shards"), "max_fraction": 0.5}
 
 
-VERBS: Mapping[str, Callable[[OperatorCommand, CommandArgs], tuple[str, Keys]]] = {
-    "pause": lambda event, args: ("pause", {"lease": LONGEST_S}),
-    "resume": lambda event, args: ("resume", {}),
-    "savepoint": lambda event, args: ("savepoint", {}),
-    "save": lambda event, args: ("checkpoint", {}),
-    "skip": lambda event, args: (
-        "skip_step",
-        {"count": parse_count(event, "steps", args.steps, 1)},
-    ),
-    "stop": lambda event, args: ("stop", {"requeue": args.requeue is True}),
+VERBS: Mapping[str, Callable[[OperatorCommand], tuple[str, Keys]]] = {
+    "pause": lambda event: ("pause", {"lease": LONGEST_S}),
+    "resume": lambda event: ("resume", {}),
+    "savepoint": lambda event: ("savepoint", {}),
+    "save": lambda event: ("checkpoint", {}),
+    "skip": lambda event: ("skip_step", {"count": parse_count(event, "steps", 1)}),
+    "stop": lambda event: ("stop", {"requeue": event.args.get("requeue") is True}),
     "lr": _lr,
     "rollback": _rollback,
     "quarantine": _quarantine,
-    "release": lambda event, args: ("unquarantine", {"shards": _names(event, "shard", args.shard)}),
+    "release": lambda event: ("unquarantine", {"shards": _names(event, "shard")}),
 }
 
 
@@ -303,19 +299,16 @@ def _request(
 ) -> tuple[ApprovalRequest | None, Incident | None]:
     """Return the request that is meant, and its incident; None when it does not wait."""
     pending = state.approvals.pending
-    args = event.args.parse(CommandArgs)
-    if pending is None or args.id != pending.id:
+    if pending is None or event.args.get("id") != pending.id:
         return None, None
-    sha = str(args.sha or "")
+    sha = str(event.args.get("sha") or "")
     if sha and not pending.sha.removeprefix("sha256:").startswith(sha.removeprefix("sha256:")):
         raise Refused(f"{pending.id} has other arguments: {pending.sha}")
     return pending, state.incident
 
 
 def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer:
-    text, well = approvals.answer_settled_request(
-        requests, str(event.args.parse(CommandArgs).id), outcome
-    )
+    text, well = approvals.answer_settled_request(requests, str(event.args.get("id")), outcome)
     return Answer(text, ok=well)
 
 
@@ -344,7 +337,7 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
         answer = _answer(ctx, event)
     except Refused as no:
         answer = Answer(str(no), ok=False)
-    args = event.args.parse(CommandArgs)
+    key = event.args.get("key")
     args_text = format_arguments(
         Payload({name: arg for name, arg in event.args.items() if name != "key"})
     )
@@ -353,7 +346,7 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
             reason=f"{event.operator}: {event.command} {args_text}".rstrip() + f": {answer.text}",
             args=event.args,
             command=event.command,
-            command_id=args.key,
+            command_id=key if isinstance(key, str) else None,
             answer=answer.text,
             ok=answer.ok,
             action=answer.action,
@@ -394,7 +387,7 @@ def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
     if unknown is not None and event.command in (*VERBS, *PLAIN):
         named = f"it has {', '.join(arguments)}" if arguments else "it has none"
         raise Refused(f"{event.command} has no argument {unknown!r:.60}; {named}")
-    if event.command == "release" and event.args.parse(CommandArgs).shard is None:
+    if event.command == "release" and event.args.get("shard") is None:
         return _release(ctx, event)
     if event.command in VERBS:
         return perform_order(ctx, event)
@@ -437,7 +430,7 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
     incident = ctx.state.incident
     if incident is None:
         raise Refused("no incident is open")
-    name = event.args.parse(CommandArgs).incident or incident.id
+    name = event.args.get("incident") or incident.id
     if name != incident.id:
         raise Refused(f"{name} is not open; {incident.id} is")
 
@@ -454,8 +447,7 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
 
 
 def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
-    state, args = ctx.state, event.args.parse(CommandArgs)
-    name = str(args.rule)
+    state, name = ctx.state, str(event.args.get("rule"))
     rule = next((rule for rule in ctx.policy.rules if rule.id == name), None)
     if rule is None:
         pack = name.partition(".")[0] + "."
@@ -464,7 +456,7 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"there is no rule {name!r}{hint}")
     if "SEV0" in (rule.severity, *rule.phases.values()):
         raise Refused(f"{name} is SEV0 and cannot be silenced")
-    steps = parse_count(event, "for", args.period, SILENT_STEPS)
+    steps = parse_count(event, "for", SILENT_STEPS)
 
     def then() -> None:
         state.rules.silenced.pop(name, None)
@@ -487,22 +479,23 @@ def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
 
     It replaces one of the same words; up to step 0 it only takes that one back.
     """
-    context, args = ctx.state.context, event.args.parse(CommandArgs)
-    first = parse_count(event, "from", args.first, ctx.state.step + 1)
-    (what,) = _names(event, "what", [args.what])
-    last = parse_count(event, "to", args.last)
+    context, expect = ctx.state.context, str(event.args.get("expect") or "either")
+    first, last = parse_count(event, "from", ctx.state.step + 1), parse_count(event, "to")
+    what = event.args.get("what")
+    if not isinstance(what, str) or not 0 < len(what) <= KEY_TEXT:
+        raise Refused("plan: a name in `what` is empty, too long, or no text")
     others = tuple(known for known in context.planned if known.what != what)
     if not last:
         if others == context.planned:
             raise Refused(f"plan: no change {what!r} was announced")
         return Answer(f"{what} is no longer planned", then=lambda: _set_plans(context, others))
-    plan = Planned(first, last, what, args.expect or "either")
+    plan = Planned(first, last, what, cast(Literal["up", "down", "either"], expect))
     if plan.to_step <= ctx.state.step:
         raise Refused(f"plan: step {plan.to_step} is over; the run is at step {ctx.state.step}")
     for key, sentence in plan.check():
         raise Refused(f"plan: {key} {sentence}")
     if plan.expect not in ("up", "down", "either"):
-        raise Refused(f"plan: expect must be up, down or either, not {args.expect!r:.60}")
+        raise Refused(f"plan: expect must be up, down or either, not {expect!r:.60}")
     return Answer(
         f"steps {first} to {plan.to_step} are planned: what {what} does to the loss opens no "
         "incident; SEV0 still does; to take it back: supervise plan add RUN --to 0 --what "

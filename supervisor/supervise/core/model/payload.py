@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -267,37 +267,6 @@ class Continuity(Struct, frozen=True):
     lr: Comparison | None = None
     probe_batch: ProbeBatch | None = None
     limit: float | None = None
-
-
-# ── operators ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class CommandArgs(Struct, frozen=True, rename={"period": "for", "first": "from", "last": "to"}):
-    """Arguments of operators' commands, of any type: anybody may have written them.
-
-    Attributes:
-        id, sha: of a request. incident: to acknowledge. rule: to silence; period: for so long.
-        value: of a learning rate. requeue: of `stop`. key: as the sender knows the command.
-        first, last, what, expect: of a planned event.
-    """
-
-    key: Any = None
-    id: Any = None
-    sha: Any = None
-    incident: Any = None
-    rule: Any = None
-    period: Any = None
-    steps: Any = None
-    value: Any = None
-    rewarm: Any = None
-    before: Any = None
-    requeue: Any = None
-    shard: Any = None
-    shards: Any = None
-    first: Any = None
-    last: Any = None
-    what: Any = None
-    expect: Any = None
 
 
 # ── arguments of actions ──────────────────────────────────────────────────────────────────────────
