@@ -489,8 +489,9 @@ def _title(
         return _clip(f"{title}: {name_ranks(standstill_ranks)}")
     if {*moved} & {*LOSSES}:
         title = _title_of_loss(incident, rule_of, str(chief.severity)) or title
-    with_trigger = trigger and "rate" not in title.lower()
-    return _clip(f"{title} after {trigger}" if with_trigger else title)
+    judged = (n for alarm, _, n in facts.fired_readings(incident) if alarm.rule == chief.rule)
+    of_rate = any(formats.reading_text(n, "metric").startswith(facts.RATE) for n in judged)
+    return _clip(f"{title} after {trigger}" if trigger and not of_rate else title)
 
 
 def _title_of_loss(incident: Sequence[Record], rule_of: facts.RuleOf, severity: str) -> str:
