@@ -223,9 +223,9 @@ PARSERS = re.compile(r"supervise/(catalog|data|notifiers|store|recordings)")  # 
 # The codec of a record, what another program wrote, lines and arguments.
 READERS = """
 cli/__init__ cli/__init__ cli/_params cli/_streams cli/doctor cli/policy_commands
-cli/policy_commands cli/web core/model/decisions core/model/decisions core/model/failure
-core/model/policy report/incident_builder report/incident_sentences report/incident_views
-report/incident_views runtime/identity runtime/stacks
+cli/policy_commands cli/web core/model/failure report/incident_builder
+report/incident_sentences report/incident_views report/incident_views runtime/identity
+runtime/stacks
 """
 
 

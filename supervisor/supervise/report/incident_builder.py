@@ -490,7 +490,7 @@ def _title(
     if {*moved} & {*LOSSES}:
         title = _title_of_loss(incident, rule_of, str(chief.severity)) or title
     judged = (n for alarm, _, n in facts.fired_readings(incident) if alarm.rule == chief.rule)
-    of_rate = any(formats.reading_text(n, "metric").startswith(facts.RATE) for n in judged)
+    of_rate = any(str(n.get("metric", "")).startswith(facts.RATE) for n in judged)
     return _clip(f"{title} after {trigger}" if trigger and not of_rate else title)
 
 

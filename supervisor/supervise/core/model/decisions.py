@@ -133,9 +133,9 @@ class Suppressor(NamedTuple):
         return f"{self.cause}:{self.name}" if self.name else self.cause
 
     @classmethod
-    def from_record(cls, text: str) -> Suppressor:
-        """Return the one of which that is the text on record."""
-        cause, _, name = text.partition(":")
+    def from_record(cls, code: str) -> Suppressor:
+        """Return the one of which that is the form on record."""
+        cause, _, name = code.partition(":")
         return cls(cause, name)
 
 
@@ -143,7 +143,7 @@ class Suppressed(Decision, frozen=True, kw_only=True):
     """A rule, or a runbook, that is not answered.
 
     Attributes:
-        suppressed_by: text of the `Suppressor`.
+        suppressed_by: the form on record of the `Suppressor`.
         runbook: that would have run; would: its steps, in shadow mode.
         verb, used, max: of an action whose budget is spent.
     """
@@ -305,8 +305,9 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
 
     @property
     def finding(self) -> str:
-        """`cause` without "recovered: " or "done: "."""
-        return self.cause.partition(": ")[2] if self.outcome == RECOVERED else self.cause
+        """`cause`, of a recovery without "recovered: " or "done: "."""
+        start = self.cause.index(": ") + 2 if self.outcome == RECOVERED else 0
+        return self.cause[start:]
 
 
 class StateChanged(Decision, frozen=True, kw_only=True):

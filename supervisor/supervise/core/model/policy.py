@@ -681,9 +681,9 @@ class Ledger:
         return sum(not _expired(budget, entry, frame_count, at_ns) for entry in entries)
 
 
-def read_usage(text: str) -> tuple[int, int]:
-    """Return how many intents a budget counts, and its maximum, of the text in `Ledger.usage`."""
-    used, maximum = map(int, text.split("/"))
+def read_usage(share: str) -> tuple[int, int]:
+    """Return how many intents a budget counts, and its maximum, of a share in `Ledger.usage`."""
+    used, maximum = map(int, share.split("/"))
     return used, maximum
 
 
