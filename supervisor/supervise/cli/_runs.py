@@ -51,7 +51,7 @@ def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | No
     if is_locked(run.audit_path):
         return RUNNING, None
     if outcome.end is not None:
-        code = int(outcome.end["data"]["exit_code"])
+        code = outcome.end.exit_code
         if code == 0:
             return FINISHED, code
         return (STOPPED if code in ASKED else CRASHED), code
@@ -77,8 +77,8 @@ def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
     launched, returncode = (None, None) if is_over else _last_seen(run)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
-    if end is not None and (code is None or outcome.incomplete is not None):
-        code, returncode = int(end["data"]["exit_code"]), None
+    if end is not None and (code is None or outcome.incomplete):
+        code, returncode = end.exit_code, None
     again = end is None and outcome.relaunching
     if code is not None and not (end is None and runs):
         job = "ended"

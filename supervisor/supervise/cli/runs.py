@@ -138,7 +138,7 @@ def _fill(
     described = run.describe()
     row.created, row.policy, row.mode = described.created, described.policy, described.mode
     row.state, row.exit_code = state_of(run, outcome, described.host)
-    row.step = -1 if outcome.last is None else int(outcome.last["step"])
+    row.step = outcome.step
     row.incidents, row.gravest = len(outcome.incidents), outcome.worst
     if state is None:
         with suppress(StoreError):  # its status is damaged

@@ -140,7 +140,7 @@ def read_status(
         ending,
         verdict,
         outcome.gravest[:3],
-        str(outcome.incomplete.get("reason")) if outcome.incomplete else "",
+        outcome.incomplete,
         len(late_messages.undelivered_messages(run.path)),
     )
 

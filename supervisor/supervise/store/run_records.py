@@ -48,7 +48,6 @@ from .journal import RETENTION
 from .recorder import THINNED, incomplete_record
 from .run_directory import RunDir, is_run
 
-Record = Mapping[str, Any]
 OUTCOMES = ("commit", "abort", "in_doubt")
 ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes: policy, operator, signal
 GRAVE = ("SEV0", "SEV1")
@@ -75,28 +74,36 @@ class IncidentOutcome(Struct):
     unanswered: str = ""
 
 
+class RunEnd(NamedTuple):
+    """The record with which a run ended."""
+
+    exit_code: int
+    wall: str | None
+
+
 @dataclass(slots=True)
 class RunOutcome:
     """How far a run has come.
 
     Attributes:
-        last: the newest record. end: the same, if the run ended with it.
+        step: of the newest record, -1 without one. end: None unless that ended the run.
         incidents: by id, oldest first.
         relaunching: the newest action on the job is a relaunch without an outcome.
-        incomplete: see `recorder.incomplete_record`.
+        incomplete: why the journal ends early, "" where it does not.
     """
 
-    last: Record | None = None
-    end: Record | None = None
+    step: int = -1
+    end: RunEnd | None = None
     incidents: dict[str, IncidentOutcome] = field(default_factory=dict)
     relaunching: bool = False
-    incomplete: Record | None = None
+    incomplete: str = ""
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Mapping[str, Any]) -> None:
         """Take the next record."""
         kind, data = record["kind"], record.get("data") or {}
-        self.last = record
-        self.end = record if kind == "run_end" else None
+        self.step, self.end = int(record["step"]), None
+        if kind == "run_end":
+            self.end = RunEnd(int(data["exit_code"]), record.get("wall"))
         if kind in OUTCOMES and "action" in data:
             self.relaunching = False
         elif kind == "intent":
@@ -107,7 +114,7 @@ class RunOutcome:
             is_unanswered = data["what"] in ("expired", "withdrawn")
             asked.unanswered = str(data["id"]) if is_unanswered else ""
 
-    def _take_incident(self, record: Record, code: str) -> None:
+    def _take_incident(self, record: Mapping[str, Any], code: str) -> None:
         name, severity = str(record["incident"]), record.get("severity")
         if code == "opened":
             self.incidents[name] = IncidentOutcome(
@@ -141,16 +148,17 @@ def _is_unsettled(closed: Mapping[str, Any]) -> bool:
     return closed.get("outcome") == JOB_ENDED and not closed.get("asked") and not is_back
 
 
-def read_outcome(records: Iterable[Record]) -> RunOutcome:
+def read_outcome(records: Iterable[Mapping[str, Any]]) -> RunOutcome:
     """Fold all records of a log."""
     outcome = RunOutcome()
 
-    def read_digests() -> Iterator[Record]:
+    def read_digests() -> Iterator[Mapping[str, Any]]:
         for record in records:
             outcome.take(record)
             yield record
 
-    outcome.incomplete = incomplete_record(read_digests())
+    note = incomplete_record(read_digests())
+    outcome.incomplete = "" if note is None else str(note.get("reason"))
     return outcome
 
 
@@ -378,7 +386,7 @@ class Digests:
         self.pieces: list[tuple[str, int, str]] | None = None  # name, bytes, digest; if thinned
         self.ended = False  # the run has ended with a complete journal
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Mapping[str, Any]) -> None:
         """Take the next record."""
         kind, data = record["kind"], record.get("data") or {}
         self.ended = kind == "run_end"
@@ -556,7 +564,7 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def read_digests(records: Iterable[Record]) -> Digests:
+def read_digests(records: Iterable[Mapping[str, Any]]) -> Digests:
     """Return the digests in these records."""
     digests = Digests()
     for record in records:

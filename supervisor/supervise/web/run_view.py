@@ -442,7 +442,7 @@ class RunView:
         end = self._outcome.end
         if end is None:
             return listed in (_runs.UNSUPERVISED, _runs.LOST)
-        age_s = seconds_since(end.get("wall"), _now())
+        age_s = seconds_since(end.wall, _now())
         stopped = listed == _runs.STOPPED and bool(self._outcome.incidents)
         return age_s is not None and age_s < ENDED_S and bool(ending.command or stopped)
 
