@@ -688,7 +688,7 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     again = re.search(r"start the job again(?![^;]*(fix|again|first))", line.prose)
     if truth.cell.kind == "hang" and again:
         yield "next", again[0], "the deadlock comes again, at the same step"
-    if re.match(r"nothing\b(?! is asked| to do now; by day)", line.text) and line.is_card:
+    if re.match(r"nothing\b(?! is asked| to do now; for tomorrow)", line.text) and line.is_card:
         if truth.code != 0:
             yield "next", "nothing", f"the job ended with code {truth.code}"
         elif truth.cell.kind in LASTING and about["opened"]["step"] >= truth.cell.at:

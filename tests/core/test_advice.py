@@ -269,7 +269,7 @@ def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
         "older": "from ckpt-1 of step 29 (/c/ckpt-1, verified; 30 steps are made again; /c/a.pt of "
         "step 39 is newer, but not verified)",
         "good": "from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made again)",
-        "damaged": "from the newest checkpoint that you trust (none is known; ",
+        "damaged": "list the files, as no good checkpoint is known: supervise checkpoints RUN",
     }
     assert expected[judged] in messages(story)[-1]["next"]
 
@@ -360,7 +360,7 @@ def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
     held = [message for message in messages(story) if message["form"] == "Held"]
 
     assert error in held[-1]["verdict"] and "keeps training" not in held[-1]["verdict"]
-    assert held[-1]["next"].startswith("start it again") and "RUN --" not in held[-1]["next"]
+    assert held[-1]["next"].startswith("list the files") and "RUN --" not in held[-1]["next"]
     assert "supervise release" not in held[-1]["next"]
 
 

@@ -277,10 +277,8 @@ def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
         "before step 40"
     )
     titles = [message["title"] for message in messages(story)]
-    assert "inc-1: back is not carried out" in titles and not any(
-        "started" in title for title in titles
-    )
-    (withdrawn,) = [m["next"] for m in messages(story) if "is not carried out" in m["title"]]
+    assert "inc-1: back is called off" in titles and not any("started" in title for title in titles)
+    (withdrawn,) = [m["next"] for m in messages(story) if "is called off" in m["title"]]
     assert withdrawn == (
         "the loss of step 40 is above its normal range; decided again in 40 steps at the earliest"
     )
@@ -344,7 +342,7 @@ def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
 
     assert verbs(story) == [*once * 3, "touch"]
     titles = [message["title"] for message in messages(story)]
-    assert titles.count("inc-1: back is not carried out") == 1
+    assert titles.count("inc-1: back is called off") == 1
     assert titles.count("inc-1: automatic action started: back") == 1
 
 

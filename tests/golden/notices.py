@@ -112,7 +112,7 @@ def _texts() -> Iterator[str]:
             facts = {name: FACTS[name] for name in form.__struct_fields__} | other
             notice = form(**{name: fact for name, fact in facts.items() if fact is not None})
             added = f" {other}" if other else ""
-            texts = {"what": notice.verdict, "why": notice.reason, "next": notice.then.text}
+            texts = {"what": notice.verdict, "why": notice.reason, "next": notice.next.text}
             lines = [f"{name}: {text}" for name, text in texts.items() if text]
             yield "\n    ".join([f"== {kind}{added}", notice.title, *lines])
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from msgspec import structs
+
+from supervise.core import NOTICES
 
 from . import frozen
+from .notices import FACTS
 
 # Seconds each, of what nano and the other packs go through as well: not in the unit lane.
 LONG = {
@@ -53,3 +59,17 @@ def test_scenarios_pass_and_come_to_the_same_decisions(path):
 def test_what_users_read_is_the_same(name, text):
     """Records and what is read of them, messages, help texts, exit codes."""
     assert text().splitlines() == (frozen.HERE / f"{name}.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("incident", ["", "inc-1"])
+@pytest.mark.parametrize("form", NOTICES.values(), ids=list(NOTICES))
+def test_a_text_is_whole_without_the_facts_that_may_be_missing(form, incident):
+    """Each kind of message, with what it cannot do without, and with that alone unknown as well."""
+    required = {field.name: FACTS[field.name] for field in structs.fields(form) if field.required}
+    notice = form(**required | {"severity": "SEV1", "incident": incident})
+    texts = (notice.title, notice.verdict, notice.reason, notice.next.text)
+
+    assert notice.title and notice.next.text
+    for text in texts:
+        assert text == text.strip(" ;:")
+        assert not re.search(r"  |: ?;|; ;| \(\)|None|[{}]| -1\b", text)

@@ -325,7 +325,9 @@ def _choices(runs: Sequence[Path], name: str | None = None) -> str:
     return "\n         ".join([*lines, *ellipsis])
 
 
-HIDDEN = frozenset({"rule", "near_miss", "rebaseline", "notify_intent", "notify_result"})
+HIDDEN = frozenset(
+    {"rule", "near_miss", "rebaseline", "notify_intent", "notify_result", "notify_text"}
+)
 
 
 class LogTail:

@@ -383,12 +383,10 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     # A paste of the command as it is must not begin at step 0.
     own_option = "; replace the last argument by your job's own option"
     if checkpoint is None:
-        listed = "none is known; files that were found: supervise checkpoints RUN"
         command.append("'<OPTION TO LOAD IT>'")
-        newest = f"the newest checkpoint{which} that you trust ({listed})"
-        none = "there is no file" if before_step == math.inf else "no file is old enough"
-        how = f"{own_option}, or leave it out where {none}, to start at step 0"
-        return f"start it again from {newest}{how}: {' '.join(command)}"
+        listed = f"list the files, as no good checkpoint{which} is known: supervise checkpoints RUN"
+        how = "with your job's own option to load one, or without it from step 0"
+        return f"{listed}; then start it again {how}: {' '.join(command)}"
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [shlex.quote(fill_recipe(arg, checkpoint.path, checkpoint.step)) for arg in args]
     state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"

@@ -9,11 +9,22 @@ again.
 
 from __future__ import annotations
 
-from . import action_planning, advice, approvals, diagnosis, notices, opening, run_phase, withdrawal
+from . import (
+    action_planning,
+    advice,
+    approvals,
+    diagnosis,
+    notices,
+    opening,
+    rule_news,
+    run_phase,
+    withdrawal,
+)
 from .diagnosis import RATE
 from .frames import LOSS
 from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
 from .model.decisions import (
+    CLEARED,
     RECOVERED,
     Advice,
     IncidentClosed,
@@ -58,6 +69,7 @@ def hold_incident(
     incident.phase, incident.run, incident.deferred.retry = HELD, None, None
     state.rules.reported.clear()  # what fires from now on is answered by nobody else
     state.rules.growing.clear()
+    rule_news.record_breaches(policy, state, incident)  # but for what the message is about
     opening.invalidate_attempt(state, incident)
     if state.job.returncode is not None:
         state.job.no_restart_reason = reason
@@ -214,6 +226,8 @@ def close_incident(
         then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
     # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
     is_notice = incident.severity == "SEV2" and not acted
+    escalation = incident.escalation
+    is_notice |= outcome == CLEARED and escalation.runs == escalation.called_off > 0
     severity = "INFO" if superseded_by or is_notice else incident.severity
     closed = notices.Closed(
         severity=severity, incident=incident.id, outcome=reason, summary=summary, advice=then

@@ -210,7 +210,8 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
     if not (holds and _is_of_rate(continuity)):
         reshuffled = holds and _is_reshuffled(continuity)
         severity = "SEV1" if anew else "INFO" if reshuffled else "SEV2"
-        ctx.send(run_notices.AsReported(severity=severity, text=text))
+        form = run_notices.StartNotResumed if anew else run_notices.AsReported
+        ctx.send(form(severity=severity, text=text))
     if run is not None and broken:
         run.verification.rejected = text
 

@@ -385,6 +385,7 @@ class Escalation:
 
     Attributes:
         level: of the ladder, -1 before any. runs: how many runbooks were started.
+        called_off: how many of them changed nothing, since their reason was over.
         shadowed: runbooks that shadow mode only wrote down.
         exhausted: (frame count, ns) since when nothing that is left can help, the time also of the
             newest reminder; None: something can.
@@ -392,6 +393,7 @@ class Escalation:
 
     level: int = -1
     runs: int = 0
+    called_off: int = 0
     shadowed: list[str] = field(default_factory=list)
     exhausted: tuple[int, int] | None = None
 
@@ -499,13 +501,13 @@ def breach_headline(
     limits: dict[str, list[float]] = {}  # a metric with its value -> limits, and comments
     comments: dict[str, list[str]] = {}
     levels: dict[str, tuple[float, float]] = {}  # value, and that before
-    zeros: set[str] = set()  # a count, or a norm: none is below its limit
+    bounds: dict[str, str] = {}  # how its limit is written
     for reading in numbers.values():
         metric = formats.reading_text(reading, "metric")
-        if reading.get("code") == "BREACH" and "signal" in reading:
-            parts.append(formats.format_silence(reading))
         if reading.get("code") != "BREACH":
             continue
+        if "signal" in reading:
+            parts.append(formats.format_silence(reading))
         counted = formats.reading_integer(reading, "breaching", 0)
         if not metric and counted and not reading.get("nonfinite"):
             parts.append(
@@ -524,7 +526,9 @@ def breach_headline(
         text += f" on {reading['where']}" if "where" in reading else ""
         limit, before = formats.limit_value(key, reading), level_before(metric)
         limits.setdefault(text, []).extend([] if limit is None else [limit])
-        zeros |= {text} if value == limit == 0.0 else set()
+        if value == limit == 0.0:  # a count, or a norm: none is below its limit
+            bounds[text] = "must be above 0"
+        bounds.setdefault(text, "limit {:.3g}" + formats.UNITS.get(metric, ""))
         details = comments.setdefault(text, [])
         if before is not None and not details:
             details.append(f"before {formats.quantity(metric, before)}")
@@ -534,8 +538,7 @@ def breach_headline(
             details.append(HEADLINES[key].format(reading[key], direction=side))
         limits[text].sort(key=lambda limit: abs(limit - value))
     for text, details in comments.items():
-        limit_text = "must be above 0" if text in zeros else ""
-        parts.append(text + _comments(details, limits[text][:1], levels.get(text), limit_text))
+        parts.append(text + _comments(details, limits[text][:1], levels.get(text), bounds[text]))
     for reading in numbers.values():
         names = formats.reading_names(reading, "nonfinite")
         parts += [f"{formats.readable_metric(str(name))} is NaN or Inf" for name in names]
@@ -547,12 +550,12 @@ def _comments(
     details: list[str],
     limits: list[float],
     level: tuple[float, float] | None,
-    limit_text: str,
+    bound: str,
 ) -> str:
     """Return what stands in brackets behind a value; `level`: the value, and that before."""
     if level is not None and any((level[0] - limit) * (level[1] - limit) > 0 for limit in limits):
         details = details[1:]  # it was beyond that limit before, too: none that is healthy
-    nearest = [limit_text or f"limit {limit:.3g}" for limit in limits]
+    nearest = [bound.format(limit) for limit in limits]
     details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
     return f" ({', '.join(details)})" if details else ""
 

@@ -1,7 +1,8 @@
 """The messages to people, one class per kind: its fields are the facts, its templates the text.
 
 A template is for `str.format`. Its clauses end with "; ", and one whose fields are empty is left
-out. In commands RUN stands for the run directory.
+out; so is a part in brackets, and the incident in front of a title. In commands RUN stands for the
+run directory.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from .model.interfaces import ACTION, APPROVAL, CLOSED, UPDATED, WATCHER
 from .model.payload import Payload
 from .model.verdicts import SpikeClass
 
-FIELD = re.compile(r"\{(\w+)")
+FIELD, PART = re.compile(r"\{(\w+)"), re.compile(r"\[([^\[\]]*)\]")
+UNKNOWN = ("", None, -1)  # of a fact; -1: of a step
+IN_INCIDENT = "{incident}: "
 COMMON = ("severity", "incident", "advice")
+PAGES = ("SEV0", "SEV1")
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -56,13 +60,26 @@ class Notice(Struct, frozen=True, kw_only=True):
     def then(self) -> Advice:
         return Advice(self.LEAD, self._fill(self.NEXT))
 
+    @property
+    def next(self) -> Advice:
+        """What comes next; of one that pages and says nothing of that, where to look."""
+        if self.then or self.severity not in PAGES:
+            return self.then
+        where = f"supervise why RUN {self.incident}" if self.incident else "supervise status RUN"
+        return Advice(None, "", self.then.live or f"to look closer: {where}")
+
     def _fill(self, template: str) -> str:
         clauses = []
-        for clause in template.split("; "):
+        template = template.removeprefix(IN_INCIDENT) if not self.incident else template
+        for clause in PART.sub(self._part, template).split("; "):
             facts = FIELD.findall(clause)
-            if not facts or any(getattr(self, fact) not in ("", None) for fact in facts):
+            if not facts or any(getattr(self, fact) not in UNKNOWN for fact in facts):
                 clauses.append(clause.format_map({fact: getattr(self, fact) for fact in facts}))
         return "; ".join(filter(None, clauses))
+
+    def _part(self, match: re.Match[str]) -> str:
+        facts = FIELD.findall(match[1])
+        return match[1] if all(getattr(self, fact) not in UNKNOWN for fact in facts) else ""
 
 
 class Advised(Notice, frozen=True, kw_only=True):
@@ -82,42 +99,47 @@ class OfRule(Advised, frozen=True, kw_only=True):
     """About a rule that fires; `numbers`: its readings in one line."""
 
     WHAT = "{numbers}"
-    WHY = "rule {rule}: {expression}"
+    WHY = "rule {rule}[: {expression}]"
     rule: str
     expression: str = ""
     numbers: str = ""
     step: int = -1
     subject: str = ""
 
+    @property
+    def about(self) -> str:
+        """Its subject, or the rule where that has none."""
+        return self.subject or f"rule {self.rule}"
+
 
 class RuleFires(OfRule, frozen=True, kw_only=True):
-    TITLE = "{incident}: {subject} at step {step}"
+    TITLE = "{incident}: {about}[ at step {step}]"
 
 
 class RuleFiresAlone(OfRule, frozen=True, kw_only=True):
     """It is a SEV0, and an action of the incident before is under way."""
 
-    TITLE = "{subject} at step {step}"
+    TITLE = "{about}[ at step {step}]"
 
 
 class RuleFiresBeside(OfRule, frozen=True, kw_only=True):
     KIND = WATCHER
-    TITLE = "{subject} at step {step}"
+    TITLE = "{about}[ at step {step}]"
 
 
 class RuleIsBlind(OfRule, frozen=True, kw_only=True):
-    TITLE = "{incident}: rule {rule} is blind at step {step}"
+    TITLE = "{incident}: rule {rule} is blind[ at step {step}]"
     WHY = ""
 
 
 class RuleGrows(OfRule, frozen=True, kw_only=True):
-    TITLE = "{incident}: worse than before at step {step}"
+    TITLE = "{incident}: worse than before[ at step {step}]"
 
 
 class RuleGrowsAfterRollback(RuleGrows, frozen=True, kw_only=True):
     """What it was before is of weights that are gone."""
 
-    TITLE = "{incident}: beyond its limits again at step {step}"
+    TITLE = "{incident}: beyond its limits again[ at step {step}]"
 
 
 class RuleFlapping(Notice, frozen=True, kw_only=True):
@@ -235,8 +257,9 @@ class ApprovalAsked(Notice, frozen=True, kw_only=True):
     WHAT = "{cause}"
     WHY = "plan: {plan}"
     NEXT = (
-        "supervise approve RUN {request} (or: supervise deny RUN {request}); without an answer "
-        "within {timeout_s:.0f} s of this message, {consequence}; {status} meanwhile"
+        "to approve {runbook}: supervise approve RUN {request}; to deny it: supervise deny RUN "
+        "{request}; without an answer within {timeout_s:.0f} s of this message, {consequence}; "
+        "{status} meanwhile"
     )
     runbook: str
     cause: str
@@ -280,7 +303,7 @@ class UndoFailed(Notice, frozen=True, kw_only=True):
     WHAT = "{error}"
     NEXT = "{consequence}"
     error: str
-    consequence: str = ""
+    consequence: str = "it may still be in force: supervise status RUN"
 
 
 class CommandFailed(Notice, frozen=True, kw_only=True):
@@ -293,7 +316,7 @@ class CommandFailed(Notice, frozen=True, kw_only=True):
 
 class ActionWithdrawn(Advised, frozen=True, kw_only=True):
     KIND = ACTION
-    TITLE = "{incident}: {runbook} is not carried out"
+    TITLE = "{incident}: {runbook} is called off"
     WHAT = "{cause}; decided at step {step}"
     WHY = "{headline}"
     runbook: str

@@ -47,6 +47,14 @@ def record_notified_rule(state: State, rule: Rule, numbers: Mapping[str, Reading
     state.rules.growing.pop(rule.id, None)
 
 
+def record_breaches(policy: Policy, state: State, incident: Incident) -> None:
+    """People hear of an incident now, and so of each of its rules that is in breach."""
+    for r, rule in enumerate(policy.rules):
+        for monitor in state.monitors.values() if rule.id in incident.rules else ():
+            if monitor.rules[r].code == BREACH:
+                record_notified_rule(state, rule, monitor.numbers(rule))
+
+
 def joins_as_news(
     policy: Policy, state: State, incident: Incident, rule: Rule, text: str, *, raised: bool
 ) -> bool:
@@ -354,16 +362,16 @@ def _of_tensors(
     subject: str, facts: WiringFacts, common: run_notices.OfWiring
 ) -> run_notices.OfWiring:
     """Return a message about tensors or layers that were counted."""
-    fields = structs.asdict(common)
+    fields, count = structs.asdict(common), facts.count or -1
     if subject == "modules_in_eval":
         return run_notices.ModelInEval(**fields)
     if subject == NO_GRADIENT:
-        if facts.count == facts.total:
+        if count == facts.total:
             return run_notices.LossCutOff(**fields)
-        return run_notices.WithoutGradient(**fields, count=facts.count, total=facts.total)
+        return run_notices.WithoutGradient(**fields, count=count, total=facts.total)
     if subject == NO_OPTIMIZER:
-        return run_notices.WithoutOptimizer(**fields, count=facts.count)
-    return run_notices.OptimizerOfOthers(**fields, count=facts.count)
+        return run_notices.WithoutOptimizer(**fields, count=count)
+    return run_notices.OptimizerOfOthers(**fields, count=count)
 
 
 def _of_numbers(

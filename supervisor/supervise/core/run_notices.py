@@ -37,7 +37,7 @@ class OfWiring(Notice, frozen=True, kw_only=True):
     """
 
     KIND = WATCHER
-    WHY = "rule {rule}: {expression}"
+    WHY = "rule {rule}[: {expression}]"
     rule: str
     expression: str = ""
     names: str = ""
@@ -45,7 +45,7 @@ class OfWiring(Notice, frozen=True, kw_only=True):
 
 
 class WithoutGradient(OfWiring, frozen=True, kw_only=True):
-    TITLE = "{count} of {total} tensors of the optimizer never had a gradient: {names}"
+    TITLE = "[{count} of {total} ]tensors of the optimizer never had a gradient[: {names}]"
     WHAT = "these weights stay as they began, while the others train"
     NEXT = (
         "look between them and the loss for detach(), no_grad(), .data, or a reentrant checkpoint "
@@ -57,7 +57,7 @@ class WithoutGradient(OfWiring, frozen=True, kw_only=True):
 
 
 class LossCutOff(OfWiring, frozen=True, kw_only=True):
-    TITLE = "no tensor of the optimizer ever had a gradient: {names}"
+    TITLE = "no tensor of the optimizer ever had a gradient[: {names}]"
     WHAT = "all weights stay as they began: the job runs and learns nothing"
     NEXT = (
         "check that backward() is called, and that the loss has its graph: no item(), detach() or "
@@ -66,7 +66,7 @@ class LossCutOff(OfWiring, frozen=True, kw_only=True):
 
 
 class WithoutOptimizer(OfWiring, frozen=True, kw_only=True):
-    TITLE = "{count} tensors of the model have gradients and are in no optimizer: {names}"
+    TITLE = "[{count} ]tensors of the model have gradients and are in no optimizer[: {names}]"
     WHAT = "these weights stay as they began, while the others train"
     NEXT = (
         "give them to the optimizer, and make it when the model is complete, or freeze them by "
@@ -77,10 +77,10 @@ class WithoutOptimizer(OfWiring, frozen=True, kw_only=True):
 
 class OptimizerOfOthers(OfWiring, frozen=True, kw_only=True):
     TITLE = (
-        "the optimizer holds tensors of another model; those of the one that trains are in none: "
-        "{names}"
+        "the optimizer holds tensors of another model; those of the one that trains are in none"
+        "[: {names}]"
     )
-    WHAT = "the model stays as it began: {count} tensors have gradients and never change"
+    WHAT = "the model stays as it began: [{count} ]tensors have gradients and never change"
     NEXT = (
         "make the optimizer after the model is made, loaded, copied or wrapped; it is made at "
         "{made}"
@@ -89,13 +89,13 @@ class OptimizerOfOthers(OfWiring, frozen=True, kw_only=True):
 
 
 class ModelInEval(OfWiring, frozen=True, kw_only=True):
-    TITLE = "the model is in eval mode in the training steps: {names}"
+    TITLE = "the model is in eval mode in the training steps[: {names}]"
     WHAT = "dropout does nothing there, and normalization goes by old statistics"
     NEXT = "call model.train() before the first step, and again after each evaluation"
 
 
 class RoundedAway(OfWiring, frozen=True, kw_only=True):
-    TITLE = "{share:.0f} % of the 16-bit weights do not move: {names}"
+    TITLE = "{share:.0f} % of the 16-bit weights do not move[: {names}]"
     WHAT = "their updates are below half the spacing of the type, and are rounded away"
     NEXT = "keep the weights in float32 and compute under torch.autocast, or keep a master copy"
     share: float
@@ -128,7 +128,7 @@ class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
 class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
     TITLE = "a step moves the weights by {ratio:.0e} of their size; {course}"
     WHAT = "at this size they take a million steps to change"
-    NEXT = "check the learning rate ({rate:.3g}), the scale of the loss, and the clip"
+    NEXT = "check the learning rate[ ({rate:.3g})], the scale of the loss, and the clip"
     ratio: float
     rate: float | None = None
     course: str = ""
@@ -163,6 +163,12 @@ class AsReported(Notice, frozen=True, kw_only=True):
 
     TITLE = "{text}"
     text: str
+
+
+class StartNotResumed(AsReported, frozen=True, kw_only=True):
+    """A start that did not go on from its checkpoint."""
+
+    NEXT = "if that is not meant: supervise stop RUN; to go on from: supervise checkpoints RUN"
 
 
 class PreemptSaved(AsReported, frozen=True, kw_only=True):
@@ -318,9 +324,12 @@ class SpaceNotice(Notice, frozen=True, kw_only=True):
 
     @property
     def to_free(self) -> str:
-        need = f"free {formats.format_bytes(self.need_bytes or 0)} on {self.mount}"
-        fills = f"what fills it: du -xm {self.mount} | sort -n | tail"
-        return f"{need}; {fills}; old runs: supervise gc --older-than 1d {self.runs}"
+        need = f" {formats.format_bytes(self.need_bytes)}" if self.need_bytes else " space"
+        parts = [f"free{need}{f' on {self.mount}' if self.mount else ''}"]
+        if self.mount:
+            parts.append(f"what fills it: du -xm {self.mount} | sort -n | tail")
+        parts.append(f"old runs: supervise gc --older-than 1d {self.runs}".rstrip())
+        return "; ".join(parts)
 
 
 class RecordSpaceShort(SpaceNotice, frozen=True, kw_only=True):

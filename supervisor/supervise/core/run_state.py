@@ -77,16 +77,19 @@ class MessageDraft:
     @classmethod
     def of(cls, notice: Notice, incident: Incident | None = None) -> MessageDraft:
         """Return the draft of a typed fact, about `incident` alone."""
-        texts = notice.title, notice.verdict, notice.reason, notice.then
+        texts = notice.title, notice.verdict, notice.reason, notice.next
         form = type(notice).__name__
         return cls(incident, notice.KIND, notice.severity, *texts, form=form, facts=notice.facts)
 
     def merge(self, other_draft: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
 
-        The texts stand unless they are empty or `replace` is set.
+        The texts stand unless they are empty or `replace` is set; what takes their place and is
+        good news pages for nothing that it has made void.
         """
-        self.severity = min(self.severity, other_draft.severity, key=RANKS.index)
+        is_void = replace and other_draft.severity == RANKS[-1]
+        worst = min(self.severity, other_draft.severity, key=RANKS.index)
+        self.severity = other_draft.severity if is_void else worst
         self.kind = min(self.kind, other_draft.kind, key=WEIGHTS.index)
         if replace:
             self.title = other_draft.title

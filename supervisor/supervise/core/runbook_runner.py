@@ -631,15 +631,17 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
     ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
+    incident.escalation.called_off += 1
     if not run.terms.repeated:
+        then = advice.after_withdrawal(ctx.policy, ctx.state, incident)
         withdrawn = notices.ActionWithdrawn(
-            severity=incident.severity,
+            severity="INFO" if then.lead == Lead.NOTHING else incident.severity,
             incident=incident.id,
             runbook=run.runbook.name,
             cause=reason,
             step=run.failure.withdrawn_at if ctx.state.step >= 0 else None,
             headline=incident.headline,
-            advice=advice.after_withdrawal(ctx.policy, ctx.state, incident),
+            advice=then,
         )
         ctx.send(withdrawn, replace=True)
     start_waiting_runbook(ctx)

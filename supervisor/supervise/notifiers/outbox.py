@@ -6,8 +6,6 @@ message for the audit log; a failed delivery changes nothing else.
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +16,14 @@ from ..core.model.decisions import Notified
 from ..core.model.interfaces import Kind, Message, Severity
 from . import channel_queue
 from ._channel_settings import Route, Sender
-from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered
+from .channel_queue import (
+    Backlog,
+    ChannelQueue,
+    Result,
+    Trouble,
+    Undelivered,
+    fill_run_placeholder,
+)
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -26,7 +31,6 @@ CONSOLE = "console"
 DRAIN_S = 5.0
 CONSOLE_SHARE = 0.1  # of the draining time: it reports the failures of the others
 BACKOFF_S = 1.0
-RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/(?:incidents/|supervisor\.log))")
 
 
 def message_of(
@@ -56,12 +60,6 @@ def message_of(
         form=text.form,
         subject=str(text.facts.get("subject", "")),
     )
-
-
-def fill_run_placeholder(text: str, directory: str) -> str:
-    """Replace RUN in the commands and paths of a text, so that they can be pasted into a shell."""
-    named = shlex.quote(directory)
-    return RUN.sub(lambda match: f"{match[1] or ''}{named}", text)
 
 
 class Outbox:

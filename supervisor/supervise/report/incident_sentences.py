@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import UnsetType
@@ -855,12 +856,13 @@ def next_step(
         asked = [message for message in messages if message.request == approval.id]
         if len(asked) > 1:  # the loss came back meanwhile
             return _pasted(asked[-1].advice.text, run)
-        timeout = (
-            f"without an answer within {approval.timeout_s:.0f} s "
-            f"the answer is {approval.on_timeout}"
-        )
-        names = f"RUN {approval.id}"
-        return _pasted(f"supervise approve {names} (or: supervise deny {names}); {timeout}", run)
+        names, until = f"RUN {approval.id}", f"within {approval.timeout_s:.0f} s"
+        if approval.wall is not None:  # the time begins when it is delivered
+            end = datetime.fromisoformat(approval.wall) + timedelta(seconds=approval.timeout_s)
+            until += f" (by {end:%H:%M:%S} UTC)"
+        timeout = f"without an answer {until} the answer is {approval.on_timeout}"
+        approve = f"to approve {approval.runbook}: supervise approve {names}"
+        return _pasted(f"{approve}; to deny it: supervise deny {names}; {timeout}", run)
     messages = [message for message in messages if message.advice]
     if status == Status.HELD:  # later messages are about rules that fire meanwhile
         forms = {form.__name__ for form in ANSWERS_HOLD}

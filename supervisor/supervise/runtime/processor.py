@@ -32,7 +32,7 @@ from ..actions.recovery import Relaunch
 from ..core import approvals, engine, job_lifecycle, runbook_runner
 from ..core.incident import RunbookExecution, verb_of
 from ..core.model.action import Action, Job
-from ..core.model.decisions import ACTING_MODES, ActionPlanned, Decision, Notified
+from ..core.model.decisions import ACTING_MODES, ActionPlanned, Decision, MessageText, Notified
 from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
 from ..core.model.payload import Json, Payload, RelaunchArgs
@@ -492,8 +492,16 @@ class EventProcessor:
         number = decision.step if seq is None else seq
         message = self.message(decision)
         key, to_all = f"{self._run.id}:{number}", decision.message.to_all
+        self._record_text(message, decision.message, number)
         if not self._outbox.post(message, key=key, to_all=to_all) and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
+
+    def _record_text(self, message: Message, text: MessageText, number: int) -> None:
+        """Write down what people are sent, where that is more than what the engine has decided."""
+        if (message.title, message.verdict) != (text.title, text.verdict) or message.card:
+            data = {"message": number, "title": message.title, "verdict": message.verdict}
+            data |= {"why": message.why, "next": message.next, "card": list(message.card)}
+            self.recorder.note("notify_text", self.state.step, message.title, data)
 
     def _delivered(self, request: str, channel: str) -> None:
         """Let the time to answer a request begin."""

@@ -181,6 +181,7 @@ CODES: Mapping[str, Sequence[str]] = {
 RECORDS = {
     "notify_intent": "message",
     "notify_result": "delivery",
+    "notify_text": "message as sent",
     "approval_requested": "request",
     "in_doubt": "in doubt",
     "near_miss": "near miss",
