@@ -234,7 +234,7 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
             compared = await http.get("/api/compare", params={"a": "a@b", "b": "lr=1e-3 b@1"})
             assert [row["attempt"] for row in compared.json()["runs"]] == [None, 1]
             assert compared.json()["sentence"] == (
-                "--lr: 0.1 / not set; --out: /tmp/a / not set; drill: lr_spike at step 40 / none"
+                "--lr: 0.1 / not set; drill: lr_spike at step 40 / none; --out: /tmp/a / not set"
             )
             assert (await http.get("/api/run/0")).json()["cache"] is None, "there is no journal"
 

@@ -43,7 +43,7 @@ GROUPS = {
     "packages": "packages",
 }
 LONG = ("packages", "rules")
-SHOWN_SETTINGS = 4  # of a comparison's sentence
+SHOWN_DIFFERENCES = 8  # in the sentence of a comparison
 _PART = re.compile(r'<(link|script)\b[^>]*?(?:href|src)="[^"]*static/([\w.-]+)"[^>]*>(</script>)?')
 
 
@@ -230,6 +230,7 @@ def _result(view: RunView) -> dict[str, Any]:
         **{name: row[name] for name in ("run", "state", "step", "created", "incidents", "loss")},
         "steps_per_s": row["steps_per_s"],
         "verdict": ", ".join([row["state"], *troubles]) if facts else row["verdict"],
+        "end": ", ".join([row["state"], *troubles[:1]]),
         "drill": ", ".join(f"{d.fault} at step {d.step}" for d in view.described.drills),
         "worst": worst and {name: worst[name] for name in ("id", "severity", "title")},
     }
@@ -243,18 +244,21 @@ def _sentence(rows: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
         return [f"{name}: {' / '.join(texts)}"] if len(set(texts)) > 1 else []
 
     settings = [
-        text
-        for row in sorted(rows, key=lambda row: "/" in "".join(row["values"].values()))
+        (row["name"], list(row["values"].values()))
+        for row in rows
         if row["group"] in ("command", "policy") and row["name"] not in ("command", "digest")
-        for text in differing(row["name"], list(row["values"].values()))
     ]
-    parts = [
-        *settings[:SHOWN_SETTINGS],
-        *([f"{len(settings) - SHOWN_SETTINGS} more"] if len(settings) > SHOWN_SETTINGS else []),
-        *differing("drill", [run["drill"] or "none" for run in runs]),
-        *differing("end", [run["verdict"] for run in runs]),
-        *differing("loss at the end", [format_number(run["loss"]) for run in runs]),
+    paths = [setting for setting in settings if "/" in "".join(setting[1])]  # say the least
+    ordered = [
+        *(setting for setting in settings if setting not in paths),
+        ("drill", [run["drill"] or "none" for run in runs]),
+        ("end", [run["end"] for run in runs]),
+        ("loss at the end", [format_number(run["loss"]) for run in runs]),
+        *paths,
     ]
+    parts = [text for name, values in ordered for text in differing(name, values)]
+    if len(parts) > SHOWN_DIFFERENCES:
+        parts[SHOWN_DIFFERENCES:] = [f"{len(parts) - SHOWN_DIFFERENCES} more"]
     return "; ".join(parts) if parts else "No difference in settings, drill and end is on record."
 
 

@@ -53,8 +53,8 @@ const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) :
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const PLAIN = { lease_s: "for at most s", held_s: "paused for s", within: "within", rejoined: "did the loss come back?",
-  eval_shifted: "did evaluations move?", norms_stayed: "are the norms normal?", else_happened: "did anything else happen?" };
+const PLAIN = { lease_s: "for at most s", held_s: "paused for s", rejoined: "the loss came back", eval_shifted: "evaluations moved",
+  norms_stayed: "norms stayed normal", else_happened: "something else happened" };
 const words = (name) => PLAIN[name] || String(name).replaceAll("_", " ");
 
 function severity(name) {

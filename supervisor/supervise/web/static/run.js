@@ -15,6 +15,7 @@ const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incid
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
 const TOGETHER = 16; // ranks whose curves are built at once; any other when it is chosen
+const STEPS = 64; // newest ones, over which the speed of a rank is averaged
 const NEWEST = 8; // decisions, before the rest is opened
 const FOLDED = 6; // charts of a board on a phone, before the button
 
@@ -58,8 +59,10 @@ async function runPage() {
     sections.update(built);
   }
   boards(view, run, about_, bar, area);
+  const pace = () => speeds(run, about_, sections).catch(() => live("no connection"));
+  pace();
   if (FROZEN) live(`saved ${FROZEN.made.slice(0, 16).replace("T", " ")}`);
-  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections);
+  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections, pace);
   else live(run.state);
 }
 
@@ -105,7 +108,8 @@ class Sections {
   }
 }
 
-function follow(view, run, sections) {
+function follow(view, run, sections, pace) {
+  setInterval(() => document.hidden || pace(), 30000);
   let last = 0;
   let waits = null;
   const curves = () => {
@@ -166,11 +170,10 @@ function verdict(run) {
     ["rollbacks and restarts", run.attempt || null],
     ["ranks", several ? run.ranks.length : null],
     ["last good checkpoint", run.ending && lastGood(run.ending)],
+    ["supervisor", run.ending ? (ALONE[run.ending.kind] ? "died" : "ended") : (PHASES[run.phase] || [run.phase]).filter(Boolean).join(": ")],
     ["policy", `${run.policy} (${run.mode})`],
     ["started", run.created && `${age(run.created)} ago`],
   ].filter(([, value]) => value != null && value !== "");
-  const phases = run.ending ? [] : Object.entries(PHASES).slice(0, -1).map(([name, [text, title]]) =>
-    h("li", { class: name === run.phase && "now", "aria-current": name === run.phase && "step", title }, text));
   const [title, more] = headline(run);
   const others = run.needs.filter((need) => need.kind !== run.ending?.kind);
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
@@ -182,7 +185,6 @@ function verdict(run) {
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
-    phases.length > 0 && h("ol", { class: "phases", "aria-label": "state of the supervisor" }, phases),
     run.cache && h("p", { class: "sub" }, run.cache));
 }
 
@@ -245,6 +247,20 @@ function rules(run) {
       h("p", { class: "legend" }, counts.map(([state]) => h("span", {}, glyph(state), ` ${STATES[state]}`))), packs));
 }
 
+// What each rank took for its newest steps: in a step it waits for the slowest, in its forward pass it does not.
+async function speeds(run, about, sections) {
+  const names = ["step_time", "forward_time"].filter((name) => about[name]);
+  const numbers = Object.keys(run.frames).slice(0, TOGETHER);
+  if (FROZEN || numbers.length < 2 || names.length < 2) return;
+  const means = await Promise.all(numbers.map(async (rank) => {
+    const { stretches } = await series(RUN, names, { rank, lo: run.step - STEPS + 1 });
+    const newest = stretches.findLast((s) => s.n);
+    return [rank, names.map((name) => newest?.y[name][2].filter((y) => !isNaN(y)).reduce((sum, y, i) => sum + (y - sum) / (i + 1), 0))];
+  }));
+  run.speeds = Object.fromEntries(means);
+  sections.update({ ranks: true });
+}
+
 function ranks(run) {
   const worst = Math.max(1, ...run.ranks.map((rank) => rank.lag || 0));
   const bar = (lag) => {
@@ -253,16 +269,21 @@ function ranks(run) {
     return h("div", { class: "lag", "aria-hidden": "true" }, fill);
   };
   const isEven = run.ranks.every((r) => r.lag === run.ranks[0].lag);
+  const { speeds: pace, ending } = run;
   const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)],
-    words(r.phase ?? "–"), duration(r.silent_s), r.overhead == null ? "–" : `${+(r.overhead * 100).toPrecision(2)} %`,
-  ]);
+    ...(pace ? (pace[r.rank] || [null, null]).map(duration) : []), ...(ending ? [] : [words(r.phase ?? "–"), duration(r.silent_s)])]);
   const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
-  const head = [["rank"], ["behind", "n", "steps behind the first"], ["doing"], ["quiet", "n", "since its last sign of life"],
-    ["probe", "n", "share of a step that measuring takes"]];
+  const head = [["rank"], ["behind", "n", "steps behind the first"],
+    ...(pace ? [["step", "n", "in a step a rank waits for the slowest"], ["forward", "n", "in its forward pass it does not"]] : []),
+    ...(ending ? [] : [["doing"], ["quiet", "n", "since its last sign of life"]])];
+  const dear = Math.max(...run.ranks.map((r) => r.overhead || 0));
+  const own = Object.entries(pace || {}).map(([rank, speed]) => [rank, speed.at(-1)]).sort((a, b) => b[1] - a[1]);
+  const ratio = own.length > 1 ? own[0][1] / own[own.length >> 1][1] : NaN;
+  const slowest = isNaN(ratio) ? "" : ratio > 1.1 ? `; rank ${own[0][0]} is slowest, ×${ratio.toPrecision(3)}` : `; none is slow over the last ${STEPS} steps`;
   const most = rows.length < 2 ? "" : isEven ? "all at the same step" : "the one most behind first";
   return h("section", { class: `card ${rows.length > 1 ? "first" : ""}`, hidden: rows.length === 0 },
-    h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most)),
-    h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "ranks" }, table(head, rows)),
+    h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most, slowest)), table(head, rows, "steps"),
+    dear > 0 && h("p", { class: "sub" }, `measuring takes ${+(dear * 100).toPrecision(2)} % of a step`),
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
 }
 
