@@ -248,6 +248,7 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     assert report.response.acted and report.proof.rejoined_step == 101
     assert report.cause.text.startswith("a batch without targets, first at step 100: ")
     assert report.diagnosis.kind == "contained numeric fault"
+    assert "update norm" not in report.cause.text  # it is 0 for the skip
     assert "no rollback is needed" in report.next.text
     assert report.proof.text.startswith("loss back in its normal range")
 

@@ -36,6 +36,7 @@ from .incident_report import (
     IncidentReport,
     IncidentSummary,
     Loss,
+    Move,
     NextStep,
     Observation,
     Proof,
@@ -222,6 +223,7 @@ class _Case:
             tape, self.conditions, self.breach, opened.highest_rate or 0.0
         )
         moves = [] if of_machine else [m for m in self.moves if m.metric not in MACHINE]
+        moves = [move for move in moves if not self._is_skip(move)]
         candidates = sentences.cause_candidates(
             opened,
             moves,
@@ -315,6 +317,11 @@ class _Case:
         return sentences.next_step(
             self.status, self.message_texts, self.failure, self.approval, self.run
         )
+
+    def _is_skip(self, move: Move) -> bool:
+        """Return whether a signal moved as a safeguard skipped the update."""
+        is_update = move.metric.startswith("update_")
+        return is_update and move.peak == 0.0 and move.peak_step in self.skipped
 
     def _height(self) -> str:
         """Return how high the newest losses are, for a sentence; "" where no frame shows it."""
