@@ -73,6 +73,10 @@ BOARDS = {
         *("checkpoint_ok", "checkpoint_time"),
     ),
 }
+CHECKPOINT = (
+    *("name", "id", "path", "step", "attempt", "state", "pinned", "present", "bytes", "saved"),
+    *("verified", "seconds", "resumable", "problems", "values", "how"),
+)
 LOGARITHMIC = ("grad_global_norm", "update_norm", "learning_rate", "loss_scale")
 NO_CURVE = ("_rate", "_count", "_seen", "_ok", "_rank", "_hash", "_mismatch", "_errors")
 EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
@@ -464,20 +468,8 @@ class RunView:
     def checkpoints(self) -> list[dict[str, Any]]:
         """Return the rows of the job's checkpoints, oldest first."""
         with suppress(StoreError, *MISSHAPEN):
-            return [
-                {
-                    "name": entry.name,
-                    **{
-                        name: getattr(entry, name)
-                        for name in (
-                            *("id", "path", "step", "attempt", "state", "pinned", "present"),
-                            *("bytes", "saved", "verified", "seconds", "resumable", "problems"),
-                            *("values", "how"),
-                        )
-                    },
-                }
-                for entry in registry.read_registry(self.run.path).checkpoints
-            ]
+            entries = registry.read_registry(self.run.path).checkpoints
+            return [{name: getattr(entry, name) for name in CHECKPOINT} for entry in entries]
         return []
 
     def decisions(self, since: int = -1) -> list[Decision]:

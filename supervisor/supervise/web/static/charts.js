@@ -20,15 +20,16 @@ function columns(head, name, axis) {
     for (let i = 0; i < n; i++) {
       const at = x[COLUMNS[axis]][i];
       const step = x[1][i];
-      const gone = ranges.some(([from, to]) => step >= from && step <= to);
+      const last = i + 1 < n ? x[1][i + 1] - 1 : step; // of the bucket: one that is undone in part does not count
+      const gone = ranges.some(([from, to]) => last >= from && step <= to);
       if (found[i] < 0) broken.push({ x: at, step, value: NaN, n: 1, gone });
       if (gone || found[i] < 0) holes.push(at);
       if (found[i] === 0 || isNaN(mean[i]) || isNaN(at)) continue;
       if (gone && !lane) {
         lane = path();
         undone.push(lane);
-        const last = counts.map((column) => column.at(-1)); // where it left the path that counts
-        if (last[0] < at) lane.forEach((column, k) => column.push(k === 6 ? null : last[k]));
+        const left = counts.map((column) => column.at(-1)); // where it left the path that counts
+        if (left[0] < at) lane.forEach((column, k) => column.push(k === 6 ? null : left[k]));
       } else if (!gone) {
         if (joins) skipped = step - counts[5].at(-1) - 1;
         holes = [...new Set(holes)].filter((hole) => counts[0].at(-1) < hole && hole < at).sort((a, b) => a - b);
@@ -116,10 +117,10 @@ class Chart {
       const { counts, undone, broken, gaps, points } = columns(head, this.name, view.axis);
       const stroke = colour(`run${i + 1}`);
       const raw = head.bucket === 1;
-      const dots = this.isDotted = counts[0].length > 0 && counts[0].length < RATE;
+      const dots = counts[0].length > 0 && counts[0].length < RATE;
       const span = view.span();
       const smooth = span > 1 && this.about.smooth && !dots ? smoothed(counts, span) : null;
-      this.isSmooth = Boolean(smooth);
+      [this.isSmooth, this.isDotted] = [Boolean(smooth), dots && raw];
       const k = lines.length;
       this.broken.push(...broken);
       this.paths.push({ counts, undone, points, bucket: head.bucket });
@@ -290,9 +291,8 @@ class Chart {
       line(x, top, x, top + height, dash);
       if (!this.wide || !text || x < left || x > left + width) return;
       const room = c.measureText(text).width + 5 * pixel;
-      const before = isLeft ? x - room > left : x + room > left + width;
-      c.textAlign = before ? "right" : "left";
-      c.fillText(text, x + (before ? -5 : 5) * pixel, top + (12 + 14 * i) * pixel);
+      c.textAlign = "left";
+      c.fillText(text, Math.max(left, Math.min(isLeft ? x - room : x + 5 * pixel, left + width - room)), top + (12 + 14 * i) * pixel);
     });
     if (this.limit != null) {
       c.strokeStyle = colour("dim");
@@ -484,6 +484,7 @@ function legend(view) {
     const items = [...own,
       charts.some((c) => c.isSmooth) && ["line faint", "as measured, behind its average"],
       charts.some((c) => c.isDotted) && ["dot", "one sample"],
+      heads.some((head) => head.bucket > 1) && ["shade band", "lowest to highest of a point's steps"],
       heads.some((head) => head.stretches.some((s) => s.undone.length)) && ["line gone", "undone: does not count"],
       ...new Map(lines.filter((l) => l.kind).map((l) => [l.kind, [`line ${l.tone}`, l.kind]])).values(),
       view.incidents.length > 0 && ["shade", "incident"],

@@ -281,7 +281,7 @@ function ranks(run) {
   const ratio = own.length > 1 ? own[0][1] / own[own.length >> 1][1] : NaN;
   const slowest = isNaN(ratio) ? "" : ratio > 1.1 ? `; rank ${own[0][0]} is slowest, ×${ratio.toPrecision(3)}` : `; none is slow over the last ${STEPS} steps`;
   const most = rows.length < 2 ? "" : isEven ? "all at the same step" : "the one most behind first";
-  return h("section", { class: `card ${rows.length > 1 ? "first" : ""}`, hidden: rows.length === 0 },
+  return h("section", { class: `card ${rows.length > 1 ? "first" : ""}`, hidden: rows.length < (ending ? 2 : 1) },
     h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most, slowest)), table(head, rows, "steps"),
     dear > 0 && h("p", { class: "sub" }, `measuring takes ${+(dear * 100).toPrecision(2)} % of a step`),
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
