@@ -49,6 +49,7 @@ SHAPE: Mapping[str, Any] = {  # of records, which nobody has verified here
 }
 UNSEEN_S = 5.0  # between two looks at a job that may have no supervisor
 ENDED_S = 86400.0  # a run that ended badly needs somebody for so long
+TITLED_BYTES = 4 << 20  # of a log that is read in full for the list
 SHOWN = 100  # newest decisions
 MAX_TAGS, MAX_TAG, MAX_NOTE = 10, 40, 2000
 BOARDS = {
@@ -89,6 +90,9 @@ EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
     (decisions.Rebaselined, "baseline"),
     (decisions.FramesMissing, "gap"),
 )
+
+
+_policies: dict[str, Policy] = {}  # by digest: runs share them, and to read one takes long
 
 
 class Need(Struct, frozen=True, kw_only=True):
@@ -282,7 +286,12 @@ class RunView:
         """Return the policies of the run that can be read, by digest."""
         stamps = (_stamp(self.run.policy_path), _stamp(self.run.path / "policies"))
         if stamps != self._policy_files:
-            self._policies, self._policy_files = readable_policies(self.run), stamps
+            if stamps[1] is None and (known := _policies.get(self.described.policy_digest)):
+                self._policies = {known.digest: known}
+            else:
+                self._policies = readable_policies(self.run)
+                _policies.update(self._policies)
+            self._policy_files = stamps
         return self._policies
 
     # ── documents ──
@@ -314,13 +323,15 @@ class RunView:
         }
 
     def _title_of(self, incident: IncidentOutcome) -> str:
-        """Return the name of an incident, as its own page has it."""
+        """Return the name of an incident, as its own page has it; its headline in a long log."""
         key = incident.id, incident.severity
         if self._title[0] != key:
-            whole = RunView(self.run.path) if self._brief else self
-            whole.update()
+            whole, size = self, (_stamp(self.run.audit_path) or (0, 0))[1]
+            if self._brief and size < TITLED_BYTES:
+                whole = RunView(self.run.path)
+                whole.update()
             marks = {mark["id"]: mark["title"] for mark in whole.marks()["incidents"]}
-            self._title = key, marks.get(incident.id, "")
+            self._title = key, marks.get(incident.id, incident.headline)
         return self._title[1]
 
     def _protection(self) -> dict[str, str]:
