@@ -446,8 +446,9 @@ def _severity(incident: Sequence[Record]) -> Any:
 
 def _diagnosis(incident: Sequence[Record]) -> Verdict | None:
     """Return the newest class of the spike."""
-    classes = (getattr(record.decision, "spike", None) for record in reversed(incident))
-    return next(filter(None, classes), None)
+    classified = decisions.IncidentClassified | decisions.IncidentHeld | decisions.IncidentClosed
+    made = (r.decision for r in reversed(incident) if isinstance(r.decision, classified))
+    return next((decision.spike for decision in made if decision.spike), None)
 
 
 def _rank(incident: Sequence[Record]) -> int | None:

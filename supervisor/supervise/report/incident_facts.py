@@ -261,12 +261,12 @@ def intended_actions(incident: Iterable[Record]) -> list[Action]:
                 outcome_record=None,
             )
         elif (ending := find_action_outcome(decision)) is not None and ending[0] in rows:
-            name, outcome = ending
+            name, outcome, result = ending
             rows[name] = replace(
                 rows[name],
                 ok={DONE: True, FAILED: False}.get(outcome),
                 outcome="done" if outcome == DONE else record.reason,
-                result=Payload(decisions.decode_numbers(getattr(decision, "result", None))),
+                result=Payload(decisions.decode_numbers(result)),
                 took_s=(record.mono_ns - started[name]) / 1e9,
                 outcome_record=record.seq,
                 error=decision.error if isinstance(decision, decisions.ActionFailed) else "",

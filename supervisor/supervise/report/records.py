@@ -168,17 +168,17 @@ def decision_detail(decision: decisions.Decision | None) -> str:
     return "" if decision is None else decision.WHAT or str(getattr(decision, "what", ""))
 
 
-def find_action_outcome(decision: decisions.Decision | None) -> tuple[str, str] | None:
-    """Return `(action, DONE | FAILED | DOUBT)` of a decision that ends an action, else None."""
+def find_action_outcome(decision: decisions.Decision | None) -> tuple[str, str, Payload] | None:
+    """Return `(action, DONE | FAILED | DOUBT, result)` of what ends an action, else None."""
     match decision:
         case decisions.ActionFinished():
-            return decision.action.id, DONE
+            return decision.action.id, DONE, decision.result
         case decisions.ActionFailed():
-            return decision.action.id, FAILED
+            return decision.action.id, FAILED, decision.result or NOTHING
         case decisions.ActionInDoubt():
-            return decision.action.id, DOUBT
+            return decision.action.id, DOUBT, NOTHING
         case decisions.RunbookWithdrawn() if decision.action is not None:
-            return decision.action.id, FAILED
+            return decision.action.id, FAILED, decision.result or NOTHING
     return None
 
 

@@ -286,8 +286,7 @@ def _actions(records: Sequence[Record]) -> list[Intervention]:
                 record=record.seq,
             )
         elif (ending := find_action_outcome(decision)) is not None and ending[0] in actions:
-            name, outcome = ending
-            result = getattr(decision, "result", None) or NOTHING
+            name, outcome, result = ending
             actions[name] = replace(
                 actions[name],
                 outcome=outcome,
