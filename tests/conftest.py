@@ -29,10 +29,7 @@ settings.load_profile("busy machine")
 
 
 # `make unit`, `make integration`, ... run one lane each.
-LANES = {
-    "e2e": "journeys",
-    "matrix": "matrix",
-}
+LANES = {"e2e": "journeys", "matrix": "matrix"}
 HERE = Path(__file__).parent
 SLOW = {HERE / folder for folder in ("e2e", "matrix", "probe/live")}
 # Files of quick tests that start processes or compute for seconds: a third of what all cost.

@@ -503,10 +503,7 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (
-            "supervise.core.x",
-            "from .model import action\nfrom .. import errors",
-        ),
+        ("supervise.core.x", "from .model import action\nfrom .. import errors"),
         ("supervise.runtime", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),
         ("supervise.store.run_records", "from supervise_probe import wire"),

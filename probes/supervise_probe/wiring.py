@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Tuple
 
 from .checkpoints.on_demand import OnDemand
 from .checkpoints.resume import Resume, SaveReports
-from .collectors import (
-    COUNTERS,
-    Collectors,
-    Plan,
-)
+from .collectors import COUNTERS, Collectors, Plan
 from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector
 from .collectors.gradient import GradientCollector, GroupsCollector
 from .collectors.job_wiring import JobWiringCollector
@@ -295,13 +291,7 @@ class Parts:
     def _listen(self) -> None:
         context, wired = self.context, self.wired
         evaluation = EvaluationPass(
-            context,
-            self._times,
-            self.tracker,
-            self.sets,
-            wired.framework,
-            wired.tokens,
-            self.extra,
+            context, self._times, self.tracker, self.sets, wired.framework, wired.tokens, self.extra
         )
         self.forward = ForwardListener(
             context,

@@ -31,10 +31,7 @@ def main(lifeline: int, argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed at the terminal: the tool hears it itself
     try:
         tool = os.posix_spawnp(
-            argv[0],
-            argv,
-            os.environ,
-            setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],
+            argv[0], argv, os.environ, setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ]
         )
     except OSError as error:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr)

@@ -24,16 +24,8 @@ def test_it_aims_before_the_cause_not_before_the_alarm(context):
 @pytest.mark.parametrize(
     ("action", "changes", "why"),
     [
-        (
-            Rollback(),
-            {"breach_step": 10},
-            "started at step 10, so no savepoint can be 10",
-        ),
-        (
-            Relaunch(),
-            {"breach_step": 80},
-            r"no good checkpoint from before step 70 \(2 good",
-        ),
+        (Rollback(), {"breach_step": 10}, "started at step 10, so no savepoint can be 10"),
+        (Relaunch(), {"breach_step": 80}, r"no good checkpoint from before step 70 \(2 good"),
         (Relaunch(), {"unavailable": {"relaunch": "the policy does not say how"}}, "not say how"),
     ],
 )

@@ -10,14 +10,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import compare_decisions
-from supervise.core.model import (
-    Announced,
-    Exited,
-    Frame,
-    Launched,
-    Notice,
-    OperatorCommand,
-)
+from supervise.core.model import Announced, Exited, Frame, Launched, Notice, OperatorCommand
 from supervise.errors import StoreError
 from supervise.notifiers import Outbox
 from supervise.runtime import (

@@ -107,7 +107,7 @@ ELSEWHERE = {
     "checkpoint": (
         "microbench_score eval_artifact_hash rtp_toxicity_prob memorization_rate codec_score"
         " zlib_ratio"
-    ),
+    )
 }
 DRILLS = dict(row.partition(":")[::2] for ids in BUILD.values() for row in ids.split())
 TESTED = {metric: file for file, ids in RUN.items() for metric in ids.split()} | {

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from supervise.catalog import (
-    PolicyErrors,
-    load_policy,
-    measured_metrics,
-    shipped_names,
-)
+from supervise.catalog import PolicyErrors, load_policy, measured_metrics, shipped_names
 from supervise.core.model import (
     BREACH,
     DEFAULT_TRANSITIONS,

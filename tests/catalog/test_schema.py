@@ -13,12 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from supervise.catalog import (
-    PolicyErrors,
-    check_file,
-    shipped_folder,
-    shipped_names,
-)
+from supervise.catalog import PolicyErrors, check_file, shipped_folder, shipped_names
 from tests.support.recorded_run import shipped_policy
 
 from .conftest import HEAD, plain

@@ -311,10 +311,7 @@ class Case:
             assert code in codes, f"{' '.join(command)}: {code}: {said.getvalue()[-300:]}"
 
     def fine(
-        self,
-        code: int | Sequence[int] = 0,
-        done: bool | None = True,
-        replay: Sequence[int] = (0,),
+        self, code: int | Sequence[int] = 0, done: bool | None = True, replay: Sequence[int] = (0,)
     ) -> None:
         """Insist on all of it: for a scenario in which nothing of ours may break."""
         self.ends(code, done)

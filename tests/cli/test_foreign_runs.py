@@ -68,11 +68,7 @@ def armed(recorded, tmp_path):
 @as_root
 @pytest.mark.parametrize(
     "command",
-    [
-        "adopt {}",
-        "run -p nano --resume-run --run-dir {} -- train",
-        "checkpoints --verify {}",
-    ],
+    ["adopt {}", "run -p nano --resume-run --run-dir {} -- train", "checkpoints --verify {}"],
 )
 def test_root_does_not_act_for_another_user(supervise, armed, command):
     """None of them runs a command or an interpreter of the run, and the way that works is said."""

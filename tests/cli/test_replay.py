@@ -16,8 +16,7 @@ def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
     assert code == 1
     edited, first, recorded_, replayed = out.splitlines()
     assert re.fullmatch(
-        "edited policy: policy.yaml was changed: expected sha256:.{64}, actual sha256:.{64}",
-        edited,
+        "edited policy: policy.yaml was changed: expected sha256:.{64}, actual sha256:.{64}", edited
     )
     assert first.startswith("NONDETERMINISM at record ")
     assert '"severity": "SEV0"' in recorded_

@@ -10,14 +10,7 @@ import pytest
 
 from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
-from supervise.core.model import (
-    Advice,
-    JobSettings,
-    Ladder,
-    Lead,
-    RelaunchSettings,
-    SpikeClass,
-)
+from supervise.core.model import Advice, JobSettings, Ladder, Lead, RelaunchSettings, SpikeClass
 
 from .conftest import Verify, above, messages, one_rule, rule_on, runbook_of, save
 
@@ -82,22 +75,14 @@ OF, F = SpikeClass, Fact
         (OF.STRUCTURAL, [F.EXHAUSTED, F.UNDONE], "nothing that was tried helped"),
         (OF.STRUCTURAL, [F.ENDED], "then start it again from ckpt-1"),
         (OF.NUMERIC, [], "the weights may be damaged; to go back: " + BACK),
-        (
-            OF.NUMERIC,
-            [F.UNDONE, F.BACK],
-            "unknown which: look at the batches from step 150",
-        ),
+        (OF.NUMERIC, [F.UNDONE, F.BACK], "unknown which: look at the batches from step 150"),
         (OF.PLATEAU, [F.UNDONE], "the rollback did not help"),
         (OF.PLATEAU, [], "go back 100 steps or more before step 150, and skip 200 to 500 batches"),
         (OF.CUT, [], "compare the tokens per update with what was meant; to go back: " + BACK),
         (OF.CUT, [F.BACK], "compare the tokens per update with what was meant"),
         (OF.CONTAINED, [], "find the first value that was not finite, in step 150; no rollback is"),
         (OF.CONTAINED, [F.INPUT], "look at the data of step 150; no rollback is needed: step 150"),
-        (
-            OF.CONTAINED,
-            [F.UNDONE],
-            "unknown which: look at the batches from step 150",
-        ),
+        (OF.CONTAINED, [F.UNDONE], "unknown which: look at the batches from step 150"),
         (OF.SUSPECT, [F.RECURRING, F.BACK], "3 excursions within 400 steps; compare the batches"),
         (OF.SUSPECT, [F.BACK, F.ENDED], "try a lower learning rate on a short run"),
         (OF.SUSPECT, [F.BACK], "a lower rate: supervise lr RUN 0.5"),
@@ -327,10 +312,7 @@ def test_what_fires_beside_an_action_names_it(tell, is_done, action):
 
 @pytest.mark.parametrize(("ratio", "is_offered"), [(1.0, False), (0.0, True)])
 def test_no_other_rollback_is_offered_while_the_batches_are_wrong(tell, ratio, is_offered):
-    detectors = {
-        "high": above("train_loss_raw", 5.0),
-        "same": above("batch_unique_ratio", 0.5),
-    }
+    detectors = {"high": above("train_loss_raw", 5.0), "same": above("batch_unique_ratio", 0.5)}
     story = tell(
         names=("train_loss_raw", "batch_unique_ratio"),
         detectors=detectors,
@@ -391,10 +373,7 @@ def test_codes_and_kinds_of_records_are_words(tell):
 def test_what_was_done_is_not_denied_by_a_later_message(tell):
     """An update was skipped some steps before another rule fires."""
     names = ("train_loss_raw", "update_skipped", "grad_global_norm")
-    detectors = {
-        "high": above("train_loss_raw", 5.0),
-        "wild": above("grad_global_norm", 9.0),
-    }
+    detectors = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
     rules = (rule_on(detectors, "high", "SEV2"), rule_on(detectors, "wild", "SEV1"))
     story = tell(names=names, detectors=detectors, rules=rules, inhibit=())
     healthy = {"train_loss_raw": 2.0, "update_skipped": 0.0, "grad_global_norm": 1.0}

@@ -7,12 +7,7 @@ import math
 import pytest
 
 from supervise.actions import HoldRate, Rollback
-from supervise.core import (
-    RunPhase,
-    describe_rate_growth,
-    find_rate_cause,
-    initial_state,
-)
+from supervise.core import RunPhase, describe_rate_growth, find_rate_cause, initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import Budget, Decision, Ladder
 

@@ -9,11 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from supervise.core import (
-    compare_decisions,
-    initial_state,
-    policy_differences,
-)
+from supervise.core import compare_decisions, initial_state, policy_differences
 from supervise.core import step as step_engine
 from supervise.core.model import (
     Budget,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import (
-    compare_decisions,
-    initial_state,
-)
+from supervise.core import compare_decisions, initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import Adopted, Gap, Inhibit, decision_from_record, decision_record
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence

@@ -353,11 +353,7 @@ OF_LINES = b'{"text": "one"}\n{no json\n{"text": "\\ud800"}\n{"text": "two"}\n'
             2,
             2,
         ),
-        (
-            lambda folder: (folder / "a.tar").write_bytes(OF_TWO.replace(b"2.json", b"?.json")),
-            1,
-            1,
-        ),
+        (lambda folder: (folder / "a.tar").write_bytes(OF_TWO.replace(b"2.json", b"?.json")), 1, 1),
         (lambda folder: write_lines(folder / "a.jsonl", [{"text": None}, "a", "b"]), 3, 0),
         (
             lambda folder: write_lines(

@@ -42,11 +42,7 @@ def command(*args: object, processes: int = 1, script: Sequence[Path] = (TRAIN,)
 
 def train(*args: object, **how: Any) -> str:
     done = subprocess.run(
-        command(*args, **how),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=ENVIRON,
+        command(*args, **how), capture_output=True, text=True, timeout=240, env=ENVIRON
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

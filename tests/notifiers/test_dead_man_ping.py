@@ -89,10 +89,7 @@ def test_a_refused_ping_is_repeated_soon_and_reported_once():
     assert monitor.after(60) == ["fail"]
 
 
-@pytest.mark.parametrize(
-    ("code", "last"),
-    [(0, "ping"), (75, "ping"), (1, "fail"), (143, "fail")],
-)
+@pytest.mark.parametrize(("code", "last"), [(0, "ping"), (75, "ping"), (1, "fail"), (143, "fail")])
 def test_a_run_reports_its_start_and_its_end(code, last):
     monitor = Monitor()
     monitor.ping.start(begins=True)

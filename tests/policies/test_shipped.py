@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from supervise.catalog import (
-    Problem,
-    load_policy,
-    measured_metrics,
-    shipped_folder,
-    shipped_names,
-)
+from supervise.catalog import Problem, load_policy, measured_metrics, shipped_folder, shipped_names
 from supervise.core.model import HOLD, Policy, Safeguards
 from tests.support.recorded_run import shipped_policy
 

@@ -83,13 +83,7 @@ def test_orders_beyond_the_ring_are_counted(mailbox, segment):
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        b"nonsense",
-        b"{}",
-        b"[" * 900,
-        b'{"key":"k","verb":"v","args":[]}',
-    ],
+    "payload", [b"nonsense", b"{}", b"[" * 900, b'{"key":"k","verb":"v","args":[]}']
 )
 def test_an_order_that_cannot_be_read_is_skipped_and_counted(writer, mailbox, segment, payload):
     """It neither raises nor stops the orders behind it."""

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings import (
-    NoStepsError,
-    Table,
-    find_recordings,
-    read_csv,
-    split_into_runs,
-)
+from supervise.recordings import NoStepsError, Table, find_recordings, read_csv, split_into_runs
 
 NAN = float("nan")
 

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.store import (
-    make_directory,
-    open_file,
-    read_file,
-    replace_file,
-    replacing_file,
-)
+from supervise.store import make_directory, open_file, read_file, replace_file, replacing_file
 from supervise_probe.runtime import files as probe_files
 
 NOBODY = 65534

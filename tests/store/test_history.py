@@ -61,7 +61,7 @@ def test_parquet_holds_the_same_and_its_types(recorded, tmp_path):
     table = parquet.read_table(tmp_path / "run.parquet")
     assert table.num_rows == 6
     assert [str(field.type) for field in table.schema] == [
-        *("int64", "int32", "int32", "timestamp[ms, tz=UTC]", "double", "double"),
+        *("int64", "int32", "int32", "timestamp[ms, tz=UTC]", "double", "double")
     ]
     assert table.schema.metadata[b"supervise.run"].decode() == recorded.id
     assert table["loss_scale"].to_pylist() == [None, None, None, 65536.0, None, None]

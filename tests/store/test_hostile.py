@@ -36,10 +36,7 @@ def told(call):
 def say(path, code: str) -> str:
     """Run code that looks at the run in `path`; return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", BEGIN + code, str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -110,10 +107,7 @@ def test_a_document_that_is_a_hole_is_named(kept, name):
     """What is larger than any of ours is not read."""
     with (kept.path / name).open("ab") as file:
         file.truncate(HOLE)
-    calls = {
-        "run.json": "RunDir.open(path)",
-        "checkpoints.json": "Register(path)",
-    }
+    calls = {"run.json": "RunDir.open(path)", "checkpoints.json": "Register(path)"}
 
     out = say(kept.path, f"print(told(lambda: {calls[name]}))")
 

@@ -9,13 +9,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import Intent, initial_state
-from supervise.core.model import (
-    Notice,
-    OperatorCommand,
-    PartChanges,
-    PolicyChanges,
-    Reloaded,
-)
+from supervise.core.model import Notice, OperatorCommand, PartChanges, PolicyChanges, Reloaded
 from supervise.errors import StoreError
 from supervise.store import Reloader, RunDir, make_policy_finder
 

@@ -17,10 +17,7 @@ from supervise.store import Audit, Journal, Recorder, Reloader, RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
 SECOND = 1_000_000_000
-BEGIN = (
-    Launched(1, 2**22 + 7, 0),
-    Announced(2, 0, 1, 7, ("train_loss_raw", "grad_global_norm")),
-)
+BEGIN = (Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 7, ("train_loss_raw", "grad_global_norm")))
 
 # Loss above 5 runs `calm`, a learning rate halved; gradient above 9 for two steps is only told.
 SMALL = """\

@@ -6,13 +6,7 @@ import pytest
 
 from supervise.core.model import NOTHING, Payload
 from supervise.errors import StoreError, TamperError
-from supervise.trials import (
-    SUITE_LOG,
-    VERDICT_LOG,
-    arm_environment,
-    cite_trial,
-    open_log,
-)
+from supervise.trials import SUITE_LOG, VERDICT_LOG, arm_environment, cite_trial, open_log
 
 
 def test_an_arm_is_offline_and_goes_on_with_nothing(tmp_path):

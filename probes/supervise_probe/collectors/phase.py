@@ -204,14 +204,7 @@ class PhaseCollector(Collector):
         return self._begun if warm is None else warm, total if stable is None else stable
 
     def state(self) -> Dict[str, float]:
-        numbers = (
-            self._phase,
-            self._rate,
-            self._level,
-            self._flat,
-            self._rises,
-            self._begun,
-        )
+        numbers = (self._phase, self._rate, self._level, self._flat, self._rises, self._begun)
         return {f"lr_phase.{index}": number for index, number in enumerate(numbers)}
 
     def rewind(self, state: Mapping[str, float]) -> None:

@@ -224,10 +224,7 @@ class RepeatedTokens(Fault):
 
     MEANING = "feed one token over and over, inputs and targets"
     MOVES = "train_loss_raw"
-    PARAMS: ClassVar[Params] = {
-        "steps": (10, "for so many steps"),
-        "token": (0, "which token"),
-    }
+    PARAMS: ClassVar[Params] = {"steps": (10, "for so many steps"), "token": (0, "which token")}
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         positions = token_positions(self.torch, args, kwargs)

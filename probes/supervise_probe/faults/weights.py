@@ -338,7 +338,7 @@ class NanGrad(Fault):
     MEANING = "set one gradient element to NaN, once"
     MOVES = "grad_global_norm"
     PARAMS: ClassVar[Params] = {
-        "alone": (0, "1: behind the sum over the ranks, as where memory of one rank is broken"),
+        "alone": (0, "1: behind the sum over the ranks, as where memory of one rank is broken")
     }
 
     _done = False
@@ -395,10 +395,7 @@ class OverflowStorm(Fault):
 
     MEANING = "make gradients infinite in a share of the steps"
     MOVES = "grad_global_norm"
-    PARAMS: ClassVar[Params] = {
-        "share": (0.3, "of the steps"),
-        "steps": (300, "for so many steps"),
-    }
+    PARAMS: ClassVar[Params] = {"share": (0.3, "of the steps"), "steps": (300, "for so many steps")}
 
     _count = 0.0
     _struck = False

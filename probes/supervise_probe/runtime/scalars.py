@@ -99,12 +99,7 @@ class Pending:
     __slots__ = ("_buffer", "_event", "_host", "_names", "_pool")
 
     def __init__(
-        self,
-        host: Dict[str, float],
-        names: List[str],
-        buffer: Any,
-        event: Any,
-        pool: List[Any],
+        self, host: Dict[str, float], names: List[str], buffer: Any, event: Any, pool: List[Any]
     ) -> None:
         self._host = host
         self._names = names

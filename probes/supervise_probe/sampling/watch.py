@@ -48,11 +48,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        context: ProbeContext,
-        sets: SampleSets,
-        extra: Dict[str, Number],
-        pairs: WeightPairs,
+        self, context: ProbeContext, sets: SampleSets, extra: Dict[str, Number], pairs: WeightPairs
     ) -> None:
         """`extra`: what joins the frame of the step under way. pairs: looks whose weights it is."""
         self._context, self._sets, self._extra = context, sets, extra

@@ -41,12 +41,7 @@ class SavepointSchedule:
     """
 
     def __init__(
-        self,
-        directory: str,
-        attempt: int,
-        leads: bool,
-        every: int,
-        failed: Callable[[str], None],
+        self, directory: str, attempt: int, leads: bool, every: int, failed: Callable[[str], None]
     ) -> None:
         self._path = os.path.join(directory, f"{NAME}{attempt}")
         self._leads, self._every = leads, max(LEAST_APART, every)

@@ -198,9 +198,7 @@ def check_unread(
 
 
 def warn_unmeasured(
-    detectors: Mapping[str, Detector],
-    entries: Mapping[str, Entry],
-    problems: Problems,
+    detectors: Mapping[str, Detector], entries: Mapping[str, Entry], problems: Problems
 ) -> None:
     """Warn of metrics that no collector measures; a job may report its own."""
     for name, detector in detectors.items():
@@ -326,9 +324,7 @@ def _templates(root: MapNode) -> Iterator[tuple[str, Scalar]]:
 
 
 def check_phases(
-    detectors: Mapping[str, Detector],
-    entries: Mapping[str, Entry],
-    problems: Problems,
+    detectors: Mapping[str, Detector], entries: Mapping[str, Entry], problems: Problems
 ) -> None:
     """The phases in the `grace` of a detector are phases of the probe."""
     for name, detector in detectors.items():

@@ -674,10 +674,7 @@ _GROUPS = (
         " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> router_conditioning_max"
         " router_token_entropy.<i> update_to_weight.<i>",
     ),
-    (
-        "Known to the job's own evaluation alone.",
-        "eval_artifact_hash microbench_score",
-    ),
+    ("Known to the job's own evaluation alone.", "eval_artifact_hash microbench_score"),
     (
         "Needs one batch on all ranks, which takes the job's help; their weights are compared.",
         "rank_probe_dispersion",

@@ -170,8 +170,7 @@ class RunbookCatalog:
         broken = self.problems.count > count
         if form.runbook not in (name, None):
             self.problems.add(
-                root.locate("runbook"),
-                f"runbook {form.runbook!r} is in a file named {name}.yaml",
+                root.locate("runbook"), f"runbook {form.runbook!r} is in a file named {name}.yaml"
             )
         if broken:
             self._broken(name, form, root)

@@ -209,10 +209,7 @@ def _used(
 
 
 def _names(
-    rules: list[str],
-    budgets: Iterable[str],
-    detectors: Mapping[str, Detector] | None,
-    scope: str,
+    rules: list[str], budgets: Iterable[str], detectors: Mapping[str, Detector] | None, scope: str
 ) -> Names:
     read = (detectors or {}).values()
     metrics = {LR_PHASE, *(metric for detector in read for metric in detector.metrics)}

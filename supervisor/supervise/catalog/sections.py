@@ -448,8 +448,7 @@ class PolicyFile(Section, frozen=True):
     ] = ()
     use: Annotated[tuple[Local, ...], describe_key("packs to use")] = ()
     override: Annotated[
-        Mapping[Name, AnyChange],
-        describe_key("pack.detector or pack.rule: keys to change"),
+        Mapping[Name, AnyChange], describe_key("pack.detector or pack.rule: keys to change")
     ] = msgspec.field(default_factory=dict)
     baseline: Annotated[
         Baseline, describe_key("default baseline of detectors that compare with recent values")

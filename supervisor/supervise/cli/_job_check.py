@@ -279,11 +279,7 @@ CONDITIONS = (
         "where batches come from a DataLoader; else it is part of other_time",
         True,
     ),
-    (
-        "batch_fingerprint",
-        "where the batch passes a DataLoader or the model's own call",
-        True,
-    ),
+    ("batch_fingerprint", "where the batch passes a DataLoader or the model's own call", True),
     (
         "batch_shard batch_offset batch_source_shift",
         "where the job or its data set reports the shard",
@@ -298,11 +294,7 @@ CONDITIONS = (
     ("batch_token_shift shuffle_block_skew", "after 80 looks at indices of tokens", False),
     ("batch_*", "where the model is given indices of tokens", True),
     ("forward_time", "where the model is called as a torch.nn.Module", True),
-    (
-        "tokens_per_update",
-        "where cross_entropy or nll_loss is called, or the job reports it",
-        True,
-    ),
+    ("tokens_per_update", "where cross_entropy or nll_loss is called, or the job reports it", True),
     (
         "train_loss train_ppl",
         "where cross_entropy or nll_loss is called unweighted, outside torch.compile",

@@ -88,8 +88,7 @@ def adopt_run(
     described = run.describe()
     if described.host != socket.gethostname():
         raise UsageError(
-            f"{path} runs on {described.host}",
-            hint=f"run `supervise adopt` on {described.host}",
+            f"{path} runs on {described.host}", hint=f"run `supervise adopt` on {described.host}"
         )
     recorder = open_records(run, print_line)
     try:
@@ -302,10 +301,7 @@ def _from_checkpoint(
         f"supervise: going on from {name} of step {entry.step} in {back.path}, with {added}{aside}"
     )
     return Launch(
-        step=entry.step,
-        path=back.path,
-        probe_batch=back.probe_batch,
-        counters=back.counters,
+        step=entry.step, path=back.path, probe_batch=back.probe_batch, counters=back.counters
     )
 
 

@@ -21,13 +21,7 @@ from ..store.run_directory import RunDir
 from ._output import echo, echo_json, print_table, progress_line
 from ._params import JobCommand
 from ._runs import complete_run, find_exact_run, find_run
-from ._trials import (
-    SCRATCH,
-    errors_without_verdict,
-    make_empty,
-    trial_directory,
-    write_policy,
-)
+from ._trials import SCRATCH, errors_without_verdict, make_empty, trial_directory, write_policy
 
 if TYPE_CHECKING:
     from ..trials.arms import Arm

@@ -30,13 +30,7 @@ from ..store import audit, files
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, echo_source, print_table, progress_line
 from ._params import ARGV, RESUMING, JobCommand
-from ._trials import (
-    SCRATCH,
-    errors_without_verdict,
-    make_empty,
-    trial_directory,
-    write_policy,
-)
+from ._trials import SCRATCH, errors_without_verdict, make_empty, trial_directory, write_policy
 
 if TYPE_CHECKING:
     from ..catalog.discover import DrillFacts
@@ -299,10 +293,7 @@ def _read(suite: _Suite, planned_run: PlannedRun, run: RunDir) -> FaultArm:
 
 
 def _report(
-    suite: _Suite,
-    policy: Isolated,
-    arms: Mapping[PlannedRun, FaultArm],
-    name: str,
+    suite: _Suite, policy: Isolated, arms: Mapping[PlannedRun, FaultArm], name: str
 ) -> SuiteReport:
     from ..trials import drill_findings
     from ..trials.suite_report import SuiteReport, fault_plot, fault_result

@@ -76,11 +76,7 @@ def events_command(
 
 
 def _print(
-    records: Iterable[dict[str, Any]],
-    moment: datetime | None,
-    *,
-    everything: bool,
-    as_json: bool,
+    records: Iterable[dict[str, Any]], moment: datetime | None, *, everything: bool, as_json: bool
 ) -> None:
     for record in records:
         if not everything and str(record.get("kind")) in HIDDEN:

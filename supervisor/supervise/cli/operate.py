@@ -230,9 +230,7 @@ commands: dict[str, click.Command] = {}
 
 
 def _command(
-    metavar: str = "[RUN]",
-    *options: Callable[[Any], Any],
-    cls: type[click.Command] = click.Command,
+    metavar: str = "[RUN]", *options: Callable[[Any], Any], cls: type[click.Command] = click.Command
 ) -> Callable[[Callable[..., Order]], click.Command]:
     """Make a command of a function that says what to send to which run.
 

@@ -493,10 +493,7 @@ class TestReport(Struct, frozen=True):
 
 
 def _report(
-    ok: bool,
-    outcomes: dict[str, list[Outcome]],
-    coverage: Coverage | None,
-    warnings: list[Problem],
+    ok: bool, outcomes: dict[str, list[Outcome]], coverage: Coverage | None, warnings: list[Problem]
 ) -> TestReport:
     from ..catalog import docs
 

@@ -27,14 +27,7 @@ from ..runtime.process_tree import Terminal
 from ..runtime.signals import Forwarder
 from ..store.recorder import Recorder
 from ..store.run_directory import Endpoint, RunDescription, RunDir
-from ._output import (
-    OpenRecords,
-    PrintLine,
-    channels_of,
-    keep_output,
-    line_printer,
-    open_records,
-)
+from ._output import OpenRecords, PrintLine, channels_of, keep_output, line_printer, open_records
 from ._params import JobCommand, Options
 from ._streams import share_terminal
 
@@ -56,11 +49,7 @@ def _citations(
     return tuple(cite_trial(path) for path in paths)
 
 
-@click.command(
-    name="run",
-    cls=JobCommand,
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(name="run", cls=JobCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "-p",
     "--policy",

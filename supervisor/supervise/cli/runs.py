@@ -114,9 +114,7 @@ class RunSummary:
 
 
 def summarize_run(
-    path: Path,
-    outcome: run_records.RunOutcome | None = None,
-    state: RunStatus | None = None,
+    path: Path, outcome: run_records.RunOutcome | None = None, state: RunStatus | None = None
 ) -> RunSummary:
     """Return what the list shows of a run; `outcome`, `state`: of a view that has read them."""
     row = RunSummary(path.name, str(path))

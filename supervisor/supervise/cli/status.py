@@ -41,14 +41,7 @@ from ..runtime.status import (
 from ..store import audit
 from ..store.run_directory import RunDir
 from ..store.run_records import IncidentOutcome, RunOutcome, read_outcome, skim_run
-from ._output import (
-    echo_json,
-    format_number,
-    format_rate,
-    format_span,
-    print_table,
-    seconds_since,
-)
+from ._output import echo_json, format_number, format_rate, format_span, print_table, seconds_since
 from ._runs import run_argument, run_life
 
 
@@ -99,11 +92,7 @@ class RunStatus:
 
 
 def read_status(
-    run: RunDir,
-    *,
-    verified: bool = True,
-    outcome: RunOutcome | None = None,
-    brief: bool = False,
+    run: RunDir, *, verified: bool = True, outcome: RunOutcome | None = None, brief: bool = False
 ) -> RunStatus:
     """Return the state of a run.
 

@@ -141,11 +141,7 @@ def report_unactionable(
 
 
 def record_rank_failure(
-    ctx: StepContext,
-    incident: Incident,
-    run: RunbookExecution,
-    outcome: Outcome,
-    reason: str,
+    ctx: StepContext, incident: Incident, run: RunbookExecution, outcome: Outcome, reason: str
 ) -> None:
     """Take what an action that failed says of the ranks: that some differ, or never act at once."""
     if outcome.inconsistent:

@@ -127,11 +127,7 @@ class Device(Struct, frozen=True):
 
 
 def judge_devices(
-    devices: Sequence[Device] | None,
-    previous_count: int | None,
-    *,
-    some: bool,
-    trouble: str,
+    devices: Sequence[Device] | None, previous_count: int | None, *, some: bool, trouble: str
 ) -> Finding:
     """Judge what the driver says of its devices.
 

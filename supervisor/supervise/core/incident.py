@@ -547,10 +547,7 @@ def breach_headline(
 
 
 def _comments(
-    details: list[str],
-    limits: list[float],
-    level: tuple[float, float] | None,
-    bound: str,
+    details: list[str], limits: list[float], level: tuple[float, float] | None, bound: str
 ) -> str:
     """Return what stands in brackets behind a value; `level`: the value, and that before."""
     if level is not None and any((level[0] - limit) * (level[1] - limit) > 0 for limit in limits):

@@ -26,14 +26,7 @@ from .model.decisions import (
 from .model.events import OperatorCommand
 from .model.payload import Payload
 from .model.policy import Planned, Policy, Runbook
-from .run_state import (
-    ApprovalLog,
-    ApprovalRequest,
-    LossContext,
-    MessageDraft,
-    State,
-    StepContext,
-)
+from .run_state import ApprovalLog, ApprovalRequest, LossContext, MessageDraft, State, StepContext
 from .shard_attribution import ShardAttribution
 
 PATIENT = frozenset({"stop", "resume"})  # neither may be lost

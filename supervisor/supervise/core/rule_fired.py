@@ -22,14 +22,7 @@ from . import (
     runbook_runner,
     withdrawal,
 )
-from .incident import (
-    HELD,
-    OPEN,
-    PROBATION,
-    Incident,
-    RunbookExecution,
-    breach_headline,
-)
+from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution, breach_headline
 from .model import state_machine
 from .model.action import Refused
 from .model.decisions import (
@@ -56,8 +49,7 @@ def on_rules_changed(
     was_in, firing = state.machine, set(state.firing(policy))
     began = (policy.rules[r] for r, fired in changes if fired)
     end_machine_incident(
-        ctx,
-        [rule for rule in began if not _muted(policy, state, monitor, rule, firing, was_in)],
+        ctx, [rule for rule in began if not _muted(policy, state, monitor, rule, firing, was_in)]
     )
     alarms: list[tuple[Rule, RuleFired]] = []
     grown: set[str] = set()

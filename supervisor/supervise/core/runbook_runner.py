@@ -700,10 +700,7 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     if failed is not None:
         ctx.send(
             notices.CommandFailed(
-                severity="SEV2",
-                incident=incident.id,
-                operator=requested.operator,
-                error=failed,
+                severity="SEV2", incident=incident.id, operator=requested.operator, error=failed
             )
         )
     if requested.is_held:

@@ -201,12 +201,7 @@ def _parts(url: str) -> tuple[str, str | None]:
 
 def message_sentences(message: Message) -> list[tuple[str, str]]:
     """Return the `(head, text)` of a message in the order in which people read them."""
-    parts = (
-        ("What", message.verdict),
-        ("Why", message.why),
-        *message.card,
-        ("Next", message.next),
-    )
+    parts = (("What", message.verdict), ("Why", message.why), *message.card, ("Next", message.next))
     return [(head, text) for head, text in parts if text]
 
 
@@ -318,10 +313,7 @@ class Poster:
             return None
         if status == 410:
             self._is_disabled = True
-            return NotifyError(
-                "410 Gone: channel switched off",
-                retry_after_s=None,
-            )
+            return NotifyError("410 Gone: channel switched off", retry_after_s=None)
         if 300 <= status < 400:
             return NotifyError(f"{status}: redirects are not followed", retry_after_s=None)
         text = f"{status}{_error_code(response)}"

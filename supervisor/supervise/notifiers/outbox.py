@@ -16,14 +16,7 @@ from ..core.model.decisions import Notified
 from ..core.model.interfaces import Kind, Message, Severity
 from . import channel_queue
 from ._channel_settings import Route, Sender
-from .channel_queue import (
-    Backlog,
-    ChannelQueue,
-    Result,
-    Trouble,
-    Undelivered,
-    fill_run_placeholder,
-)
+from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered, fill_run_placeholder
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 

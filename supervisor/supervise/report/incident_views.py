@@ -392,11 +392,7 @@ def _marks(series: Series, count: int, *, labels: bool) -> Iterator[Mark]:
 
 
 def _lines(
-    values: Sequence[float | None],
-    series: Series,
-    undone: Sequence[bool],
-    scale: Scale,
-    count: int,
+    values: Sequence[float | None], series: Series, undone: Sequence[bool], scale: Scale, count: int
 ) -> Iterator[Line]:
     """Yield a line per attempt, and one for what was undone of it.
 

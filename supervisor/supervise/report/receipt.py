@@ -12,14 +12,7 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
-from .records import (
-    RunEnd,
-    Undelivered,
-    count_outcomes,
-    decode_log,
-    describe_counts,
-    list_troubles,
-)
+from .records import RunEnd, Undelivered, count_outcomes, decode_log, describe_counts, list_troubles
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it

@@ -36,13 +36,7 @@ from ..core.model.payload import EndArgs, Outcome, Payload, WeightsArgs
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
-from .fencing import (
-    Lease,
-    PendingCommand,
-    Standing,
-    carry_out,
-    check_acknowledged,
-)
+from .fencing import Lease, PendingCommand, Standing, carry_out, check_acknowledged
 from .idleness import Looks, measure_work
 from .process import LOOP_S, Process, halt_job
 from .process_tree import explain_halted, is_suspended
@@ -81,11 +75,7 @@ LEAST_S = 5.0  # for a command whose deadline the one before it took
 
 
 def carry_out_quarantine(
-    job: Control,
-    manifest: Quarantine | None,
-    args: Payload,
-    key: str,
-    deadline_s: float,
+    job: Control, manifest: Quarantine | None, args: Payload, key: str, deadline_s: float
 ) -> Payload:
     """Carry out `core.model.action.Job.quarantine`.
 

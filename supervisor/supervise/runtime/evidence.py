@@ -69,10 +69,7 @@ Row = dict[str, Any]
 
 
 def trace_origins(
-    tapes: Mapping[int, Any],
-    ranks: Mapping[int, RankView],
-    window: Frames,
-    breach_step: int | None,
+    tapes: Mapping[int, Any], ranks: Mapping[int, RankView], window: Frames, breach_step: int | None
 ) -> dict[str, Any] | None:
     """Return the shards of the steps from `BEFORE` before the first breach to it; None if unknown.
 
@@ -395,10 +392,7 @@ def _shards(
 
 
 def _standstill(
-    bundle: Bundle,
-    survey: RankSurvey,
-    ranks: Mapping[int, RankView],
-    window: Window,
+    bundle: Bundle, survey: RankSurvey, ranks: Mapping[int, RankView], window: Window
 ) -> None:
     steps: dict[int, int] = {}
     for _, frame in window:

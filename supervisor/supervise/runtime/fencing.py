@@ -307,13 +307,7 @@ class Letters(Protocol):
 
 
 def carry_out(
-    job: Letters,
-    directory: Path,
-    verb: str,
-    args: Payload,
-    *,
-    key: str,
-    deadline_s: float,
+    job: Letters, directory: Path, verb: str, args: Payload, *, key: str, deadline_s: float
 ) -> Payload:
     """Let every rank carry out `verb` at one step; return what rank 0 observed.
 
@@ -342,13 +336,7 @@ class Fence:
     """
 
     def __init__(
-        self,
-        job: Letters,
-        directory: Path,
-        verb: str,
-        args: Payload,
-        key: str,
-        until: float,
+        self, job: Letters, directory: Path, verb: str, args: Payload, key: str, until: float
     ) -> None:
         self._job, self._directory = job, directory
         self._verb, self._args, self._key, self._until = verb, args, key, until

@@ -183,9 +183,7 @@ def _digest(view: RunView, incident: str, bundle: str) -> str:
 # ── comparison ──
 
 
-def compare_runs(
-    chosen: Sequence[tuple[str, RunView, RunCurves, int | None]],
-) -> dict[str, Any]:
+def compare_runs(chosen: Sequence[tuple[str, RunView, RunCurves, int | None]]) -> dict[str, Any]:
     """Return what differs between runs, or attempts: `(key, run, its curves, attempt)` each."""
     columns = {key: dict(_facts(view)) for key, view, _, _ in chosen}
     policies = {view.described.policy_digest for _, view, _, _ in chosen}
@@ -197,12 +195,7 @@ def compare_runs(
     for group, name in names:
         values = {key: facts.get((group, name), "–") for key, facts in columns.items()}
         rows.append(
-            {
-                "group": group,
-                "name": name,
-                "values": values,
-                "same": len(set(values.values())) == 1,
-            }
+            {"group": group, "name": name, "values": values, "same": len(set(values.values())) == 1}
         )
     # Of packages and policies, which have hundreds of lines, only what differs.
     shown = [row for row in rows if not row["same"] or row["group"] not in LONG]

@@ -556,9 +556,7 @@ class RunView:
             requested_by=opened.decision.requested_by,
             raised=[
                 Raise(
-                    **self._moment(r),
-                    severity=str(r.decision.severity),
-                    text=r.decision.headline,
+                    **self._moment(r), severity=str(r.decision.severity), text=r.decision.headline
                 )
                 for r in own
                 if isinstance(r.decision, decisions.IncidentRaised)

@@ -374,8 +374,7 @@ class Evaluate(Section, frozen=True):
         describe_key("memory that it may take; default: half of what is free when it begins"),
     ] = None
     reimport: Annotated[
-        bool,
-        describe_key("a script without a `__main__` guard may be imported for its classes"),
+        bool, describe_key("a script without a `__main__` guard may be imported for its classes")
     ] = False
 
 

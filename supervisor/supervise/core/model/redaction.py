@@ -44,8 +44,7 @@ _HARMLESS = frozenset({"XDG_SESSION_ID", "XDG_SESSION_TYPE", "XDG_SESSION_CLASS"
 
 _LONG_URL = re.compile(r"[a-z][a-z0-9+.-]*+://[^/\s]+/\S{8,}", re.IGNORECASE)
 _LOGIN = re.compile(
-    r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://([^/\s:@'\"]*:[^/\s@'\"]+|[^/\s:@'\"]+)@",
-    re.IGNORECASE,
+    r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://([^/\s:@'\"]*:[^/\s@'\"]+|[^/\s:@'\"]+)@", re.IGNORECASE
 )
 _QUERY = re.compile(
     r"(?:[?&;]|%3F|%26)(?P<name>(?>(?:(?!%3D|%26)[\w.%-])+))"

@@ -40,12 +40,7 @@ class Parsed(type):
 
 def closed_object_schema(properties: Mapping[str, Json], **more: Json) -> Schema:
     """Return the JSON Schema of a mapping with these keys and no others."""
-    return {
-        **OPEN,
-        "properties": dict(properties),
-        "additionalProperties": False,
-        **more,
-    }
+    return {**OPEN, "properties": dict(properties), "additionalProperties": False, **more}
 
 
 def describe_key(text: str) -> Meta:
