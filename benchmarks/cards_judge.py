@@ -460,7 +460,7 @@ def _onset(truth: Truth, line: Line) -> Iterator[False_]:
     for match in ONSET.finditer(line.prose):
         step, before = int(_numbers(match, 1, 2, 3)), line.prose[: match.start()]
         after = line.prose[match.end() :][:30]
-        is_ours = "paused " in before[-8:] or "range" in before
+        is_ours = before.endswith(("paused ", "or without it ")) or "range" in before
         is_ours |= bool(re.match(r" on|[^.;]*(goes on|restored)", after))
         is_first = step < truth.cell.at or not any(earlier < step for earlier in named)
         is_near = any(begun - NEAR <= step <= begun + late for begun in truth.cell.onsets)
