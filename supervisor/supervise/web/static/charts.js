@@ -354,7 +354,6 @@ class View {
       clearTimeout(this.resized);
       this.resized = setTimeout(() => this.charts.forEach((chart) => chart.draw()), 100);
     }).observe(MAIN);
-    this.stats = { loads: 0, paints: [] };
   }
 
   // What a chart draws: each run, or of one run each rank, as many as there are colours.
@@ -430,7 +429,6 @@ class View {
       MAIN.dataset.ready = "curves";
       return;
     }
-    const began = performance.now();
     const turn = (this.turn = (this.turn || 0) + 1);
     const key = JSON.stringify([names, this.axis, this.rank, this.window]);
     const more = live && key === this.loaded;
@@ -454,8 +452,6 @@ class View {
       button.title = off ? "this job does not report tokens_seen" : "";
     }
     for (const chart of this.charts) chart.set(heads);
-    this.stats.loads += 1;
-    this.stats.paints.push(performance.now() - began);
     this.moved();
     MAIN.dataset.ready = "curves";
   }

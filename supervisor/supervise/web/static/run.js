@@ -45,7 +45,7 @@ async function runPage() {
         sections.add(["rule_states", "silenced"], rules),
         sections.add(["ranks", "step"], ranks),
         sections.add(["checkpoints"], checkpoints),
-        sections.add(["protection", "budgets"], protection),
+        sections.add(["protection", "budgets", "ending"], protection),
         sections.add(["state", "phase", "needs", "incidents"], operate),
         sections.add(["facts"], about))),
     FROZEN ? frozenIncidents() : "");
@@ -175,13 +175,16 @@ function verdict(run) {
     ["started", run.created && `${age(run.created)} ago`],
   ].filter(([, value]) => value != null && value !== "");
   const [title, more] = headline(run);
-  const others = run.needs.filter((need) => need.kind !== run.ending?.kind);
+  const same = run.needs.find((need) => need.kind === "incident"); // the title says it
+  const others = run.needs.filter((need) => need !== same && need.kind !== run.ending?.kind);
+  const next = run.ending?.command || same?.command;
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
     h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
+      run.drills.map((drill) => chip(`drill: ${drill.fault} at step ${number(drill.step)}`, "busy")),
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
     h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : "no incident")),
     more && h("p", {}, more),
-    run.ending?.command && command(run.ending.command),
+    next && command(next),
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
@@ -287,7 +290,7 @@ function ranks(run) {
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
 }
 
-const CHECKED = { verified: ["■", "good", "good"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked yet"],
+const CHECKED = { verified: ["■", "good", "good"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked"],
   unverified: ["□", "", "cannot be checked"], vanished: ["□", "", "gone"] };
 const checked = ({ state }) => chip(`${(CHECKED[state] || ["□"])[0]} ${CHECKED[state]?.[2] || state}`, CHECKED[state]?.[1]);
 
@@ -320,7 +323,7 @@ function pairs(rows) {
 
 function protection(run) {
   const rows = Object.entries(run.protection);
-  return h("section", { class: "card", hidden: !rows.length && !run.budgets.length },
+  return h("section", { class: "card", hidden: run.ending || (!rows.length && !run.budgets.length) },
     h("h2", {}, "Protection"), pairs(rows.map(([k, v]) => [words(k), v])),
     run.budgets.length > 0 && h("p", { class: "sub" }, `budget: ${run.budgets.map(words).join(", ")}`));
 }
@@ -544,7 +547,7 @@ function lanes(view, run) {
     const saved = run.checkpoints.filter((c) => c.step != null).map((c) => {
       const t = c.saved && run.t0 ? Date.parse(c.saved) / 1000 - run.t0 : NaN;
       const [glyph, tone] = CHECKED[c.state] || ["□", ""];
-      return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${c.state}`, tone);
+      return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${CHECKED[c.state]?.[2] || c.state}`, tone);
     });
     const events = run.events.filter((e) => !/^(checkpoint|capabilities|measurement)/.test(e.kind)).map((e) =>
       mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
