@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from step_job import nano_step
 
-from supervise_probe.savepoints.manager import Savepoints
+from supervise_probe.savepoints.manager import SavepointManager
 from supervise_probe.torch_state.registry import Registry
 
 LIMIT = 0.01  # of the step time
@@ -53,10 +53,10 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
         number += 1
     allowed = ROOM
     if kind == "spilled":
-        one = Savepoints(torch, registry, 1, ROOM)
+        one = SavepointManager(torch, registry, 1, ROOM)
         allowed = one.take(number, 0, None)["bytes"] * 3 // 2
     spill = directory if kind == "spilled" else None
-    savepoints = Savepoints(torch, registry, KEEP, allowed, spill)
+    savepoints = SavepointManager(torch, registry, KEEP, allowed, spill)
     taking, behind, before, held, taken = [], [], [], 0, 0
     while taken < takes:
         while savepoints.busy:
