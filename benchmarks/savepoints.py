@@ -2,7 +2,7 @@
 
     python benchmarks/savepoints.py [--takes 24] [--every 200]
 
-Trains `examples/nano` in this process with the probe's own `Savepoints`, a savepoint behind every
+Trains `examples/nano` in this process with the probe's `SavepointManager`, a savepoint behind every
 sixth step: kept in memory, and spilled to disk (memory for one and a half). The share is the time
 in `take` over `every` steps. Beside it stands what the two steps behind a savepoint take longer
 than the three before the next one, where caches are cold and a thread is writing; on a busy machine
