@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, ClassVar, List, Mapping
 
-from . import Args, Call, Fault, Kwargs, Params, Value
+from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 
 
 class Crash(Fault):
@@ -97,12 +97,19 @@ class Blackout(Fault):
     silent = True
 
 
+LACKS = {"optimizer": "optim", "scheduler": "sched", "rng": "rng", "noise": ""}
+
+
 class BadCheckpoint(Fault):
     """Acts once, at the first checkpoint that the job saves while it acts."""
 
     MEANING = "damage the next checkpoint, once"
     PARAMS: ClassVar[Params] = {
-        "how": ("flip", "flip (one byte in its middle), truncate (to half) or remove"),
+        "how": (
+            "flip",
+            "flip (one byte in its middle), truncate (to half) or remove; found by an evaluation: "
+            "noise (in one weight), optimizer, scheduler, rng (it is taken out)",
+        ),
         "steps": (100000, "waits for so many steps"),
     }
 
@@ -117,9 +124,26 @@ class BadCheckpoint(Fault):
             os.unlink(path)
         elif manner == "truncate":
             os.truncate(path, size // 2)
+        elif manner in LACKS:
+            self._rewrite(path, LACKS[str(manner)])
         else:
             with open(path, "r+b") as file:
                 file.seek(size // 2)
                 byte = file.read(1)[0]
                 file.seek(size // 2)
                 file.write(bytes((byte ^ 0x40,)))
+
+    def _rewrite(self, path: str, lacks: str) -> None:
+        """Save its content again without the parts of that name, or with one weight changed."""
+        torch: Any = self.torch
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        names = [name for name in content if lacks and lacks in str(name).lower()]
+        weights = (v for part in content.values() if isinstance(part, dict) for v in part.values())
+        matrices = [w for w in weights if isinstance(w, torch.Tensor) and w.dim() > 1]
+        if not names and (lacks or not matrices):
+            raise CannotActError(f"nothing in the checkpoint is called {lacks or 'a weight'}")
+        for name in names:
+            del content[name]
+        if not lacks:
+            matrices[0].mul_(1.1)
+        torch.save(content, path)

@@ -316,6 +316,30 @@ def test_a_checkpoint_is_damaged_once(probed):
     assert max(row["other"] - usual for row in job.output) == 1
 
 
+PARTS = """
+model = nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+for step in range(6):
+    model(torch.ones(2, 8)).pow(2).mean().backward()
+    optimizer.step()
+    content = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    content |= {"scheduler": schedule.state_dict(), "rng_state": torch.get_rng_state()}
+    torch.save(content, "here.pt")
+    now = torch.load("here.pt", weights_only=True)
+    emit(lacks=sorted({*content} - {*now}), same=torch.equal(now["model"]["weight"], model.weight))
+"""
+
+
+def test_a_checkpoint_that_reads_well_lacks_a_part_or_has_another_weight(probed):
+    ways = {"optimizer": "optim", "scheduler": "scheduler", "rng": "rng_state", "noise": None}
+    orders = [drill("bad_checkpoint", step=n, how=how, steps=1) for n, how in enumerate(ways, 1)]
+    job = probed.run(PARTS, drills=orders)
+    lacks = [["optim"], ["scheduler"], ["rng_state"], [], [], []]
+    assert [row["lacks"] for row in job.output] == lacks
+    assert [row["same"] for row in job.output] == [True, True, True, False, True, True]
+
+
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
