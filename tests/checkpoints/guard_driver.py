@@ -31,6 +31,8 @@ if "checkpoint" in request:
         os.kill(os.getpid(), signal.SIGKILL)
     if word == "late":
         time.sleep(60)
+    if word == "changed":
+        open(request["checkpoint"], "a").write(" more")
     answer = {{"was": 1.5, "now": 1.5, "values": {{"checkpoint_probe_loss": 2.0}}}}
     if word == "other":
         answer = {{"was": 1.5, "now": 1.6, "reason": "they are other weights"}}

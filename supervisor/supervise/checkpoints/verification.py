@@ -299,15 +299,16 @@ def evaluate_checkpoint(
     """Evaluate a verified checkpoint of a run. Blocks.
 
     Args:
-        entries: all of the run. pinned: where its copy is, if it is pinned.
+        entries: all of the run. pinned: where its copy is, while it is pinned.
         settings: with absolute paths. memory: in bytes.
     """
     facts = entry.evaluation or entry.probe_batch or {}
-    path = str(pinned) if entry.pinned and pinned.exists() else entry.path
+    stamp = entry.stamp
+    own = discovery.stamp_files(entry.path) == stamp  # preferred: a pin may be dropped meanwhile
     if entry.state != VERIFIED:
         return Evaluation(reason=f"it is {entry.state}, and only a verified one is evaluated")
-    if path == entry.path and discovery.stamp_files(path) != entry.stamp:
-        return Evaluation(reason=f"{path} is no longer the file that was verified")
+    if not (own or pinned.exists()):
+        return Evaluation(reason=f"{entry.path} is no longer what was verified, and not pinned")
     digest = str(facts.get("model", ""))
     if not re.fullmatch("[0-9a-f]{32}", digest):
         why = facts.get("no_model") or facts.get("why")
@@ -318,7 +319,7 @@ def evaluate_checkpoint(
     outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in earlier]
     kept = [file for file in outputs if file.exists()]
     request = {
-        "checkpoint": path,
+        "checkpoint": entry.path if own else str(pinned),
         "structure": str(folder / f"structure.{digest}.pkl"),
         "digest": digest,
         "batch": facts["path"],
@@ -336,6 +337,8 @@ def evaluate_checkpoint(
     for file in kept[:-OUTPUTS_KEPT]:
         with suppress(OSError):
             file.unlink()
+    if own and discovery.stamp_files(entry.path) != stamp:
+        return Evaluation(reason=f"{entry.path} was changed while it was read")
     return evaluation
 
 
