@@ -543,7 +543,7 @@ def quarantine(operands: tuple[str, ...]) -> Order:
         "--shard",
         multiple=True,
         metavar="NAME",
-        help="Only include this quarantined data shard again.",
+        help="Train on this quarantined shard again; a hold stays.",
     ),
 )
 def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:

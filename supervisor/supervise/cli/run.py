@@ -143,9 +143,9 @@ def run_command(
     incoming webhook. Only `slack` and `webhook` can be given here, the others in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (the next
-    time in D.3), from the newest verified checkpoint, as `job.relaunch` says; without a checkpoint,
-    or with --fresh, unchanged. No `job.relaunch`, or no checkpoint verified, is refused (64).
+    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2, then D.3,
+    from the newest verified checkpoint, as `job.relaunch` says. COMMAND starts unchanged with
+    --fresh, or if the job never saved. No `job.relaunch`, or no save verified, is refused (64).
 
     \b
     Examples:

@@ -279,11 +279,11 @@ CHECKPOINT_HEADER = ("id", "step", "attempt", "state", "pinned", "size", "saved"
 def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     """List the job's checkpoints and their verification.
 
-    Reads only the run directory, so it works from any terminal, and after the run. A pinned
-    checkpoint, a copy that `supervise` keeps, is in RUN/checkpoints/ID, with a manifest beside it.
-    One in state `found` is not verified yet. After the end of the job its newest checkpoint is
-    verified for up to 60 s. If that was too short, the last line of the run says so; --verify
-    completes it without a limit.
+    Without --verify it reads only the run directory: it works from any terminal, and after the run.
+    A pinned checkpoint, a copy that `supervise` keeps, is in RUN/checkpoints/ID, with a manifest
+    beside it. One in state `found` is not verified yet. After the end of the job its newest
+    checkpoint is verified for up to 60 s. If that was too short, the last line of the run says so;
+    --verify completes it without a limit.
     `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
 
     \b

@@ -385,7 +385,7 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     if checkpoint is None:
         command.append("'<OPTION TO LOAD IT>'")
         listed = f"list the files, as no good checkpoint{which} is known: supervise checkpoints RUN"
-        how = "with your job's own option to load one, or without it to start at step 0"
+        how = "with your job's own option to load one, or without it from step 0"
         return f"{listed}; then start it again {how}: {' '.join(command)}"
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [shlex.quote(fill_recipe(arg, checkpoint.path, checkpoint.step)) for arg in args]
