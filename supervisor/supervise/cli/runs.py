@@ -371,7 +371,7 @@ def evaluate_command(
     \b
     Examples:
       supervise checkpoint eval ckpt-3
-      supervise checkpoint eval out/ckpt_000200.pt --run 7f3a9c --val held=data/val.bin
+      supervise checkpoint eval out/ckpt_200.pt --run 7f3a9c --val held=val.bin
 
     Exit codes: 0; 1 nothing is known of it; 64 no such checkpoint.
     """
