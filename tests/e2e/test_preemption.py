@@ -40,7 +40,10 @@ def test_the_step_of_the_end_is_in_a_checkpoint(supervise, script, tmp_path, cau
     wait_until(lambda: (tmp_path / "ckpt.pt").exists(), "the job's own checkpoint")
     if cause == "SIGTERM":
         wait_until(lambda: supervise.run_of().kinds("note", "checkpoint-saved"), "the report of it")
-        wait_until(lambda: str(supervise.run_of().state).count("'checkpoint': 'ready'"), "status")
+        wait_until(
+            lambda: str(supervise.run_of().state).count("yes, a checkpoint before the end"),
+            "status",
+        )
         pid = supervise.run_of().state["ranks"]["0"]["pid"]
         wait_until(lambda: is_handled(pid, signal.SIGTERM), "the probe's handler")
         for each in (pid, watcher.pid):  # as Slurm signals a step
