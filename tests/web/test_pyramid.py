@@ -312,6 +312,30 @@ def test_nothing_is_lost_where_a_segment_ends_while_it_is_read(tmp_path):
     assert not pyramid.damage and pyramid.ranks[0].length == frames
 
 
+def test_a_record_that_is_being_written_is_no_damage(tmp_path, monkeypatch):
+    journal = Journal.open(tmp_path)
+    journal.append(announced(1, 0, ["loss"]))
+    for step in range(9):
+        journal.append(Frame(step, 0, 0, step, (1.0,)))
+    journal.close()
+    path, read = tmp_path / "00000.jrn", os.pread
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+    pyramid = Pyramid(tmp_path)
+    pyramid.update()
+    assert 0 < pyramid.ranks[0].length < 8
+
+    def read_before_the_write(fd, size, offset):
+        block = read(fd, size, offset)
+        if offset:
+            path.write_bytes(whole)
+        return block
+
+    monkeypatch.setattr(os, "pread", read_before_the_write)
+    while pyramid.update() or pyramid.ranks[0].length < 9:
+        assert not pyramid.damage
+
+
 def test_only_curves_that_nobody_uses_are_removed(tmp_path):
     journal, home = tmp_path / "journal", tmp_path / "cache"
     write_journal(journal, random.Random(5), frames=50)

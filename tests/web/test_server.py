@@ -13,11 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 import pytest
 
+import supervise.web
 from supervise.catalog import BUILD, all_metrics
 from supervise.cli import invoke as run_cli
 from supervise.core.model import Announced, Frame, Launched
@@ -27,6 +29,7 @@ from tests.support import recorded_run
 from tests.support.waiting import wait_until
 
 SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 60)
+STATIC = Path(supervise.web.__file__).parent / "static"
 EVIL = "<script>alert(1)</script>\u202e\"'"
 EVIL_NAMES = ("train_loss_raw", "grad_global_norm", EVIL)
 
@@ -315,6 +318,40 @@ def test_the_curves_are_the_frames(client):
     part = curves_of(client, "spike", m="train_loss_raw", lo=x[2][30], hi=x[2][50], x="time", px=20)
     header, [(x, values)] = decoded(part.content)
     assert header["bucket"] == 16 and max(values["train_loss_raw"][1]) == 8.0
+    header, [(x, _)] = decoded(curves_of(client, "spike", m="train_loss_raw", px=2).content)
+    assert header["stretches"][0]["last"] == len(SPIKE) - 1 > x[1][-1]
+    header, [(x, _)] = decoded(curves_of(client, "spike", m="nobody", hi=10, px=2).content)
+    assert header["stretches"][0]["last"] == x[1][-1] + header["bucket"] - 1 < len(SPIKE) - 1
+
+
+IN_BUCKETS = """
+const context = { COLUMNS: { step: 1 }, number: (n) => n,
+  card: (title, sub, rows) => rows, table: (head, rows) => rows };
+const [vm, fs] = [require("vm"), require("fs")];
+vm.createContext(context);
+for (const script of process.argv.slice(1)) {
+  vm.runInContext(fs.readFileSync(script, "utf8"), context);
+}
+const [steps, one] = [[0, 64, 128], [1, 1, 1]];
+const stretch = { attempt: 0, n: 3, last: 160, undone: [[150, 155]], x: [steps, steps],
+  y: { loss: [one, one, [5, 6, 7], [64, 64, 33]] } };
+const { counts, undone } = context.columns({ stretches: [stretch] }, "loss", "step");
+const report = { what: { onset: { metric: "loss", step: 150 }, moves: [] },
+  opened: { attempt: 0, step: 151 }, updated: { step: 160, attempt: 0 } };
+const rows = (heads) => context.stepTable(report, {}, { heads, lines: [] }, ["loss"], { loss: {} });
+console.log(JSON.stringify([counts[6], undone.map((path) => path[6]),
+  rows([{ bucket: 64, stretches: [stretch] }]), rows(undefined)]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the scripts of the page")
+def test_a_bucket_that_has_the_trouble_in_it_is_not_taken_for_what_was_before():
+    scripts = [STATIC / "charts.js", STATIC / "incident.js"]
+    output = subprocess.check_output(["node", "-e", IN_BUCKETS, *scripts])
+    counts, undone, steps, without = json.loads(output)
+    assert (counts, undone) == ([0, 64], [[None, 128]]), "the newest bucket, undone in part"
+    assert steps == [["before", 149, 6], ["first bad", 150, "–"], ["after", 160, 7]]
+    assert [row[2] for row in without] == ["–"] * 3
 
 
 def test_the_page_of_a_run_has_what_the_commands_say(client):

@@ -290,12 +290,15 @@ class RunCurves:
             for (stretch, x, values), again, shift in zip(
                 curves.stretches, repeated, shifts, strict=True
             ):
+                last, end = stretch.last, stretch.ordinal + stretch.length
+                if x.size and x[0, -1] + curves.bucket < end:  # the window ends before it
+                    last = int(x[1, -1]) + curves.bucket - 1
                 span = x[0] >= query.following
                 x, values = x[:4, span], values[:, :, span]
                 x[2] = (x[2] + shift) / 1e9
                 undone = _undone_of(stretch, again, rollbacks)
                 header["stretches"].append(
-                    {"attempt": stretch.attempt, "n": x.shape[1], "undone": undone}
+                    {"attempt": stretch.attempt, "n": x.shape[1], "last": last, "undone": undone}
                 )
                 arrays += [x.astype("<f8"), values.astype("<f4")]
         return _encode(header, arrays)

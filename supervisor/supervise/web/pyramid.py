@@ -447,7 +447,13 @@ class Pyramid:
         if not left[: RECORD_HEAD.size].strip(b"\0"):
             return False  # room that the writer has reserved
         with suppress(OSError, StoreError), Segment(self._path(self._segment)) as segment:
-            return segment.valid_record_after(self._offset, self._number)
+            if segment.valid_record_after(self._offset, self._number):
+                block = self._block() or b""  # again: it may have been written since
+                length, crc, _, _ = RECORD_HEAD.unpack(
+                    block[: RECORD_HEAD.size].ljust(RECORD_HEAD.size, b"\0")
+                )
+                is_whole = zlib.crc32(block[8 : RECORD_HEAD.size + length]) == crc
+                return block.startswith(left) and not is_whole
         return False
 
     def _parse(self, block: bytes) -> int:

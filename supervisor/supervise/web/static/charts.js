@@ -12,7 +12,7 @@ function columns(head, name, axis) {
   const [undone, broken, gaps] = [[], [], []];
   let skipped = 0; // steps that do not lie on the path that counts
   let holes = []; // x since the newest point that counts
-  for (const { n, x, y, undone: ranges } of head.stretches) {
+  for (const { n, x, y, last: end, undone: ranges } of head.stretches) {
     if (!y[name]) continue;
     const [min, max, mean, found] = y[name];
     let lane = null;
@@ -20,7 +20,7 @@ function columns(head, name, axis) {
     for (let i = 0; i < n; i++) {
       const at = x[COLUMNS[axis]][i];
       const step = x[1][i];
-      const last = i + 1 < n ? x[1][i + 1] - 1 : step; // of the bucket: one that is undone in part does not count
+      const last = i + 1 < n ? x[1][i + 1] - 1 : end; // of the bucket: one that is undone in part does not count
       const gone = ranges.some(([from, to]) => last >= from && step <= to);
       if (found[i] < 0) broken.push({ x: at, step, value: NaN, n: 1, gone });
       if (gone || found[i] < 0) holes.push(at);

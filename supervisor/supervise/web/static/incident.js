@@ -54,7 +54,8 @@ async function signals(report, run, place) {
   steps.replaceWith(stepTable(report, run, view, names.slice(0, innerWidth < 600 ? 3 : 5), about));
 }
 
-// Steps around the incident: a value is that of the step, or of the newest before it that was sampled.
+// Steps around the incident: a value is that of the step, or of the newest before it that was sampled;
+// of buckets those that end there or before: a mean over more has the trouble in it.
 function stepTable(report, run, view, names, about) {
   const { onset, moves } = report.what;
   const { attempt } = report.opened;
@@ -65,9 +66,10 @@ function stepTable(report, run, view, names, about) {
   const rows = [["before", began - 1, attempt, true], onset?.metric && ["first bad", began, attempt], peak && peak.peak_step > began && ["peak", peak.peak_step, attempt],
     ...again.map(([kind, fresh]) => fresh && [kind, fresh.first, fresh.attempt]), end.step > began && ["after", end.step, end.attempt, true]].filter(Boolean);
   const value = (name, at, attempt_, isOld) => {
-    for (const { attempt: own, n, x, y } of view.heads[0].stretches) {
+    for (const { attempt: own, n, x, y, last } of view.heads?.[0]?.stretches ?? []) {
       if (own !== attempt_) continue;
-      let i = x[1].findLastIndex((step) => step <= at);
+      const isOver = (step, k) => (view.heads[0].bucket > 1 ? (k + 1 < n ? x[1][k + 1] - 1 : last) : step) <= at;
+      let i = x[1].findLastIndex(isOver);
       while (isOld && i > 0 && y[name][3][i] === 0) i--;
       if (i >= 0 && i < n && y[name][3][i] !== 0 && (isOld || x[1][i] === at)) return number(y[name][2][i]);
     }

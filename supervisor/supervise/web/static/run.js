@@ -258,7 +258,7 @@ async function speeds(run, about, sections) {
   const means = await Promise.all(numbers.map(async (rank) => {
     const { stretches } = await series(RUN, names, { rank, lo: run.step - STEPS + 1 });
     const newest = stretches.findLast((s) => s.n);
-    return [rank, names.map((name) => newest?.y[name][2].filter((y) => !isNaN(y)).reduce((sum, y, i) => sum + (y - sum) / (i + 1), 0))];
+    return [rank, names.map((name) => newest?.y[name][2].filter((y) => !isNaN(y)).reduce((sum, y, i) => sum + (y - sum) / (i + 1), null))];
   }));
   run.speeds = Object.fromEntries(means);
   sections.update({ ranks: true });
@@ -280,7 +280,7 @@ function ranks(run) {
     ...(pace ? [["step", "n", "in a step a rank waits for the slowest"], ["forward", "n", "in its forward pass it does not"]] : []),
     ...(ending ? [] : [["doing"], ["quiet", "n", "since its last sign of life"]])];
   const dear = Math.max(...run.ranks.map((r) => r.overhead || 0));
-  const own = Object.entries(pace || {}).map(([rank, speed]) => [rank, speed.at(-1)]).sort((a, b) => b[1] - a[1]);
+  const own = Object.entries(pace || {}).map(([rank, speed]) => [rank, speed.at(-1)]).filter(([, time]) => time > 0).sort((a, b) => b[1] - a[1]);
   const ratio = own.length > 1 ? own[0][1] / own[own.length >> 1][1] : NaN;
   const slowest = isNaN(ratio) ? "" : ratio > 1.1 ? `; rank ${own[0][0]} is slowest, ×${ratio.toPrecision(3)}` : `; none is slow over the last ${STEPS} steps`;
   const most = rows.length < 2 ? "" : isEven ? "all at the same step" : "the one most behind first";
