@@ -155,3 +155,12 @@ def test_a_score_that_did_not_get_worse_is_said(supervise, recorded):
 
     assert out.splitlines()[0].endswith("the newest is the best one")
     assert "supervise triage --good N" in out
+    recorded_names = [line for line in out.splitlines() if "eval_artifact_hash" in line]
+    assert recorded_names[0].endswith(
+        ": nothing to compare: no last good evaluation before the newest:"
+    )
+    assert "tokens: not looked at" in out and ": nothing to compare" in out.split("tokens: not")[1]
+
+    early = supervise("triage", "--good", 1, run.path)[1]
+    assert "(batch_seq_len_p50, batch_seq_len_p95, batch_pad_fraction): " in early
+    assert "too few values before or since" in early.partition("lengths: not looked at")[2]

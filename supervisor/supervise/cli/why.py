@@ -370,6 +370,8 @@ COMPARED: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
 }
 NEWEST, FEWEST = 64, 3  # values that are compared on each side; project defaults
+TOO_FEW = "too few values before or since"
+NO_SPAN = "nothing to compare: no last good evaluation before the newest"
 SCALES, SHARE, TIMES = 6.0, 0.02, 2.0  # an input moved; an internal has doubled or halved; defaults
 # What is less is no change, in the metric's unit: three samples may be alike by chance.
 LEAST = {
@@ -415,7 +417,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to look at.
 
     Attributes:
-        absent: where nothing of it could be compared, why, by metric; "" where nothing says so.
+        absent: where nothing of it could be compared, why, by metric; "" where it is not on record,
+            and nothing says why.
         command: it shows what that takes.
     """
 
@@ -578,7 +581,8 @@ def _harness(points: Points, span: Span | None, run: str) -> Stage:
         ("weights", PROOF, proofs, wrong, f"supervise checkpoint eval CKPT --run {run}"),
     ):
         if not values:
-            checks.append(Check(name=name, absent={metric: ""}, command=shows))
+            absent = {metric: _reason(metric, points, span, {})}
+            checks.append(Check(name=name, absent=absent, command=shows))
             continue
         before, step, since = moves[0] if moves else (values[0][1], None, values[-1][1])
         change = Change(metric=metric, before=before, since=since, moved=bool(moves), step=step)
@@ -604,7 +608,7 @@ def _compared_stage(
         ]
         check = Check(name=name, changes=changes)
         if not changes:
-            absent = {metric: reasons.get(metric, "") for metric in metrics}
+            absent = {metric: _reason(metric, points, span, reasons) for metric in metrics}
             command = CORPUS if name == "corpus" else f"supervise metrics show {metrics[0]}"
             check = Check(name=name, absent=absent, command=command)
         checks.append(check)
@@ -616,6 +620,13 @@ def _compared_stage(
         checks=checks,
         command=f"supervise policy show {run}/policy.yaml --runbook {book}",
     )
+
+
+def _reason(metric: str, points: Points, span: Span | None, reasons: Mapping[str, str]) -> str:
+    """Return why a metric is not compared."""
+    if not points.get(metric):
+        return reasons.get(metric, "")
+    return NO_SPAN if span is None else TOO_FEW
 
 
 def _change(
