@@ -199,6 +199,9 @@ def test_a_dead_supervisors_status_goes_on_to_the_end_of_its_journal(supervise, 
     assert found["ending"]["kind"] == "lost" and "can" not in found
     row = json.loads(supervise("runs", "--runs", run.path.parent, "--json")[1])[0]
     assert (row["step"], row["loss"], row["ending"]) == (155, 10.0, found["ending"])
+    run.write_json("run.json", run.read_json("run.json") | {"host": "elsewhere"})
+    row = json.loads(supervise("runs", "--runs", run.path.parent, "--json")[1])[0]
+    assert (row["state"], row["loss"]) == ("unknown", STATE["training"]["loss"]), "it may be alive"
     run.write_json("state.json", STATE | {"attempt": 1})
     assert json.loads(supervise("status", "--json", run.path)[1])["step"] == STATE["step"]
 

@@ -67,14 +67,16 @@ def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
     A live supervisor holds the lock of the audit log. Without one, the journal has the last state
     of the job, and the audit log whether the run ended with it: a supervisor that died before may
     have been about to relaunch the job.
+
+    Args:
+        brief: leave the journal alone.
     """
     from ..runtime.status import Life  # it imports the engine, which most commands do not need
 
     if is_locked(run.audit_path):
         return Life(supervisor="running", job="running")
     end = outcome.end
-    is_over = brief and end is not None
-    launched, returncode = (None, None) if is_over else _last_seen(run)
+    launched, returncode = (None, None) if brief else _last_seen(run)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
     if end is not None and (code is None or outcome.incomplete):

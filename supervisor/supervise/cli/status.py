@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def read_status(
         verified: read every record of the audit log, up to its first damage; else skim it, as a
             view does that is drawn again and again.
         outcome: what the records say, of a view that has read them.
-        brief: of one of many runs, see `run_life`.
+        brief: of one of many runs: the journal is read of those alone whose supervisor died here.
 
     Raises:
         StoreError: a file cannot be read, or understood.
@@ -111,13 +112,17 @@ def read_status(
     ):
         if outcome is None:
             outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
-        alive = run_life(run, outcome, brief=brief)
+        # A lock is of one machine: of a run on another one the supervisor may live.
+        is_brief = brief and (
+            outcome.end is not None or run.describe().host != socket.gethostname()
+        )
+        alive = run_life(run, outcome, brief=is_brief)
     path = run_path(run)
     if alive.supervisor == "running":
         old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest else None
         verdict = judge_status(newest, old_s).replace(" RUN", f" {path}")
     else:
-        newest = newest if alive.over else read_last_status(run)
+        newest = newest if alive.over or is_brief else read_last_status(run)
         with suppress(StoreError):  # `checkpoints` reports it
             register = read_registry(run.path).checkpoints
         ending = judge_ending(alive, newest, outcome, register, path)
