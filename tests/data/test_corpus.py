@@ -120,6 +120,9 @@ def plain(folder: Path) -> None:
 
 OF_TEXT: dict[str, Callable[[Path], object]] = {
     "lines": lambda folder: (folder / "a.jsonl").write_bytes(lines()),
+    "lines without ids": lambda folder: write_lines(
+        folder / "a.jsonl", [{"text": text, "tokens": []} for text in TEXTS]
+    ),
     "gz": lambda folder: (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines())),
     "zst": lambda folder: (folder / "a.jsonl.zst").write_bytes(
         zstandard.compress(lines()[:900]) + zstandard.compress(lines()[900:])
@@ -416,6 +419,7 @@ def test_links_are_followed_and_what_is_not_read_is_named(tmp_path, capsys):
     for name, target in (("z", "../b"), ("a/up", ".."), ("self", "."), ("a/none.txt", "nothing")):
         (data / name).symlink_to(target)
     (data / "b.gz").write_bytes(b"damaged")
+    (data / "a/s.tar").write_bytes(tar_of({"d.1.txt": b"one", "d.2.json": b'{"text": "two"}'}))
     (data / "train.idx").mkdir()
     (data / "train.bin").write_bytes(bytes(10))
     folder = os.open(data, os.O_RDONLY)
@@ -430,7 +434,8 @@ def test_links_are_followed_and_what_is_not_read_is_named(tmp_path, capsys):
     code = invoke(["data", "check", str(data), "--manifest", str(manifest)])
 
     shown = capsys.readouterr().out
-    assert code == 1 and "2 documents, 0.0 MB of text, 1 damaged records in 3 pieces" in shown
+    assert code == 1 and "3 documents, 0.0 MB of text, 1 damaged records in 4 pieces" in shown
+    assert "ignored: 1 of a/s.tar: JSON beside a text of the same name" in shown
     assert "ignored: b.gz: no reader for .gz" in shown
     assert "ignored: a/up and 1 more: a link to a folder that is read already" in shown
     assert "ignored: a/none.txt: a broken link" in shown

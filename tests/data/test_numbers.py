@@ -72,6 +72,13 @@ def test_what_another_tokenizer_or_other_fields_counted_is_not_compared(tokenize
     other = check(*argv, tmp_path / "other.json")
     field = check(*argv, path, "--text-field", "content")
 
+    ids = [{"input_ids": made.encode(text).ids} for text in TEXTS[:200]]
+    write_lines(tmp_path / "ids/a.jsonl", ids)
+    check(tmp_path / "ids", "--tokenizer", path, "--manifest", tmp_path / "ids.json")
+    argv = (tmp_path / "ids", "--baseline", tmp_path / "ids.json")
+    decoded = check(*argv, "--tokenizer", tmp_path / "other.json").document["unknown"]
+
+    assert "another tokenizer" in decoded["bytes_per_token_outside"]
     assert other.fired == field.fired == set()
     for metric in ("token_kl_drift", "token_kl_excess", "bytes_per_token_outside"):
         assert "another tokenizer" in other.document["unknown"][metric]

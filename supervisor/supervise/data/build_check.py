@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from importlib import metadata
@@ -24,7 +25,7 @@ from msgspec import Struct
 from ..errors import InputError, StoreError
 from ..store import files
 from . import duplicates
-from .corpus import Damage, Document, Fields, Piece, documents, list_pieces, need
+from .corpus import Damage, Document, Fields, Ignored, Piece, documents, list_pieces, need
 from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
 from .text_metrics import TextMetrics, scorer_digest
 
@@ -56,12 +57,13 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class PieceResult(Struct, kw_only=True):
-    """What was measured of a piece."""
+    """What was measured of a piece. ignored: its records that are no documents, by reason."""
 
     sha256: str
     counts: Counts
     sample: list[tuple[int, bytes]]
     damage: str = ""
+    ignored: dict[str, int] = {}
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -189,6 +191,8 @@ class BuildCheck:
             name = f"held out: {piece.label}" if held_out else piece.label
             size = piece.end - piece.start
             inputs.append(Input(name, size, result.sha256, documents_read, result.damage))
+            for reason, records in result.ignored.items():
+                self.ignored[f"{records:,} of {name}"] = reason
             if not held_out:
                 counts.merge(result.counts)
                 sample = duplicates.thin_sample([*sample, *result.sample])
@@ -264,8 +268,11 @@ class Worker:
         counts = Counts()
         signer = duplicates.Signer(near=plan.level == FULL)
         sample: list[tuple[int, bytes]] = []
-        last_damage = ""
+        last_damage, ignored = "", Counter[str]()
         for record in documents(piece, plan.fields):
+            if isinstance(record, Ignored):
+                ignored[record.reason] += 1
+                continue
             if isinstance(record, Damage):
                 last_damage = record.reason
                 counts.damaged += 1
@@ -286,6 +293,7 @@ class Worker:
             counts=counts,
             sample=duplicates.thin_sample(sample),
             damage=last_damage,
+            ignored=ignored,
         )
         _write_result(plan, number, piece, result, signer.finish())
 

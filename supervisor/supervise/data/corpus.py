@@ -93,7 +93,14 @@ class Damage(NamedTuple):
     reason: str
 
 
-Records = Iterator[Document | Damage]
+class Ignored(NamedTuple):
+    """A record that is no document."""
+
+    reason: str
+
+
+Records = Iterator[Document | Damage | Ignored]
+METADATA = "JSON beside a text of the same name, up to its first dot: taken for metadata"
 
 
 class Fields(Struct, frozen=True):
@@ -420,13 +427,14 @@ def _records_of(row: Any, fields: Fields, source: str) -> Records:
 
 def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document | Damage:
     """Return the document of a record."""
-    origin = _source_in(row, fields) or source
+    origin, has_no_ids = _source_in(row, fields) or source, False
     if not fields.text:
         for name in ID_FIELDS:
             values = row.get(name)
             if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
                 continue
-            if not values or not isinstance(values[0], str):  # else terms of a text
+            has_no_ids |= not values
+            if values and not isinstance(values[0], str):  # else terms of a text
                 return _of_ids(values, row.get("attention_mask"), fields, origin)
     names = (fields.text,) if fields.text else TEXT_FIELDS
     for name in names:
@@ -437,6 +445,8 @@ def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document
         if isinstance(row.get(name), Sequence):
             turns = [_text_in(turn) or "" for turn in row[name]]
             return Document("\n".join(turns), None, origin)
+    if has_no_ids:
+        return _of_ids((), None, fields, origin)
     if any(row.get(name, "") is None for name in names):
         return Document("", None, origin)
     if fields.text:
@@ -566,11 +576,15 @@ def _read_tar(piece: Piece, fields: Fields) -> Records:
             file = archive.extractfile(member)
             assert file is not None  # it is a file
             if suffix in TEXTS:
+                if metadata:
+                    yield Ignored(METADATA)
                 has_text, metadata = True, b""
                 yield Document(file.read().decode("utf-8", "replace"), None, source)
             elif suffix != ".json":
                 yield from _line_records(_lines_of(file, math.inf), fields, source)
-            elif not has_text:
+            elif has_text:
+                yield Ignored(METADATA)
+            else:
                 yield from _line_records([metadata], fields, source)
                 metadata = file.read()
         yield from _line_records([metadata], fields, source)

@@ -32,6 +32,7 @@ SECRETS = ("card", "iban", "ssn", "key")  # a checksum or a fixed form: a hit is
 NO_BASELINE = "no baseline: give --baseline, the manifest of another build"
 OTHER_FIELDS = "the baseline was read with other fields, --eos, --pad or --dtype"
 OTHER_TOKENIZER = "the baseline was made with another tokenizer, or with none"
+OTHER_SOURCES = "no source with tokens is in both builds"
 MAX_SOURCES = 1000  # by name, the largest; the rest is OTHERS
 OTHERS = "others"
 
@@ -428,8 +429,8 @@ def _texts(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
         if tokens:
             numbers.put(f"bytes_per_token.{source}", counts.encoded_bytes[source] / tokens, reason)
     worst = None
-    if base is not None and not _is_same_tokenizer(now, base):
-        reason = OTHER_TOKENIZER
+    if base is not None and now.settings.tokenizer != base.settings.tokenizer:
+        reason = OTHER_TOKENIZER  # which decodes token ids, too
     elif base is not None:
         pairs = [
             (histogram, base.counts.bytes_per_token[source])
@@ -437,6 +438,7 @@ def _texts(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
             if source in base.counts.bytes_per_token
         ]
         worst = max((_outside(ours, theirs) for ours, theirs in pairs), default=None)
+        reason = OTHER_SOURCES if encoded else reason
     elif encoded:
         reason = numbers.no_baseline
     numbers.put("bytes_per_token_outside", worst, reason)

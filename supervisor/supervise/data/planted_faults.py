@@ -248,6 +248,7 @@ def _write_rejects(path: Path, stages: dict[str, Stage], before: int, after: int
 
 def rejects_path(out: Path) -> Path:
     """Return the file that the fault filter writes beside its copy."""
+    out = out.absolute()  # `.` has no name
     return out.with_name(f"{out.name}.rejects.json")
 
 
