@@ -230,6 +230,8 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
         ("silence", {"rule": "spike", "steps": 9}, "silence has no argument 'steps'; it has rule"),
         ("pause", {"for": 9}, "pause has no argument 'for'; it has none"),
+        ("pause", {"was": [1]}, "pause has no argument 'was'"),
+        ("pause", {"x": {"was": [[1, "a"]]}}, "pause has no argument 'x'"),
         ("plan", {"to": 5, "what": "mix"}, "step 5 is over; the run is at step 19"),
         ("plan", {"from": 40, "to": 30, "what": "mix"}, "plan: to comes before from: 40"),
         ("plan", {"to": 0, "what": "mix"}, "plan: no change 'mix' was announced"),
@@ -257,11 +259,14 @@ def test_a_planned_change_is_replaced_and_taken_back_by_its_words(tell):
     said = story.say("plan", to=90, what="a mix")
     assert "to take it back: supervise plan add RUN --to 0 --what 'a mix'" in said.data["answer"]
     story.say("plan", to=80, what="rate")
-    story.say("plan", to=40, what="a mix", expect="up")
+    said = story.say("plan", to=40, what="a mix", expect="up")
+    assert said.data["answer"].startswith("steps 20 to 40 are planned (replaces steps 20 to 90): ")
+    story.say("plan", **{"from": 41}, to=60, what="a mix")  # beside it
     planned = story.state.context.planned
     assert [(p.what, p.to_step, p.expect) for p in planned] == [
         ("rate", 80, "either"),
         ("a mix", 40, "up"),
+        ("a mix", 60, "either"),
     ]
     said = story.say("plan", to=0, what="a mix")
     assert said.data["ok"] and said.data["answer"] == "a mix is no longer planned"
@@ -285,6 +290,7 @@ def asking(tell):
         (["s1.tar", "data/s2.tar"], "s1.tar (did you mean data/s1.tar?)"),
         (["data/s2.tra"], "data/s2.tra (did you mean data/s2.tar?)"),
         (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
+        (["a" * 50, *"bcdefg", "h" * 60], f"{'a' * 50}, b, c and 5 more"),
     ],
 )
 def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards, told):
@@ -294,6 +300,8 @@ def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards,
     args = story.kinds("intent")[0].data["action"]["args"]
 
     assert said.data["ok"]
+    named = [*shards[:-1], "and 1 more"] if len(shards) > 5 else shards
+    assert f"quarantine shards={' '.join(named)}: " in said.reason
     assert (args["by"], args["most"]) == ("anna", None)
     assert args["add"] == [{"kind": "shard", "name": name} for name in shards]
     assert said.data["answer"] == (

@@ -288,6 +288,7 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
                 {"notice": "checkpoint-saved", "data": {**SAVED, "file": {"size": 1}}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "attempt": "0"}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "seconds": [1]}},
+                {"notice": "drill", "data": {"fault": "nan", "refused": True}},
             )
         ),
         *(
@@ -332,6 +333,7 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
         },
         "measurement-changed": {"metrics": ["update_norm"]},
         "collector-off": {"metrics": ["grad_global_norm"]},
+        "drill": {"fault": "nan", "refused": "no tensor"},
         "training-ended": {"done": 20, "total": 160, "stopped": False},
         "weights-restored": {"attempt": 1, "to": 7},
         "resume-refused": {"how": "library", "path": "/c"},

@@ -27,6 +27,7 @@ from supervise.core.model import (
     Failure,
     Frame,
     IncidentOpened,
+    IncidentRaised,
     Message,
     NormsStayed,
     NoticeTaken,
@@ -120,8 +121,11 @@ def noticed(what, reason="", **details):
     return NoticeTaken(reason=reason, what=what, rank=None, at_step=None, details=details)
 
 
-def built(*decisions):
-    """Return the report of an incident with these records behind its opening."""
+def built(*decisions, muted=None):
+    """Return the report of an incident with these records behind its opening.
+
+    `muted`: a rule that had fired before, without an incident.
+    """
     opened = IncidentOpened(
         step=199,
         severity="SEV1",
@@ -136,8 +140,26 @@ def built(*decisions):
         Record.decode(decision_record(decision) | head | {"seq": n, "mono_ns": n, "event": n})
         for n, decision in enumerate((opened, *decisions))
     ]
+    if muted is not None:
+        times = {"seq": -1, "mono_ns": 0, "event": -1}
+        records.insert(0, Record.decode(decision_record(muted) | head | {"incident": ""} | times))
     origin = RunOrigin.from_description(RunDescription(), "RUN", "")
     return build_incident_report(records, "inc-1", origin, {})
+
+
+def test_a_metric_that_is_missing_for_steps_costs_no_seconds():
+    """It is counted in steps; a rule that raised it when no longer muted is part of it."""
+    reading = {"code": "BREACH", "signal": "train_loss_raw", "unit": "steps", "value": 120.0}
+    fired = RuleFired(
+        rule="frozen.empty", severity="SEV1", reason="", when="", rank=0, numbers={"d": reading}
+    )
+    raised = IncidentRaised(
+        rule="frozen.empty", severity="SEV1", reason="raised to SEV1 by frozen.empty", runbook=""
+    )
+    report = built(raised, muted=fired)
+
+    assert [rule.rule for rule in report.rules] == ["frozen.empty"]
+    assert "without a step" not in report.cost.text
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -379,8 +379,8 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
 def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, expect: str) -> Order:
     """Announce a change: what it does to the loss opens no incident.
 
-    SEV0 rules, and rules on what such a change cannot move, fire as ever. It replaces one
-    announced in the same words; with --to 0 it takes that one back.
+    SEV0 rules, and rules on what such a change cannot move, fire as ever. It replaces those
+    announced in the same words whose steps it overlaps; with --to 0 it takes all of them back.
 
     \b
     Examples:

@@ -605,9 +605,9 @@ def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
         now = "" if rate is None else f" (now {rate:.3g})"
-        if not held:  # nor is it known to have ended
+        if "lr_hold" not in monitor.names:  # nor is it known to have ended
             return f"whether the cap of the learning rate still holds is not known{now}", FREE_RATE
-        until = f"the cap of the learning rate ended at step {held[-1][0]}"
+        until = "the cap of the learning rate ended" + (f" at step {held[-1][0]}" if held else "")
         return f"{until}: the job's schedule is in force{now}", ""
     jump = incident.case.jump
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None

@@ -580,9 +580,9 @@ def verb_of(action: Action) -> str:
     return yaml_name(type(action))
 
 
-def format_arguments(args: Payload) -> str:
-    """Return arguments, or observed effects, in one line; what is empty is left out."""
-    return formats.inline(args)[:160]
+def format_arguments(args: Payload, *, observed: bool = False) -> str:
+    """Return arguments, or `observed` effects, in one line; what is empty is left out."""
+    return formats.inline(args, counted=observed)[:160]
 
 
 WAY_BACK_VERBS = ("rollback", "relaunch")

@@ -470,14 +470,17 @@ PLANS = 16  # that are known at a time, newest; project default
 def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Take a change that people know of: what it does to the loss opens no incident.
 
-    It replaces one of the same words; up to step 0 it only takes that one back.
+    It replaces those of the same words that it overlaps; up to step 0 it takes back all of them.
     """
     context, expect = ctx.state.context, str(event.args.get("expect") or "either")
     first, last = parse_count(event, "from", ctx.state.step + 1), parse_count(event, "to")
     what = event.args.get("what")
     if not isinstance(what, str) or not 0 < len(what) <= KEY_TEXT:
         raise Refused("plan: a name in `what` is empty, too long, or no text")
-    others = tuple(known for known in context.planned if known.what != what)
+    same = [known for known in context.planned if known.what == what]
+    if last:
+        same = [known for known in same if known.from_step <= last and first <= known.to_step]
+    others = tuple(known for known in context.planned if known not in same)
     if not last:
         if others == context.planned:
             raise Refused(f"plan: no change {what!r} was announced")
@@ -489,9 +492,11 @@ def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"plan: {key} {sentence}")
     if plan.expect not in ("up", "down", "either"):
         raise Refused(f"plan: expect must be up, down or either, not {expect!r:.60}")
+    steps = ", ".join(f"{known.from_step} to {known.to_step}" for known in same)
+    replaced = f" (replaces steps {steps})" if same else ""
     return Answer(
-        f"steps {first} to {plan.to_step} are planned: what {what} does to the loss opens no "
-        "incident; SEV0 still does; to take it back: supervise plan add RUN --to 0 --what "
+        f"steps {first} to {plan.to_step} are planned{replaced}: what {what} does to the loss "
+        "opens no incident; SEV0 still does; to take it back: supervise plan add RUN --to 0 --what "
         f"{shlex.quote(what)}",
         then=lambda: _set_plans(context, (*others, plan)[-PLANS:]),
     )

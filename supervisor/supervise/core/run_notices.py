@@ -407,7 +407,7 @@ class EndMeant(Advised, frozen=True, kw_only=True):
 
 class JobFinished(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "finished at step {step}"
+    TITLE = "finished[ at step {step}]"
     step: int
 
 
@@ -421,7 +421,7 @@ class JobEndedEarly(Notice, frozen=True, kw_only=True):
 
 class JobStopped(Advised, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "the job is DOWN: supervise stopped it at step {step}, as the policy says"
+    TITLE = "the job is DOWN: supervise stopped it[ at step {step}], as the policy says"
     WHAT = "{outcome}"
     step: int
     outcome: str
@@ -431,7 +431,7 @@ class JobStoppedIn(Advised, frozen=True, kw_only=True):
     """As before, about an incident."""
 
     KIND = FINISHED
-    TITLE = "the job is DOWN: supervise stopped it at step {step}, as the policy says"
+    TITLE = "the job is DOWN: supervise stopped it[ at step {step}], as the policy says"
     WHAT = "{headline}; {outcome}"
     step: int
     outcome: str

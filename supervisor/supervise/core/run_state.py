@@ -97,7 +97,9 @@ class MessageDraft:
             self.verdict = other_draft.verdict
         if other_draft.reason and (replace or not self.reason):
             self.reason = other_draft.reason
-        self.next = other_draft.next or self.next
+        # Where to look is worth less than any advice, and more than none.
+        both = other_draft.next, self.next
+        self.next = max(both, key=lambda advice: (bool(advice), bool(advice.text)))
         self.request = other_draft.request or self.request
         self.acknowledged_by = other_draft.acknowledged_by or self.acknowledged_by
         self.to_all |= other_draft.to_all

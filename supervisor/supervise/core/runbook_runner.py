@@ -478,7 +478,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         closing.record_rank_failure(ctx, incident, run, outcome, error)
         fail_step(ctx, incident, f"the {run.intent.verb} failed: {error}", is_sent=not refused)
         return
-    done_text = f"{event.action_id} done {format_arguments(result)}".rstrip()
+    done_text = f"{event.action_id} done {format_arguments(result, observed=True)}".rstrip()
     ctx.record(ActionFinished(reason=done_text, action=ActionRef(event.action_id), result=result))
     _record_committed(ctx.state, incident, run, result, outcome)
     if run.intent.verb == action_planning.VERB and run.failure.reason is None:

@@ -291,7 +291,7 @@ class _Case:
             value = formats.finite_number(condition.value)
             if not condition.is_breach or value is None:
                 continue
-            if condition.signal:
+            if condition.signal in ("step", "heartbeat", "process"):
                 return f"no step lost; about {value:.0f} s without a step"
             if condition.metric == WAITING:
                 share = f"{value:.0f} % of the time waiting"

@@ -173,7 +173,7 @@ def outcome_text(action: Action) -> str:
     duration = f" after {action.took_s:.1f} s" if action.took_s is not None else ""
     outcome = "done" if action.ok else f"FAILED: {action.outcome}"
     records = f" (record {action.record} -> {action.outcome_record})"
-    observed = inline(result)
+    observed = inline(result, counted=True)
     return f"{outcome}{step}{duration}{records}" + (f"; observed {observed}" if observed else "")
 
 

@@ -246,7 +246,8 @@ def _muted_firings(records: Iterable[Record], incident: str) -> set[int]:
         if isinstance(decision, decisions.RuleFired):
             newest[decision.rule] = record
         elif record.incident == incident and isinstance(
-            decision, decisions.IncidentOpened | decisions.RuleJoined
+            decision,
+            decisions.IncidentOpened | decisions.RuleJoined | decisions.IncidentRaised,
         ):
             fired = newest.get(decision.rule)
             firings |= {fired.seq} if fired is not None and not fired.incident else set()

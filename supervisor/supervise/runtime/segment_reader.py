@@ -84,6 +84,7 @@ DATA: dict[str, dict[str, Any]] = {
     "measurement-changed": {"metrics": list},
     "wiring": {"metric": str, "names": list, "count": int, "total": int, "made": str},
     "collector-off": {"metrics": list},
+    "drill": {"fault": str, "refused": str},
     "weights-restored": {"attempt": int, "to": int},
     "training-ended": {"done": int, "total": int, "stopped": bool},
     "checkpoint-saved": {

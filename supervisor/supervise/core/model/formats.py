@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from .checkpoint_registry import WEIGHTS_ONLY
@@ -419,22 +420,41 @@ def _is_plain(value: ReadingValue) -> bool:
     return value is not None and not isinstance(value, (Mapping, list, tuple))
 
 
-def inline(values: Mapping[str, Json], joint: str = "=") -> str:
-    """Return named values in one line; what is empty is left out, and a long list is counted."""
+LIST_TEXT = 120  # characters of the items of a list that are named, two at least
+
+
+def inline(values: Mapping[str, Json], joint: str = "=", *, counted: bool = False) -> str:
+    """Return named values in one line; what is empty is left out.
+
+    Of a long list the first items are named, or it is `counted`.
+    """
     present = {key: value for key, value in values.items() if value not in (None, "", [], ())}
-    return ", ".join(f"{name}{joint}{_plain(name, value)}" for name, value in present.items())
+    plain = {name: _plain(name, value, counted) for name, value in present.items()}
+    return ", ".join(f"{name}{joint}{text}" for name, text in plain.items())
 
 
-def _plain(name: str, value: Any) -> str:
+def _plain(name: str, value: Any, counted: bool) -> str:
     if isinstance(value, Mapping):
-        return f"({inline(value)})"
+        return f"({inline(value, counted=counted)})"
     if isinstance(value, list | tuple):
-        if name == "was":  # steps, each with the loss of then
-            return " ".join(f"{loss:.4g} (step {step})" for step, loss in value[-3:])
-        return f"{len(value)} of them" if len(value) > 2 else " ".join(_plain("", v) for v in value)
+        if name == "was" and all(map(_is_pair, value)):  # steps, each with the loss of then
+            pairs = ([_plain("", number, counted) for number in pair] for pair in value[-3:])
+            return " ".join(f"{loss} (step {step})" for step, loss in pairs)
+        if counted and len(value) > 2:
+            return f"{len(value)} of them"
+        texts = [_plain("", item, counted) for item in value]
+        sizes = accumulate(len(text) + 1 for text in texts)
+        fitting = max(2, sum(size <= LIST_TEXT for size in sizes))
+        more = [f"and {len(texts) - fitting} more"] if len(texts) > fitting else []
+        return " ".join(texts[:fitting] + more)
     if name == "sha256":
         return str(value)[:12]
     return f"{value:.4g}".replace("nan", "NaN") if isinstance(value, float) else str(value)
+
+
+def _is_pair(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple) and len(value) == 2
+    return is_list and all(isinstance(number, int | float) for number in value)
 
 
 def format_bytes(count: int) -> str:
