@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -28,7 +28,7 @@ try:
     from supervise_offline import find_torch, rebuild
     from supervise_offline.checkpoint import verify
     from supervise_offline.mechanisms import give_way
-    from supervise_offline.rebuild import RESTORED, UnknownError
+    from supervise_offline.rebuild import FAILED, RESTORED, UNKNOWN, UnknownError
 finally:
     sys.path.remove(ROOT)
 
@@ -36,6 +36,7 @@ SEED = 20220405  # as `supervise_probe.sampling.side_forward`
 EXACT, ROUNDED = 1e-5, 0.02  # of one CPU; of half precision or a device, in nat; project defaults
 TOP = 10  # tokens that are compared, the likeliest
 LOGITS = 1 << 20  # numbers of the probe batch's outputs that are kept
+FIRST = 1024  # tokens that say whether a file is of uint16
 FEWEST = 8  # windows that a comparison needs
 DIRECTIONS, STEP = 8, 0.01  # of the curvature; of the weights' root mean square
 COST = 6  # forward passes of a direction
@@ -152,6 +153,8 @@ class Evaluation:
             raise UnknownError(
                 "the model draws random numbers in training, and a device draws others than the CPU"
             )
+        if not (math.isfinite(was) or math.isfinite(now)):
+            raise UnknownError("the probe batch has no finite value, here as in the job")
         close = EXACT * abs(was) if exact else ROUNDED * max(1.0, abs(was))
         if not abs(now - was) <= close:
             raise ProofError(
@@ -230,8 +233,14 @@ class Evaluation:
         logits = outputs[0].float()
         if logits.shape[-1] == classes and rows.dim() == 1:
             logits = logits.reshape(-1, classes)
-        count = min(len(rows), len(logits))  # a loss in chunks has fewer targets
-        logits, rows = logits[:count], rows[:count]
+        batch, sampled = targets[3:]
+        ids = self._batch.ids
+        sequences = len(outputs[0] if ids is None else ids)
+        if len(logits) * batch >= 2 * sampled * min(sequences, batch):  # as the probe's `_matched`
+            count = min(len(rows), len(logits))  # a loss in chunks has fewer targets
+            logits, rows = logits[:count], rows[:count]
+        else:  # of a loss that is shifted outside of the model the rows do not match
+            rows = rows[: sampled // batch * sequences]
         if logits.shape[1] != classes or (logits.shape[0], *logits.shape[2:]) != rows.shape:
             return None
         return self._seen.take(logits, rows, ignore_index=ignored)
@@ -273,8 +282,8 @@ class Evaluation:
             share = (self._until_s - time.monotonic()) / 2.0 / (len(slices) - number)
             try:
                 losses = self._windows(path, tokens, time.monotonic() + share)
-            except (UnknownError, OSError, ValueError, TypeError) as error:
-                self.unmeasured[f"checkpoint_val_loss.{name}"] = str(error)
+            except Exception as error:  # of the job's code too
+                self.unmeasured[f"checkpoint_val_loss.{name}"] = explain(error)
                 continue
             kept[name] = losses
             self.values[f"checkpoint_val_loss.{name}"] = float(losses.mean())
@@ -300,6 +309,7 @@ class Evaluation:
             raise UnknownError("the model takes no token ids")
         rows, length = ids.shape
         logits = self._logits(self._run(self._batch.args, self._batch.kwargs))
+        own = [targets for _, targets, _ in self._seen.pairs]
         if logits is None or 2 * len(logits) < rows * length:
             raise UnknownError("the model gives no logits of each position")
         read, total = open_tokens(path, int(logits.shape[-1]))
@@ -316,7 +326,11 @@ class Evaluation:
                 break
             places = [order[start + n] * (room - 1) // max(1, count - 1) for n in range(rows)]
             window = torch.tensor([read(place * length, length + 1) for place in places])
-            losses += self._row_losses(self._run(*self._with_tokens(window)), window)
+            output = self._run(*self._with_tokens(window))
+            taken = [targets for _, targets, _ in self._seen.pairs]
+            if own and not torch.equal(window[:, :-1], ids) and same_tensors(torch, own, taken):
+                raise UnknownError("the labels that the model takes are not its tokens")
+            losses += self._row_losses(output, window)
         return torch.tensor(losses, dtype=torch.float64)
 
     def _with_tokens(self, window: Any) -> Any:
@@ -326,7 +340,7 @@ class Evaluation:
         def change(tensor: Any) -> Any:
             if tensor.shape != ids.shape or tensor.dtype != ids.dtype:
                 return tensor
-            if tensor is ids or torch.equal(tensor, ids):
+            if tensor is ids or bool(((tensor == ids) | (tensor < 0)).all()):
                 return window[:, :-1]
             same = tensor[:, :-1] == ids[:, 1:]
             return window[:, 1:] if bool((same | (tensor[:, :-1] < 0)).all()) else tensor
@@ -352,6 +366,20 @@ class Evaluation:
             value = trace_of_hessian(torch, loss, weights, DIRECTIONS)
             if math.isfinite(value):
                 self.values[name] = value
+
+
+def same_tensors(torch: Any, several: List[Any], others: List[Any]) -> bool:
+    """Return whether these are the same, one by one."""
+    return len(several) == len(others) and all(map(torch.equal, several, others))
+
+
+def explain(error: BaseException) -> str:
+    """Return one sentence."""
+    if isinstance(error, UnknownError):
+        return str(error)
+    text = (str(error).strip().splitlines() or [""])[0][:300]
+    full = isinstance(error, MemoryError) or "allocate memory" in text
+    return f"{'out of memory' if full else type(error).__name__}: {text}"
 
 
 def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: List[Any], number: int) -> float:
@@ -396,7 +424,27 @@ def open_tokens(path: str, classes: int) -> Tuple[Callable[[int, int], List[int]
             raise UnknownError(f"{path} has the token {max(values)}, and the model {classes}")
         return values
 
+    first = array.array(kind, os.pread(fd, FIRST * size, 0))
+    if kind == "H" and any(first[::2]) and len(first) > 2 and not any(first[1::2]):
+        raise UnknownError(
+            f"{path} looks like uint32: of a model of {classes:,} tokens it is read as uint16, as "
+            "of every model of up to 65,536"
+        )
     return read, os.fstat(fd).st_size // size
+
+
+def prove_any(evaluation: Evaluation, fills: Iterator[None], request: Mapping[str, Any]) -> float:
+    """Prove the model with the first weights that can be; raise the first ProofError otherwise."""
+    failure: Optional[ProofError] = None
+    for _ in fills:
+        now: Optional[ProofError] = None
+        try:
+            return evaluation.prove(float(request["value"]))
+        except ProofError as error:
+            now = error
+        failure = failure or now
+    assert failure is not None, "`fill_weights` yields or raises"
+    raise failure
 
 
 def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> Dict[str, Any]:
@@ -412,27 +460,35 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> Dict[str
     structure = rebuild.read_structure(
         torch, request["structure"], request["digest"], reimport=bool(request.get("reimport"))
     )
-    rebuild.fill_weights(torch, structure.model, objects)
     batch = read_batch(torch, request["batch"])
     evaluation = Evaluation(torch, structure.model, batch, seen, until_s)
-    now = evaluation.prove(float(request["value"]))
+    now = prove_any(evaluation, rebuild.fill_weights(torch, structure.model, objects), request)
     before: Mapping[str, Any] = {}
     if request.get("previous"):
         with suppress(OSError, verify.NeedsCode, verify.Damaged):
             before = verify.load_object(torch, request["previous"], zipped=True)
-    kept = {"logs": evaluation.measure_batch(before)}
+    kept: Dict[str, Any] = {"logs": None}
+    try:
+        kept["logs"] = evaluation.measure_batch(before)
+    except Exception as error:  # of the job's code; what is proved stays
+        lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
+        evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
     kept["windows"] = evaluation.measure_slices(
         request.get("val", {}), int(request.get("tokens", 0)), before
     )
-    evaluation.measure_curvature()
+    try:
+        evaluation.measure_curvature()
+    except Exception as error:
+        evaluation.unmeasured["curvature_trace_est"] = explain(error)
     parts = rebuild.restore_parts(torch, structure, objects)
-    failed = {part for part, verdict in parts.items() if verdict.startswith("failed")}
+    failed = {part for part, verdict in parts.items() if verdict.startswith(FAILED)}
+    unknown = {part for part, verdict in parts.items() if verdict.startswith(UNKNOWN)}
     good = {part for part, verdict in parts.items() if verdict == RESTORED}
     alike = before.get("series") == request.get("series")
     had = set(before.get("parts", ())) if alike else good
-    evaluation.values["checkpoint_parts_lost"] = float(len(failed | (had - good)))
+    evaluation.values["checkpoint_parts_lost"] = float(len(failed | (had - good - unknown)))
     if request.get("keep"):
-        kept |= {"series": request.get("series"), "parts": sorted(had & good if alike else good)}
+        kept |= {"series": request.get("series"), "parts": sorted(had & (good | unknown))}
         torch.save(kept, request["keep"] + ".part")
         os.replace(request["keep"] + ".part", request["keep"])
     return {
@@ -463,9 +519,7 @@ def main() -> None:
     except ImportError as error:
         answer["reason"] = f"a module cannot be imported: {error}"
     except (Exception, SystemExit) as error:
-        text = (str(error).strip().splitlines() or [""])[0][:300]
-        full = isinstance(error, MemoryError) or "allocate memory" in text
-        answer["reason"] = f"{'out of memory' if full else type(error).__name__}: {text}"
+        answer["reason"] = explain(error)
     print(json.dumps(answer), file=out, flush=True)
     os._exit(0)  # whatever the job's modules have started
 

@@ -14,16 +14,31 @@ import json
 import os
 import pickle
 import random
+import re
 import sys
 import types
 from hashlib import sha256
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+)
 
 STRUCTURE = "supervise structure 1"  # as `supervise_probe.torch_state.structure`
 SCRIPT = "supervise_job_main"  # the job's script, as a module here
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # in names of weights
 MODEL, OPTIMIZER, SCHEDULER, RANDOM = PARTS = ("model", "optimizer", "scheduler", "random")
-RESTORED, ABSENT = "restored", "absent"
+RESTORED, ABSENT, FAILED, UNKNOWN = "restored", "absent", "failed", "unknown"
+DAMAGE = ValueError, KeyError  # of a state; other errors are of the place where it is restored
+SEGMENT = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # like the weight
 DEPTH = 3
 NAMED = 3  # weights that a sentence names
@@ -178,8 +193,10 @@ def _is_definition(node: ast.stmt) -> bool:
 Objects = List[Tuple[str, Any]]  # name of a file, and what is in it
 
 
-def fill_weights(torch: Any, model: Any, objects: Objects) -> None:
+def fill_weights(torch: Any, model: Any, objects: Objects) -> Iterator[None]:
     """Give the model the weights of a checkpoint, whatever they are nested in and prefixed with.
+
+    Yields after each set of them: a checkpoint may hold averages beside.
 
     Raises:
         UnknownError: it does not hold all of them, each with its shape.
@@ -191,20 +208,26 @@ def fill_weights(torch: Any, model: Any, objects: Objects) -> None:
         for name, tensor in (*module._parameters.items(), *buffers.items()):
             if tensor is not None:
                 wanted[_plain(f"{prefix}.{name}" if prefix else name)] = tensor
-    best: Tuple[int, Dict[str, Any]] = -1, {}
+    best: Dict[str, Any] = {}
+    tried: Set[FrozenSet[int]] = set()
     for state in _weights_in(torch, objects):
         for offered in _aligned(wanted, {_plain(name): value for name, value in state.items()}):
             fits = {n: v for n, v in offered.items() if v.shape == wanted[n].shape}
-            best = max(best, (len(fits), fits), key=lambda pair: pair[0])
-    fits = best[1]
-    filled = {id(wanted[name]) for name in fits}
-    lacks = [name for name, tensor in wanted.items() if id(tensor) not in filled]
-    if lacks:
+            best = max(best, fits, key=len)
+            filled = {id(wanted[name]) for name in fits}
+            values = frozenset(map(id, fits.values()))
+            if values in tried or any(id(tensor) not in filled for tensor in wanted.values()):
+                continue
+            tried.add(values)
+            with torch.no_grad():
+                for name, value in fits.items():
+                    wanted[name].copy_(value)
+            yield
+    if not tried:
+        filled = {id(wanted[name]) for name in best}
+        lacks = [name for name, tensor in wanted.items() if id(tensor) not in filled]
         names = ", ".join(lacks[:NAMED])
         raise UnknownError(f"the checkpoint lacks {len(lacks)} of {len(wanted)} weights: {names}")
-    with torch.no_grad():
-        for name, value in fits.items():
-            wanted[name].copy_(value)
 
 
 def _plain(name: str) -> str:
@@ -249,7 +272,10 @@ def _aligned(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Di
 
 
 def restore_parts(torch: Any, structure: Structure, objects: Objects) -> Dict[str, str]:
-    """Return what became of each part when it was restored: `restored`, `absent`, or a failure."""
+    """Return what became of each part when it was restored: `restored`, `absent`, or a failure.
+
+    `unknown: ...` where it cannot be tried here, which says nothing of the checkpoint.
+    """
     several = list(_mappings(objects))
     saved = [m for m in several if m.keys() >= {"state", "param_groups"} and m["param_groups"]]
     schedules = [m for m in several if "last_epoch" in m]
@@ -257,7 +283,7 @@ def restore_parts(torch: Any, structure: Structure, objects: Objects) -> Dict[st
         (str(key), value)
         for mapping in (*several, dict(objects))
         for key, value in mapping.items()
-        if "rng" in str(key).lower() or "random_state" in str(key).lower()
+        if _is_random(str(key))
     ]
     return {
         MODEL: RESTORED,
@@ -267,28 +293,52 @@ def restore_parts(torch: Any, structure: Structure, objects: Objects) -> Dict[st
     }
 
 
+def _is_random(name: str) -> bool:
+    segments = [segment.lower() for segment in SEGMENT.findall(name)]
+    pairs = zip(segments, segments[1:])
+    return not {"rng", "rngs"}.isdisjoint(segments) or any(
+        first == "random" and second in ("state", "states") for first, second in pairs
+    )
+
+
 def _part(several: List[Any], restore: Callable[[Any], None]) -> str:
     """Restore all states of a kind; return the verdict."""
-    try:
-        for state in several:
+    verdict = RESTORED if several else ABSENT
+    for state in several:
+        failure: Optional[Exception] = None
+        try:
             restore(state)
-    except Exception as error:
-        return f"failed: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
-    return RESTORED if several else ABSENT
+        except Exception as error:
+            failure = error
+        text = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
+        if isinstance(failure, DAMAGE):
+            return f"{FAILED}: {text}"
+        verdict = verdict if failure is None else f"{UNKNOWN}: {text}"
+    return verdict
 
 
 def _restore_optimizer(torch: Any, structure: Structure, state: Dict[str, Any]) -> None:
     if structure.optimizers is None:
-        raise ValueError(f"the optimizers of the job are not known: {structure.lost}")
+        raise UnknownError(f"the optimizers of the job are not known: {structure.lost}")
     sizes = [len(group["params"]) for group in state["param_groups"]]
-    alike = (
-        (optimizer, moments)
-        for optimizer, moments in zip(structure.optimizers, structure.moments)
-        if sizes == [len(group["params"]) for group in optimizer.param_groups]
-    )
-    optimizer, moments = next(alike, (None, 0))
-    if optimizer is None:
-        raise ValueError(f"no optimizer of the job has groups of {sizes} weights")
+    failures: List[Exception] = []
+    for optimizer, moments in zip(structure.optimizers, structure.moments):
+        if sizes != [len(group["params"]) for group in optimizer.param_groups]:
+            continue
+        try:
+            _load_moments(torch, optimizer, moments, state)
+        except Exception as error:  # it may be that of another one alike
+            failures.append(error)
+        else:
+            return
+        finally:
+            optimizer.state.clear()
+    if not failures:
+        raise UnknownError(f"no optimizer of the job has groups of {sizes} weights")
+    raise next((e for e in failures if not isinstance(e, DAMAGE)), failures[0])
+
+
+def _load_moments(torch: Any, optimizer: Any, moments: int, state: Dict[str, Any]) -> None:
     if moments and not state["state"]:
         raise ValueError(f"it has no moments, those of {moments} weights in the job")
     optimizer.load_state_dict(state)
@@ -299,7 +349,6 @@ def _restore_optimizer(torch: Any, structure: Structure, state: Dict[str, Any]) 
                     raise ValueError(f"{name} of a weight is not finite")
                 if name in SHAPED and value.shape != weight.shape:
                     raise ValueError(f"{name} has the shape {tuple(value.shape)}")
-    optimizer.state.clear()
 
 
 def _check_schedule(state: Dict[str, Any]) -> None:
@@ -310,7 +359,10 @@ def _check_schedule(state: Dict[str, Any]) -> None:
 
 def _restore_random(torch: Any, state: Any) -> None:
     """Try a state of torch's CPU generator or of `random`; those of others are only there."""
-    if isinstance(state, torch.Tensor) and state.numel() > 1000:  # one of CUDA has 16 bytes
-        torch.Generator().set_state(state)
+    if isinstance(state, torch.Tensor) and state.dtype == torch.uint8 and state.numel() > 1000:
+        try:
+            torch.Generator().set_state(state)  # one of CUDA has 16 bytes
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
     elif isinstance(state, tuple) and len(state) == 3 and isinstance(state[1], tuple):
         random.Random().setstate(state)

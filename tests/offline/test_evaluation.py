@@ -5,9 +5,11 @@ from __future__ import annotations
 import array
 import copy
 import hashlib
+import os
 import pickle
 import random
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,7 +19,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.checkpoints import Register, VerifierProcess, evaluate_checkpoint, stamp_files
+from supervise.checkpoints import (
+    Evaluation,
+    Register,
+    VerifierProcess,
+    ends_with_job,
+    evaluate_checkpoint,
+    stamp_files,
+)
 from supervise.core.model import Evaluate
 from supervise_probe.torch_state.structure import StructureError, pickle_structure
 
@@ -28,7 +37,10 @@ CLASSES, ROWS, LENGTH = 17, 2, 12
 
 
 class Tiny(nn.Module):
-    """Tied weights, dropout, and tensors that no checkpoint holds; `inside`: it takes the loss."""
+    """Tied weights, dropout, and tensors that no checkpoint holds.
+
+    `inside`: it takes the loss; with "shift" of labels that are the ids.
+    """
 
     def __init__(self, inside=False):
         super().__init__()
@@ -44,25 +56,48 @@ class Tiny(nn.Module):
         x = self.drop(self.embedding(ids)) + self.positions + self.table
         self.newest = x.mean()  # with a graph
         logits = self.head(self.norm(self.mixer(x)[0])) * self.scale
+        if self.inside == "shift":
+            return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) if self.inside else logits
+
+
+class NoGradients(Tiny):
+    """Evaluates without a graph only."""
+
+    def forward(self, ids, labels=None):
+        if torch.is_grad_enabled() and not self.training:
+            raise MemoryError
+        return super().forward(ids, labels)
+
+
+class Table:
+    """Many bytes that are no tensor's, and a pickle of them in one call."""
+
+    nbytes = 1 << 30
+
+    def __reduce__(self):
+        return Table, ()
 
 
 class Job:
     """A model that was trained for a few steps, and what the probe left of it."""
 
-    def __init__(self, folder, inside=False):
+    def __init__(self, folder, inside=False, kind=Tiny, beside=()):
         torch.manual_seed(3)
-        self.folder, self.model = folder, Tiny(inside)
+        self.folder, self.model = folder, kind(inside)
         self.window = torch.randint(CLASSES, (ROWS, LENGTH + 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.call = (self.window[:, :-1], self.window[:, 1:])[: 2 if inside else 1]
+        if inside == "shift":
+            self.call = self.call[0], self.call[0].clone()
+            self.call[1][1, 8:] = -100
         for _ in range(5):
             self.loss().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.schedule.step()
-        data = pickle_structure(torch, nn.DataParallel(self.model), [self.optimizer])
+        data = pickle_structure(torch, nn.DataParallel(self.model), [*beside, self.optimizer])
         (folder / "structure.pkl").write_bytes(data)
         self.digest = hashlib.sha256(data).hexdigest()
         targets = None if inside else (self.window[:, 1:].flatten(), CLASSES, -100, ROWS, 24)
@@ -194,6 +229,45 @@ def test_what_is_measured_is_what_the_model_has_in_double_precision(inside, eval
     assert {*second["parts"].values()} == {"restored"}
 
 
+@pytest.mark.parametrize("labels", ["ids", "others"])
+def test_labels_that_are_the_ids_but_for_the_padding_are_replaced(labels, evaluate, tmp_path):
+    """And others make a loss of the file's tokens unknown."""
+    job = Job(tmp_path, "shift")
+    tokens = random.Random(5).choices(range(CLASSES), k=20 * LENGTH + 1)
+    (tmp_path / "held.bin").write_bytes(array.array("H", tokens).tobytes())
+    if labels == "others":
+        job.call = job.call[0], (job.call[0] * 5 + 3) % CLASSES
+        document = torch.load(tmp_path / "batch.pt")
+        torch.save({**document, "args": job.call}, tmp_path / "batch.pt")
+    found = evaluate(job.request(val={"held": str(tmp_path / "held.bin")}, tokens=1000))
+
+    windows = torch.tensor(tokens[:-1]).view(20, LENGTH)
+    with torch.no_grad():
+        loss = float(in_double(job.model)(windows, windows))
+    if labels == "ids":
+        assert found["values"]["checkpoint_val_loss"] == pytest.approx(loss, rel=2e-4)
+    else:
+        assert "labels" in found["unmeasured"]["checkpoint_val_loss.held"]
+        assert "checkpoint_val_loss" not in found["values"]
+
+
+def test_a_measure_that_fails_or_cannot_be_told_leaves_the_others(evaluate, tmp_path):
+    """No graph, a loss that the job takes of shifted logits, and a file of uint32."""
+    job = Job(tmp_path, kind=NoGradients)
+    held = tmp_path / "held.bin"
+    held.write_bytes(array.array("I", [n % CLASSES for n in range(500)]).tobytes())
+    found = evaluate(job.request(val={"held": str(held)}, tokens=1000))
+    document = torch.load(tmp_path / "batch.pt")
+    targets = (job.window[:, 1:-1].flatten(), CLASSES, -100, ROWS, ROWS * (LENGTH - 1))
+    torch.save({**document, "targets": targets}, tmp_path / "batch.pt")
+    shifted = evaluate(job.request())
+
+    assert found["now"] == found["was"] and "checkpoint_probe_loss" in found["values"]
+    assert "out of memory" in found["unmeasured"]["curvature_trace_est"]
+    assert "uint32" in found["unmeasured"]["checkpoint_val_loss.held"]
+    assert "checkpoint_probe_loss" in shifted["unmeasured"]
+
+
 def test_the_trace_is_that_of_the_whole_hessian(program):
     """`curvature_trace_est` of a net of 500 weights, which come back as they were."""
     torch.manual_seed(1)
@@ -253,6 +327,26 @@ def test_each_part_that_a_checkpoint_lacks_is_counted(part, evaluate, tmp_path):
     assert part != "moments" or "no moments" in found["parts"]["optimizer"]
 
 
+@pytest.mark.parametrize("case", ["unknown", "alike", "no generator"])
+def test_what_is_not_known_of_a_part_is_not_lost(case, evaluate, tmp_path):
+    """Optimizers that do not pickle, another one of as many weights, and a name with "rng"."""
+    job = Job(tmp_path)
+    count = len(job.optimizer.param_groups[0]["params"])
+    other = torch.optim.AdamW([nn.Parameter(torch.zeros(2 + n)) for n in range(count)])
+    if case == "unknown":
+        other.defaults["local"] = lambda: None
+    if case != "no generator":
+        job = Job(tmp_path, beside=[other])
+    content = {**job.content(), "patterngenerator.w": torch.rand(2000)}
+
+    found = evaluate(job.request(content=content if case == "no generator" else None))
+
+    assert found["values"]["checkpoint_parts_lost"] == 0.0
+    verdict = found["parts"].pop("optimizer")
+    assert verdict.startswith("unknown: ") if case == "unknown" else verdict == "restored"
+    assert {*found["parts"].values()} == {"restored"}
+
+
 class Malicious:
     """Runs code where it is unpickled."""
 
@@ -274,6 +368,8 @@ def test_what_is_not_proved_is_unknown_and_no_code_of_a_checkpoint_runs(
     other["net"]["module.norm.weight"] += 0.01
     lacking = copy.deepcopy(content)
     del lacking["net"]["module.norm.weight"]
+    averages = {name: value * 0.9 for name, value in content["net"].items()}
+    assert evaluate(job.request("averages.pt", {"ema": averages, **content}))["values"]
     malicious = {**content, "extra": Malicious(tmp_path / "ran")}
     plain = tmp_path / "plain.pt"
     plain.write_bytes(pickle.dumps(malicious, protocol=2))
@@ -291,9 +387,14 @@ def test_what_is_not_proved_is_unknown_and_no_code_of_a_checkpoint_runs(
     with pytest.raises(program.UnknownError, match="not the file that the job reported"):
         evaluate(request)
     assert not (tmp_path / "ran").exists()
+    job = Job(tmp_path)
+    with torch.no_grad():
+        job.model.scale.fill_(float("nan"))
+    with pytest.raises(program.UnknownError, match="no finite value"):
+        evaluate(job.request())
 
 
-@pytest.mark.parametrize("kind", ["local", "list", "text", "array", "tensor"])
+@pytest.mark.parametrize("kind", ["local", "list", "text", "array", "tensor", "table"])
 def test_a_model_that_cannot_be_named_or_holds_its_data_has_no_structure(kind):
     """The training waits for no copy of it."""
 
@@ -305,6 +406,7 @@ def test_a_model_that_cannot_be_named_or_holds_its_data_has_no_structure(kind):
         model.data = pytest.importorskip("numpy").zeros(1 << 23)
     elif kind != "local":
         held = {"list": range(10**7), "text": "x" * (1 << 26), "tensor": torch.zeros(1 << 24)}
+        held["table"] = Table()
         model.data = [*held[kind]] if kind == "list" else held[kind]
 
     with pytest.raises(StructureError, match="does not pickle" if kind == "local" else "holds"):
@@ -353,7 +455,7 @@ def saved(tmp_path, monkeypatch):
         entry.stamp, entry.python = stamp_files(path), sys.executable
 
         def evaluate(memory=2 << 30, **settings):
-            pinned = tmp_path / "pinned"
+            pinned = tmp_path / "checkpoints" / entry.id / "data" / "c.pt"
             return evaluate_checkpoint(
                 VerifierProcess(()), [entry], entry, pinned, Evaluate(**settings), memory
             )
@@ -385,3 +487,61 @@ def test_a_script_without_a_guard_is_imported_only_where_that_is_allowed(saved, 
     assert "no `__main__` guard" in refused.reason
     assert allowed.reason == "" and allowed.now == allowed.was
     assert (tmp_path / "imported").read_text() == "x"
+
+
+class Overwriting:
+    """Answers with what it is asked for, while the job writes its file again."""
+
+    def __init__(self, path):
+        self.path, self.requests = path, []
+
+    def evaluate(self, request, python, limit_s):
+        self.requests.append(request["checkpoint"])
+        self.path.write_text("a newer one" * len(self.requests))
+        return Evaluation(reason=Path(request["previous"]).name)
+
+
+def test_a_file_that_is_overwritten_is_read_from_its_pin_and_compared_on_its_branch(tmp_path):
+    """Of a run that went back from step 300 to 100; and root reads nothing of other users."""
+    register, batches = Register(tmp_path), tmp_path / "batches"
+    path, digest = tmp_path / "c.pt", "0" * 32
+    facts = {"path": str(batches / "b.pt"), "value": 1.0, "model": digest}
+    batches.mkdir()
+    several = [
+        register.add(str(path), step=step, attempt=attempt, state="verified", probe_batch=facts)
+        for step, attempt in ((100, 0), (300, 0), (200, 1), (400, 1))
+    ]
+    for name in ("b.pt", f"structure.{digest}.pkl", *(f"outputs.{e.id}.pt" for e in several[:2])):
+        (batches / name).touch()
+    path.touch()
+    entry = several[-1]
+    entry.stamp = stamp_files(str(path))
+    pinned = tmp_path / "checkpoints" / entry.id / "data" / "c.pt"
+    pinned.parent.mkdir(parents=True)
+    shutil.copy(path, pinned)
+    process = Overwriting(path)
+
+    found = evaluate_checkpoint(process, several, entry, pinned, Evaluate(), 1 << 30)
+
+    assert process.requests == [str(path), str(pinned)]
+    assert found.reason == f"outputs.{several[0].id}.pt"
+    pinned.unlink()
+    entry.stamp = stamp_files(str(path))
+    unread = evaluate_checkpoint(process, several, entry, pinned, Evaluate(), 1 << 30)
+    assert "was changed while it was read" in unread.reason
+    if os.geteuid() == 0:
+        entry.stamp = stamp_files(str(path))
+        os.chown(batches / "b.pt", 1000, 1000)
+        refused = evaluate_checkpoint(process, several, entry, pinned, Evaluate(), 1 << 30)
+        assert "root" in refused.reason and len(process.requests) == 3
+
+
+@pytest.mark.parametrize("where", ["", "pod", "pod/container"])
+def test_a_cgroup_that_ends_as_a_whole_is_seen_from_below(where, tmp_path):
+    """`memory.oom.group` of one around ours."""
+    (tmp_path / "pod" / "container").mkdir(parents=True)
+    membership = tmp_path / "cgroup"
+    membership.write_text("4:memory:/other\n0::/pod/container\n")
+    assert not ends_with_job(membership, tmp_path)
+    (tmp_path / where / "memory.oom.group").write_text("1\n")
+    assert ends_with_job(membership, tmp_path)

@@ -451,6 +451,8 @@ class _StructurePickler(pickle.Pickler):
         elif kind.__module__ == "numpy":
             self._take_room(int(getattr(thing, "nbytes", 0)))
         if not issubclass(kind, self._torch.Tensor):
+            if not issubclass(kind, self._torch.nn.Module):
+                self._refuse_large(kind, thing)
             return None
         if kind not in (self._torch.Tensor, self._torch.nn.Parameter):
             raise StructureError(f"a weight is a {kind.__name__}")
@@ -462,6 +464,14 @@ class _StructurePickler(pickle.Pickler):
         host = thing.detach().cpu().contiguous()
         value = ctypes.string_at(host.data_ptr(), count) if count else b""
         return id(thing), str(host.dtype).rpartition(".")[2], [*host.shape], value
+
+    def _refuse_large(self, kind: type, thing: Any) -> None:
+        """A table may be made a pickle of in one call, which nothing ends."""
+        for name in ("nbytes", "size"):
+            if hasattr(kind, name):
+                size = getattr(thing, name, None)
+                if type(size) is int and size > self._room:
+                    raise StructureError(f"its structure holds a {kind.__name__}, perhaps data")
 
     def _take_room(self, count: int) -> None:
         self._room -= count

@@ -13,6 +13,6 @@ __getattr__ = lazy_exports(
         "registry": "Entry, Register, RunFacts, VERIFIED, read_registry",
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
-        "verification": "Evaluation, VerifierProcess, evaluate_checkpoint",
+        "verification": "Evaluation, VerifierProcess, ends_with_job, evaluate_checkpoint",
     },
 )

@@ -48,6 +48,11 @@ SLOWEST = 20_000_000
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 LEAST_MEMORY = 2 << 30  # of an evaluation, where it is not known what is free; project default
 START_S = 60.0  # for the start of an interpreter and the import of torch, beside a busy job
+MEMBERSHIP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+ENDS_WITH_JOB = (
+    "the kernel would end the job with it where memory ends (memory.oom.group is 1); the policy's "
+    "evaluate: {memory_gb: N} says how much it may take"
+)
 PROCESS = "the verifier", "its process"
 VERDICT_STATES = {True: VERIFIED, False: BAD, None: UNVERIFIED}
 
@@ -314,15 +319,18 @@ def evaluate_checkpoint(
         why = facts.get("no_model") or facts.get("why")
         why = why or "no value of a probe batch came with it; the policy needs job: {evaluate: {}}"
         return Evaluation(reason=f"the job left nothing to rebuild the model from: {why}")
-    folder = Path(str(facts["path"])).parent
-    earlier = [e for e in entries if e.step < entry.step and e.attempt <= entry.attempt]
-    outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in earlier]
+    batch = Path(str(facts["path"]))
+    folder = batch.parent
+    structure = folder / f"structure.{digest}.pkl"
+    if os.geteuid() == 0 and not _are_roots((batch, structure), pinned.parents[3]):
+        return Evaluation(reason=f"not all files in {folder} are root's, as whom it would be read")
+    outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in _earlier(entries, entry)]
     kept = [file for file in outputs if file.exists()]
     request = {
         "checkpoint": entry.path if own else str(pinned),
-        "structure": str(folder / f"structure.{digest}.pkl"),
+        "structure": str(structure),
         "digest": digest,
-        "batch": facts["path"],
+        "batch": str(batch),
         "value": facts["value"],
         "previous": str(kept[-1]) if kept else "",
         "keep": str(folder / f"{OUTPUTS}{entry.id}.pt"),
@@ -338,8 +346,50 @@ def evaluate_checkpoint(
         with suppress(OSError):
             file.unlink()
     if own and discovery.stamp_files(entry.path) != stamp:
-        return Evaluation(reason=f"{entry.path} was changed while it was read")
+        if not pinned.exists():
+            return Evaluation(reason=f"{entry.path} was changed while it was read")
+        request["checkpoint"] = str(pinned)
+        evaluation = process.evaluate(request, entry.python, settings.limit_s)
     return evaluation
+
+
+def _earlier(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
+    """Return those before it, without the branches that rollbacks have left."""
+    past = [e for e in entries if e.attempt <= entry.attempt and e.step >= 0]
+    return [
+        e
+        for e in past
+        if e.step < entry.step and all(e.step < f.step for f in past if f.attempt > e.attempt)
+    ]
+
+
+def _are_roots(paths: Iterable[Path], run: Path) -> bool:
+    """Whether only root can have put these files there, in the directory of the run."""
+    try:
+        return all(
+            path.resolve().is_relative_to(run.resolve())
+            and path.resolve().stat().st_uid == path.resolve().parent.stat().st_uid == 0
+            for path in paths
+        )
+    except OSError:
+        return False
+
+
+def ends_with_job(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> bool:
+    """Whether the kernel ends our whole cgroup, or one around it, where its memory ends.
+
+    Source: `memory.oom.group` (Documentation/admin-guide/cgroup-v2.rst).
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return False
+    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    for group in (own, *map(str, Path(own).parents)):
+        with suppress(OSError):
+            if (root / group / "memory.oom.group").read_text().strip() == "1":
+                return True
+    return False
 
 
 class CheckpointEvaluator:
@@ -375,7 +425,10 @@ class CheckpointEvaluator:
         entry, free = waiting[-1], self._free_memory() or 0
         memory = int((settings.memory_gb or 0.0) * 1e9) or free // 2 or LEAST_MEMORY
         pinned = retention.pins.data(entry)
-        evaluation = evaluate_checkpoint(self.process, entries, entry, pinned, settings, memory)
+        if ends_with_job() and not settings.memory_gb:
+            evaluation = Evaluation(reason=ENDS_WITH_JOB)
+        else:
+            evaluation = evaluate_checkpoint(self.process, entries, entry, pinned, settings, memory)
         if retention.closed.is_set():
             return False
         self._done |= {candidate.id for candidate in waiting}
