@@ -12,6 +12,7 @@ from supervise.core import NOTICES
 from . import frozen
 from .notices import FACTS
 
+SAME_AS_LARGE = "decisions/tests-moe.txt"  # its decisions, too: once in the suite is enough
 # Seconds each, of what nano and the other packs go through as well: not in the unit lane.
 LONG = {
     f"decisions/{name}.txt"
@@ -23,7 +24,6 @@ LONG = {
         "packs-update_scale",
         "tests-large",
         "tests-medium",
-        "tests-moe",
     )
 }
 
@@ -31,7 +31,11 @@ LONG = {
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[pytest.mark.slow] * (frozen.name_of(path) in LONG))
+        pytest.param(
+            path,
+            marks=[pytest.mark.slow] * (frozen.name_of(path) in LONG)
+            + [pytest.mark.chaos] * (frozen.name_of(path) == SAME_AS_LARGE),
+        )
         for path in frozen.FILES
     ],
     ids=frozen.name_of,
