@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -193,9 +194,13 @@ class JobServer:
             text=True,
             env=environ,
         )
+        self.pid = 0  # of a job that was not waited for
 
     def start(self, script, environ=(), **config):
         """Start a script (its text, behind the preamble) with these fields in its probe.json."""
+        if self.pid:  # a test failed before its end
+            os.kill(self.pid, signal.SIGKILL)
+            self._exit_code()
         folder = self.make_folder()
         path = folder / "train.py"
         path.write_text(self.preamble + textwrap.dedent(script))
@@ -203,13 +208,18 @@ class JobServer:
         order["config"] = job_environment(folder, **config)["SUPERVISE_PROBE"]
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        return Job(folder, pid=int(self.process.stdout.readline()))
+        self.pid = int(self.process.stdout.readline())
+        return Job(folder, pid=self.pid)
+
+    def _exit_code(self):
+        self.process.stdin.write("wait\n")
+        self.process.stdin.flush()
+        self.pid = 0
+        return int(self.process.stdout.readline())
 
     def wait(self, job, code=0):
         """Wait for the end of a job, and read all that it left."""
-        self.process.stdin.write("wait\n")
-        self.process.stdin.flush()
-        job.code = int(self.process.stdout.readline())
+        job.code = self._exit_code()
         assert job.code == code, job.err
         if list((job.folder / "shm").glob("rank-*.seg")):
             job.poll()

@@ -183,7 +183,6 @@ class Block(nn.Module):
 model = nn.Sequential(*(Block() for _ in range(3)))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for step in range(45):
-    time.sleep(0.03)  # to look for the weights takes a share of the time
     optimizer.zero_grad()
     model(torch.randn(4, 10, 16)).square().mean().backward()
     optimizer.step()
@@ -194,6 +193,8 @@ for step in range(45):
         barrier("go")
 finish(model)
 """
+# A look for weights takes a small share of the time: of a job this short, all that it needs.
+HURRIED = "import _supervise_probe.sampling.weight_pairs as pairs\npairs.SHARE = 100.0\n"
 SAMPLING = {"attention": 3, "activations": 0, "routing": 0, "weights": 0, "share": 100}
 
 
@@ -205,7 +206,7 @@ def rank(matrix):
 
 def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
     """Of its own step, from the weights of that step and of some before; the job is the same."""
-    job = probed.start(TRAIN, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
+    job = probed.start(HURRIED + TRAIN, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
     job.reached()
     path = job.folder / "shm" / "weight-pair"
     wait_until(path.exists, "a pair")
@@ -243,7 +244,7 @@ def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
 
 
 def test_where_not_all_fits_whole_layers_are_left_out_and_no_router(probed):
-    limit = "import _supervise_probe.sampling.weight_pairs as pairs\npairs.MOST_BYTES = 20_000\n"
+    limit = HURRIED + "pairs.MOST_BYTES = 20_000\n"
     job = probed.start(limit + TRAIN, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
     job.reached()
     path = job.folder / "shm" / "weight-pair"
