@@ -55,6 +55,11 @@ def test_an_evaluation_says_what_it_does_not_know(keep_run, supervise):
     assert code == 1 and out.startswith("UNKNOWN: nothing is known of checkpoint ckpt-2")
     assert bad[0] == 1 and "only a verified one" in json.loads(bad[1])["reason"]
     assert missing[0] == 64 and "supervise checkpoints" in missing[2]
+    (held_out := run / "a=b.bin").touch()
+    for val, why in ((["no.bin"], "there is no file"), ([f"a={held_out}"] * 2, "has the name a")):
+        options = [part for each in val for part in ("--val", each)]
+        refused = supervise("checkpoint", "eval", "ckpt-2", "--run", run, *options)
+        assert refused[0] == 64 and why in refused[2]
 
 
 @pytest.mark.slow

@@ -326,6 +326,7 @@ def evaluate_checkpoint(
         return Evaluation(reason=f"not all files in {folder} are root's, as whom it would be read")
     outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in _earlier(entries, entry)]
     kept = [file for file in outputs if file.exists()]
+    keep = folder / f"{OUTPUTS}{entry.id}.pt"
     request = {
         "checkpoint": entry.path if own else str(pinned),
         "structure": str(structure),
@@ -333,7 +334,7 @@ def evaluate_checkpoint(
         "batch": str(batch),
         "value": facts["value"],
         "previous": str(kept[-1]) if kept else "",
-        "keep": str(folder / f"{OUTPUTS}{entry.id}.pt"),
+        "keep": "" if keep.exists() else str(keep),  # again, by hand: perhaps of other windows
         "series": re.sub(r"\d+", "#", entry.path),
         "val": dict(settings.val),
         "tokens": settings.tokens,

@@ -383,9 +383,8 @@ def evaluate_command(
         raise UsageError(
             f"{run.path} has no checkpoint {checkpoint}", hint=f"supervise checkpoints {run.path}"
         )
-    slices = [pair.partition("=") if "=" in pair else ("val", "", pair) for pair in val]
     settings = Evaluate(
-        val={name: str(Path(file).absolute()) for name, _, file in slices},
+        val=_held_out(val),
         tokens=tokens,
         limit_s=parse_duration(limit),
         reimport=reimport,
@@ -401,13 +400,27 @@ def evaluate_command(
     return 1 if evaluation.reason else 0
 
 
+def _held_out(pairs: Sequence[str]) -> dict[str, str]:
+    """Return the files of `--val`, by the names of their slices."""
+    files: dict[str, str] = {}
+    for pair in pairs:
+        name, file = pair.split("=", 1) if "=" in pair else ("val", pair)
+        path = Path(file).absolute()
+        if not path.exists():
+            raise UsageError(f"--val {pair}: there is no file {path}")
+        if name in files:
+            raise UsageError(f"--val {pair}: another file has the name {name}")
+        files[name] = str(path)
+    return files
+
+
 def _print_evaluation(entry: registry.Entry, evaluation: Evaluation) -> None:
     if evaluation.reason:
         echo(f"UNKNOWN: nothing is known of checkpoint {entry.label}: {evaluation.reason}")
         return
     echo(
-        f"checkpoint {entry.label}: the probe batch has {evaluation.now:.6g}, and had "
-        f"{evaluation.was:.6g} in the job"
+        f"checkpoint {entry.label}: proved, as the model's output for the probe batch is "
+        f"{evaluation.now:.6g} here, and was {evaluation.was:.6g} in the job"
     )
     rows = [(name, format_number(value)) for name, value in sorted(evaluation.values.items())]
     rows += [(name, f"UNKNOWN: {why}") for name, why in sorted(evaluation.unmeasured.items())]
