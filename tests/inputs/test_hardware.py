@@ -148,6 +148,27 @@ def test_a_rank_gets_the_worst_of_its_devices_and_their_critical_errors(tmp_path
     assert looked.newest(os.getpid(), leads=False)["gpu_xid_errors"] == 2.0
 
 
+def test_a_lost_device_is_not_taken_for_a_busy_one_and_hides_no_other(tmp_path):
+    """What does not answer is asked again once the job is started again; its memory may be ours."""
+    own = [os.getpid()]
+    looked = hardware(tmp_path, driver := Driver({0: own, 1: own}, shared=True))
+    shares = []
+    for driver.lost in (set(), {0}, {0}, {0, 1}, {0, 1}, {0, 1}):
+        looked.look()
+        shares.append(looked.device_share)
+        if driver.lost == {0}:
+            assert looked.newest(os.getpid(), leads=False)["gpu_util"] == 30.0
+    assert shares == [0.9, 0.3, 0.3, 0.0, 0.0, 0.0]
+    assert looked.troubles() == [
+        f"device {number} cannot be measured: NVMLError: GPU is lost" for number in (0, 1)
+    ]
+
+    driver.lost = set()
+    looked.reset()
+    looked.look()
+    assert (looked.device_share, looked.troubles()) == (0.9, [])
+
+
 def test_a_subject_that_keeps_failing_is_given_up_and_said_but_a_missing_driver_is_no_fault(
     tmp_path,
 ):

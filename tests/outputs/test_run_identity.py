@@ -98,6 +98,8 @@ def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect):
     (device,) = found.devices
     assert (device.name, device.uuid, device.memory_bytes) == ("NVIDIA H100", "GPU-0", 100)
     assert found.driver == "570.1"
+    shared = collect(nvml=lambda: Driver(count=1, shared=True)).hardware
+    assert shared.devices == [replace(device, memory_bytes=None)]
 
     release = threading.Event()
     found = collect(nvml=release.wait)

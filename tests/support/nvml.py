@@ -1,6 +1,6 @@
 """A complete stand-in for the binding of the NVIDIA driver."""
 
-# ruff: noqa: N802, N815 - the driver's own names
+# ruff: noqa: N801, N802, N815, N818 - the driver's own names
 
 from types import SimpleNamespace
 
@@ -11,16 +11,22 @@ class Driver:
     Attributes:
         users: pids that compute on each device.
         xids: critical errors that nobody has heard of.
+        lost: devices that do not answer.
+        shared: they have the host's memory, and tell nothing of it.
     """
 
     class NVMLError(Exception):
         pass
 
+    class NVMLError_NotSupported(NVMLError):
+        pass
+
     NVML_TEMPERATURE_GPU = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
     nvmlEventTypeXidCriticalError = 8
 
-    def __init__(self, users=None, count=2):
+    def __init__(self, users=None, count=2, *, shared=False):
         self.users, self.count, self.xids = users or {}, count, 0
+        self.lost, self.shared = {2}, shared
 
     def nvmlInit(self):
         if not self.count:
@@ -30,7 +36,7 @@ class Driver:
         return self.count
 
     def nvmlDeviceGetHandleByIndex(self, i):
-        if i == 2:
+        if i in self.lost:
             raise self.NVMLError("GPU is lost")
         return i
 
@@ -47,6 +53,8 @@ class Driver:
         return [SimpleNamespace(pid=pid) for pid in self.users.get(i, [])]
 
     def nvmlDeviceGetMemoryInfo(self, i):
+        if self.shared:
+            raise self.NVMLError_NotSupported("Not Supported")
         return SimpleNamespace(used=(i + 1) * 20, total=100)
 
     def nvmlDeviceGetUtilizationRates(self, i):

@@ -2,8 +2,8 @@
 
 A driver may block for seconds, so a thread of its own asks it and the loop reads the last answer. A
 value that the machine does not have is absent; a question that fails twice in a row is not
-repeated, and the reason is reported once. Sources: NVML device queries (those of `nvidia-smi`);
-psutil.
+repeated before the next launch, and the reason is reported. Each device is a question of its own: a
+lost one hides no other. Sources: NVML device queries (those of `nvidia-smi`); psutil.
 
 The job's own memory is the resident size of its processes less shared pages. Memory in use that is
 shared (files in /dev/shm, batches that a DataLoader hands over) is not counted; pages that a forked
@@ -40,6 +40,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -200,7 +201,7 @@ class Hardware:
         self._over = threading.Event()
         self._thread = Thread(target=self._run, name="hardware", daemon=True)
         self._strikes: dict[str, int] = {}
-        self._devices: list[Any] | None = None
+        self._device_total: int | None = None
         self._xids: Xids
         self._growth = MemoryGrowth()
         self._steps = False
@@ -228,7 +229,8 @@ class Hardware:
             self._thread.join(timeout=1.0)
 
     def reset(self) -> None:
-        """The job was started again: how its memory grew before says nothing about it."""
+        """The job was started again: its memory grows anew, and what failed is asked again."""
+        self._strikes.clear()
         with self._launch:
             self._growth, self._steps = MemoryGrowth(), False
             self._found_at = float("-inf")
@@ -262,7 +264,7 @@ class Hardware:
     @property
     def device_count(self) -> int | None:
         """How many devices the driver had when it was first asked, None for none. Any thread."""
-        return len(self._devices or ()) or None
+        return self._device_total or None
 
     def troubles(self) -> list[str]:
         """Return, once, why something cannot be measured; at most one sentence per subject."""
@@ -281,7 +283,8 @@ class Hardware:
         host |= self._guarded("disk", self._free, {})
         with self._launch:
             self._host = host if growth is self._growth else _without_growth(host)
-        self._of_pid = self._guarded("devices", self._by_pid, {})
+        # Of devices that do not answer nobody knows, whatever the last look has seen.
+        self._device_share, self._of_pid = self._guarded("devices", self._by_pid, (0.0, {}))
         self._at = time.monotonic()
 
     def _guarded(self, subject: str, ask: Callable[[], Any], otherwise: Any) -> Any:
@@ -290,8 +293,8 @@ class Hardware:
         try:
             answer = ask()
         except Exception as error:
-            self._strikes[subject] = self._strikes.get(subject, 0) + 1
-            if self._strikes[subject] == STRIKES:
+            strikes = self._strikes[subject] = self._strikes.get(subject, 0) + 1
+            if strikes == STRIKES:
                 text = f"{subject} cannot be measured: {type(error).__name__}: {error}"
                 self._troubles.append(text)
                 _log.exception("%s", text)
@@ -350,22 +353,21 @@ class Hardware:
 
     # ── devices ───────────────────────────────────────────────────────────────────────────────────
 
-    def _by_pid(self) -> dict[int, dict[str, float]]:
-        """Return the values of the devices that each process computes on."""
+    def _by_pid(self) -> tuple[float, dict[int, dict[str, float]]]:
+        """Return the share of time of the job's most used device, and what each process's tell."""
         nvml = self._nvml
         if nvml is None:
-            return {}
-        if self._devices is None:
-            self._devices = self._open(nvml)
-            self._xids = Xids(nvml, self._devices)
+            return 0.0, {}
+        if self._device_total is None:
+            self._device_total = count_devices(nvml)
+            self._xids = Xids(nvml, self._device_total)
         by_pid: dict[int, dict[str, float]] = {}
         errors, share = self._xids.count(), 0.0
         ours = {ELSEWHERE, *(process.pid for process in self._found)}
-        for device in self._devices:
-            users = [int(user.pid) for user in nvml.nvmlDeviceGetComputeRunningProcesses(device)]
-            if not users:
-                continue
-            values = {**self._device(nvml, device), "gpu_xid_errors": float(errors)}
+        for index in range(self._device_total):
+            ask = partial(self._device, nvml, index)
+            users, values = self._guarded(f"device {index}", ask, ((), {}))
+            values["gpu_xid_errors"] = float(errors)
             if ours & {pid if psutil.pid_exists(pid) else ELSEWHERE for pid in users}:
                 share = max(share, values.get("gpu_util", 0.0) / 100.0)
             for pid in users:
@@ -373,22 +375,20 @@ class Hardware:
                 for name, value in values.items():
                     worse = min if name == "gpu_util" else max
                     mine[name] = worse(mine.get(name, value), value)
-        self._device_share = share
-        return by_pid
+        return share, by_pid
 
-    def _open(self, nvml: Any) -> list[Any]:
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError:  # no driver, no device: nothing is missing
-            return []
-        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    def _device(self, nvml: Any, index: int) -> tuple[list[int], dict[str, float]]:
+        """Return who computes on a device, and what it tells, as far as it is supported."""
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        users = [int(user.pid) for user in nvml.nvmlDeviceGetComputeRunningProcesses(device)]
 
-    def _device(self, nvml: Any, device: Any) -> dict[str, float]:
-        """Return what one device tells; what it does not support is left out."""
-        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        def memory_share() -> float:
+            memory = nvml.nvmlDeviceGetMemoryInfo(device)
+            return float(100.0 * memory.used / memory.total)
+
         queries: dict[str, Callable[[], float]] = {
             "gpu_util": lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
-            "gpu_mem_used": lambda: 100.0 * memory.used / memory.total,
+            "gpu_mem_used": memory_share,
             "gpu_temperature": lambda: float(
                 nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
             ),
@@ -400,12 +400,20 @@ class Hardware:
             ),
         }
         values = {}
-        for name, ask in queries.items():
-            try:
+        for name, ask in queries.items() if users else ():
+            # Consumer cards count no ECC errors, and one whose memory is the host's tells none.
+            with suppress(nvml.NVMLError):
                 values[name] = ask()
-            except nvml.NVMLError:  # consumer cards count no ECC errors, some tell no power
-                continue
-        return values
+        return users, values
+
+
+def count_devices(nvml: Any) -> int:
+    """Return how many devices the driver has."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver, no device: nothing is missing
+        return 0
+    return int(nvml.nvmlDeviceGetCount())
 
 
 def _without_growth(host: Mapping[str, float]) -> dict[str, float]:
@@ -415,16 +423,18 @@ def _without_growth(host: Mapping[str, float]) -> dict[str, float]:
 class Xids:
     """Counts the critical errors (XID) that the driver reports from now on, over all devices."""
 
-    def __init__(self, nvml: Any, devices: Iterable[Any]) -> None:
+    def __init__(self, nvml: Any, device_total: int) -> None:
         self._nvml = nvml
         self._total = 0
         self._set: Any = None
         try:
             self._set = nvml.nvmlEventSetCreate()
-            for device in devices:
-                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._set)
         except nvml.NVMLError:  # not on this platform: the count stays zero
-            self._set = None
+            return
+        for index in range(device_total):
+            with suppress(nvml.NVMLError):
+                device = nvml.nvmlDeviceGetHandleByIndex(index)
+                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._set)
 
     def count(self) -> int:
         """Return how many there were so far. Does not wait for one."""

@@ -86,7 +86,7 @@ class Device(Struct, frozen=True):
 
     name: str
     uuid: str
-    memory_bytes: int
+    memory_bytes: int | None  # None: the host's
 
 
 class Hardware(Part, frozen=True, kw_only=True):
@@ -399,13 +399,11 @@ def _devices(nvml: Any) -> Hardware:
     devices = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        devices.append(
-            Device(
-                _text(nvml.nvmlDeviceGetName(handle)),
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            )
-        )
+        name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+        memory_bytes = None
+        with suppress(nvml.NVMLError_NotSupported):
+            memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        devices.append(Device(_text(name), _text(uuid), memory_bytes))
     return Hardware(devices=devices, driver=_text(nvml.nvmlSystemGetDriverVersion()))
 
 

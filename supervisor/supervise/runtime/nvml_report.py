@@ -33,6 +33,8 @@ def _device(nvml: Any, index: int) -> dict[str, Any]:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         row["name"] = _text(nvml.nvmlDeviceGetName(handle))
         nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError_NotSupported:  # its memory is the host's
+        pass
     except nvml.NVMLError as error:
         return {**row, "lost": f"it does not answer: {error}"}
 
