@@ -42,6 +42,10 @@ def test_announced_changes_arrive_and_come_out_again(load: Loader) -> None:
         (planned("{from: 5, to: 4, what: x}"), "planned[1].to: comes before from: 5"),
         (planned("{from: 5, what: x}"), "planned[1] needs the key 'to'"),
         (planned("{from: 5, to: 6, waht: x}"), "did you mean 'what'"),
+        (
+            rule() + "budgets: {all: {max: 1001}}\n",
+            "5:22: budgets.all.max should be at most 1000, not 1001",
+        ),
         (rule("sev: SEV1, see: hnag"), "4:42: rule r: no runbook 'hnag' (did you mean 'hang'?)"),
         (rule("sev: SEV1, see: hold"), "4:42: rule r: there is nothing to read about hold"),
     ],

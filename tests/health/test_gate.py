@@ -27,6 +27,7 @@ def test_what_the_driver_has_of_each_device_is_reported():
     assert (counted["ecc_errors"], counted["remap_pending"]) == (4, True)
     assert lost == {"device": "device 2", "lost": "it does not answer: GPU is lost"}
     assert driver_report(Driver(count=0)) == []
+    assert driver_report(Driver(count=1, shared=True)) == [well]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,9 @@ def test_memory_is_what_the_container_allows(tmp_path, files, allowed):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(text)
 
-    found, most = available_bytes(tmp_path), memory_bytes(tmp_path / "inner")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "memory.max").write_text("max")
+    found, most = available_bytes(tmp_path / "inner"), memory_bytes(tmp_path / "inner")
     assert found == allowed if allowed is not None else found > 10**6
     assert most == 5000 if allowed is not None else most > 10**6
 

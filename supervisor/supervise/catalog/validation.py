@@ -200,10 +200,8 @@ class _Reporter:
             self._report_value(error, node, name)
 
     def _limit(self, error: Any, node: Node, name: str) -> None:
-        if error.validator == "maximum":
-            text = f"is too large: {error.instance:g}"
-        else:
-            text = f"should be at least {error.validator_value:g}, not {error.instance:g}"
+        bound = "most" if error.validator == "maximum" else "least"
+        text = f"should be at {bound} {error.validator_value:.16g}, not {error.instance:.16g}"
         self.problems.add(node, f"{name} {text}")
 
     def _size(self, error: Any, node: Node, name: str) -> None:

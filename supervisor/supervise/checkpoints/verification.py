@@ -423,8 +423,9 @@ class CheckpointEvaluator:
         waiting = [e for e in entries if e.state == VERIFIED and e.id not in self._done]
         if not waiting:
             return False
-        entry, free = waiting[-1], self._free_memory() or 0
-        memory = int((settings.memory_gb or 0.0) * 1e9) or free // 2 or LEAST_MEMORY
+        entry, free = waiting[-1], self._free_memory()
+        half = LEAST_MEMORY if free is None else free // 2
+        memory = int((settings.memory_gb or 0.0) * 1e9) or half
         pinned = retention.pins.data(entry)
         if ends_with_job() and not settings.memory_gb:
             evaluation = Evaluation(reason=ENDS_WITH_JOB)

@@ -390,7 +390,8 @@ def evaluate_command(
         reimport=reimport,
     )
     pinned = run.path / registry.PINNED / entry.id / "data" / entry.name
-    memory = (host.available_bytes() or host.memory_bytes()) // 2
+    free = host.available_bytes()
+    memory = (host.memory_bytes() if free is None else free) // 2
     evaluation = evaluate_checkpoint(VerifierProcess(()), entries, entry, pinned, settings, memory)
     if as_json:
         about = {"id": entry.id, "step": entry.step, "path": entry.path}

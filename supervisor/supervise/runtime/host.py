@@ -31,7 +31,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -308,10 +308,7 @@ def available_bytes(group: Path | None = None) -> int | None:
     Args:
         group: folder of the cgroup; default: ours.
     """
-    counters = group_file()
-    if group is None and counters is not None:
-        group = counters.parent
-    available = [] if group is None else _allowed(group)
+    available = [max(0, limit - in_use) for limit, in_use in _limits(group)]
     with suppress(OSError, RuntimeError):
         available.append(int(psutil.virtual_memory().available))
     return min(available, default=None)
@@ -319,26 +316,22 @@ def available_bytes(group: Path | None = None) -> int | None:
 
 def memory_bytes(group: Path | None = None) -> int:
     """Return the memory of the machine, or of the container where that has less; see above."""
-    counters = group_file()
-    if group is None and counters is not None:
-        group = counters.parent
-    most = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(limit for limit, _ in _limits(group))])
+
+
+def _limits(group: Path | None) -> Iterator[tuple[int, int]]:
+    """Yield the limits of our cgroup and of those around it, each with what is in use of it."""
+    if group is None:
+        counters = group_file()
+        group = None if counters is None else counters.parent
     for folder in () if group is None else (group, *group.parents):
-        for limit_file, _, _ in LIMITS:
+        for limit_file, in_use_file, unused in LIMITS:
             with suppress(OSError, ValueError):
-                most.append(int((folder / limit_file).read_text()))
-    return min(most)
-
-
-def _allowed(group: Path) -> list[int]:
-    """Return what the limit of a cgroup leaves, nothing where it has none."""
-    for limit_file, in_use, unused in LIMITS:
-        with suppress(OSError, ValueError):
-            limit = int((group / limit_file).read_text())  # "max" is no number: there is no limit
-            rows = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-            idle = next((int(row[1]) for row in rows if row[:1] == [unused]), 0)
-            return [limit - int((group / in_use).read_text()) + idle]
-    return []
+                limit = int((folder / limit_file).read_text())  # "max" is no number: no limit
+                rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                idle = next((int(row[1]) for row in rows if row[:1] == [unused]), 0)
+                yield limit, int((folder / in_use_file).read_text()) - idle
 
 
 MATMUL_S = 5.0  # project default, long enough for a device to become warm

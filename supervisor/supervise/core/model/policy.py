@@ -24,7 +24,6 @@ from .preemption import GRACE_S, MARGIN_S
 from .state_machine import STATES
 from .values import (
     Count,
-    Natural,
     RunbookName,
     Seconds,
     Section,
@@ -123,10 +122,17 @@ class Inhibit(Section, frozen=True):
     ] = ()
 
 
+MOST_STARTS = 1000  # the newest intents of a class, which are all that is remembered
+
+
 class Budget(Section, frozen=True):
     """How often actions of a class may start; an action counts when it is planned."""
 
-    max: Annotated[Natural, describe_key("maximum number of starts")]
+    max: Annotated[
+        int,
+        Meta(ge=0, le=MOST_STARTS),
+        describe_key(f"maximum number of starts, up to {MOST_STARTS}"),
+    ]
     per: Annotated[
         Window | None, describe_key("window: steps, or a time; default: the whole run")
     ] = None
@@ -635,7 +641,6 @@ def detectors_behind(detectors: Mapping[str, Detector], uses: Iterable[str]) -> 
 
 
 ALL = "all"
-KEPT = 1000  # newest intents of a class; no sane budget allows more
 
 
 @dataclass(slots=True)
@@ -660,7 +665,7 @@ class Ledger:
     def spend(self, kind: str, frame_count: int, at_ns: int) -> None:
         """Count one intent in its class and in `all`."""
         for name in (kind, ALL):
-            self.spent.setdefault(name, deque(maxlen=KEPT)).append((frame_count, at_ns))
+            self.spent.setdefault(name, deque(maxlen=MOST_STARTS)).append((frame_count, at_ns))
 
     def usage(self, budgets: Mapping[str, Budget], frame_count: int, at_ns: int) -> dict[str, str]:
         """Return `{"rollback": "1/2", ...}` for people."""
