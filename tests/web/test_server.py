@@ -245,6 +245,57 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
     page.close()
 
 
+def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch):
+    """It is said of its own pages, and in the list, until the disk answers again."""
+    for name in ("fast", "hung"):
+        shutil.copytree(directory / "runs" / "spike", tmp_path / "runs" / name)
+    hanging, answers = ["/hung/journal"], threading.Event()
+
+    def hangs(call):
+        def wait(path, *args, **options):
+            if any(part in str(path) for part in hanging):
+                answers.wait(60)
+            return call(path, *args, **options)
+
+        return wait
+
+    monkeypatch.setattr(os, "open", hangs(os.open))
+    monkeypatch.setattr(os, "stat", hangs(os.stat))
+    monkeypatch.setattr("supervise.web.server.READ_S", 0.5, raising=False)
+    monkeypatch.setattr("supervise.web.curves.TURN_S", 0.1, raising=False)
+    page = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache"))
+
+    async def browse():
+        transport = httpx.ASGITransport(app=page.application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+
+            async def wait_for(path, find):
+                async with asyncio.timeout(20):
+                    while not (found := find(await http.get(path))):
+                        await asyncio.sleep(0.05)
+                return found
+
+            def problems(answer):
+                found = {row["run"]: row["problem"] for row in answer.json().get("runs", ())}
+                return None if found.get("fast", "no row") else found
+
+            await wait_for("/api/run/hung/metrics", lambda answer: answer.status_code == 202)
+            await wait_for("/api/run/fast/metrics", lambda answer: answer.status_code == 200)
+            hanging[:] = ["/hung/"]
+            late = lambda answer: answer.status_code == 503 and answer.json()["error"]  # noqa: E731
+            problem = await wait_for("/api/run/hung/metrics", late)
+            await wait_for("/api/run/fast", lambda answer: answer.status_code == 200)
+            assert await wait_for("/api/runs", problems) == {"hung": problem, "fast": None}
+            answers.set()
+            await wait_for("/api/run/hung/metrics", lambda answer: answer.status_code == 200)
+
+    try:
+        asyncio.run(browse())
+    finally:
+        answers.set()
+    page.close()
+
+
 def test_a_board_asks_for_what_a_run_can_have():
     names = {name for board in BOARDS.values() for name in board}
     assert names <= all_metrics().keys() and names.isdisjoint(BUILD)
@@ -413,6 +464,8 @@ def test_a_live_view_sends_what_is_new(client, directory):
     judge = recorded_run.Judge(run, policy)
     judge.judge(*recorded_run.BEGIN, *recorded_run.make_frames(0, *[2.0] * 20))
     spike = iter(recorded_run.make_frames(20, 8.0, 2.0, 2.0))
+    sent = [f"console: printed {number}" for number in range(250)]  # between two looks
+    burst = iter(sent)
     events = []
     with client.stream("GET", "/api/run/live/live", timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -423,10 +476,13 @@ def test_a_live_view_sends_what_is_new(client, directory):
             if kind == "data":
                 events[-1].append(json.loads(text))
                 judge.judge(*spike)
+                for text in burst:
+                    judge.recorder.note("notify_result", 22, text, {"channel": "console"})
             by_kind = {event[0]: event[1] for event in events if len(event) == 2}
-            if "record" in by_kind and by_kind["status"]["incidents"]:
+            if by_kind.get("record", {}).get("text") == sent[-1] and by_kind["status"]["incidents"]:
                 break
     judge.recorder.close()
+    assert [event[1]["text"] for event in events if event[0] == "record"][-len(sent) :] == sent
     first = next(content for kind, content in events if kind == "status")
     assert first["decisions"] and not first["incidents"], "what a view may have missed"
     assert by_kind["record"]["text"] and by_kind["head"]["frames"]["0"] > 20

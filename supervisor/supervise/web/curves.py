@@ -15,8 +15,8 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,22 @@ SMALL_S = 0.15  # a small run needs no progress bar
 CACHE_BYTES = 2 << 30  # of all runs; the oldest go first
 CACHE_ENDED = "the journal was removed, or frames of it: from the page's cache"
 NO_CACHE = "the curves are kept in memory: their cache cannot be written, or another page has it"
+TURN_S = 5.0  # what takes longer waits for a disk
 _building = threading.Lock()  # one at a time: the machine trains
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Wait until no other run is read, unless that one hangs."""
+    global _building
+    turn = _building
+    if not turn.acquire(timeout=TURN_S):
+        turn = _building = threading.Lock()
+        turn.acquire()
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 class BuildingError(Exception):
@@ -125,20 +140,19 @@ class RunCurves:
 
     def _build(self) -> None:
         try:
-            with _building:
-                while min(self._progress) < 1.0:
-                    with self._lock:  # the one of a chosen rank may be another the next time
-                        number = next(n for n, done in enumerate(self._progress) if done < 1.0)
-                        pyramid = self._pyramids[number]
-                        if self._is_ended.is_set():
-                            break
-                        count = pyramid.update(BUILD_BYTES)
-                        if not count:
-                            pyramid.save()
-                        share = pyramid.read_bytes / max(pyramid.size_bytes(), 1)
-                        self._progress[number] = min(share, 0.999) if count else 1.0
-                if self._folder is not None:
-                    trim_cache(self._folder.parent)
+            while min(self._progress) < 1.0:
+                with _turn(), self._lock:  # the one of a chosen rank may be another the next time
+                    number = next(n for n, done in enumerate(self._progress) if done < 1.0)
+                    pyramid = self._pyramids[number]
+                    if self._is_ended.is_set():
+                        break
+                    count = pyramid.update(BUILD_BYTES)
+                    if not count:
+                        pyramid.save()
+                    share = pyramid.read_bytes / max(pyramid.size_bytes(), 1)
+                    self._progress[number] = min(share, 0.999) if count else 1.0
+            if self._folder is not None:
+                trim_cache(self._folder.parent)
         finally:
             self._is_building = False
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -483,9 +484,11 @@ class RunView:
             return [{name: getattr(entry, name) for name in CHECKPOINT} for entry in entries]
         return []
 
-    def decisions(self, since: int = -1) -> list[Decision]:
-        """Return the newest records after `since`, the newest first."""
-        return [self.decision(r) for r in self.records[-SHOWN:][::-1] if r.seq > since]
+    def decisions(self, since: int | None = None) -> list[Decision]:
+        """Return all records after `since`, else as many as are shown, the newest first."""
+        newest, last = reversed(self.records), -1 if since is None else since
+        rows = islice(newest, SHOWN if since is None else None)
+        return [self.decision(record) for record in takewhile(lambda r: r.seq > last, rows)]
 
     def decision(self, record: Record) -> Decision:
         """Return a record as it is shown."""

@@ -2,7 +2,8 @@
 
 Nothing of a request opens a file by its name: runs are looked up among those of the directory,
 incidents among those of the run, evidence among the entries of a manifest. Reading is done on
-threads, with a limit in time; the curves are built one run at a time, with low priority.
+threads, with a limit in time, and each run has its own: one whose disk hangs delays no other. The
+curves are built one run at a time, with low priority.
 """
 
 from __future__ import annotations
@@ -12,33 +13,37 @@ import hashlib
 import hmac
 import json
 import math
+import os
 import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from anyio import to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..cli import _runs, operate, runs
+from ..cli import operate, runs
 from ..cli.record import build_record
 from ..core.model.decisions import json_document, plain_json
 from ..errors import MISSHAPEN, StoreError, SuperviseError
 from ..report.incident_views import render_page
 from ..report.stability_record import render_record_page
 from ..store import files
+from ..store.run_directory import is_run
 from . import export
 from .curves import BuildingError, Query, QueryError, RunCurves, cache_folder
 from .gate import HOSTS, Gate
@@ -49,6 +54,7 @@ LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two sig
 MAX_LIVE, MAX_OPEN, MAX_COMPARED = 32, 8, 6
 IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
+READ_S, ROW_S = 5.0, 0.2  # what the files of a run may take; of a row in the list, where others did
 TYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
@@ -70,6 +76,7 @@ ORDERS = {  # command -> its arguments, and the question before it
 }
 LEAST = {"approve": ("id", "sha"), "deny": ("id",), "silence": ("rule",)}  # arguments that must be
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -97,18 +104,56 @@ class ProblemError(Exception):
         self.status, self.text, self.hint = status, text, hint
 
 
+class RunReader:
+    """Reads the files of one run, a thread at a time; one that waits for a disk is left behind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._late: Future[Any] | None = None
+
+    def read(self, work: Callable[[], T], within_s: float) -> T:
+        """Return what `work` returns. Raises ProblemError where it, or one before, takes longer."""
+        is_late = self._late is not None and not self._late.done()
+        if not is_late and self._lock.acquire(timeout=within_s):
+            result = Future[T]()
+            threading.Thread(target=self._run, args=(work, result), daemon=True).start()
+            try:
+                return result.result(within_s)
+            except TimeoutError:
+                self._late = result
+        raise ProblemError(503, "its files are not read yet: a disk may be slow")
+
+    def _run(self, work: Callable[[], T], result: Future[T]) -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+        finally:
+            self._lock.release()
+
+
+async def _on_thread(work: Callable[..., T], *args: Any, limit_s: float | None = REQUEST_S) -> T:
+    """Return what `work` returns; a thread that waits for a disk is left behind."""
+    try:
+        thread = to_thread.run_sync(work, *args, abandon_on_cancel=True)
+        return await asyncio.wait_for(thread, limit_s)
+    except TimeoutError:
+        raise ProblemError(503, "there is no answer yet: a disk may be slow") from None
+
+
 class Page:
     """All that the routes share: the open runs, and who looks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._readers: dict[str, RunReader] = {}
         self._views: dict[str, RunView] = {}
         self._curves: dict[str, RunCurves] = {}
         self._used: dict[str, float] = {}  # name -> when somebody looked at it last
         self._listed: dict[str, RunView] = {}  # of the list: their records are not kept
         self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of these tables; never held for a disk
         self.viewers = 0
         self.is_ending = asyncio.Event()
         run, incident = "/run/{run}", "/incident/{incident}"
@@ -155,37 +200,59 @@ class Page:
 
     def view(self, name: str) -> RunView:
         """Return a run, up to date. Raises ProblemError, StoreError."""
+        if name not in self._names():
+            raise ProblemError(404, "there is no such run")
         with self._lock:
-            view = self._views.get(name)
-            if view is not None and not view.is_there():
-                view = None
-                self._drop(name)
-            if view is None:
-                paths = {path.name: path for path in _runs.runs_in(self.settings.directory)}
-                if name not in paths or self.settings.only not in (None, name):
-                    raise ProblemError(404, "there is no such run")
-                view = self._views[name] = RunView(paths[name])
             now_s = self._used[name] = time.monotonic()
             for other in sorted(self._used, key=self._used.__getitem__)[:-MAX_OPEN]:
                 if now_s - self._used[other] > IDLE_S:
+                    del self._used[other]
                     self._drop(other)
-            view.update()
-            return view
+        return self._reader(name).read(lambda: self._updated_view(name), READ_S)
+
+    def _names(self) -> list[str]:
+        """Return the names that may be runs, without a look at any: its disk may hang."""
+        directory, only = self.settings.directory, self.settings.only
+        try:
+            with os.scandir(directory) as entries:
+                names = [e.name for e in entries if not e.is_file(follow_symlinks=False)]
+        except OSError as error:
+            raise StoreError(f"cannot read {directory}: {error.strerror}") from error
+        return [name for name in names if only in (None, name)]
+
+    def _reader(self, name: str) -> RunReader:
+        with self._lock:
+            return self._readers.setdefault(name, RunReader())
+
+    def _updated_view(self, name: str) -> RunView:
+        view = self._views.get(name)
+        if view is None or not view.is_there():
+            with self._lock:
+                self._drop(name)
+            path = self.settings.directory / name
+            if not is_run(path):
+                raise ProblemError(404, "there is no such run")
+            view = self._views[name] = RunView(path)
+        view.update()
+        return view
 
     def _drop(self, name: str) -> None:
-        for store in (self._views, self._documents, self._used):
-            store.pop(name, None)
-        if name in self._curves:
-            self._curves.pop(name).close()
+        self._views.pop(name, None)
+        self._documents.pop(name, None)
+        if (curves := self._curves.pop(name, None)) is not None:
+            threading.Thread(target=curves.close, daemon=True).start()
 
     def curves(self, name: str, view: RunView | None = None) -> RunCurves:
         """Return the curves of a run."""
         view = self.view(name) if view is None else view
-        with self._lock:
+
+        def open_curves() -> RunCurves:
             if name not in self._curves:
                 folder = cache_folder(view.run.id, self.settings.cache)
                 self._curves[name] = RunCurves(view, folder)
             return self._curves[name]
+
+        return self._curves.get(name) or self._reader(name).read(open_curves, READ_S)
 
     def _reading(
         self, answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
@@ -193,12 +260,7 @@ class Page:
         """Return a route that answers on a thread, in a limited time."""
 
         async def route(request: Request) -> Response:
-            try:
-                # A thread that waits for a disk is left behind.
-                work = to_thread.run_sync(answer, request, abandon_on_cancel=True)
-                return await asyncio.wait_for(work, limit_s)
-            except TimeoutError:
-                return _error(503, f"no answer within {limit_s:g} s: a disk may be slow")
+            return await _on_thread(answer, request, limit_s=limit_s)
 
         return route
 
@@ -254,12 +316,13 @@ class Page:
     # ── documents ──
 
     def _run_list(self, request: Request) -> Response:
-        paths = _runs.runs_in(self.settings.directory)
-        with self._lock:
-            for name in self._listed.keys() - {path.name for path in paths}:
-                del self._listed[name]
-                self._rows.pop(name, None)
-        rows = [self._row(path) for path in paths if self.settings.only in (None, path.name)]
+        names, until_s = self._names(), time.monotonic() + READ_S
+        for name in set(self._listed).difference(names):
+            self._listed.pop(name, None)
+            self._rows.pop(name, None)
+        stamped = [self._row(name, max(ROW_S, until_s - time.monotonic())) for name in names]
+        stamped.sort(key=itemgetter(0), reverse=True)
+        rows = [row for _, row in stamped if row]
         needs = [need for row in rows for need in row["needs"]]
         order = sorted(needs, key=_urgency)
         return _json(
@@ -272,37 +335,34 @@ class Page:
             }
         )
 
-    def _row(self, path: Path) -> Mapping[str, Any]:
-        """Return the row of a run; one that cannot be read has its problem, and no page."""
+    def _row(self, name: str, within_s: float) -> tuple[float, Mapping[str, Any]]:
+        """Return when a run began, and its row; of one that is not read in time its problem."""
+        path = self.settings.directory / name
         try:
-            with self._lock:
-                view = self._listed.get(path.name)
-                if view is None or not view.is_there():
-                    self._rows.pop(path.name, None)
-                    view = self._listed[path.name] = RunView(path, brief=True)
-                view.update()
+            return self._reader(name).read(lambda: self._read_row(path), within_s)
+        except ProblemError as error:
+            return math.inf, _problem_row(runs.RunSummary(name, str(path), problem=str(error)))
+
+    def _read_row(self, path: Path) -> tuple[float, Mapping[str, Any]]:
+        """Return the same of the files; one that cannot be read has its problem, and no page."""
+        began_s = math.inf
+        try:
+            began_s = (path / "run.json").stat().st_mtime
+            view = self._listed.get(path.name)
+            if view is None or not view.is_there():
+                self._rows.pop(path.name, None)
+                view = self._listed[path.name] = RunView(path, brief=True)
+            view.update()
             if path.name not in self._rows or self._rows[path.name][0] != view.version:
                 self._rows[path.name] = view.version, plain_json(view.summary())
             row = self._rows[path.name][1]
-            row = {**row, **view.ages(row)}
-        except (ProblemError, SuperviseError, *MISSHAPEN) as error:
+            return began_s, {**row, **view.ages(row)}
+        except (FileNotFoundError, NotADirectoryError):  # no run
+            return 0.0, {}
+        except (OSError, SuperviseError, *MISSHAPEN) as error:
             summary = runs.summarize_run(path)
-            problem = summary.problem or str(error)
-            empty = dict.fromkeys(EMPTY_ROW)
-            lists: dict[str, Any] = {name: [] for name in ("rollbacks", "tags", "needs")}
-            row = plain_json(
-                {
-                    **empty,
-                    **{name: getattr(summary, name) for name in summary.__slots__},
-                    **lists,
-                    "verdict": problem,
-                    "problem": problem,
-                    "protection": {},
-                    "note": "",
-                    "curve": {"steps": [], "loss": []},
-                }
-            )
-        return row
+            summary.problem = summary.problem or str(error)
+            return began_s, _problem_row(summary)
 
     def _document(self, request: Request) -> Response:
         name = request.path_params["run"]
@@ -382,7 +442,7 @@ class Page:
         name = request.path_params["run"]
         if self.viewers >= MAX_LIVE:
             return _error(429, f"{MAX_LIVE} live views are open", "close one of them")
-        await run_in_threadpool(self.view, name)
+        await _on_thread(self.view, name)
         headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
         return StreamingResponse(
             self._events(name), media_type="text/event-stream", headers=headers
@@ -395,22 +455,22 @@ class Page:
         """
         self.viewers += 1
         try:
-            document = await run_in_threadpool(self._run_document, name)
-            head = await run_in_threadpool(self.curves(name).head)
+            document = await _on_thread(self._run_document, name)
+            head = await _on_thread(lambda: self.curves(name).head())
             record = max((row["record"] for row in document["decisions"]), default=-1)
             whole = {key: value for key, value in document.items() if key != "frames"}
             yield _event("head", head) + _event("status", whole)
             still_s = time.monotonic()
             while not self.is_ending.is_set():
                 await asyncio.sleep(LIVE_S)
-                newest = await run_in_threadpool(self._look, name, document, head, record)
+                newest = await _on_thread(self._look, name, document, head, record)
                 document, head, record, text = newest
                 if not text and time.monotonic() - still_s > STILL_S:
                     text = _event("still", {})
                 if text:
                     still_s = time.monotonic()
                     yield text
-        except SuperviseError as error:
+        except (ProblemError, SuperviseError) as error:
             yield _event("status", {"problem": str(error)})
         finally:
             self.viewers -= 1
@@ -460,7 +520,7 @@ class Page:
 
     async def _command(self, request: Request) -> Response:
         body = await self._body(request)
-        view = await run_in_threadpool(self.view, request.path_params["run"])
+        view = await _on_thread(self.view, request.path_params["run"])
         command, given = body.get("command"), body.get("args") or {}
         if command not in ORDERS or not isinstance(given, dict):
             raise ProblemError(400, f"command: one of {', '.join(ORDERS)}")
@@ -471,20 +531,20 @@ class Page:
             raise ProblemError(400, f"{command}: {', '.join([*missing, *unfit])} missing or unfit")
         if command == "silence":
             args.setdefault("for", 1000)
-        answer = await run_in_threadpool(
-            operate.send_and_wait, view.run.path, command, self.settings.by, {**args, "via": "web"}
-        )
+        given = {**args, "via": "web"}
+        send = partial(operate.send_and_wait, view.run.path, command, self.settings.by, given)
+        answer = await _on_thread(send, limit_s=None)
         return _json(answer.facts())
 
     async def _note(self, request: Request) -> Response:
         body = await self._body(request)
-        view = await run_in_threadpool(self.view, request.path_params["run"])
+        view = await _on_thread(self.view, request.path_params["run"])
         tags, note = body.get("tags"), body.get("note")
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
             raise ProblemError(400, "tags: a list of texts")
         if not isinstance(note, str):
             raise ProblemError(400, "note: a text")
-        return _json(await run_in_threadpool(write_note, view.run.id, tags, note))
+        return _json(await _on_thread(write_note, view.run.id, tags, note))
 
 
 def _is_fit(name: str, value: object) -> bool:
@@ -496,6 +556,21 @@ def _is_fit(name: str, value: object) -> bool:
 EMPTY_ROW = (
     *("host", "phase", "planned_steps", "eta_s", "steps_per_s", "open", "updated", "age_s"),
 )
+
+
+def _problem_row(summary: runs.RunSummary) -> Mapping[str, Any]:
+    lists: dict[str, Any] = {name: [] for name in ("rollbacks", "tags", "needs")}
+    content = {
+        **dict.fromkeys(EMPTY_ROW),
+        **{name: getattr(summary, name) for name in summary.__slots__},
+        **lists,
+        "verdict": summary.problem,
+        "protection": {},
+        "note": "",
+        "curve": {"steps": [], "loss": []},
+    }
+    row: dict[str, Any] = plain_json(content)
+    return row
 
 
 def _urgency(need: Mapping[str, Any]) -> tuple[str, float]:
