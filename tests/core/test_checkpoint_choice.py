@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -300,7 +301,7 @@ def test_what_is_saved_before_the_recovery_is_good_with_it(tell):
     assert story.state.machine == "probation"
     save(story, "probation", 108)
     save(story, "verifying", 103)
-    twin = story.state.copy()
+    twin = deepcopy(story.state)
     assert story.state.checkpoints.on_trial() == {"verifying", "probation"}
     story.frames(2.0, times=30)
     assert "recovered" in story.kinds("incident", "closed")[0].reason

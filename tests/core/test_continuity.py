@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from supervise.actions import Relaunch, Rollback
@@ -168,7 +170,7 @@ def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(b
     assert story.state.incident is None
     save(story, "c", 90, attempt=1)
     save(story, "d", 95, attempt=2)  # after a rollback
-    known = story.state.copy().checkpoints
+    known = deepcopy(story.state).checkpoints
 
     assert known.suspects() == {"b", "c", "d"}
     assert [c.id for c in known.good()] == ["a"]

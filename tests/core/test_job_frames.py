@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from itertools import permutations
 
 import pytest
@@ -100,7 +101,7 @@ def test_a_rule_on_the_loss_fires_once_and_replays_from_any_cut(tell):
         story.announce(rank, 2, rank + 1)
     for step in range(60):
         story.frames(2.0 if step < 50 else 7.0)
-        cut = story.state.copy()
+        cut = deepcopy(story.state)
         story.rank(1, 2.0 if step < 50 else 9.0)
 
     assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from copy import deepcopy
 
 import pytest
 
@@ -192,7 +193,7 @@ def test_a_copy_of_the_state_and_a_reload_know_the_streams_of_before(tell):
     story = tell(**one_rule(above("rank", 5.0), "SEV2", for_steps=3), healthy=99)
     for step in (25, 50):
         late(story, step, rank=9.0)
-    twin = story.state.copy()
+    twin = deepcopy(story.state)
     late(story, 75, rank=9.0)
     story.state = twin
     story.log.clear()

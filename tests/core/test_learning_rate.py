@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import pytest
 
@@ -114,7 +115,9 @@ def test_a_copy_of_the_state_goes_on_in_the_same_way():
     for cut in (10, 40, 60):
         state, log = initial_state(story.policy), list[Decision]()
         for number, event in enumerate(story.events):
-            state, made = step_engine(story.policy, state.copy() if number == cut else state, event)
+            state, made = step_engine(
+                story.policy, deepcopy(state) if number == cut else state, event
+            )
             log += made
         assert log == story.log
 

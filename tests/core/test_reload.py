@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -211,7 +212,7 @@ def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
 
 def test_a_refused_reload_changes_nothing_and_is_told(tell):
     story = tell(healthy=20)
-    before = story.state.copy()
+    before = deepcopy(story.state)
     made = load(story, story.policy, refused="mine.yaml:3:1: no such key")
 
     assert [d.kind for d in made] == ["policy_load", "notify_intent"]

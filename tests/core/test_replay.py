@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from supervise.core import compare_decisions, initial_state
@@ -196,7 +198,7 @@ def test_a_run_can_be_cut_after_every_event(tell):
     assert kinds >= set(wanted.split())
     state, done = initial_state(story.policy), 0
     for i, event in enumerate(story.events):
-        twin, ahead = state.copy(), done
+        twin, ahead = deepcopy(state), done
         for following in story.events[i : i + 25]:
             twin, made = step_engine(story.policy, twin, following)
             for decision in made:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from copy import deepcopy
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_a_copy_is_independent_and_memory_is_bounded():
     """Endless shards: the first give way, those that were blamed stay, the number is kept."""
     blame = fed([0] * 10)
     blame.incident("inc-1", 9, 0)
-    twin = blame.copy()
+    twin = deepcopy(blame)
     most = 16384  # that are counted
     blame.named(0, {str(most): "last.tar"})
     for number in range(1, most + 50):
@@ -208,7 +209,7 @@ def test_replay_finds_the_same_suspects(held):
     kept, events = None, len(held.events)
     bad = {373 + EPOCH * n + k for n in range(4) for k in (0, 9, 40)}
     epochs(held, 0, 985, bad)
-    kept, events = held.state.copy(), len(held.events)
+    kept, events = deepcopy(held.state), len(held.events)
     done = len(held.log)
     epochs(held, 985, 4 * EPOCH, bad)
 

@@ -1,6 +1,7 @@
 """Harm: the excess of a loss over its prediction, summed."""
 
 import random
+from copy import deepcopy
 from operator import itemgetter
 
 import pytest
@@ -180,7 +181,7 @@ def _firings(names, copied_at):
     fired: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
     for number, event in enumerate(events):
         if number == copied_at:
-            original, state = state, state.copy()
+            original, state = state, deepcopy(state)
             for step in range(600, 640):
                 step_engine(policy, original, Frame(number, 0, 0, step, (9.0,)))
         state, decisions = step_engine(policy, state, event)

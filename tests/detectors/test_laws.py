@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
@@ -132,7 +133,7 @@ def test_a_copy_goes_on_like_the_original_and_a_reset_is_a_new_start(name, data)
 
     watch = detector.start()
     head = _feed(watch, events[:cut])
-    twin, stray = watch.copy(), watch.copy()
+    twin, stray = deepcopy(watch), deepcopy(watch)
     _feed(stray, [(step + 1000, sample) for step, sample in events])
     stray.reset()
     tail = _feed(twin, events[cut:])
@@ -177,7 +178,7 @@ def test_a_step_that_is_not_newer_is_not_processed(name, data):
     before = data.draw(_events(detector, 5, 60))
     watch = detector.start()
     _feed(watch, before)
-    twin, newest = watch.copy(), max(step for step, _ in before)
+    twin, newest = deepcopy(watch), max(step for step, _ in before)
     old = data.draw(st.integers(0, newest))
     code = watch.feed(data.draw(_sample(detector)), old)
     onwards = list(enumerate(data.draw(st.lists(_sample(detector), min_size=9)), newest + 1))

@@ -1,6 +1,7 @@
 """Rate guard: rates that leave what their own schedule has shown, and schedules that do not."""
 
 import math
+from copy import deepcopy
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_scheduler_announces_what_it_does(read, settled):
 
 def test_what_the_rate_moves_confirms_a_jump(read, settled):
     watch = settled("a", confirm="u")
-    twin, third = watch.copy(), watch.copy()
+    twin, third = deepcopy(watch), deepcopy(watch)
 
     assert read(watch, [[3.0, 2.8], [3.0, 1.0], [1.0, 1.0]], 100) == "BBo"
     assert read(twin, [[3.0, None], [3.0, None], [3.0, 1.6], [3.0, 9.0]], 100) == "??BB"

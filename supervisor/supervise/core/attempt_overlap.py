@@ -133,14 +133,6 @@ class Overlap:
         self._norms: list[float] = []
         self._tokens: list[tuple[float, float]] = []
 
-    def copy(self) -> Overlap:
-        twin = Overlap.__new__(Overlap)
-        twin.__dict__.update(self.__dict__)
-        for name in ("differences", "_norms", "_tokens"):
-            setattr(twin, name, list(getattr(self, name)))
-        twin._rates, twin._shifts = self._rates.copy(), self._shifts.copy()
-        return twin
-
     def take(self, step: int, now: Row, *, numbers: bool) -> list[Difference]:
         """Compare a step; return what is found to differ, each once.
 
@@ -282,7 +274,3 @@ class RepeatedSteps:
     starts: dict[int, Row] = field(default_factory=dict)
     before: dict[int, Row] = field(default_factory=dict)
     overlap: Overlap | None = None
-
-    def copy(self) -> RepeatedSteps:
-        overlap = None if self.overlap is None else self.overlap.copy()
-        return RepeatedSteps(dict(self.starts), dict(self.before), overlap)

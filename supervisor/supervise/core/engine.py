@@ -5,7 +5,7 @@ then actions. So the order of rules does not matter, and a cause that trips in t
 consequences mutes them in time.
 
 `step` is pure as seen from outside: the same state and event give the same state and decisions. It
-uses up the state it is given; keep `state.copy()` to go back. Hence a replay, which folds the
+uses up the state it is given; keep a deep copy to go back. Hence a replay, which folds the
 recorded events through it and compares its decisions with the recorded ones.
 """
 

@@ -42,12 +42,6 @@ class History:
         self.names: tuple[str, ...] = ()
         self.probed: tuple[tuple[str, int], ...] = ()
 
-    def copy(self) -> History:
-        twin = History()
-        twin.frames, twin.evaluations = self.frames.copy(), self.evaluations.copy()
-        twin.names, twin.probed = self.names, self.probed
-        return twin
-
     def announce(self, names: tuple[str, ...], *, fresh: bool) -> None:
         """Bind names to columns. `fresh`: another process, whose frames are another story."""
         if fresh:
@@ -248,15 +242,6 @@ class JobFrames:
         self._held: deque[tuple[Frame, int]] = deque()  # with the time when it came
         self._made_last: Key = (-1, -1)
         self._newest_ns = 0
-
-    def copy(self) -> JobFrames:
-        twin = JobFrames()
-        twin.leader, twin._newest_ns = self.leader, self._newest_ns
-        twin._made_last = self._made_last
-        twin._names, twin._missed = dict(self._names), dict(self._missed)
-        twin._steps = {key: dict(rows) for key, rows in self._steps.items()}
-        twin._held = self._held.copy()
-        return twin
 
     def announce(self, rank: int, names: tuple[str, ...]) -> tuple[str, ...]:
         """A rank announced its columns; return those that its frames have from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -26,39 +27,23 @@ Feed = Callable[[Any, int], int]
 FEW = 32  # frames, when time has passed and few frames came: twice the probe's longest interval
 
 
+@dataclass(slots=True)
 class RuleWatch:
     """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook.
 
     `since` is the first step of what made it TRUE, -1 while it is not, or in an earlier attempt.
     """
 
-    __slots__ = (
-        "answered",
-        "blind",
-        "code",
-        "fired_ns",
-        "firing",
-        "held",
-        "keep_step",
-        "keep_until",
-        "since",
-        "unknown_since",
-    )
-
-    def __init__(self) -> None:
-        self.code = UNKNOWN
-        self.held = self.keep_until = self.fired_ns = 0
-        self.keep_step = self.since = -1
-        self.firing = self.answered = False
-        # Frame count, time, and the step before.
-        self.unknown_since: tuple[int, int, int] | None = None
-        self.blind = False
-
-    def copy(self) -> RuleWatch:
-        twin = RuleWatch()
-        for name in RuleWatch.__slots__:
-            setattr(twin, name, getattr(self, name))
-        return twin
+    code: int = UNKNOWN
+    held: int = 0
+    keep_until: int = 0
+    fired_ns: int = 0
+    keep_step: int = -1
+    since: int = -1
+    firing: bool = False
+    answered: bool = False
+    unknown_since: tuple[int, int, int] | None = None  # frame count, time, and the step before
+    blind: bool = False
 
 
 @dataclass(slots=True)
@@ -73,9 +58,6 @@ class LateStream:
     latest: dict[str, float] = field(default_factory=dict)
     fed: dict[str, int] = field(default_factory=dict)
     judged: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def copy(self) -> LateStream:
-        return LateStream(dict(self.latest), dict(self.fed), dict(self.judged))
 
     def rewind(self, step: int) -> None:
         self.fed = {name: min(last, step) for name, last in self.fed.items()}
@@ -114,24 +96,6 @@ class RankMonitor:
         self._home = [""] * len(self.watches)  # stream of each detector, "" for the run's frames
         self.notes: list[tuple[str, Note]] = []
         self._plan()
-
-    def copy(self) -> RankMonitor:
-        twin = RankMonitor.__new__(RankMonitor)
-        twin.__dict__.update(self.__dict__)
-        twin.watches = [watch.copy() for watch in self.watches]
-        shared: dict[int, Any] = {}
-        for watch, copied in zip(self.watches, twin.watches, strict=True):
-            if watch.series is not None:
-                copied.series = shared.setdefault(id(watch.series), copied.series)
-        twin.codes = list(self.codes)
-        twin.rules = [rule.copy() for rule in self.rules]
-        twin.history = self.history.copy()
-        twin.dense = set(self.dense)
-        twin.notes = list(self.notes)
-        twin.late = {stream: late.copy() for stream, late in self.late.items()}
-        twin.undone = list(self.undone)
-        twin._plan()
-        return twin
 
     # ── which column feeds which watch ────────────────────────────────────────────────────────────
 
@@ -598,9 +562,19 @@ def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sam
             return itemgetter(*columns)
         return itemgetter(slice(columns[0], columns[0] + 1 or None))  # a tuple of one
     if reads == "detectors":
-        return lambda values: [watch.raw for watch in inputs]
-    column, other_watch = columns[0], inputs[0]
-    return lambda values: (values[column], other_watch.raw)
+        return partial(_raw_codes, inputs)
+    return partial(_with_raw_code, columns[0], inputs[0])
+
+
+# Partial, as a copy of a closure would read the watches of the original.
+
+
+def _raw_codes(inputs: Sequence[Watch], _values: Values) -> list[int]:
+    return [watch.raw for watch in inputs]
+
+
+def _with_raw_code(column: int, other_watch: Watch, values: Values) -> tuple[float | None, int]:
+    return values[column], other_watch.raw
 
 
 def job_rule_indices(policy: Policy) -> frozenset[int]:

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec import structs
@@ -220,9 +219,6 @@ class RuleMemory:
     wiring: dict[str, WiringFacts] = field(default_factory=dict)
     wiring_reported: set[str] = field(default_factory=set)
 
-    def copy(self) -> RuleMemory:
-        return copy.deepcopy(self)
-
     def silence(self, rule: str, frame_count: int) -> str | None:
         """Return the name of who silenced a rule that is still to be silent, else None."""
         until, operator = self.silenced.get(rule, (0, ""))
@@ -258,9 +254,6 @@ class Restarts:
     hangs: list[int] = field(default_factory=list)
     classes: set[str] = field(default_factory=set)
     remedy: str = ""
-
-    def copy(self) -> Restarts:
-        return Restarts(list(self.crashes), list(self.hangs), set(self.classes), self.remedy)
 
     @staticmethod
     def farthest(steps: list[int], step: int) -> int:
@@ -354,16 +347,6 @@ class JobLife:
     def has_ended(self) -> bool:
         return self.returncode is not None or self.seen_ended
 
-    def copy(self) -> JobLife:
-        return replace(
-            self,
-            epochs=replace(self.epochs),
-            restarts=self.restarts.copy(),
-            pids=set(self.pids),
-            failures=list(self.failures),
-            unavailable=dict(self.unavailable),
-        )
-
     @property
     def cause(self) -> Failure | None:
         """Why it ended, None where it ended well or nothing was recorded of it."""
@@ -394,15 +377,6 @@ class IncidentHistory:
     last_level: tuple[int, int] | None = None
     cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
     tried_runbooks: dict[str, bool] = field(default_factory=dict)
-
-    def copy(self) -> IncidentHistory:
-        return IncidentHistory(
-            self.opened,
-            self.session_start,
-            self.last_level,
-            dict(self.cooldown),
-            dict(self.tried_runbooks),
-        )
 
     def start_session(self, frame_count: int) -> None:
         """Forget what was tried in the training before; incidents are counted on."""
@@ -449,11 +423,6 @@ class LossContext:
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     attribution: ShardAttribution = field(default_factory=ShardAttribution)
     planned: tuple[Planned, ...] = ()
-
-    def copy(self) -> LossContext:
-        return LossContext(
-            self.happened.copy(), self.onsets.copy(), self.attribution.copy(), self.planned
-        )
 
 
 @dataclass(slots=True)
@@ -503,9 +472,6 @@ class ApprovalLog:
     pending: ApprovalRequest | None = None
     request_count: int = 0
     settled: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def copy(self) -> ApprovalLog:
-        return ApprovalLog(copy.deepcopy(self.pending), self.request_count, dict(self.settled))
 
     def settle(self, pending: ApprovalRequest, outcome: str, text: str) -> None:
         """End the request that waits, and remember what became of it."""
@@ -559,18 +525,6 @@ class State:
     job: JobLife = field(default_factory=JobLife)
     approvals: ApprovalLog = field(default_factory=ApprovalLog)
     context: LossContext = field(default_factory=LossContext)
-
-    def copy(self) -> State:
-        """Return an independent copy; a run may be cut here and resumed."""
-        twin = copy.copy(self)
-        twin.monitors = {rank: monitor.copy() for rank, monitor in self.monitors.items()}
-        twin.incident, twin.ranks = copy.deepcopy(self.incident), self.ranks.copy()
-        twin.ledger, twin.repeated = copy.deepcopy(self.ledger), self.repeated.copy()
-        twin.checkpoints, twin.phase = self.checkpoints.copy(), copy.copy(self.phase)
-        twin.rules, twin.history = self.rules.copy(), self.history.copy()
-        twin.job, twin.approvals = self.job.copy(), self.approvals.copy()
-        twin.context = self.context.copy()
-        return twin
 
     def run(self) -> RunbookExecution | None:
         """Return the runbook in progress."""

@@ -153,16 +153,6 @@ class ShardAttribution:
         self._calm, self._high, self._squares = 0, 0.0, 0.0  # steps, residuals, their squares
         self._forgotten = 0
 
-    def copy(self) -> ShardAttribution:
-        twin = ShardAttribution()
-        twin.__dict__.update(self.__dict__)
-        twin._seen = {key: replace(stats) for key, stats in self._seen.items()}
-        twin._names = dict(self._names)
-        twin._lives, twin.columns = dict(self._lives), dict(self.columns)
-        twin._levels = {rank: replace(level) for rank, level in self._levels.items()}
-        twin._recent, twin._troubles = self._recent.copy(), self._troubles.copy()
-        return twin
-
     # ── what is told ──────────────────────────────────────────────────────────────────────────────
 
     def announced(self, rank: int, names: tuple[str, ...], program: tuple[int, int]) -> None:

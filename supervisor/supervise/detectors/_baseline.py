@@ -81,11 +81,6 @@ class Freeze:
         self.clear()
         return drained
 
-    def copy(self) -> Freeze:
-        twin = Freeze(self.span, self.most, self.unit)
-        twin.flags, twin.newest = self.flags, self.newest.copy()
-        return twin
-
 
 class Baseline:
     """The newest `size` accepted samples; or those of the newest `size` steps, and LEAST anyway."""
@@ -201,20 +196,11 @@ class Baseline:
         self._freeze.clear()
         while self._replaced and self._replaced[-1][0] > step:
             _, values, steps = self._replaced.pop()
-            self._values, self._steps = values.copy(), steps.copy()  # a copy may share them
+            self._values, self._steps = values, steps
         self._drop()
         while self._steps and self._steps[-1] > step:
             del self._values[-1], self._steps[-1]
         self._ordered = None
-
-    def copy(self) -> Baseline:
-        twin = Baseline.__new__(Baseline)
-        twin._size, twin._full = self._size, self._full
-        twin._unit, twin._by_steps = self._unit, self._by_steps
-        twin._freeze, twin._replaced = self._freeze.copy(), self._replaced.copy()
-        twin._values, twin._steps = self._values.copy(), self._steps.copy()
-        twin._ordered = None if self._ordered is None else self._ordered.copy()
-        return twin
 
 
 def median_of_sorted(ordered: list[float]) -> float:

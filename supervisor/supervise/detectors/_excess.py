@@ -388,13 +388,6 @@ class Series:
         self.verdict: int | None = None
         self.lost, self.level = 0.0, math.nan
 
-    def copy(self) -> Series:
-        twin = object.__new__(Series)
-        vars(twin).update(vars(self))
-        twin.excess, twin.rows = self.excess.copy(), self.rows.copy()
-        twin.states = self.states.copy()  # which are never changed
-        return twin
-
     def take(self, sample: float | None, step: int) -> int | None:
         """Feed a row, once, whoever brings it first; return its verdict."""
         if step == self.last:

@@ -1,4 +1,4 @@
-"""Shared parts of all watches: copies, the order of steps, notes, and the debounce.
+"""Shared parts of all watches: the order of steps, notes, and the debounce.
 
 A step id must be newer than the last one. An older or equal step is not processed: it reads UNKNOWN
 and changes nothing. So a frame that arrives twice has no effect, and a run that goes back without
@@ -18,7 +18,7 @@ m: `m_of_n` is a vote, and one strange sample is none.
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Note, Watch
@@ -46,7 +46,7 @@ class MetricDetector(Detector):
 
 
 class Memory(Watch):
-    """A watch whose attributes are plain values, lists of plain values, or have a `copy`.
+    """A watch that knows its last sample.
 
     Attributes:
         last: newest step processed, NEVER before the first. value: the last sample.
@@ -55,13 +55,6 @@ class Memory(Watch):
 
     def __init__(self) -> None:
         self.reset()
-
-    def copy(self) -> Self:
-        twin = object.__new__(type(self))
-        twin.raw = self.raw
-        for name, value in vars(self).items():
-            setattr(twin, name, value.copy() if hasattr(value, "copy") else value)
-        return twin
 
     def reset(self) -> None:
         """Forget everything; subclasses add their own."""

@@ -7,6 +7,7 @@ answers, in a copy of the state. The run is not changed.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -403,7 +404,7 @@ def answer_if_fired(
         state: after the event of the moment. machine_before: state of the machine before that
             event.
     """
-    state = state.copy()
+    state = copy.deepcopy(state)
     state.machine = machine_before
     ctx = StepContext(state.phase.in_force(policy), state, Tick(state.at_ns))
     index, monitor = policy.rules.index(rule), state.monitors[rank]

@@ -8,6 +8,7 @@ argument.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,9 @@ class Reloader:
                 mode=new.mode,
                 changes=policy_differences(policy, new, self.started),
             )
-            engine.step(new, state.copy(), event)  # fails if the state does not fit the policy
+            engine.step(
+                new, copy.deepcopy(state), event
+            )  # fails if the state does not fit the policy
             store_policy(self.run, new)
         except SuperviseError as error:
             return policy, [replace(event, refused=_sentence(error))]

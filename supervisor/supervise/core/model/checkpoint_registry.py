@@ -10,7 +10,7 @@ that launch as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -54,16 +54,11 @@ class Checkpoints:
 
     __slots__ = ("_known", "_saves", "_wrong_starts")
 
-    def __init__(
-        self,
-        checkpoints: Mapping[str, Checkpoint] | None = None,
-        wrong_starts: Iterable[tuple[int, float, tuple[float, float]]] = (),
-        saves: Iterable[Checkpoint] = (),
-    ) -> None:
-        self._known: dict[str, Checkpoint] = dict(checkpoints or {})
-        self._saves = [*saves]
+    def __init__(self) -> None:
+        self._known: dict[str, Checkpoint] = {}
+        self._saves: list[Checkpoint] = []
         # Of each: first attempt, first of the next launch, attempt and step when a person took it.
-        self._wrong_starts = list(wrong_starts)
+        self._wrong_starts: list[tuple[int, float, tuple[float, float]]] = []
 
     def notice(self, state: CheckpointState, suspect: str = "", trial: str = "") -> Checkpoint:
         """Take a notice of kind `checkpoint`.
@@ -198,9 +193,6 @@ class Checkpoints:
     def on_trial(self) -> frozenset[str]:
         """Return the ids of those that may still turn out to be good, or suspect."""
         return frozenset(name for name, checkpoint in self._known.items() if checkpoint.trial)
-
-    def copy(self) -> Checkpoints:
-        return Checkpoints(self._known, self._wrong_starts, self._saves)
 
 
 def choose_checkpoint(good: Iterable[Checkpoint], step: float) -> Checkpoint | None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .payload import NOTHING, Payload
+from .payload import NOTHING, Payload, Shared
 
 
 class PartChanges(Struct, frozen=True, omit_defaults=True):
@@ -84,7 +84,7 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Shared):
     """The metrics of one optimizer step of one rank.
 
     `values[i]` belongs to `names[i]` of the rank's newest `Announced`; None is absent.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
-from .payload import NOTHING, Payload
+from .payload import NOTHING, Payload, Shared
 
 # The numbers behind a code, by their names; each kind of detector has its own. `match` of a
 # coupling holds names and steps, `values` the value of each metric.
@@ -49,7 +49,7 @@ REBASELINE, NEAR_MISS = "rebaseline", "near_miss"
 
 
 class Watch(ABC):
-    """The memory of one detector on one rank: mutable, private to the engine, copied with `copy`.
+    """The memory of one detector on one rank: mutable, private to the engine, which may copy it.
 
     Attributes:
         raw: the code of the last sample before `for`, `m_of_n` and hysteresis. Couplings read it.
@@ -73,10 +73,6 @@ class Watch(ABC):
     @abstractmethod
     def numbers(self) -> Reading:
         """Return the numbers behind the last reading: value, threshold, baseline, z, ... (JSON)."""
-
-    @abstractmethod
-    def copy(self) -> Watch:
-        """Return an independent copy."""
 
     def rewind(self, step: int) -> None:
         """The run went back: forget every sample after `step`. The default forgets everything."""
@@ -113,7 +109,7 @@ class Clockwork(Watch):
 
 
 @dataclass(frozen=True)
-class Detector(ABC):
+class Detector(Shared, ABC):
     """A detector as written in YAML; `start` makes the watch that runs it.
 
     `reads` says what `feed` gets, `inputs` names the metrics or detectors it gets them from. A

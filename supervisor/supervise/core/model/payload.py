@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -17,7 +17,16 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 Form = TypeVar("Form")
 
 
-class Payload(Mapping[str, Json]):
+class Shared:
+    """What never changes: a deep copy of its holder has the same object."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class Payload(Shared, Mapping[str, Json]):
     """A JSON object that somebody sent."""
 
     __slots__ = ("_fields",)

@@ -20,6 +20,7 @@ from msgspec import Meta
 from .action import Action, Verification
 from .decisions import MODES
 from .failure import FailureClass
+from .payload import Shared
 from .preemption import GRACE_S, MARGIN_S
 from .state_machine import STATES
 from .values import (
@@ -562,7 +563,7 @@ class JobSettings(Section, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Shared):
     """All that the engine needs to know, and what its edges need to be set up."""
 
     name: str
