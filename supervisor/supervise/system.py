@@ -20,6 +20,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -44,6 +45,14 @@ def wall_time(ago_s: float = 0.0) -> str:
     """
     then = datetime.now(UTC) - timedelta(seconds=ago_s)
     return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def terminal_columns(stream: TextIO) -> int:

@@ -206,8 +206,8 @@ HOSTILE = "x\x1b[31m\u202e\U000e0041[red]y"  # colour, direction, a tag beyond U
     [
         "policy check {file}",
         "policy check --format github {file}",
-        "policy check --format json {file}",
-        "policy show nano --runbook {file}",
+        "policy check --json {file}",
+        "runbook {file}",
         "policy diff --json {file} nano",
         "policy test {pack}",
         "backtest --policy {file} {rows}",

@@ -353,7 +353,7 @@ def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):
     story.exit(0)
     closed = [message for message in messages(story) if message["kind"] == "closed"]
 
-    assert closed[-1]["next"].endswith("--runbook data-skew")
+    assert closed[-1]["next"].endswith("supervise runbook data-skew --policy RUN/policy.yaml")
     assert closed[-1]["lead"] == Lead.BEFORE_NEXT
 
 

@@ -138,7 +138,7 @@ def test_a_doubt_prevents_no_start_and_is_told_once(tell):
 # ── who holds a job up, by what is seen of each rank from outside ─────────────────────────────────
 
 
-IDLE = RankStand("", 0.0, 59, 30.0)
+IDLE = RankStand("", 0.0, 59)
 REDUCES = IDLE._replace(collective=Collective(121, "all_reduce", True), place="train.py:30 in step")
 DONE = IDLE._replace(collective=Collective(120, "all_reduce", False))
 LOADS = DONE._replace(place="train.py:9 in load")

@@ -7,10 +7,8 @@ import re
 import pytest
 from msgspec import structs
 
-from supervise.core import NOTICES
-
 from . import frozen
-from .notices import FACTS
+from .notices import FACTS, NOTICES
 
 SAME_AS_LARGE = "decisions/tests-moe.txt"  # its decisions, too: once in the suite is enough
 # Seconds each, of what nano and the other packs go through as well: not in the unit lane.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from .. import system
+from ..core.model import formats
 from ..core.model.decisions import json_document
 from ..core.model.events import Event
 from ..core.model.formats import printable
@@ -161,9 +162,6 @@ def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
     return Recorder(opened, audit, lambda: (system.monotonic_ns(), system.wall_time()), print_line)
 
 
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-
-
 def format_number(value: object) -> str:
     """Return a number with four digits, "-" for none; JSON has non-finite ones as text."""
     if value is None:
@@ -176,7 +174,7 @@ def format_span(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     remaining, parts = round(seconds), list[str]()
-    for size, unit in (*UNITS, (1, "s")):
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
         count, remaining = divmod(remaining, size)
         if count or parts:
             parts.append(f"{count} {unit}" if count else "")
@@ -188,12 +186,7 @@ def format_span(seconds: float) -> str:
 def format_age(since: object, now: datetime) -> str:
     """Return how long ago an ISO-8601 time is: `3 h ago`; "-" where it is none."""
     seconds = seconds_since(since, now)
-    if seconds is None:
-        return "-"
-    for size, unit in UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
+    return "-" if seconds is None else f"{formats.format_age(seconds)} ago"
 
 
 def seconds_since(since: object, now: datetime) -> float | None:

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import system
 from ..core.model.events import Exited, Launched
 from ..errors import MISSHAPEN, StoreError, UsageError, reading_recorded_data
 from ..store import files, journal, run_directory
@@ -90,18 +90,10 @@ def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
         job = "unknown"
     name = None
     if returncode is not None and returncode < 0:
-        name = signal_name(-returncode)
+        name = system.signal_name(-returncode)
     return Life(
         job=job, job_pid=pid, exit_code=code, signal=name, over=end is not None, relaunching=again
     )
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        return f"signal {number}"
 
 
 def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:

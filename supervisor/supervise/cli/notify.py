@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from .. import system
+from ..core.model import formats
 from ..core.model.interfaces import CLOSED, OPENED, WATCHER, Message, NotifyError
 from ..errors import StoreError, UsageError
 from ..runtime import late_messages
@@ -216,7 +217,7 @@ def _row(late: late_messages.LateMessage) -> tuple[str, ...]:
         late.message.severity,
         late.channel,
         late.message.run,
-        late_messages.format_age(late.age_s),
+        formats.format_age(late.age_s),
         str(late.attempts),
         late.message.title + (f" (last error: {late.detail})" if late.detail else ""),
     )

@@ -68,11 +68,11 @@ SHOWN = 8  # metrics in a note
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "github"]),
+    type=click.Choice(["text", "github"]),
     default="text",
     help="github: workflow commands.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.pass_context
 def policy_check_command(
@@ -101,8 +101,7 @@ def policy_check_command(
     checks = [check_file(name, text) for name in dict.fromkeys(files)]
     errors, warnings = merge_problems(checks)
     failed = bool(errors or (strict and warnings))
-    form = "json" if as_json else form
-    if form == "json":
+    if as_json:
         report = {
             "ok": not failed,
             "files": [{"file": check.file, "sort": check.sort} for check in checks],
@@ -209,10 +208,7 @@ Document = dict[str, Any]  # a policy as its YAML file has it
 @click.option(
     "--rule", "rule_id", metavar="R", help="Show only this rule and the detectors it reads."
 )
-@click.option(
-    "--runbook", "book", metavar="B", help="Print only this runbook: what people check, and steps."
-)
-def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: str | None) -> None:
+def policy_show_command(policy: str, as_json: bool, rule_id: str | None) -> None:
     """Show a policy with packs and defaults merged.
 
     P is a path, or the name of a shipped policy. The output is itself a policy with the same
@@ -222,10 +218,9 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     Examples:
       supervise policy show nano > whole.yaml
       supervise policy show nano --rule loss_spike.coupled
-      supervise policy show nano --runbook nan
       supervise policy show my.yaml --json | jq '.rules[].id'
 
-    Exit codes: 0; 64 no such rule or runbook; 65 the policy is invalid.
+    Exit codes: 0; 64 no such rule; 65 the policy is invalid.
     """
     from ..catalog import loader, yaml_document
     from ..catalog.diagnostics import did_you_mean
@@ -236,9 +231,6 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     if rule_id is not None and rule_id not in rules:
         hint = did_you_mean(rule_id, rules)
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
-    if book is not None:
-        _print_runbook(draft.name, document["runbooks"], book, as_json=as_json)
-        return
     if rule_id is not None:
         document = _only(rules[rule_id], document, draft)
     if as_json:
@@ -249,18 +241,6 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
         echo_source(*resolved.resolved.splitlines())
     else:
         echo_source(*yaml_document.dump_yaml(document).splitlines())
-
-
-def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
-    from ..catalog import yaml_document
-    from ..catalog.diagnostics import did_you_mean
-
-    if name not in books:
-        raise UsageError(f"policy {policy} has no runbook {name!r}", hint=did_you_mean(name, books))
-    if as_json:
-        echo_json(books[name], indent=2)
-    else:
-        echo_source(*yaml_document.dump_yaml(books[name]).splitlines())
 
 
 def _only(rule: Rule, document: Document, draft: Draft) -> Document:

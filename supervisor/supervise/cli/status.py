@@ -41,7 +41,7 @@ from ..runtime.status import (
 )
 from ..store import audit
 from ..store.run_directory import RunDir
-from ..store.run_records import IncidentOutcome, RunOutcome, read_outcome, skim_run
+from ..store.run_records import IncidentOutcome, RunOutcome, read_outcome
 from ._output import echo_json, format_number, format_rate, format_span, print_table, seconds_since
 from ._runs import run_argument, run_life
 
@@ -93,14 +93,13 @@ class RunStatus:
 
 
 def read_status(
-    run: RunDir, *, verified: bool = True, outcome: RunOutcome | None = None, brief: bool = False
+    run: RunDir, *, outcome: RunOutcome | None = None, brief: bool = False
 ) -> RunStatus:
     """Return the state of a run.
 
     Args:
-        verified: read every record of the audit log, up to its first damage; else skim it, as a
-            view does that is drawn again and again.
-        outcome: what the records say, of a view that has read them.
+        outcome: what the records say, of a view that has read them; else every record of the audit
+            log is read, up to its first damage.
         brief: of one of many runs: the journal is read of those alone whose supervisor died here.
 
     Raises:
@@ -111,7 +110,7 @@ def read_status(
         f"the records in {run.audit_path}", "supervise audit show RUN prints them"
     ):
         if outcome is None:
-            outcome = read_outcome(_until_damage(run)) if verified else skim_run(run.audit_path)
+            outcome = read_outcome(_until_damage(run))
         # A lock is of one machine: of a run on another one the supervisor may live.
         is_brief = brief and (
             outcome.end is not None or run.describe().host != socket.gethostname()

@@ -618,7 +618,7 @@ def _compared_stage(
         stage=stage,
         verdict=FOUND if any(moved) else EXCLUDED if moved else UNKNOWN,
         checks=checks,
-        command=f"supervise policy show {run}/policy.yaml --runbook {book}",
+        command=f"supervise runbook {book} --policy {run}/policy.yaml",
     )
 
 

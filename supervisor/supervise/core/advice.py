@@ -544,7 +544,7 @@ def show_runbook_command(name: str) -> str:
     """Return the command that prints a runbook, as a clause; "" for none."""
     if not name:
         return ""
-    return f"to look closer: supervise policy show RUN/policy.yaml --runbook {name}"
+    return f"to look closer: supervise runbook {name} --policy RUN/policy.yaml"
 
 
 def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:

@@ -53,7 +53,7 @@ class RankStand(NamedTuple):
     Attributes:
         state: "exited", "stopped" (SIGSTOP or a debugger), "disk" (uninterruptible), or "" for any
             other. cpu: cores that its process uses, None where that is not known.
-        step: its newest, -1 before the first. seen_s: since its newest sign of life.
+        step: its newest, -1 before the first.
         collective: None where it called none that Python sees.
         place: where its main thread is in the job's own code, "" where that is not known.
         in_backward: that thread is inside the autograd engine. in_loader: it waits for the next
@@ -63,7 +63,6 @@ class RankStand(NamedTuple):
     state: str
     cpu: float | None
     step: int
-    seen_s: float
     collective: Collective | None = None
     place: str = ""
     in_backward: bool = False

@@ -426,16 +426,14 @@ def _excerpt(document: Document) -> str:
 Sample = Sequence[tuple[int, bytes]]  # hash of a document, and its first bytes
 
 
-def thin_sample(
-    sample: Iterable[tuple[int, bytes]], limit: int = SAMPLE
-) -> list[tuple[int, bytes]]:
+def thin_sample(sample: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     """Return the documents with the least hashes, different ones, up to a number of bytes."""
     result: list[tuple[int, bytes]] = []
     size = 0
     by_hash: Mapping[int, bytes] = dict(sample)
     for digest in sorted(by_hash):
         size += len(by_hash[digest]) + 1
-        if size > limit and result:
+        if size > SAMPLE and result:
             break
         result.append((digest, by_hash[digest]))
     return result

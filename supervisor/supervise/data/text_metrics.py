@@ -324,13 +324,16 @@ def mask(text: str) -> str:
     return text[:1] + "•" * max(1, min(len(text), 24) - 2) + text[-1:]
 
 
-def masked_excerpt(text: str, limit: int = 160) -> str:
+EXCERPT = 160  # characters
+
+
+def masked_excerpt(text: str) -> str:
     """Return the start of a text on one line, with its personal data masked."""
-    start = text[: 4 * limit]
+    start = text[: 4 * EXCERPT]
     parts, position = [], 0
     for _, begin, end in sorted(find_pii(start), key=lambda hit: hit[1]):
         if begin >= position:
             parts += [start[position:begin], mask(start[begin:end])]
             position = end
     line = " ".join("".join([*parts, start[position:]]).split())
-    return line[:limit] + ("…" if len(line) > limit else "")
+    return line[:EXCERPT] + ("…" if len(line) > EXCERPT else "")

@@ -390,13 +390,13 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def poisson_interval(count: int, level: float = LEVEL) -> tuple[float, float]:
+def poisson_interval(count: int) -> tuple[float, float]:
     """Return the two-sided interval of a Poisson mean from one count of it.
 
     Source: Byar's approximation (Breslow and Day, 1987, section 2.3); at most 0.6 % or
     0.015 off the exact bounds.
     """
-    z = NormalDist().inv_cdf(0.5 + level / 2.0)
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2.0)
     above = count + 1
     high = above * (1.0 - 1.0 / (9.0 * above) + z / (3.0 * math.sqrt(above))) ** 3
     if count == 0:

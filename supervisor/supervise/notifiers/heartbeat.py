@@ -21,7 +21,7 @@ from msgspec import Struct
 from ..core.model.interfaces import NotifyError
 from ..core.model.values import Seconds
 from ..system import Thread
-from ._channel_settings import TIMEOUT_S, Poster, Settings, required_url
+from ._channel_settings import Poster, Settings, required_url
 
 PING, START, FAIL = "ping", "start", "fail"
 EVERY_S = 60.0
@@ -84,12 +84,9 @@ class HeartbeatSender:
         every_s: seconds between two pings.
     """
 
-    def __init__(self, url: str, every_s: float, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, every_s: float) -> None:
         self.every_s = every_s
-        self._posters = {
-            kind: Poster(append_path(url, end), timeout_s=timeout_s)
-            for kind, end in _BEHIND.items()
-        }
+        self._posters = {kind: Poster(append_path(url, end)) for kind, end in _BEHIND.items()}
 
     def send(self, kind: str, text: str) -> None:
         """Send a ping (`PING`, `START` or `FAIL`). Raises NotifyError."""

@@ -854,9 +854,7 @@ def attempt_starts(series: Series) -> list[int]:
     return [n + 1 for n, (a, b) in enumerate(pairwise(series.attempts)) if b != a]
 
 
-def sparkline(
-    values: Sequence[float | None], attempts: Sequence[int], columns: int = COLUMNS
-) -> str:
+def sparkline(values: Sequence[float | None], attempts: Sequence[int]) -> str:
     """Return one bar for every few values, the worst of them; "" without a value.
 
     `!` is NaN or Inf; a rollback or relaunch, where `attempts` grows, is `⟲`.
@@ -870,7 +868,7 @@ def sparkline(
     if not points:
         return ""
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    width = max(1, math.ceil(len(points) / columns))
+    width = max(1, math.ceil(len(points) / COLUMNS))
     line, cell, current = "", list[float](), points[0][0]
     for attempt, value in points:
         if attempt != current or len(cell) == width:

@@ -281,17 +281,17 @@ def output_files_by_path(pid: int) -> dict[str, Path]:
     return paths
 
 
-def read_tail(path: Path, limit: int = TAIL_BYTES) -> str:
-    """Return the last `limit` bytes of a file as text, from a line's beginning.
+def read_tail(path: Path) -> str:
+    """Return the last TAIL_BYTES of a file as text, from a line's beginning.
 
     Raises:
         OSError: it cannot be read.
     """
     with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit))
-        data = file.read(limit)
-    if size > limit:
+        file.seek(max(0, size - TAIL_BYTES))
+        data = file.read(TAIL_BYTES)
+    if size > TAIL_BYTES:
         data = data.partition(b"\n")[2]
     return data.decode("utf-8", "replace")
 

@@ -272,8 +272,7 @@ class _Collection:
 class ByteBudget:
     """How many bytes of files may still be hashed."""
 
-    def __init__(self, remaining: int = ALL_BYTES) -> None:
-        self.left = remaining
+    left = ALL_BYTES
 
     def digest(self, path: Path) -> str:
         """Return "sha256:..." of a file, or why it was not hashed."""

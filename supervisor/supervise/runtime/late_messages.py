@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 
 from .. import system
+from ..core.model import formats
 from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError
 from ..errors import InputError, StoreError
@@ -81,7 +82,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def marked(self) -> Message:
         """Return the message with its lateness: people must not take it for news."""
         message, due = self.message, _minute(self.due)
-        late = f"due {due} in run {message.run}, sent {format_age(self.age_s)} later"
+        late = f"due {due} in run {message.run}, sent {formats.format_age(self.age_s)} later"
         previous = f"; it said: {message.next}" if message.next else ""
         return replace(
             message,
@@ -149,7 +150,7 @@ def write_undelivered(
     try:
         _write(run.path, messages, durable=True)
     except OSError as error:
-        number = count_messages(len(messages))
+        number = formats.count_messages(len(messages))
         print_line(f"supervise: {number} not delivered and cannot be kept: {error.strerror}")
     return [Summary.from_message(message) for message in messages]
 
@@ -180,19 +181,6 @@ def runs_with_undelivered(environ: Mapping[str, str]) -> Iterator[Path]:
         with suppress(OSError):
             if (path / UNDELIVERED_FILE).lstat().st_size:
                 yield path
-
-
-def count_messages(number: int) -> str:
-    """Return "1 message was", "2 messages were"."""
-    return f"{number} message was" if number == 1 else f"{number} messages were"
-
-
-def format_age(seconds: float) -> str:
-    """Return a time in the largest unit that has at least two of it."""
-    for unit, size in (("d", 86_400.0), ("h", HOUR_S), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0.0):.0f} s"
 
 
 class _Route:
@@ -364,7 +352,9 @@ class Courier:
                 self._unusable.add(path)
                 self._print_line(f"supervise: messages of an earlier run are not sent: {error}")
         for channel, number in delivered.items():
-            self._print_line(f"supervise: {channel}: {count_messages(number)} delivered late")
+            self._print_line(
+                f"supervise: {channel}: {formats.count_messages(number)} delivered late"
+            )
         return remains
 
 

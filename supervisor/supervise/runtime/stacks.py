@@ -234,21 +234,19 @@ class RankSurvey:
 
     Args:
         ranks: what `Control.ranks` returns. members: the processes of the job.
-        clock: returns CLOCK_MONOTONIC in nanoseconds.
     """
 
     def __init__(
         self,
         ranks: Mapping[int, RankView],
         members: Sequence[psutil.Process] = (),
-        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._ranks, self._clock = ranks, clock
+        self._ranks = ranks
         self._workers = _descendants({view.pid for view in ranks.values()}, members)
         self._found = {
             pid: _observe(pid) for pid in (*(view.pid for view in ranks.values()), *self._workers)
         }
-        self._at_ns = clock()
+        self._at_ns = time.monotonic_ns()
 
     def has_exited(self) -> bool:
         """Return whether the process of any rank does not exist any more."""
@@ -265,7 +263,7 @@ class RankSurvey:
         Args:
             steps: the newest of each rank. stacks: returns the text of a process's stacks.
         """
-        passed = max((self._clock() - self._at_ns) / 1e9, 1e-3)
+        passed = max((time.monotonic_ns() - self._at_ns) / 1e9, 1e-3)
         stands = {}
         for rank, view in self._ranks.items():
             state, used = self._usage(view.pid, passed)
@@ -277,7 +275,6 @@ class RankSurvey:
                 state,
                 used,
                 steps.get(rank, -1),
-                (self._at_ns - view.seen_ns) / 1e9,
                 Collective(*view.collective) if view.collective else None,
                 deepest_own_frame(frames),
                 any(frame["name"] == _ENGINE for frame in frames),

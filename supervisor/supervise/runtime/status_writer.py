@@ -229,7 +229,7 @@ class FailureRecords:
         if failure.kind != THREAD_FAILURE:
             self._pids.add(failure.pid)
         if failure.kind == SIGNAL and not failure.type and failure.returncode is not None:
-            failure = replace(failure, type=_signal(-failure.returncode), at_ns=now_ns)
+            failure = replace(failure, type=system.signal_name(-failure.returncode), at_ns=now_ns)
         killed = failure.type == "SIGKILL" or "killed by signal: Killed" in failure.message
         if killed and (oom := self._counters.killed()):
             message = f"{failure.message.splitlines()[0]}; {oom}" if failure.message else oom
@@ -296,13 +296,6 @@ def _ranks(data: Mapping[str, Any]) -> Iterator[Failure]:
             at_ns=_int(data.get("at_ns")) or 0,
             returncode=code,
         )
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        return f"signal {number}"
 
 
 def _display_path(path: str) -> str:

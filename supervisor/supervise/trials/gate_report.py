@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 from xml.etree import ElementTree
@@ -224,12 +224,12 @@ def render_summary(report: GateReport) -> str:
     lines = [
         f"### {SUITE}: {report.verdict}",
         "",
-        f"{_cell(effect_text(report))}. Margin {report.margin:g}.",
+        f"{escaped(effect_text(report))}. Margin {report.margin:g}.",
         "",
-        *_table(("pair", "baseline", "candidate", "difference", "batches"), _pairs(report)),
+        *markdown_table(("pair", "baseline", "candidate", "difference", "batches"), _pairs(report)),
         "",
-        *_table(("check", "result", "baseline", "candidate", ""), check_rows(report)),
-        *(line for note in report.notes for line in ("", _cell(note))),
+        *markdown_table(("check", "result", "baseline", "candidate", ""), check_rows(report)),
+        *(line for note in report.notes for line in ("", escaped(note))),
     ]
     return "\n".join([*lines, ""])
 
@@ -239,15 +239,16 @@ def _pairs(report: GateReport) -> Iterator[Row]:
         yield str(number), *pair.cells
 
 
-def _table(head: Sequence[str], body: Iterator[Row]) -> Iterator[str]:
+def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in body:
-        yield f"| {' | '.join(map(_cell, row))} |"
+        yield f"| {' | '.join(map(escaped, row))} |"
 
 
-def _cell(text: str) -> str:
-    """Return text for a cell of Markdown: names of runs and files are not ours."""
+def escaped(text: str) -> str:
+    """Return text for Markdown: names of runs and files are not ours."""
     clean = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{c}" if c in "\\|`*_[]#" else c for c in clean)
 

@@ -208,9 +208,9 @@ def arm_differences(
     return Differences(steps, values, paired, compared, excess, missing)
 
 
-def block_length(values: Sequence[float], least: int = BLOCK) -> int:
+def block_length(values: Sequence[float]) -> int:
     """Return the length of a block in steps: longer than the memory of the series."""
-    return max(least, math.ceil(MEMORIES * autocorrelation_time(values)))
+    return max(BLOCK, math.ceil(MEMORIES * autocorrelation_time(values)))
 
 
 def estimate_difference(

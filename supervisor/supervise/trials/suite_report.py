@@ -11,10 +11,9 @@ from typing import Literal, NamedTuple
 from msgspec import Struct, field
 
 from ..core.model.decisions import json_document, plain_json
-from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render_template
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
-from .gate_report import thin_points
+from .gate_report import escaped, markdown_table, thin_points
 from .trial_runs import TrialPolicy
 
 FAULT_HEADER = (
@@ -449,11 +448,11 @@ def render_suite(report: SuiteReport) -> str:
     lines = [
         *_wrapped(f"{summarize_suite(report)}."),
         "",
-        *_table(FAULT_HEADER, fault_rows(report)),
+        *markdown_table(FAULT_HEADER, fault_rows(report)),
         "",
         *_wrapped(READING),
         "",
-        *_table(MONITORS, monitor_rows(report)),
+        *markdown_table(MONITORS, monitor_rows(report)),
         "",
         *_listed(
             "Undetected faults", describe_undetected(report), "None of those that were tried."
@@ -470,17 +469,5 @@ def _wrapped(text: str) -> list[str]:
 def _listed(title: str, texts: Sequence[str], none: str) -> Iterator[str]:
     if texts or none:
         yield from (f"{title}:", "")
-        yield from [f"- {_escaped(text)}" for text in texts] or [none]
+        yield from [f"- {escaped(text)}" for text in texts] or [none]
         yield ""
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{' --- |' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(map(_escaped, row))} |"
-
-
-def _escaped(text: str) -> str:
-    clean = printable(text)
-    return "".join(f"\\{c}" if c in "\\|`*[]" else c for c in clean).replace("<", "&lt;")

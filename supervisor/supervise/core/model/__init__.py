@@ -30,7 +30,7 @@ __getattr__ = lazy_exports(
         ),
         "preemption": "Preemption, Settled",
         "redaction": "REDACTED, Redactor, channel_variables",
-        "state_machine": "DEFAULT_TRANSITIONS, state_diagram, find_flaws",
+        "state_machine": "DEFAULT_TRANSITIONS, STATES, find_flaws",
         "verdicts": (
             "ContextEvent, ElseHappened, EvalShifted, NormsStayed, Questions, Rejoined, "
             "SpikeClass, Verdict"

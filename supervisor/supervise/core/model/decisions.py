@@ -554,11 +554,6 @@ class Advice(Struct, frozen=True):
         text = joint.join(filter(None, (self.lead, self.rest)))
         return "; ".join(filter(None, (text, self.live)))
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing is asked of people now."""
-        return self.lead in (Lead.NOTHING, Lead.LATER, Lead.FOLLOWS, Lead.UNDER_WAY, Lead.SKIPPED)
-
 
 class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What people are told.

@@ -467,6 +467,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
+def format_age(seconds: float) -> str:
+    """Return a time in the largest unit that has at least two of it."""
+    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"
+
+
 def count_messages(count: int) -> str:
     """Return "1 message was", or "2 messages were"."""
     return f"{count} message was" if count == 1 else f"{count} messages were"

@@ -92,16 +92,3 @@ def find_flaws(table: Table) -> list[tuple[str, str, str]]:
         ending |= grown
     flaws_found += [(s, "", f"{s!r} can never reach 'halted'") for s in STATES if s not in ending]
     return flaws_found
-
-
-def state_diagram(table: Table = DEFAULT_TRANSITIONS) -> str:
-    """Draw the table as a Mermaid state diagram; moves of the row `any` are listed as a note."""
-    lines = ["stateDiagram-v2", f"    [*] --> {LAUNCHING}"]
-    for state in STATES:
-        for event, target in table.get(state, {}).items():
-            if target != state:
-                lines.append(f"    {state} --> {target}: {event}")
-    for event, target in table.get("any", {}).items():
-        lines.append(f"    note right of {target}: from any state on {event!r}")
-    lines.append(f"    {HALTED} --> [*]")
-    return "\n".join(lines) + "\n"
