@@ -250,7 +250,7 @@ def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Iterat
 def escaped(text: str) -> str:
     """Return text for Markdown: names of runs and files are not ours."""
     clean = printable(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "\\|`*_[]#" else c for c in clean)
+    return "".join(f"\\{c}" if c in "\\|`*[]#" else c for c in clean)
 
 
 def gate_page(report: GateReport) -> str:
