@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from supervise.core import Notice
+from supervise.core import NOTICES
 from supervise.core.model import Advice, Lead, SpikeClass
 
 FACTS: dict[str, Any] = {
@@ -104,16 +104,6 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "Unwatched": [{"pid": None}],
     "WeightsStandStill": [{"ratio": 1e-7, "course": None}],
 }
-
-
-def _kinds(form: type[Notice]) -> Iterator[type[Notice]]:
-    if form.TITLE:
-        yield form
-    for derived in form.__subclasses__():
-        yield from _kinds(derived)
-
-
-NOTICES = {form.__name__: form for form in _kinds(Notice)}
 
 
 def _texts() -> Iterator[str]:

@@ -7,8 +7,10 @@ import re
 import pytest
 from msgspec import structs
 
+from supervise.core import NOTICES
+
 from . import frozen
-from .notices import FACTS, NOTICES
+from .notices import FACTS
 
 SAME_AS_LARGE = "decisions/tests-moe.txt"  # its decisions, too: once in the suite is enough
 # Seconds each, of what nano and the other packs go through as well: not in the unit lane.

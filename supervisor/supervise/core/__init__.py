@@ -23,7 +23,7 @@ __getattr__ = lazy_exports(
         "incident": "HELD, Incident, Intent, RunbookExecution",
         "job_lifecycle": "has_start_failed",
         "job_recipes": "ScriptCode, fill_recipe, recognise_recipe",
-        "run_notices": "Notice",
+        "run_notices": "NOTICES",
         "policy_reload": "policy_differences",
         "rank_monitor": "can_fire",
         "rule_scope": "needs_dense_sampling",

@@ -3,6 +3,7 @@ the record, the policy, and the channels. See `notices`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from .model import formats
@@ -550,3 +551,13 @@ class Digest(Notice, frozen=True, kw_only=True):
     NEXT = "list all of them with: supervise audit show RUN"
     messages: str
     titles: str
+
+
+def _kinds(form: type[Notice]) -> Iterator[type[Notice]]:
+    if form.TITLE:
+        yield form
+    for derived in form.__subclasses__():
+        yield from _kinds(derived)
+
+
+NOTICES: Mapping[str, type[Notice]] = {form.__name__: form for form in _kinds(Notice)}
