@@ -48,8 +48,7 @@ from publish import LOGGERS
 from step_job import STEADY, WARM_UP, enough_sequences
 
 from supervise.core.model import Gap
-from supervise.report import count_outcomes, read_records
-from supervise.store import RunDir, read_journal, read_rows
+from supervise.store import RunDir, read_audit, read_journal, read_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -138,7 +137,9 @@ def train(
         if row["rank"] == "0" and WARM_UP < int(row["step"]) < WARM_UP + STEADY
         if row["probe_self_time"]
     ]
-    acted = count_outcomes(read_records(RunDir.open(run_dir)))["done"]
+    # Not by `read_records`: records of another commit have the types of that one.
+    log = read_audit(RunDir.open(run_dir).audit_path)
+    acted = sum(record["kind"] == "commit" for record in log)
     if acted or not own:
         why = f"{acted} actions" if acted else "no own time in its frames"
         raise SystemExit(f"overhead.py: {' '.join(kind.argv)}: {why}")

@@ -257,6 +257,26 @@ def test_verify_now_takes_the_newest_alone(driver):
     assert driver.states("found") == ["ckpt-1"]
 
 
+def test_verify_now_takes_those_that_are_newer_than_a_good_one(driver):
+    """A good one lets older ones be: not those of after it, of which the newest is damaged."""
+    driver.open(glob=("*.pt",), settle=600.0, soon_s=0.0)
+    hold = driver.python.with_name("hold")
+    hold.touch()
+    driver.write("a.pt", "slow good", step=9)
+    driver.guard.start()
+    wait_until(driver.python.with_name("started").exists)  # a is being verified
+    driver.write("b.pt", "good b")
+    driver.write("c.pt", "torn")
+    driver.guard.verify_now()
+    wait_until(lambda: len(driver.entries()) == 3)
+    hold.unlink()
+
+    wait_until(lambda: not driver.guard.is_verifying_now)
+
+    events = [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()]
+    assert events == [("ckpt-1", True), ("ckpt-3", False), ("ckpt-2", True)]
+
+
 def test_verify_now_takes_only_steps_in_range(driver):
     """An unreported file may be of an earlier step than recorded."""
     driver.open(glob=("*.pt",), settle=600.0)

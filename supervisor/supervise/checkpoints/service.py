@@ -423,8 +423,8 @@ class CheckpointService:
         """Verify what an ended job left, newest first.
 
         At normal priority and without pauses, and only checkpoints that may be of a step between
-        `above` and `before`, both exclusive. Returns at once; see `is_verifying_now`. Once one is
-        good, no other is started after `soon_s`: large ones take long.
+        `above` and `below`, both exclusive. Returns at once; see `is_verifying_now`. Once one is
+        good, no older one is started after `soon_s`: large ones take long.
 
         Args:
             within_s: give up then. patient: not while the verifier works and none is good yet.
@@ -641,9 +641,9 @@ class CheckpointService:
             ready = entries[good[-1] + 1 :] if good else entries
             ready = [e for e in ready if e in self._ready or e.state == COPIED]
             ready = [e for e in ready[::-1] if e.step > above and e.earliest < below]
-        for entry in ready:
+        for newer, entry in enumerate(ready):
             late = newest or time.monotonic() > start_s + self._soon_s
-            if not self._is_urgent or (late and any(_is_resumable(e) for e in ready)):
+            if not self._is_urgent or (late and any(_is_resumable(e) for e in ready[:newer])):
                 return
             with self._verifying:
                 if entry.state == FOUND:

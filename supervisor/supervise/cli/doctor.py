@@ -455,7 +455,7 @@ def policy_lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     yield f"extends: {base}"
     yield f"mode: {policy.mode} # {WAYS}"
     if recipe is not None and recipe.works:
-        yield f"job: # found: {recipe.name}{f'; {recipe.note}' if recipe.note else ''}"
+        yield f"job: # recognized as {recipe.name}{f'; {recipe.note}' if recipe.note else ''}"
         if recipe.glob:
             yield f"  checkpoints: {inline_yaml({'glob': [recipe.glob]})}"
         resume = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}

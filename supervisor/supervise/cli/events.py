@@ -221,8 +221,8 @@ EXIT_CODES = {SAME: 0, DIFFERENT: 1, EDITED: 1, INCOMPLETE: 2}
 def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
     """Recompute all decisions of a run and compare them.
 
-    The journal is the input, the audit log the reference. Uses the policy of the run, and those
-    that it was reloaded with.
+    The decisions are computed again from the journal (the recorded frames and events of the job)
+    and compared with those in the audit log, under the policies that were in force.
 
     \b
     Examples:
@@ -230,8 +230,7 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
       supervise replay --json 7f3a9c | jq .status
 
     Exit codes: 0 the same; 1 a difference (the first is shown), or a policy file was edited since;
-    2 the same as far as the journal goes, which is incomplete: it could not be written, or its
-    limit (journal.max_gb) made it shorter.
+    2 the same, but the journal is incomplete (a write failed, or journal.max_gb was reached).
     """
     directory = RunDir.open(run)
     log = list(audit.read_audit(directory.audit_path))

@@ -267,7 +267,7 @@ def _command(
 def pause(operands: tuple[str, ...]) -> Order:
     """Pause the job at its next step boundary.
 
-    `supervise resume` ends the pause. Without it the job goes on after one day, or 60 s after the
+    `supervise resume` ends the pause. Otherwise the job goes on after one day, or 60 s after the
     supervisor dies.
 
     \b
@@ -436,7 +436,7 @@ def lr(operands: tuple[str, ...], rewarm: int) -> Order:
     """Scale the job's own learning rate by VALUE.
 
     VALUE is above 0 and at most 1, and replaces an earlier one; 1.0 ends the scaling, and lifts a
-    cap that `supervise` put on the rate. The factor stays over rollbacks and relaunches.
+    cap that `supervise` put on the rate. Rollbacks and relaunches keep the factor.
 
     \b
     Examples:
@@ -543,7 +543,7 @@ def quarantine(operands: tuple[str, ...]) -> Order:
         "--shard",
         multiple=True,
         metavar="NAME",
-        help="Train on this quarantined shard again; a hold stays.",
+        help="End only the quarantine of this shard, not the hold.",
     ),
 )
 def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:
@@ -569,9 +569,9 @@ def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:
 def stop(operands: tuple[str, ...], requeue: bool) -> Order:
     """End the job.
 
-    It is interrupted at a step boundary, then gets SIGTERM, then SIGKILL. `supervise run`
-    then exits with 78, or with 75 after --requeue. If an action is in progress, the job ends after
-    it.
+    It is interrupted at a step boundary. If it still runs after 30 s, it gets SIGTERM, and after
+    another 30 s SIGKILL. `supervise run` exits with 78, or with 75 after --requeue. An action in
+    progress is completed first.
 
     \b
     Examples:

@@ -54,7 +54,7 @@ def _citations(
     "-p",
     "--policy",
     metavar="P",
-    help="Policy file, or shipped name. Default: nano, in mode observe unless --mode is given.",
+    help="Policy file, or shipped name (all but observe may act). Default: nano, observing only.",
 )
 @click.option(
     "--run-dir",
@@ -82,7 +82,7 @@ def _citations(
     type=click.Path(path_type=Path, exists=True),
     callback=_citations,
     metavar="TRIAL",
-    help="Name a canary trial or drill suite as evidence in the record of this run.",
+    help="Canary trial or drill suite that `supervise record` of this run shall cite.",
 )
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option(
@@ -132,9 +132,9 @@ def run_command(
     """Start COMMAND and watch it under a policy.
 
     The policy decides when to notify people and when to act on the job. Shipped: `nano` (one
-    process), `medium` (the same, for days), `large` (several ranks), `moe` (experts on several
-    ranks), `observe`. With neither --policy nor --mode the run is observed under `nano` and never
-    changed. Arguments, terminal, signals and exit code pass through, but for 75 and 78 below.
+    process), `medium` (one process, hours to days), `large` (several ranks), `moe` (experts on
+    several ranks), `observe` (never acts). With neither --policy nor --mode the run is observed
+    under `nano` and never changed. Arguments, terminal and signals pass through.
 
     With --watch-policy the policy and the files it uses are reloaded when they are edited and pass
     `supervise policy check`. A reload never makes the mode stronger.
@@ -143,9 +143,9 @@ def run_command(
     incoming webhook. Only `slack` and `webhook` can be given here, the others in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2, then D.3,
-    from the newest verified checkpoint, as `job.relaunch` says. COMMAND starts unchanged with
-    --fresh, or if the job never saved. No `job.relaunch`, or no save verified, is refused (64).
+    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then D.3)
+    from the newest verified checkpoint, by `job.relaunch`: without one of the two, the exit code is
+    64. If the job wrote no checkpoint, or with --fresh, COMMAND starts unchanged.
 
     \b
     Examples:
@@ -156,7 +156,7 @@ def run_command(
       supervise -p supervise.yaml --run-dir D --resume-run -- python train.py
 
     Exit codes: the job's own (128+n after signal n); 64 wrong usage; 65 invalid policy; 75 stopped,
-    safe to requeue; 78 stopped, a person is needed; 126, 127 the command cannot be started.
+    safe to requeue; 78 stopped, a person is needed; 126, 127 COMMAND cannot be started.
     """
     _check(argv, run_dir, resume_run=resume_run, fresh=fresh)
     mode, name = mode or (None if policy else DEFAULT_MODE), policy or DEFAULT_POLICY

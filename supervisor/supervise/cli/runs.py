@@ -280,10 +280,9 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     """List the job's checkpoints and their verification.
 
     Without --verify it reads only the run directory: it works from any terminal, and after the run.
-    A pinned checkpoint, a copy that `supervise` keeps, is in RUN/checkpoints/ID, with a manifest
-    beside it. One in state `found` is not verified yet. After the end of the job its newest
-    checkpoint is verified for up to 60 s. If that was too short, the last line of the run says so;
-    --verify completes it without a limit.
+    A checkpoint in state `found` is not verified yet. A pinned one is kept as a copy in
+    RUN/checkpoints/ID. When the job has ended, its newest checkpoint is verified for up to 60 s; if
+    that was too short, --verify does it without a limit.
     `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
 
     \b
