@@ -9,7 +9,7 @@ import pytest
 from supervise.actions import CheckWeights, Snapshot, Stop
 from supervise.core import explain_withdrawal, plan_context
 from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
-from supervise.detectors import Absence
+from supervise.detectors import Absence, Nonfinite
 from tests.support.recorded_run import shipped_policy
 
 from .conftest import (
@@ -230,7 +230,7 @@ WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 
 
 def checked(tell, probe, limit, *, again, severity="SEV1", for_steps=1, **more):
-    """A job whose loss above a limit is taken back, unless `probe` says otherwise."""
+    """A job whose loss above a limit, or that is none, is taken back unless `probe` objects."""
 
     def answer(key):
         if "check_weights" in key:
@@ -238,7 +238,8 @@ def checked(tell, probe, limit, *, again, severity="SEV1", for_steps=1, **more):
         return {"attempt": 1} if "touch" in key else {}
 
     steps = (CheckWeights(again=again), Snapshot(), Touch(), Verify(within=30, clear_for=5))
-    rule = one_rule(threshold("train_loss_raw", limit), severity, "back", for_steps=for_steps)
+    detector = Nonfinite(NAMES[:1]) if limit is None else threshold("train_loss_raw", limit)
+    rule = one_rule(detector, severity, "back", for_steps=for_steps)
     runbooks = {"back": runbook_of("back", *steps)}
     return tell(**rule, runbooks=runbooks, answer=answer, **{"job": KEPT} | more)
 
@@ -321,6 +322,33 @@ def test_where_nobody_can_say_the_losses_are_waited_for(asked, loss):
     assert verbs(story).count("touch") <= 1
     reasons = [m["why"] for m in messages(story) if "started" in m["title"]]
     assert all("nothing could judge the weights" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("answer", "done"),
+    [(GOOD, []), (BAD, ["touch"]), (NAN, ["touch"]), (None, ["touch"])],
+)
+@pytest.mark.parametrize("skipped", [1.0, 0.0])
+def test_what_was_skipped_each_time_is_taken_back_only_where_the_weights_are_bad(
+    tell, answer, done, skipped
+):
+    """A scaler skips every update: the weights are those of before, unless they were bad then."""
+
+    def probe(key):
+        return {"why": "no loss"} if answer is None else {"loss": answer, "was": WAS}
+
+    names = (*NAMES, "update_skipped")
+    story = checked(
+        tell, probe, None, again=40, severity="SEV0", for_steps=2, healthy=40, names=names
+    )
+    story.rows(*[dict(zip(names, (NAN, NAN, skipped), strict=True))] * 60)
+
+    asked_first = ["check_weights"] if skipped else []
+    assert verbs(story)[:3] == [*asked_first, "snapshot", *(done if skipped else ["touch"])]
+    if skipped and not done:
+        (withdrawn,) = [m["next"] for m in messages(story) if "is called off" in m["title"]]
+        assert withdrawn.startswith("no update is made any more: each one since step 40 was")
+        assert not any("rollback" in m["next"] for m in messages(story))
 
 
 @pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": JobSettings()}])

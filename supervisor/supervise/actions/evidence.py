@@ -146,7 +146,8 @@ class CheckWeights(Action):
     `job.probe_batch`, several ranks that are not in one DistributedDataParallel, no savepoint yet,
     no answer in time), the runbook goes on: with `unknown: wait` after a quarter of `again` steps,
     if the losses are out of their band then. It is asked only when a rule about the size of the
-    loss wants the runbook: what is not finite, or SEV0 otherwise, needs no second opinion.
+    loss wants the runbook, or all that was not finite was skipped: what else is SEV0 needs no
+    second opinion.
 
     Example:
         - check_weights: {within: 1.1, again: 20}

@@ -281,16 +281,24 @@ def begins_with_weights_check(policy: Policy, incident: Incident, run: RunbookEx
 
 
 def needs_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
-    """Return whether the size of a loss is why the runbook runs, nobody has ordered it, and the
-    probe keeps a batch to ask."""
+    """Return whether the size of a loss is why the runbook runs, or only what was skipped is not
+    finite; nobody has ordered it, and the probe keeps a batch to ask."""
     if not policy.job.probe_batch:
         return False
-    if run.requested.operator or run.terms.approved is not None or incident.severity == "SEV0":
+    if run.requested.operator or run.terms.approved is not None:
         return False
+    if incident.severity == "SEV0":
+        return is_each_skipped(incident)
     rule_id = incident.trigger.asked_by
     return any(
         rule.id == rule_id and diagnosis.rule_judges_loss(policy, rule) for rule in policy.rules
     )
+
+
+def is_each_skipped(incident: Incident) -> bool:
+    """Return whether no update was applied whose loss, gradient or size was not finite."""
+    excursion = incident.case.excursion
+    return bool(excursion.skipped) and excursion.nonfinite is None
 
 
 def explain_good_weights(
@@ -303,6 +311,8 @@ def explain_good_weights(
     event = order.data_event
     if reason := action.objection(args, result):
         return f"{reason}; {event}" if event else reason
+    if incident.severity == "SEV0":  # nothing else speaks for weights that give no finite loss
+        return ""
     change = input_change_since_onset(state, incident)
     if event:
         return event

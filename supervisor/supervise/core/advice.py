@@ -45,6 +45,7 @@ class Fact(StrEnum):
     HELD = "the learning rate was capped"
     CAME_BACK = "NaN or Inf came again after the weights of before were restored"
     RATE_STOPPED = "a jump of the learning rate was stopped by a hold"
+    NO_UPDATES = "the newest losses are NaN or Inf, and their updates were skipped"
     EXHAUSTED = "all that may be tried was tried"
     ENDED = "the job has ended"
 
@@ -73,6 +74,10 @@ LOOK = (
 )
 IN_WEIGHTS = (
     f"going back ended it, so the weights were damaged or the batches bad, unknown which: {LOOK}"
+)
+NO_UPDATES = (
+    "no update is made any more: each one since step {onset} was skipped, and the weights are "
+    "good; {stop}compute in float32 what makes the loss NaN or Inf, then {start}"
 )
 # Of these the loss or the weights may stay as they are.
 LASTING = (_OF.NUMERIC, _OF.SCHEDULE, _OF.CUT, _OF.DATA, _OF.PLATEAU, _OF.STRUCTURAL, _OF.UNDECIDED)
@@ -117,6 +122,7 @@ LINES: Sequence[Line] = (
     _line(_OF.NUMERIC, IN_WEIGHTS, _F.UNDONE, _F.BACK),
     _line(_OF.NUMERIC, f"the weights may be damaged; {GO_BACK}"),
     _line(_OF.CONTAINED, WHY_JUMP, _F.RATE_STOPPED),
+    _line(_OF.CONTAINED, NO_UPDATES, _F.NO_UPDATES),
     _line(_OF.CONTAINED, IN_WEIGHTS, _F.UNDONE),
     _line(
         _OF.CONTAINED,
@@ -253,7 +259,10 @@ def advise_after_verdict(
     if advice.lead is not None:
         return advice
     quiet = Lead.BEFORE_NEXT if Fact.ENDED in facts else Lead.LATER
-    is_over = Fact.BACK in facts or verdict.kind in (SpikeClass.CONTAINED, SpikeClass.NO_EXCURSION)
+    is_over = Fact.BACK in facts or (
+        verdict.kind in (SpikeClass.CONTAINED, SpikeClass.NO_EXCURSION)
+        and Fact.NO_UPDATES not in facts
+    )
     numbers = "" if "supervise " in advice.rest else f"numbers: supervise why RUN {incident.id}"
     return Advice(quiet if is_over else None, advice.rest, numbers)
 
@@ -287,6 +296,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.CAME_BACK, case.excursion.came_back),
         (Fact.HELD, bool(incident.recovery.rate_limits)),
         (Fact.RATE_STOPPED, is_rate_held(incident) and bool(_rate_jump(incident))),
+        (Fact.NO_UPDATES, case.excursion.bad_losses > 1 and bool(verdict.skipped)),
         (Fact.EXHAUSTED, case.exhausted),
         (Fact.ENDED, state.job.has_ended),
     ):
@@ -450,6 +460,11 @@ def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
 def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what is left to do where an action was not carried out."""
     onset = onset_of(incident)
+    if incident.severity == "SEV0" and action_planning.is_each_skipped(incident):
+        onset = _all_skips(state, incident, incident.case.excursion.skipped)[0]
+        stop = "" if state.job.has_ended else "supervise stop RUN; "
+        start = start_again(policy, state, onset)
+        return Advice(None, NO_UPDATES.format(onset=onset, stop=stop, start=start))
     if not withdrawal.is_loss_out_of_band(state, incident):
         return Advice(Lead.NOTHING, withdrawal.describe_job_status(policy, state))
     old = incident.deferred.weights_check
@@ -634,7 +649,12 @@ def advice_at_end(
         where = f" ({PARTS[incident.slow.part]})" if incident.slow.part else ""
         text = f"find what made the steps slow from step {incident.slow.since} on{where}"
         then = Advice(quiet, text)
-    if ended and then.lead is None and verdict is not None and not is_loss_rejoined(verdict):
+    is_bad = (
+        verdict is not None
+        and verdict.kind != SpikeClass.CONTAINED
+        and not is_loss_rejoined(verdict)
+    )
+    if ended and then.lead is None and is_bad:
         use = f"use no checkpoint that was saved since step {onset_of(incident)}: move them away"
         then = Advice(None, f"{use}; {then.rest}", then.live)
     if wrong := wrong_after_restart(state, incident):

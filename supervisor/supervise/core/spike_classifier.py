@@ -168,10 +168,14 @@ def classify_spike(case: Evidence) -> Verdict:
 def _class(case: Evidence, questions: Questions) -> SpikeClass:
     rejoined_answer, back = questions.rejoined, questions.rejoined.answer
     shifted, normal = questions.eval_shifted.answer, questions.norms_stayed.answer
-    # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not.
-    again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
+    # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not,
+    # unless the weights were tested.
+    again = case.bad_losses > 1 and not (case.skipped and _happened(case, "weights"))
+    again |= bool(case.skipped and case.rolled_back)
     if case.nonfinite is not None or again:
         return SpikeClass.NUMERIC
+    if case.bad_losses > 1:
+        return SpikeClass.CONTAINED
     cause = _known_cause(case)
     # Of a loss that is no objective, as in reinforcement learning, neither height nor norms tell.
     unstable, suspect = (

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.policy import Policy, Rule
-from ..core.model.verdicts import Verdict
+from ..core.model.verdicts import SpikeClass, Verdict
 from ..core.rule_scope import MACHINE
 from ..core.standstill import name_ranks
 from ..store.recorder import INCOMPLETE
@@ -283,7 +283,9 @@ class _Case:
         newest = None if self.tape is None else self.tape.broken_step()
         if newest is not None:
             steps = max(newest, self.incident[-1].step) - onset + 1
-            text = f"{steps} step{'s' * (steps > 1)} trained on NaN or Inf from step {onset} on"
+            is_kept = self.diagnosis is not None and self.diagnosis.kind == SpikeClass.CONTAINED
+            was = "made no update" if is_kept else "trained on NaN or Inf"
+            text = f"{steps} step{'s' * (steps > 1)} {was} from step {onset} on"
             if asked is not None and asked.answer != "approved" and self.mode == "approve":
                 text += f"; mode enforce would have run {asked.runbook}"
             return text

@@ -610,6 +610,7 @@ SHOWN = 60  # of those before, in a report
 # what all are watched for. What fell to more than half has come back from what raised it.
 MOVED, LOSS_MOVED, FELL = 0.25, 0.02, 0.5
 RATE = "learning_rate"
+COUNTERS = ("steps_seen", "tokens_seen")  # that one stands still is a consequence, seen late
 INTENDED = ("learning_rate_expected", "learning_rate_initial")  # of the schedule, not in use
 SAFEGUARDS = (2.0, 4.0)  # values of `skip_reason`: one of the probe's safeguards skipped the update
 # What may explain a trouble of the training, or stay as before: area -> metrics, as they begin.
@@ -774,6 +775,8 @@ def find_moves(tape: Tape | None, names: Iterable[str], breach: int, highest: fl
     if tape is None:
         return rows
     for name in names:
+        if name in COUNTERS:
+            continue
         points = tape.points(name)
         jump = find_jump(points, breach, highest)
         change = jump if name.startswith(RATE) else find_change(points, breach)
