@@ -125,11 +125,15 @@ def test_batch_new_share_is_that_of_batches_which_did_not_come_shortly_before():
     assert {course.step(float(value))["batch_new_share"] for value in range(70, 120)} == {100.0}
 
 
-def swing(stds):
+def swing(stds, steps=None):
     """Return the newest layer_swing of these standard deviations of each layer, by sample."""
     course = Course(*(f"layer_weight_std.{layer}" for layer in range(len(stds[0]))))
     course.step(*[None] * len(stds[0]))
-    return [course.step(*row).get("layer_swing") for row in stds]
+    found = []
+    for number, row in enumerate(stds):
+        course.number = course.number if steps is None else steps[number]
+        found.append(course.step(*row).get("layer_swing"))
+    return found
 
 
 def test_layer_swing_is_what_the_layers_have_in_common():
@@ -152,6 +156,9 @@ def test_layer_swing_is_what_the_layers_have_in_common():
     bend = [[0.02 * math.exp(0.3 * (t / 12) ** 3)] * 5 for t in span]
     assert swing(apart)[-1] == swing(bend)[-1] == 0.0
     assert swing([row[:3] for row in together])[-1] is None
+    steps = [25 * i + 25 * (i // 2) for i in span]  # more densely now and then, as in an incident
+    growth = [[0.02 * i * math.exp(0.002 * step) for i in (1, 2, 3, 4)] for step in steps]
+    assert swing(growth, steps)[-1] < 1e-9
 
 
 def test_slice_val_shift_is_the_way_of_one_set_in_scales_of_its_past():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -137,8 +137,8 @@ class LayerSwing:
     """How far the layers' weights swing to and fro together, in percent.
 
     Of the logs of `layer_weight_std.<i>` the differences of second order, in which a steady growth
-    is zero: the root mean square of their mean over layers, where layers are alike in them and the
-    sign goes to and fro; else 0.
+    is zero, however far apart the samples are: the root mean square of their mean over layers,
+    where layers are alike in them and the sign goes to and fro; else 0.
     """
 
     LAYERS, SAMPLES = 4, 10
@@ -146,19 +146,27 @@ class LayerSwing:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[float, ...]] = deque(maxlen=self.SAMPLES + 2)
+        self._steps: deque[int] = deque(maxlen=self.SAMPLES + 2)
+        self._attempt = 0
 
-    def add(self, values: Values) -> dict[str, float]:
+    def add(self, frame: Frame, values: Values) -> dict[str, float]:
         """Take a frame; return the metric where it is a sample, once there are enough."""
         if values.get(f"{LAYER}0") is None:
             return {}
         stds = [values.get(f"{LAYER}{layer}") for layer in range(8)]
         row = tuple(math.log(std) for std in stds if std is not None and 0.0 < std < math.inf)
-        if self._rows and len(self._rows[-1]) != len(row):
+        is_other = self._attempt != frame.attempt  # the weights of a checkpoint
+        if is_other or (
+            self._rows and (len(self._rows[-1]) != len(row) or frame.step <= self._steps[-1])
+        ):
+            self._attempt = frame.attempt
             self._rows.clear()
+            self._steps.clear()
         self._rows.append(row)
+        self._steps.append(frame.step)
         if len(row) < self.LAYERS or len(self._rows) < self.SAMPLES + 2:
             return {}
-        layers = [_second_order(series) for series in zip(*self._rows, strict=True)]
+        layers = [_second_order(self._steps, series) for series in zip(*self._rows, strict=True)]
         common = [fmean(column) for column in zip(*layers, strict=True)]
         turns = sum(a * b < 0.0 for a, b in pairwise(common))
         if turns < self.TURNS or _mean_correlation(layers) < self.ALIKE:
@@ -166,9 +174,13 @@ class LayerSwing:
         return {SWING: 100.0 * math.sqrt(fmean(value * value for value in common))}
 
 
-def _second_order(series: tuple[float, ...]) -> list[float]:
-    before, now, later = series, series[1:], series[2:]
-    return [a - 2.0 * b + c for a, b, c in zip(before, now, later, strict=False)]
+def _second_order(steps: Iterable[int], series: Iterable[float]) -> list[float]:
+    """Return twice how far each but the first and last is below the line between its neighbours."""
+    points = [*zip(steps, series, strict=True)]
+    return [
+        2.0 * ((a * (v - u) + c * (u - t)) / (v - t) - b)
+        for (t, a), (u, b), (v, c) in zip(points, points[1:], points[2:], strict=False)
+    ]
 
 
 def _mean_correlation(series: list[list[float]]) -> float:
@@ -338,7 +350,8 @@ class RunCourse:
         beside = self._spikes.add(frame.step, values.get(LOSS))
         beside |= self._lost.add(frame, values)
         beside |= self._batches.add(frame, values)
-        for metric in (self._compute, self._swing, self._slices):
+        beside |= self._swing.add(frame, values)
+        for metric in (self._compute, self._slices):
             beside |= metric.add(values)
         if self._judged is None:
             return beside
