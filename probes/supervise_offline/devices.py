@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -33,14 +33,14 @@ OTHERS = 0.2  # of a device's memory; less may be a desktop's, or our own contex
 ON_DEVICE, ON_CPU = 4096, 512  # rows and columns: 137 and 0.3 GFLOP a product
 
 
-def visible_devices(torch: Any) -> List[str]:
+def visible_devices(torch: Any) -> list[str]:
     """Return the devices that the job sees, the CPU where it sees none."""
     if not torch.cuda.is_available():
         return ["cpu"]
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def multiply_matrices(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any]]:
+def multiply_matrices(torch: Any, names: list[str], seconds: float) -> list[dict[str, Any]]:
     """Multiply on all devices for as long as that, each product compared, one at least.
 
     Returns:
@@ -103,7 +103,7 @@ def _one_each(torch: Any, placed: Any) -> Any:
     return products
 
 
-def _counted(torch: Any, row: Dict[str, Any], differs: Any) -> bool:
+def _counted(torch: Any, row: dict[str, Any], differs: Any) -> bool:
     """Wait for a product and count it; return whether the device goes on."""
     try:
         row["wrong"] += int(bool(differs))
@@ -114,19 +114,19 @@ def _counted(torch: Any, row: Dict[str, Any], differs: Any) -> bool:
     return True
 
 
-def _row(name: str) -> Dict[str, Any]:
+def _row(name: str) -> dict[str, Any]:
     counts = dict.fromkeys(("free", "total", "products", "wrong"), 0)
     return {"device": name, "name": "", **counts, "no_memory": False, "in_use": False, "error": ""}
 
 
-def _describe(torch: Any, row: Dict[str, Any]) -> None:
+def _describe(torch: Any, row: dict[str, Any]) -> None:
     if row["device"] != "cpu":
         row["name"] = torch.cuda.get_device_name(row["device"])
         row["free"], row["total"] = torch.cuda.mem_get_info(row["device"])
         row["in_use"] = row["total"] - row["free"] > OTHERS * row["total"]
 
 
-def _failed(torch: Any, row: Dict[str, Any], error: Exception) -> None:
+def _failed(torch: Any, row: dict[str, Any], error: Exception) -> None:
     row["no_memory"] = isinstance(error, torch.cuda.OutOfMemoryError)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     row["error"] = lines[0][:200]

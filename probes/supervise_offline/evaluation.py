@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -75,7 +75,7 @@ def read_batch(torch: Any, path: str) -> Batch:
     return Batch(args, kwargs, document.get("targets"), document, ids)
 
 
-def _tensors(torch: Any, value: Any) -> List[Any]:
+def _tensors(torch: Any, value: Any) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (dict, list, tuple)):
@@ -101,7 +101,7 @@ class SeenLosses:
     """
 
     def __init__(self, torch: Any) -> None:
-        self.pairs: List[Tuple[Any, Any, int]] = []  # logits by position, targets, what is ignored
+        self.pairs: list[tuple[Any, Any, int]] = []  # logits by position, targets, what is ignored
         functional = torch.nn.functional
         take = functional.cross_entropy
 
@@ -125,8 +125,8 @@ class Evaluation:
         self._torch, self._model, self._batch = torch, model, batch
         self._seen, self._until_s = seen, until_s
         self._forward_s = 0.0
-        self.values: Dict[str, float] = {}
-        self.unmeasured: Dict[str, str] = {}
+        self.values: dict[str, float] = {}
+        self.unmeasured: dict[str, str] = {}
 
     # ── proof ─────────────────────────────────────────────────────────────────────────────────
 
@@ -183,7 +183,7 @@ class Evaluation:
         with torch.no_grad(), torch.autocast("cpu", document["dtype"], enabled=bool(on)):
             return self._model(*inputs[0], **inputs[1])
 
-    def _floating(self, output: Any) -> List[Any]:
+    def _floating(self, output: Any) -> list[Any]:
         several = _tensors(self._torch, output)
         return [t for t in several if t.is_floating_point() and t.numel()]
 
@@ -256,7 +256,7 @@ class Evaluation:
                 return value.reshape(-1, value.shape[-1])
         return None
 
-    def _row_losses(self, output: Any, window: Any) -> List[float]:
+    def _row_losses(self, output: Any, window: Any) -> list[float]:
         """Return the mean loss of each row of tokens, or one of all where that cannot be told."""
         logits, pairs = self._logits(output), self._seen.pairs
         targets, ignored = window[:, 1:].reshape(-1), -100
@@ -274,9 +274,9 @@ class Evaluation:
 
     def measure_slices(
         self, slices: Mapping[str, str], tokens: int, before: Mapping[str, Any]
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         """Measure the loss of each file of tokens; return the losses of its windows, to keep."""
-        kept: Dict[str, Any] = {}
+        kept: dict[str, Any] = {}
         worst = 0.0, 0.0
         for number, (name, path) in enumerate(slices.items()):
             share = (self._until_s - time.monotonic()) / 2.0 / (len(slices) - number)
@@ -320,7 +320,7 @@ class Evaluation:
         chance = torch.Generator().manual_seed(SEED)
         # Spread over the file, in an order in which any number of the first are spread, too.
         order = torch.randperm(count, generator=chance).tolist()
-        losses: List[float] = []
+        losses: list[float] = []
         for start in range(0, count, rows):
             if losses and time.monotonic() > until_s:
                 break
@@ -368,7 +368,7 @@ class Evaluation:
                 self.values[name] = value
 
 
-def same_tensors(torch: Any, several: List[Any], others: List[Any]) -> bool:
+def same_tensors(torch: Any, several: list[Any], others: list[Any]) -> bool:
     """Return whether these are the same, one by one."""
     return len(several) == len(others) and all(map(torch.equal, several, others))
 
@@ -382,7 +382,7 @@ def explain(error: BaseException) -> str:
     return f"{'out of memory' if full else type(error).__name__}: {text}"
 
 
-def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: List[Any], number: int) -> float:
+def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: list[Any], number: int) -> float:
     """Return the mean of v'Hv over that many random v of signs; weights come back as they were."""
     chance = torch.Generator().manual_seed(SEED)
     kept = [weight.detach().clone() for weight in weights]
@@ -406,7 +406,7 @@ def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: List[Any], nu
     return total / number
 
 
-def open_tokens(path: str, classes: int) -> Tuple[Callable[[int, int], List[int]], int]:
+def open_tokens(path: str, classes: int) -> tuple[Callable[[int, int], list[int]], int]:
     """Return what reads (start, count) tokens of a file of uint16 or uint32, and how many it has.
 
     Raises:
@@ -418,7 +418,7 @@ def open_tokens(path: str, classes: int) -> Tuple[Callable[[int, int], List[int]
     size = array.array(kind).itemsize
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def read(start: int, count: int) -> List[int]:
+    def read(start: int, count: int) -> list[int]:
         values = array.array(kind, os.pread(fd, count * size, start * size)).tolist()
         if max(values) >= classes:
             raise UnknownError(f"{path} has the token {max(values)}, and the model {classes}")
@@ -447,7 +447,7 @@ def prove_any(evaluation: Evaluation, fills: Iterator[None], request: Mapping[st
     raise failure
 
 
-def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> Dict[str, Any]:
+def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str, Any]:
     """Return the answer.
 
     Returns:
@@ -467,7 +467,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> Dict[str
     if request.get("previous"):
         with suppress(OSError, verify.NeedsCode, verify.Damaged):
             before = verify.load_object(torch, request["previous"], zipped=True)
-    kept: Dict[str, Any] = {"logs": None}
+    kept: dict[str, Any] = {"logs": None}
     try:
         kept["logs"] = evaluation.measure_batch(before)
     except Exception as error:  # of the job's code; what is proved stays
@@ -507,7 +507,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     give_way(int(request.get("nice", 19)), int(request["memory"]))
-    answer: Dict[str, Any] = {"reason": ""}
+    answer: dict[str, Any] = {"reason": ""}
     try:
         torch = find_torch()
         torch.set_num_threads(1)

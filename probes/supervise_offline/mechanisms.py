@@ -25,7 +25,7 @@ import resource
 import sys
 import time
 from contextlib import suppress
-from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, BinaryIO, Callable, NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -140,7 +140,7 @@ def head_increment(torch: Any, query: Pair, key: Pair, head: int) -> Increment:
     return Increment(effective_rank(torch, first), effective_rank(torch, second), *norms)
 
 
-def _head(pair: Pair, head: int, heads: int) -> Tuple[Any, Any]:
+def _head(pair: Pair, head: int, heads: int) -> tuple[Any, Any]:
     size = pair.matrix.rows // heads
     rows = slice(head * size, (head + 1) * size)
     return pair.before[rows], pair.after[rows] - pair.before[rows]
@@ -152,13 +152,13 @@ def _product_squares(torch: Any, left: Any, right: Any) -> Any:
     return torch.linalg.svdvals(cores[0] @ cores[1].T).square()
 
 
-def measure_pairs(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
+def measure_pairs(torch: Any, pairs: list[Pair]) -> dict[str, float]:
     """Return the metrics of all pairs, by id.
 
     What is low in a quarter of the layers or heads is in the lower quartile.
     """
-    values: Dict[str, float] = {}
-    changes: Dict[int, List[float]] = {}
+    values: dict[str, float] = {}
+    changes: dict[int, list[float]] = {}
     entropies, radii, tails = [], [], []
     for pair in pairs:
         if pair.matrix.role == ROUTER:
@@ -173,7 +173,7 @@ def measure_pairs(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
         tails.append(tail_exponent(torch, squares))
     _add(values, "dw_spectral_entropy", changes, 0.25)
     by_layer = _increments(torch, pairs)
-    parts: Tuple[Tuple[str, Callable[[Increment], float], float], ...] = (
+    parts: tuple[tuple[str, Callable[[Increment], float], float], ...] = (
         ("qk_d2_spectral_entropy", lambda head: head.first_rank, 0.25),
         ("qk_d3_spectral_entropy", lambda head: head.second_rank, 0.25),
         ("qk_d2_norm", lambda head: head.first_norm, 0.75),
@@ -194,15 +194,15 @@ def measure_pairs(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
     return values
 
 
-def measure_routers(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
+def measure_routers(torch: Any, pairs: list[Pair]) -> dict[str, float]:
     """Return what the rows of each router's experts are like: of one of many a mean tells little.
 
     Similar are they by the mean pairwise cosine; conditioning is the largest centred row over the
     mean row. A shift that all rows have in common moves both and no choice of the router.
     """
-    values: Dict[str, float] = {}
-    similar: Dict[int, List[float]] = {}
-    conditions: Dict[int, List[float]] = {}
+    values: dict[str, float] = {}
+    similar: dict[int, list[float]] = {}
+    conditions: dict[int, list[float]] = {}
     for matrix, _, weight in pairs:
         if matrix.role == ROUTER and matrix.rows > 1:
             rows = weight.double()
@@ -219,9 +219,9 @@ def measure_routers(torch: Any, pairs: List[Pair]) -> Dict[str, float]:
     return values
 
 
-def _increments(torch: Any, pairs: List[Pair]) -> Dict[int, List[Increment]]:
+def _increments(torch: Any, pairs: list[Pair]) -> dict[int, list[Increment]]:
     by_role = {(pair.matrix.layer, pair.matrix.role): pair for pair in pairs}
-    by_layer: Dict[int, List[Increment]] = {}
+    by_layer: dict[int, list[Increment]] = {}
     for layer in sorted({pair.matrix.layer for pair in pairs if pair.matrix.role == QUERY}):
         query, key = by_role.get((layer, QUERY)), by_role.get((layer, KEY))
         if query is None or key is None or query.matrix.columns != key.matrix.columns:
@@ -232,7 +232,7 @@ def _increments(torch: Any, pairs: List[Pair]) -> Dict[int, List[Increment]]:
 
 
 def _add(
-    values: Dict[str, float], name: str, by_layer: Dict[int, List[float]], place: float
+    values: dict[str, float], name: str, by_layer: dict[int, list[float]], place: float
 ) -> None:
     """Add the quantile over all, and the mean of each layer."""
     members = [value for layer in by_layer.values() for value in layer]
@@ -242,12 +242,12 @@ def _add(
             values[f"{name}.{layer}"] = sum(of_layer) / len(of_layer)
 
 
-def quantile(values: List[float], place: float) -> float:
+def quantile(values: list[float], place: float) -> float:
     """Return the value at `place`, 0 to 1, of the sorted ones, nearest rank."""
     return sorted(values)[round(place * (len(values) - 1))]
 
 
-def read_pairs(torch: Any, file: BinaryIO) -> Tuple[Dict[str, Any], List[Pair]]:
+def read_pairs(torch: Any, file: BinaryIO) -> tuple[dict[str, Any], list[Pair]]:
     """Read a file of pairs; return its first line and the pairs."""
     head = json.loads(file.readline())
     pairs = []
@@ -265,7 +265,7 @@ def _read(torch: Any, file: BinaryIO, matrix: Matrix) -> Any:
     return torch.frombuffer(buffer, dtype=torch.float32).view(matrix.rows, matrix.columns)
 
 
-def measure_file(torch: Any, path: str) -> Dict[str, Any]:
+def measure_file(torch: Any, path: str) -> dict[str, Any]:
     """Measure one file; `cpu_s` is what this process has used until now."""
     try:
         with open(path, "rb") as file:

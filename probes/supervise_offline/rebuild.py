@@ -18,19 +18,7 @@ import re
 import sys
 import types
 from hashlib import sha256
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 STRUCTURE = "supervise structure 1"  # as `supervise_probe.torch_state.structure`
 SCRIPT = "supervise_job_main"  # the job's script, as a module here
@@ -57,8 +45,8 @@ class Structure(NamedTuple):
     """
 
     model: Any
-    optimizers: Optional[List[Any]]
-    moments: List[int]
+    optimizers: Optional[list[Any]]
+    moments: list[int]
     lost: str
 
 
@@ -111,7 +99,7 @@ def _use_paths(head: Mapping[str, Any]) -> None:
         pass  # it was removed: only what reads files there fails
 
 
-def _empty(torch: Any, shape: List[int], dtype: str, parameter: bool, trains: bool) -> Any:
+def _empty(torch: Any, shape: list[int], dtype: str, parameter: bool, trains: bool) -> Any:
     tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
     return torch.nn.Parameter(tensor, requires_grad=trains) if parameter else tensor
 
@@ -120,7 +108,7 @@ class _Unpickler(pickle.Unpickler):
     """Reads a pickle of the probe's."""
 
     def __init__(
-        self, torch: Any, data: bytes, tensors: Dict[Any, Any], script: str, reimport: bool
+        self, torch: Any, data: bytes, tensors: dict[Any, Any], script: str, reimport: bool
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._torch, self._tensors = torch, tensors
@@ -190,7 +178,7 @@ def _is_definition(node: ast.stmt) -> bool:
     return isinstance(node, kinds)
 
 
-Objects = List[Tuple[str, Any]]  # name of a file, and what is in it
+Objects = list[tuple[str, Any]]  # name of a file, and what is in it
 
 
 def fill_weights(torch: Any, model: Any, objects: Objects) -> Iterator[None]:
@@ -201,15 +189,15 @@ def fill_weights(torch: Any, model: Any, objects: Objects) -> Iterator[None]:
     Raises:
         UnknownError: it does not hold all of them, each with its shape.
     """
-    wanted: Dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
     for prefix, module in model.named_modules():
         transient = module._non_persistent_buffers_set
         buffers = {n: b for n, b in module._buffers.items() if n not in transient}
         for name, tensor in (*module._parameters.items(), *buffers.items()):
             if tensor is not None:
                 wanted[_plain(f"{prefix}.{name}" if prefix else name)] = tensor
-    best: Dict[str, Any] = {}
-    tried: Set[FrozenSet[int]] = set()
+    best: dict[str, Any] = {}
+    tried: set[frozenset[int]] = set()
     for state in _weights_in(torch, objects):
         for offered in _aligned(wanted, {_plain(name): value for name, value in state.items()}):
             fits = {n: v for n, v in offered.items() if v.shape == wanted[n].shape}
@@ -234,9 +222,9 @@ def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def _weights_in(torch: Any, objects: Objects) -> Iterator[Dict[str, Any]]:
+def _weights_in(torch: Any, objects: Objects) -> Iterator[dict[str, Any]]:
     """Yield every mapping of names to tensors; first that of all files, which may be shards."""
-    several: List[Dict[str, Any]] = []
+    several: list[dict[str, Any]] = []
     for thing in _mappings(objects):
         tensors = {k: v for k, v in thing.items() if isinstance(v, torch.Tensor)}
         if tensors and all(isinstance(name, str) for name in tensors):
@@ -246,7 +234,7 @@ def _weights_in(torch: Any, objects: Objects) -> Iterator[Dict[str, Any]]:
     yield from several
 
 
-def _mappings(objects: Objects) -> Iterator[Dict[Any, Any]]:
+def _mappings(objects: Objects) -> Iterator[dict[Any, Any]]:
     waiting = [(thing, 0) for _, thing in objects]
     while waiting:
         thing, depth = waiting.pop(0)
@@ -257,10 +245,10 @@ def _mappings(objects: Objects) -> Iterator[Dict[Any, Any]]:
             waiting += [(v, depth + 1) for v in inner if isinstance(v, (dict, list, tuple))]
 
 
-def _aligned(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+def _aligned(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield what of `state` has wanted names, under each prefix that one side may have."""
     longest = max(wanted, key=len, default="")
-    shifts: Set[Tuple[str, str]] = {("", "")}
+    shifts: set[tuple[str, str]] = {("", "")}
     for name in state:
         if name.endswith("." + longest):
             shifts.add((name[: -len(longest)], ""))
@@ -271,7 +259,7 @@ def _aligned(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Di
         yield {name: value for name, value in moved.items() if name in wanted}
 
 
-def restore_parts(torch: Any, structure: Structure, objects: Objects) -> Dict[str, str]:
+def restore_parts(torch: Any, structure: Structure, objects: Objects) -> dict[str, str]:
     """Return what became of each part when it was restored: `restored`, `absent`, or a failure.
 
     `unknown: ...` where it cannot be tried here, which says nothing of the checkpoint.
@@ -301,7 +289,7 @@ def _is_random(name: str) -> bool:
     )
 
 
-def _part(several: List[Any], restore: Callable[[Any], None]) -> str:
+def _part(several: list[Any], restore: Callable[[Any], None]) -> str:
     """Restore all states of a kind; return the verdict."""
     verdict = RESTORED if several else ABSENT
     for state in several:
@@ -317,11 +305,11 @@ def _part(several: List[Any], restore: Callable[[Any], None]) -> str:
     return verdict
 
 
-def _restore_optimizer(torch: Any, structure: Structure, state: Dict[str, Any]) -> None:
+def _restore_optimizer(torch: Any, structure: Structure, state: dict[str, Any]) -> None:
     if structure.optimizers is None:
         raise UnknownError(f"the optimizers of the job are not known: {structure.lost}")
     sizes = [len(group["params"]) for group in state["param_groups"]]
-    failures: List[Exception] = []
+    failures: list[Exception] = []
     for optimizer, moments in zip(structure.optimizers, structure.moments):
         if sizes != [len(group["params"]) for group in optimizer.param_groups]:
             continue
@@ -338,7 +326,7 @@ def _restore_optimizer(torch: Any, structure: Structure, state: Dict[str, Any]) 
     raise next((e for e in failures if not isinstance(e, DAMAGE)), failures[0])
 
 
-def _load_moments(torch: Any, optimizer: Any, moments: int, state: Dict[str, Any]) -> None:
+def _load_moments(torch: Any, optimizer: Any, moments: int, state: dict[str, Any]) -> None:
     if moments and not state["state"]:
         raise ValueError(f"it has no moments, those of {moments} weights in the job")
     optimizer.load_state_dict(state)
@@ -351,7 +339,7 @@ def _load_moments(torch: Any, optimizer: Any, moments: int, state: Dict[str, Any
                     raise ValueError(f"{name} has the shape {tuple(value.shape)}")
 
 
-def _check_schedule(state: Dict[str, Any]) -> None:
+def _check_schedule(state: dict[str, Any]) -> None:
     rates = state.get("_last_lr", [])
     if type(state["last_epoch"]) is not int or not all(0.0 <= rate < 1e9 for rate in rates):
         raise ValueError(f"a schedule at {state['last_epoch']!r} has the rates {rates}")

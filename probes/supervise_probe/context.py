@@ -11,17 +11,7 @@ import os
 from dataclasses import dataclass
 from time import monotonic_ns
 from types import MappingProxyType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 from .runtime import files
 
@@ -81,8 +71,8 @@ class Reporter:
         self._position = position
         self.writer: Any = None
         self._mailbox: Any = None
-        self._phases: Dict[str, int] = {}
-        self._describe: Callable[[], Dict[str, Any]] = dict
+        self._phases: dict[str, int] = {}
+        self._describe: Callable[[], dict[str, Any]] = dict
         self.phase, self.held = "", False
         self._due, self._age = True, 0
 
@@ -90,8 +80,8 @@ class Reporter:
         self,
         writer: Any,
         mailbox: Any,
-        phases: Dict[str, int],
-        describe: Callable[[], Dict[str, Any]],
+        phases: dict[str, int],
+        describe: Callable[[], dict[str, Any]],
     ) -> None:
         """The process is a rank from now on.
 
@@ -169,7 +159,7 @@ class Config(NamedTuple):
     marks: str
     slots: int = 8192
     capacity: int = 64
-    savepoints: Optional[Dict[str, Any]] = None
+    savepoints: Optional[dict[str, Any]] = None
     safeguards: Mapping[str, Any] = MappingProxyType({})
     drills: Sequence[Mapping[str, Any]] = ()
     lease_s: float = 60.0
@@ -181,11 +171,11 @@ class Config(NamedTuple):
     attempt: int = 0
     first_step: int = 0
     counters: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-    resume: Optional[Dict[str, Any]] = None
-    rewarm: Optional[Dict[str, Any]] = None
+    resume: Optional[dict[str, Any]] = None
+    rewarm: Optional[dict[str, Any]] = None
     skip: Sequence[Sequence[int]] = ()
     quarantine: Optional[str] = None
-    probe_batch: Optional[Dict[str, Any]] = None
+    probe_batch: Optional[dict[str, Any]] = None
     keep_signals: bool = False
 
     def counters_of(self, rank: int) -> Mapping[str, float]:
@@ -208,7 +198,7 @@ def read_config(path: str) -> Config:
     return Config(**settings)
 
 
-def rank_and_world(environ: Mapping[str, str], torch: Any = None) -> Tuple[int, int]:
+def rank_and_world(environ: Mapping[str, str], torch: Any = None) -> tuple[int, int]:
     """Return (rank, world size).
 
     As the process group says, if there is one: processes that a job spawns itself, and ranks of

@@ -11,7 +11,7 @@ import atexit
 import os
 import platform
 from threading import Lock
-from typing import Any, Dict, Mapping
+from typing import Any, Mapping
 
 from . import context as settings
 from .context import ProbeContext, Reporter
@@ -183,7 +183,7 @@ class Probe:
             data = {"collector": part.name, "metrics": metrics}
             self.parts.context.reporter.notice("collector-off", message, data)
 
-    def _describe(self) -> Dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """Return the status, which the supervisor shows to people: one small JSON object.
 
         `self_us` is what the probe cost from the last frame to the one before, in microseconds.
@@ -254,10 +254,10 @@ class Probe:
             except Exception:  # the child must run
                 self.gate.on = False
 
-    def _location(self) -> Dict[str, Any]:
+    def _location(self) -> dict[str, Any]:
         """Return where a record of a failure goes, and what is known of this process."""
         context = self.parts.context
-        location: Dict[str, Any] = {"marks": context.config.marks}
+        location: dict[str, Any] = {"marks": context.config.marks}
         if context.reporter.writer is not None:
             position = context.position
             location.update(rank=position.rank, world_size=position.world_size, step=position.step)

@@ -13,19 +13,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict, deque
-from typing import (
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Union
 from zlib import crc32
 
 Offset = Union[int, str, None]
@@ -91,7 +79,7 @@ def shard_offset(value: Any) -> Offset:
     return None
 
 
-def batch_origins(torch: Any, batch: Any) -> List[Origin]:
+def batch_origins(torch: Any, batch: Any) -> list[Origin]:
     """Return the origins that a batch names by its keys, without repeats."""
     if not isinstance(batch, dict):
         batch = getattr(batch, "__dict__", {}).get("data")  # transformers.BatchEncoding
@@ -101,7 +89,7 @@ def batch_origins(torch: Any, batch: Any) -> List[Origin]:
     if not shards:
         return []
     offsets = _leading(torch, batch, OFFSET_KEYS)
-    origins: Dict[str, Origin] = {}
+    origins: dict[str, Origin] = {}
     for index, value in enumerate(shards):
         name = shard_name(value)
         if name is not None and name not in origins and len(origins) < SEVERAL:
@@ -111,7 +99,7 @@ def batch_origins(torch: Any, batch: Any) -> List[Origin]:
     return list(origins.values())
 
 
-def _leading(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[Any]:
+def _leading(torch: Any, batch: dict[Any, Any], keys: tuple[str, ...]) -> list[Any]:
     """Return the values of the first of `keys` that is there, one per sample."""
     for key in keys:
         value = dict.get(batch, key)
@@ -126,7 +114,7 @@ def _leading(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[A
     return []
 
 
-def dataset_origins(iterator: Any) -> List[Origin]:
+def dataset_origins(iterator: Any) -> list[Origin]:
     """Return where the dataset of a loader without workers stands."""
     fields = getattr(iterator, "__dict__", {})
     if fields.get("_num_workers") != 0:
@@ -140,7 +128,7 @@ def dataset_origins(iterator: Any) -> List[Origin]:
     return []
 
 
-def _attributes(dataset: Any) -> Iterator[Dict[str, Any]]:
+def _attributes(dataset: Any) -> Iterator[dict[str, Any]]:
     for _ in range(WRAPPERS):
         attributes = getattr(dataset, "__dict__", None)
         if not isinstance(attributes, dict):
@@ -164,9 +152,9 @@ class Loader:
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
         self.ahead: Optional[int] = None  # unknown before its first step
-        self.waiting: Deque[List[Origin]] = deque(maxlen=WAITING)
+        self.waiting: deque[list[Origin]] = deque(maxlen=WAITING)
 
-    def take(self, backwards: int) -> List[List[Origin]]:
+    def take(self, backwards: int) -> list[list[Origin]]:
         """Return the batches of the step that ends; 0 backwards: of a step without any."""
         waiting = self.waiting
         here = len(waiting)
@@ -197,12 +185,12 @@ class ShardTracker:
     def __init__(self, torch: Any, on_origin: Callable[[], None]) -> None:
         self._torch = torch
         self.on_origin = on_origin
-        self.reported: List[Origin] = []
+        self.reported: list[Origin] = []
         self.unreported: OrderedDict[int, str] = OrderedDict()
         self._numbers: OrderedDict[str, int] = OrderedDict()
-        self._notified: Set[int] = set()  # numbers whose names were in a notice
+        self._notified: set[int] = set()  # numbers whose names were in a notice
         self._next = 0
-        self._loaders: Dict[int, Loader] = {}
+        self._loaders: dict[int, Loader] = {}
 
     def report(self, name: Any, offset: Any) -> None:
         """Add the origin that the job reports for its next batch."""
@@ -213,7 +201,7 @@ class ShardTracker:
                 self.reported.append(origin)
                 self.on_origin()
 
-    def origins(self, iterator: Any, batch: Any, reported_before: int) -> List[Origin]:
+    def origins(self, iterator: Any, batch: Any, reported_before: int) -> list[Origin]:
         """Return the origins of `batch`; what was reported during the fetch belongs to it."""
         origins = self.reported[reported_before:]
         if origins:
@@ -221,7 +209,7 @@ class ShardTracker:
             return origins
         return batch_origins(self._torch, batch) or dataset_origins(iterator)
 
-    def loaded(self, iterator: Any, origins: List[Origin]) -> None:
+    def loaded(self, iterator: Any, origins: list[Origin]) -> None:
         """Add a batch of a loader, for a later step."""
         key = id(iterator)
         loader = self._loaders.get(key)
@@ -235,7 +223,7 @@ class ShardTracker:
             self.on_origin()
         loader.waiting.append(origins)
 
-    def take(self, backwards: int) -> Dict[Origin, None]:
+    def take(self, backwards: int) -> dict[Origin, None]:
         """Return the origins of the update just made, in order, without repeats."""
         shards = dict.fromkeys(self.reported)
         self.reported = []
@@ -273,9 +261,9 @@ class ShardTracker:
         if len(self.unreported) > UNREPORTED:
             self.unreported.popitem(last=False)
 
-    def take_unreported(self, count: int, size: int) -> Dict[str, str]:
+    def take_unreported(self, count: int, size: int) -> dict[str, str]:
         """Return short names for a notice, by number: `count` at most, `size` bytes."""
-        names: Dict[str, str] = {}
+        names: dict[str, str] = {}
         while self.unreported and len(names) < count:
             number, shard = next(iter(self.unreported.items()))
             name = shorten_name(shard)
@@ -287,7 +275,7 @@ class ShardTracker:
             names[str(number)] = name
         return names
 
-    def newest(self, count: int) -> Dict[str, str]:
+    def newest(self, count: int) -> dict[str, str]:
         """Return the short names used last by number, the newest last."""
         names = list(self._numbers.items())[-count:]
         return {str(number): shorten_name(shard) for shard, number in names}

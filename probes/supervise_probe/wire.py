@@ -36,7 +36,7 @@ import json
 import struct
 import zlib
 from functools import lru_cache
-from typing import Any, Callable, Generic, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, Generic, NamedTuple, Optional, TypeVar
 
 MAGIC = b"SUPVSEG1"
 VERSION = 1
@@ -133,7 +133,7 @@ class Header(NamedTuple):
     run: bytes  # UTF-8, up to 64
 
 
-def header_fields(slots: int, capacity: int) -> Tuple[int, ...]:
+def header_fields(slots: int, capacity: int) -> tuple[int, ...]:
     """Return the fields of `Header` from `version` to `file_size`.
 
     Raises:
@@ -203,10 +203,10 @@ class Slot(NamedTuple):
     step: int
     attempt: int
     at_ns: int
-    values: Tuple[Optional[float], ...]
+    values: tuple[Optional[float], ...]
 
 
-def unpack_slot(raw: bytes) -> Optional[Tuple[int, Optional[Slot]]]:
+def unpack_slot(raw: bytes) -> Optional[tuple[int, Optional[Slot]]]:
     """Decode one frame slot, copied out of the segment before the call.
 
     Returns:
@@ -222,7 +222,7 @@ def unpack_slot(raw: bytes) -> Optional[Tuple[int, Optional[Slot]]]:
     values = struct.unpack_from(f"<{count}d", raw, SLOT_HEAD.size)
     present = low | high << 64
     if present != (1 << count) - 1:
-        row: List[Optional[float]] = list(values)
+        row: list[Optional[float]] = list(values)
         for place in _absent(present, count):
             row[place] = None
         return seq, Slot(step, attempt, at_ns, tuple(row))
@@ -230,7 +230,7 @@ def unpack_slot(raw: bytes) -> Optional[Tuple[int, Optional[Slot]]]:
 
 
 @lru_cache(maxsize=256)  # what is absent comes in a few patterns
-def _absent(present: int, count: int) -> Tuple[int, ...]:
+def _absent(present: int, count: int) -> tuple[int, ...]:
     return tuple(place for place in range(count) if not present >> place & 1)
 
 
@@ -240,7 +240,7 @@ def pack_letter(seq: int, payload: bytes) -> bytes:
     return CRC.pack(zlib.crc32(body, seq)) + body
 
 
-def unpack_letter(raw: bytes) -> Optional[Tuple[int, Optional[bytes]]]:
+def unpack_letter(raw: bytes) -> Optional[tuple[int, Optional[bytes]]]:
     """Decode one letter and what lies behind it; the answers are those of `unpack_slot`."""
     crc, length, seq = LETTER_HEAD.unpack_from(raw)
     if crc == length == seq == 0:
@@ -267,7 +267,7 @@ class Ring(Generic[T]):
         self,
         slots: int,
         read: Callable[[int], bytes],
-        unpack: Callable[[bytes], Optional[Tuple[int, Optional[T]]]],
+        unpack: Callable[[bytes], Optional[tuple[int, Optional[T]]]],
     ) -> None:
         self.next = 0
         self._slots = slots
@@ -275,7 +275,7 @@ class Ring(Generic[T]):
         self._unpack = unpack
         self._tries = 0
 
-    def take(self, head: int, limit: int) -> List[Tuple[int, int, Optional[T]]]:
+    def take(self, head: int, limit: int) -> list[tuple[int, int, Optional[T]]]:
         """Return what lies between `next` and `head`, after at most `limit` reads.
 
         Args:
@@ -286,7 +286,7 @@ class Ring(Generic[T]):
             numbers that were overwritten before they could be read. A slot that is being written
             ends the list, and is read again by the next call.
         """
-        letters: List[Tuple[int, int, Optional[T]]] = []
+        letters: list[tuple[int, int, Optional[T]]] = []
         for _ in range(limit):
             if self.next >= head:
                 break

@@ -6,7 +6,7 @@ a rank with a segment (`RankParts`). No part knows the others but by what it is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from .checkpoints.on_demand import OnDemand
 from .checkpoints.resume import Resume, SaveReports
@@ -82,7 +82,7 @@ class Sources(NamedTuple):
     times: Times
     sets: SampleSets
     in_force: SafeguardState
-    extra: Dict[str, Number]
+    extra: dict[str, Number]
     copies: WeightCopies
     foreign: Callable[[], str]
 
@@ -111,7 +111,7 @@ def make_parts(
     sources: Sources,
     look_inside: Callable[[], None],
     step_is_over: Callable[[], None],
-) -> Tuple[Wired, Dict[str, Collector]]:
+) -> tuple[Wired, dict[str, Collector]]:
     """Make them, and by name all that need more than the context.
 
     For the two callables see `batch` and `framework`.
@@ -182,7 +182,7 @@ class Parts:
     def __init__(self, context: ProbeContext, times: Times, life: Life) -> None:
         self.context, self._life, self._times = context, life, times
         self.rank: Any = None  # `RankParts`
-        self.extra: Dict[str, Number] = {}
+        self.extra: dict[str, Number] = {}
         self.optimizers = Optimizers()
         self.engine = ForeignEngine(context.registry)
         self.scaling = GradScalerState(context.scalars)
@@ -444,12 +444,12 @@ class RankParts:
             factor = f"multiplied by {parts.rate.held.now:g}, as requested before the relaunch"
             reporter.notice("note", f"the learning rate is still {factor}")
 
-    def _finish(self, step: int, attempt: int, values: Dict[str, float]) -> None:
+    def _finish(self, step: int, attempt: int, values: dict[str, float]) -> None:
         """All values of a frame are on the host."""
         self._run_all(self._plan.now["finish"], values)
         self.rollbacks.finished(step, attempt, values)
 
-    def _counters(self) -> Dict[str, float]:
+    def _counters(self) -> dict[str, float]:
         self.publisher.catch_up()
         return self._parts.collectors.counters()
 

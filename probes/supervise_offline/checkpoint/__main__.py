@@ -12,7 +12,7 @@ import platform
 import signal
 import sys
 from importlib import metadata
-from typing import Any, Dict
+from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -33,7 +33,7 @@ def yield_memory() -> None:
         pass
 
 
-def describe_environment(torch: Any) -> Dict[str, Any]:
+def describe_environment(torch: Any) -> dict[str, Any]:
     """Return the versions of the packages that are installed here.
 
     `lock` is the SHA-256 over all `name==version`, sorted.

@@ -27,7 +27,7 @@ import signal
 import stat
 import sys
 import zipfile
-from typing import Any, BinaryIO, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, BinaryIO, Iterator, Mapping, Optional
 
 IDLE_S = 120.0  # longer than an NFS server takes to come back; project default
 SLOWEST = 20_000_000  # bytes per second of the slowest disk, as the supervisor assumes
@@ -94,19 +94,19 @@ class Contents:
     def __init__(self, torch: Any, finite: bool) -> None:
         self._torch = torch
         self._finite = finite
-        self._seen: Set[Tuple[Any, ...]] = set()
+        self._seen: set[tuple[Any, ...]] = set()
         self.tensors = 0
         self.bytes = 0
         self.step: Optional[int] = None
         self.optimizer = False
         self.rng = self.hints = self.weights = self.other = False
-        self.problems: List[str] = []
+        self.problems: list[str] = []
 
     def take(self, thing: Any, name: str) -> None:
         """Check an object recursively; tied tensors once."""
         self._seen.clear()  # another object may reuse the address
-        entered: Set[int] = set()  # a few lists that hold one another have no end of paths
-        todo: List[Tuple[str, Any, int, str]] = [(name, thing, 0, _section(name, "weights"))]
+        entered: set[int] = set()  # a few lists that hold one another have no end of paths
+        todo: list[tuple[str, Any, int, str]] = [(name, thing, 0, _section(name, "weights"))]
         while todo:
             name, thing, depth, section = todo.pop()
             if isinstance(thing, self._torch.Tensor):
@@ -114,7 +114,7 @@ class Contents:
                 if section != "optimizer" and thing.is_floating_point() and thing.dim():
                     setattr(self, section, True)
                 continue
-            inner: List[Tuple[Any, Any]] = []
+            inner: list[tuple[Any, Any]] = []
             if id(thing) in entered:
                 continue
             if depth < DEPTH and isinstance(thing, dict):
@@ -132,7 +132,7 @@ class Contents:
                 path = f"{name}.{key}" if name or isinstance(thing, (list, tuple)) else str(key)
                 todo.append((path, value, depth + 1, _section(str(key), place)))
 
-    def _dictionary(self, thing: Dict[Any, Any], depth: int) -> None:
+    def _dictionary(self, thing: dict[Any, Any], depth: int) -> None:
         if _is_optimizer(thing):
             self.optimizer = True
         for key in thing:
@@ -207,7 +207,7 @@ def _stored(torch: Any, tensor: Any) -> Any:
     return tensor
 
 
-def _is_optimizer(thing: Dict[Any, Any]) -> bool:
+def _is_optimizer(thing: dict[Any, Any]) -> bool:
     return bool(thing.keys() >= OPTIMIZER and thing["param_groups"])
 
 
@@ -302,14 +302,14 @@ def _numpy_allowed(torch: Any) -> Any:
     return allow([core.multiarray._reconstruct, numpy.ndarray, numpy.dtype, *kinds])
 
 
-def read_objects(torch: Any, path: str) -> List[Tuple[str, Any]]:
+def read_objects(torch: Any, path: str) -> list[tuple[str, Any]]:
     """Return the objects in the files of a checkpoint, and the name of each file.
 
     Raises:
         OSError, NeedsCode, Damaged: a file cannot be read; what lies beside the weights, and would
             run code, is left out.
     """
-    objects: List[Tuple[str, Any]] = []
+    objects: list[tuple[str, Any]] = []
     alone = not os.path.isdir(path)
     for name in list_files(path):
         full = path if alone else os.path.join(path, name)
@@ -330,7 +330,7 @@ def read_objects(torch: Any, path: str) -> List[Tuple[str, Any]]:
     return objects
 
 
-def tensors_of(torch: Any, file: BinaryIO) -> Dict[str, Any]:
+def tensors_of(torch: Any, file: BinaryIO) -> dict[str, Any]:
     """Return the floating tensors of a safetensors file, mapped. Raises Damaged."""
     try:
         room = int.from_bytes(file.read(8), "little")
@@ -418,7 +418,7 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
 
 
 def _mapped_tensor(
-    torch: Any, data: Any, start: int, name: str, entry: Dict[str, Any], contents: Contents
+    torch: Any, data: Any, start: int, name: str, entry: dict[str, Any], contents: Contents
 ) -> None:
     begin, stop = entry["data_offsets"]
     dtype = getattr(torch, FLOATS.get(entry["dtype"], ""), None)
@@ -445,7 +445,7 @@ class _Metadata(pickle.Unpickler):
         raise NeedsCode(f"{METADATA} names {module}.{name}")
 
 
-def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
+def read_distributed(torch: Any, folder: str, contents: Contents) -> list[str]:
     """Read all shards that `.metadata` lists, and return their names.
 
     Raises:
@@ -460,7 +460,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
         raise
     except Exception as error:
         raise Damaged(f"{METADATA} cannot be read: {type(error).__name__}: {error}") from None
-    ends: Dict[str, int] = {}
+    ends: dict[str, int] = {}
     for name, shard, offset, length in pieces:
         contents.named(name)
         if offset < ends.get(shard, 0):
@@ -493,7 +493,7 @@ def _read_part(folder: str, shard: str, offset: int, length: int) -> bytes:
         raise Damaged(f"the shard {shard} cannot be read: {error.strerror}") from None
 
 
-def _pieces(storage: Dict[Any, Any]) -> Iterator[Tuple[str, str, int, int]]:
+def _pieces(storage: dict[Any, Any]) -> Iterator[tuple[str, str, int, int]]:
     """Yield (name, file, offset, length) of each stored item."""
     for index, info in storage.items():
         if getattr(info, "transform_descriptors", None):
@@ -510,7 +510,7 @@ SENTENCES, LENGTH = 20, 500  # of an answer: a file may have any number of names
 AUXILIARY = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
 
 
-def verify_checkpoint(torch: Any, path: str, request: Mapping[str, Any]) -> Dict[str, Any]:
+def verify_checkpoint(torch: Any, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict and the contents.
 
     Args:
@@ -523,7 +523,7 @@ def verify_checkpoint(torch: Any, path: str, request: Mapping[str, Any]) -> Dict
         such a state. `resumable`: see there.
     """
     contents = Contents(torch, bool(request.get("finite")))
-    answer: Dict[str, Any] = {"path": path, "files": {}, "unread": []}
+    answer: dict[str, Any] = {"path": path, "files": {}, "unread": []}
     try:
         names = list_files(path)
         folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -544,7 +544,7 @@ def verify_checkpoint(torch: Any, path: str, request: Mapping[str, Any]) -> Dict
     return answer
 
 
-def resumable(names: List[str], contents: Contents) -> str:
+def resumable(names: list[str], contents: Contents) -> str:
     """Return whether a job can resume from a checkpoint that was read.
 
     Returns:
@@ -561,7 +561,7 @@ def resumable(names: List[str], contents: Contents) -> str:
     return "weights only" if alone or all(name.endswith(KNOWN) for name in names) else "unknown"
 
 
-def list_files(path: str) -> List[str]:
+def list_files(path: str) -> list[str]:
     """Return the files of a checkpoint, relative to its directory, sorted. Raises OSError."""
     if not os.path.isdir(path):
         return [os.path.basename(path)]
@@ -571,7 +571,7 @@ def list_files(path: str) -> List[str]:
     return sorted(paths)
 
 
-def hash_file(path: str) -> Dict[str, Any]:
+def hash_file(path: str) -> dict[str, Any]:
     """Return size and SHA-256 of a file. Raises OSError."""
     sha, size = hashlib.sha256(), 0
     with open_file(path) as file:
@@ -584,7 +584,7 @@ def hash_file(path: str) -> Dict[str, Any]:
             size += len(piece)
 
 
-def _read(torch: Any, path: str, names: List[str], contents: Contents) -> List[str]:
+def _read(torch: Any, path: str, names: list[str], contents: Contents) -> list[str]:
     """Read all files; return those that cannot be read without running code."""
     unread, read = [], set()
     alone = not os.path.isdir(path)
@@ -648,7 +648,7 @@ def _read_json(path: str, name: str, contents: Contents) -> None:
 
 
 def _judge(
-    names: List[str], request: Mapping[str, Any], contents: Contents, unread: List[str]
+    names: list[str], request: Mapping[str, Any], contents: Contents, unread: list[str]
 ) -> None:
     if unread or contents.problems:
         return

@@ -21,18 +21,7 @@ import weakref
 from collections import OrderedDict
 from time import monotonic_ns
 from types import FrameType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Optional
 
 from ..context import Refused
 from ..runtime import files
@@ -75,7 +64,7 @@ class Layout(NamedTuple):
 
     build: Builder
     alive: bool
-    kinds: Set[str]
+    kinds: set[str]
 
 
 class Learner:
@@ -125,7 +114,7 @@ class Learner:
             return kind(zip(keys, built)) if issubclass(kind, dict) else kind(built)
 
         alive = any(part.alive for part in parts)
-        kinds: Set[str] = set().union(*(part.kinds for part in parts))
+        kinds: set[str] = set().union(*(part.kinds for part in parts))
         holders = [] if alive else self._variables.holders(value)
         return Layout(first_builder(holders, build), alive, kinds)
 
@@ -155,7 +144,7 @@ class Learner:
                 return lambda now: now.variables.get(name).get_state()
         return None
 
-    def _state_dict(self, value: Dict[Any, Any]) -> Optional[Tuple[str, Any]]:
+    def _state_dict(self, value: dict[Any, Any]) -> Optional[tuple[str, Any]]:
         """Return kind and object whose state dict this is; None unless it is unambiguous."""
         registry = self._registry
         if "state" in value and "param_groups" in value:
@@ -241,7 +230,7 @@ def _generators(torch: Any) -> Iterator[Callable[[], Any]]:
             yield getattr(sys.modules[module], name)
 
 
-def _contains(module: Any, value: Dict[Any, Any]) -> bool:
+def _contains(module: Any, value: dict[Any, Any]) -> bool:
     """Whether the key of the first tensor of a state dict leads to it from this module."""
     for key, tensor in value.items():
         if not isinstance(key, str) or not hasattr(tensor, "data_ptr"):
@@ -257,7 +246,7 @@ def _contains(module: Any, value: Dict[Any, Any]) -> bool:
     return False
 
 
-def _shared(owner: Any, value: Dict[Any, Any]) -> int:
+def _shared(owner: Any, value: dict[Any, Any]) -> int:
     """Count the objects inside the state dict that `owner` returns again."""
     now = owner.state_dict()
     ids = {id(container) for container in nested_containers(now)}
@@ -291,7 +280,7 @@ def member_builder(path: str, reference: Any, table: str, name: str) -> Builder:
     return build
 
 
-def first_builder(holders: List[Name], otherwise: Builder) -> Builder:
+def first_builder(holders: list[Name], otherwise: Builder) -> Builder:
     """Return a builder of the object that a variable holds, else `otherwise`."""
 
     def build(now: Sources) -> Any:
@@ -304,7 +293,7 @@ def first_builder(holders: List[Name], otherwise: Builder) -> Builder:
     return build
 
 
-def variable_builder(path: str, names: List[Name], otherwise: Builder) -> Builder:
+def variable_builder(path: str, names: list[Name], otherwise: Builder) -> Builder:
     """Return a builder of the value of the nearest variables, if these agree."""
 
     def build(now: Sources) -> Any:
@@ -317,7 +306,7 @@ def variable_builder(path: str, names: List[Name], otherwise: Builder) -> Builde
     return build
 
 
-def _nearness(name: Name) -> Tuple[Any, int]:
+def _nearness(name: Name) -> tuple[Any, int]:
     return name.scope, len(name.way)
 
 
@@ -419,7 +408,7 @@ class OnDemand:
             reason = self._why
         return reason
 
-    def do_checkpoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_checkpoint(self, args: dict[str, Any]) -> dict[str, Any]:
         """Order one: `{"path": str or None}` -> `{"path", "step", "how"}`.
 
         The notice `checkpoint-saved` follows when the file is written, or `checkpoint-refused` with
@@ -443,7 +432,7 @@ class OnDemand:
             raise Refused(self._why)
         return self._order(self._saved, path)
 
-    def _by_library(self, path: str) -> Dict[str, Any]:
+    def _by_library(self, path: str) -> dict[str, Any]:
         library = self._library
         if self._position.world_size > 1:
             raise Refused(
@@ -455,7 +444,7 @@ class OnDemand:
         step = self._position.step
         return {"path": path or None, "step": step, "how": library.trainer}
 
-    def _order(self, save: ObservedSave, path: str) -> Dict[str, Any]:
+    def _order(self, save: ObservedSave, path: str) -> dict[str, Any]:
         if self._waiting:
             raise Refused("another checkpoint is about to be written")
         guard, position, step = self._guard, self._position, self._position.step

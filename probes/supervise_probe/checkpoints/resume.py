@@ -17,7 +17,7 @@ import inspect
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from .. import wire
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from ..context import ProbeContext
 
-    Call = Tuple[Tuple[Any, ...], Dict[str, Any]]
+    Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 UNUSED = (
     "this job makes its first step outside of Trainer.train and Lightning's fit, the only calls "
@@ -129,7 +129,7 @@ class Resume:
 REPORTED_MAX = 64  # paths
 ENVELOPE = 96  # bytes of a letter beside message and data
 
-Reported = Dict[str, Tuple[int, int]]  # path -> attempt and step
+Reported = dict[str, tuple[int, int]]  # path -> attempt and step
 
 
 class SaveReports:
@@ -148,12 +148,12 @@ class SaveReports:
     ) -> None:
         self._position, self._reporter = context.position, context.reporter
         self._library, self._settle = library, settle
-        self.batch_facts: Callable[[], Dict[str, Any]] = dict
-        self._counters: Callable[[], Dict[str, float]] = dict
+        self.batch_facts: Callable[[], dict[str, Any]] = dict
+        self._counters: Callable[[], dict[str, float]] = dict
         self.saving = False
 
     def connect(
-        self, batch_facts: Callable[[], Dict[str, Any]], counters: Callable[[], Dict[str, float]]
+        self, batch_facts: Callable[[], dict[str, Any]], counters: Callable[[], dict[str, float]]
     ) -> None:
         """Add what these return to each report: about the probe batch, and the counters."""
         self.batch_facts, self._counters = batch_facts, counters
@@ -199,19 +199,19 @@ class SaveReports:
         }
         self.send(f"step {position.step} was saved by {method}", data)
 
-    def send(self, message: str, data: Dict[str, Any]) -> None:
+    def send(self, message: str, data: dict[str, Any]) -> None:
         """Report a save; what only an evaluation needs is left out where paths take the room."""
         if len(json.dumps([message, data], default=str).encode()) > wire.LETTER_ROOM - ENVELOPE:
             data.pop("evaluation", None)
             (data.get("probe_batch") or {}).pop("model", None)
         self._reporter.notice("checkpoint-saved", message, data)
 
-    def facts(self, seconds: float, method: str) -> Dict[str, Any]:
+    def facts(self, seconds: float, method: str) -> dict[str, Any]:
         """Return the facts of a save that has just ended."""
         return {**save_facts(self._position, seconds, method), "counters": self._counters()}
 
 
-def save_facts(position: Position, seconds: float, method: str) -> Dict[str, Any]:
+def save_facts(position: Position, seconds: float, method: str) -> dict[str, Any]:
     """Return the facts of any save; the supervisor reads them as a `SaveReport`."""
     return {
         "attempt": position.attempt,
@@ -233,7 +233,7 @@ def path_of_target(target: Any) -> str:
     return os.path.abspath(target)
 
 
-def file_stamp(target: Any, path: str) -> Optional[Dict[str, int]]:
+def file_stamp(target: Any, path: str) -> Optional[dict[str, int]]:
     """Return what identifies the file after a rename, None where that is unknown.
 
     Device and inode, size in bytes, and time of writing by the clock of its file system.

@@ -17,19 +17,7 @@ import itertools
 import os
 import sys
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
 
 from ..context import Refused
 from ..runtime import files
@@ -50,14 +38,14 @@ class Name(NamedTuple):
 
     scope: Scope
     variable: str
-    way: Tuple[str, ...]
+    way: tuple[str, ...]
 
 
 class JobVariables:
     """The job's variables at one moment, innermost first. Not to be kept."""
 
     def __init__(
-        self, frames: List[FrameType], inside: Set[int], traced: Optional[FrameType] = None
+        self, frames: list[FrameType], inside: set[int], traced: Optional[FrameType] = None
     ) -> None:
         """
         Args:
@@ -66,11 +54,11 @@ class JobVariables:
             traced: the frame whose line is being traced: Python writes its variables back
                 afterwards, so the dict must not be emptied.
         """
-        self._spaces: Dict[Scope, Mapping[str, Any]] = {}
+        self._spaces: dict[Scope, Mapping[str, Any]] = {}
         self._inside = inside
-        self._seen: List[Tuple[Name, Any]] = []
-        self._by_last: Dict[str, List[Tuple[Name, Any]]] = {}
-        self.constants: List[Any] = []  # literals in the code that runs
+        self._seen: list[tuple[Name, Any]] = []
+        self._by_last: dict[str, list[tuple[Name, Any]]] = {}
+        self.constants: list[Any] = []  # literals in the code that runs
         job_frames = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
         for frame in reversed(job_frames):
             self.constants += frame.f_code.co_consts
@@ -80,7 +68,7 @@ class JobVariables:
         for frame in reversed(job_frames):
             self._spaces.setdefault(str(frame.f_globals.get("__name__")), frame.f_globals)
 
-    def named(self, key: str, value: Any) -> List[Name]:
+    def named(self, key: str, value: Any) -> list[Name]:
         """Return variables, attributes and entries named `key` with this plain value, nearest
         first."""
         kind = type(value)
@@ -91,7 +79,7 @@ class JobVariables:
         ]
         return sorted(names, key=lambda name: len(name.way))
 
-    def holders(self, value: Any) -> List[Name]:
+    def holders(self, value: Any) -> list[Name]:
         """Return the variables and attributes that hold this very object, or are it (`vars`)."""
         names = [name for name, candidate in self._all() if candidate is value]
         if type(value) is dict:
@@ -121,25 +109,25 @@ class JobVariables:
             value = content if part == "__dict__" else content.get(part, MISSING)
         return value
 
-    def generators(self, kind: type) -> List[Tuple[Name, Any]]:
+    def generators(self, kind: type) -> list[tuple[Name, Any]]:
         """Return the job's own generators of this type."""
         return [(name, candidate) for name, candidate in self._all() if type(candidate) is kind]
 
-    def _all(self) -> List[Tuple[Name, Any]]:
+    def _all(self) -> list[tuple[Name, Any]]:
         if not self._seen:
             self._seen = list(itertools.islice(self._walk(), NAMES_MAX))
             for name, value in self._seen:
                 self._by_last.setdefault((name.variable, *name.way)[-1], []).append((name, value))
         return self._seen
 
-    def _walk(self) -> Iterator[Tuple[Name, Any]]:
+    def _walk(self) -> Iterator[tuple[Name, Any]]:
         for scope, space in self._spaces.items():
             for variable, value in list(space.items()):
                 if not variable.startswith("__"):
                     for way, item in self._reach(value, ()):
                         yield Name(scope, variable, way), item
 
-    def _reach(self, value: Any, way: Tuple[str, ...]) -> Iterator[Tuple[Tuple[str, ...], Any]]:
+    def _reach(self, value: Any, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
         yield way, value
         if len(way) < DEPTH and id(value) not in self._inside:
             content = _content(value) or {}
@@ -163,8 +151,8 @@ def _content(value: Any) -> Optional[Mapping[str, Any]]:
 
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
-Path = Tuple[str, ...]  # a variable, and attributes or keys from there
-Stack = List[Tuple[CodeType, int]]  # code and line of the running functions, outermost first
+Path = tuple[str, ...]  # a variable, and attributes or keys from there
+Stack = list[tuple[CodeType, int]]  # code and line of the running functions, outermost first
 
 
 class SaveSite(NamedTuple):
@@ -173,7 +161,7 @@ class SaveSite(NamedTuple):
     code: CodeType
     lines: range  # of its head: what is executed first
     scope: Scope  # what holds the variables that the statement sees
-    assigned: Set[Path]  # what it assigns before it reads it, and so is stale before it
+    assigned: set[Path]  # what it assigns before it reads it, and so is stale before it
 
     def assigns(self, path: Path, container: bool) -> bool:
         """Whether the statement assigns this path, or changes the container there."""
@@ -183,12 +171,12 @@ class SaveSite(NamedTuple):
         )
 
 
-def code_stack(frames: List[FrameType]) -> Stack:
+def code_stack(frames: list[FrameType]) -> Stack:
     """Return code and line of the frames."""
     return [(frame.f_code, frame.f_lineno) for frame in frames]
 
 
-def find_save_site(stack: Stack, frames: List[FrameType]) -> Tuple[FrameType, SaveSite]:
+def find_save_site(stack: Stack, frames: list[FrameType]) -> tuple[FrameType, SaveSite]:
     """Find the place, from the stack when the job saved, and its frames right after a step.
 
     Returns:
@@ -261,7 +249,7 @@ def call_at(
     frame.f_trace = in_loop
 
 
-def _body(code: CodeType) -> List[ast.stmt]:
+def _body(code: CodeType) -> list[ast.stmt]:
     """Return the statements of a function, or of a module, from its source."""
     try:
         text = files.read_file(code.co_filename, foreign=True).decode("utf-8")
@@ -293,7 +281,7 @@ def _holds(node: Any, line: int) -> bool:
     return bool(node.lineno <= line <= (node.end_lineno or node.lineno))
 
 
-def _innermost_loop(body: List[ast.stmt], line: int) -> Any:
+def _innermost_loop(body: list[ast.stmt], line: int) -> Any:
     match = None
     for statement in body:
         for node in ast.walk(statement):
@@ -304,7 +292,7 @@ def _innermost_loop(body: List[ast.stmt], line: int) -> Any:
     return match
 
 
-def _separate_statement(body: List[ast.stmt], save_line: int, step_line: int) -> Optional[ast.stmt]:
+def _separate_statement(body: list[ast.stmt], save_line: int, step_line: int) -> Optional[ast.stmt]:
     """Return the statement with the save, in the innermost block that also holds the step."""
     for statement in body:
         if _holds(statement, save_line):
@@ -326,9 +314,9 @@ def _head(statement: Any) -> range:
     return range(statement.lineno, max(end, statement.lineno + 1))
 
 
-def _assigned_paths(statement: ast.stmt) -> Set[Path]:
-    assigned: Set[Path] = set()
-    read: Set[Path] = set()
+def _assigned_paths(statement: ast.stmt) -> set[Path]:
+    assigned: set[Path] = set()
+    read: set[Path] = set()
     for node in _in_order(statement):
         path = _path(node)
         if path and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
@@ -354,7 +342,7 @@ def _path(node: Any) -> Path:
     return ()
 
 
-def _in_order(node: ast.AST) -> List[ast.AST]:
+def _in_order(node: ast.AST) -> list[ast.AST]:
     """Return all nodes in execution order: the value of an assignment before its target."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

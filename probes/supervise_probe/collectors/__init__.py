@@ -25,19 +25,7 @@ import importlib
 import pkgutil
 import re
 from time import thread_time_ns
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    ClassVar,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    NamedTuple,
-    Tuple,
-    Type,
-)
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, NamedTuple
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -46,7 +34,7 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Step, Update
 
-    Pair = Tuple[Part, Callable[..., Any]]
+    Pair = tuple[Part, Callable[..., Any]]
 
 CALLS = (
     "after_backward",
@@ -74,7 +62,7 @@ class Collector:
         METRICS: what it measures.
     """
 
-    METRICS: ClassVar[Tuple[MetricSpec, ...]] = ()
+    METRICS: ClassVar[tuple[MetricSpec, ...]] = ()
     SHARE = 0.02
     FLOOR_US = 1000
     SAMPLED = ""
@@ -107,17 +95,17 @@ class Collector:
     def after_update(self, update: Update) -> None:
         """One optimizer has stepped, or was kept from it (`update.skip`)."""
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         """Add this step's values, and forget what belonged to it."""
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         """Add values that follow from others; all are on the host now, in order of steps."""
 
     def relax(self) -> bool:
         """Too dear: go on in a cheaper way and return True, or be switched off."""
         return False
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         """Return what a rollback must put back."""
         return {}
 
@@ -133,20 +121,20 @@ class Plan:
     """
 
     def __init__(self, guard: Guard, sets: SampleSets) -> None:
-        self.usual: Dict[str, Calls] = {call: [] for call in CALLS}
+        self.usual: dict[str, Calls] = {call: [] for call in CALLS}
         self.now = self.usual
         self._guard = guard
         self._samples = sets
-        self._members: Dict[str, Dict[str, Calls]] = {}  # by set and call
-        self._sets: Dict[str, Dict[str, Pair]] = {}  # each for all members
-        self._finish: Dict[str, Calls] = {}  # of sets that were never sampled
+        self._members: dict[str, dict[str, Calls]] = {}  # by set and call
+        self._sets: dict[str, dict[str, Pair]] = {}  # each for all members
+        self._finish: dict[str, Calls] = {}  # of sets that were never sampled
 
     def add(self, name: str, collector: Collector) -> None:
         """Take in a collector."""
         sampled_set = collector.SAMPLED
         part = self._guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
         part.relax = collector.relax
-        pairs: Dict[str, Pair] = {
+        pairs: dict[str, Pair] = {
             call: (part, getattr(collector, call))
             for call in CALLS
             if getattr(type(collector), call) is not getattr(Collector, call)
@@ -173,7 +161,7 @@ class Plan:
         """Make one call of the step under way. To be called inside a `guard.run`."""
         self._guard.run_all(self.now[call], *args)
 
-    def begin(self, due: FrozenSet[str]) -> None:
+    def begin(self, due: frozenset[str]) -> None:
         """Begin a step in which the sets `due` are sampled."""
         for name in [name for name in self._finish if name in due]:
             self.usual["finish"] += self._finish.pop(name)
@@ -208,19 +196,19 @@ class Collectors:
     def __init__(self, context: ProbeContext, plan: Plan, ready: Mapping[str, Collector]) -> None:
         """Make those that are not `made` already."""
         self.plan = plan
-        self.by_name: Dict[str, Collector] = {}
+        self.by_name: dict[str, Collector] = {}
         for name, kind in collector_classes().items():
             collector = ready.get(name) or kind(context)
             self.by_name[name] = collector
             plan.add(name, collector)
 
-    def of_set(self, name: str) -> List[str]:
+    def of_set(self, name: str) -> list[str]:
         """Return the names of those that are called when this set is sampled."""
         return [member for member, collector in self.by_name.items() if name == collector.SAMPLED]
 
-    def counters(self) -> Dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Return `COUNTERS`."""
-        state: Dict[str, float] = {}
+        state: dict[str, float] = {}
         for name in COUNTING:
             state.update(self.by_name[name].state())
         return {name: state[name] for name in COUNTERS}
@@ -230,9 +218,9 @@ class Collectors:
         for name in COUNTING:
             self.by_name[name].rewind(counters)
 
-    def save_state(self) -> Dict[str, float]:
+    def save_state(self) -> dict[str, float]:
         """Return what goes back with a rollback."""
-        state: Dict[str, float] = {}
+        state: dict[str, float] = {}
         for collector in self.by_name.values():
             state.update(collector.state())
         return state
@@ -244,9 +232,9 @@ class Collectors:
 
 
 @functools.lru_cache(maxsize=None)  # a forked child must not read the disk again
-def collector_classes() -> Dict[str, Type[Collector]]:
+def collector_classes() -> dict[str, type[Collector]]:
     """Return every collector by its name, sorted by it."""
-    kinds: Dict[str, Type[Collector]] = {}
+    kinds: dict[str, type[Collector]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for kind in vars(module).values():
@@ -256,7 +244,7 @@ def collector_classes() -> Dict[str, Type[Collector]]:
     return dict(sorted(kinds.items()))
 
 
-def metric_specs() -> Tuple[MetricSpec, ...]:
+def metric_specs() -> tuple[MetricSpec, ...]:
     """Return every metric that the probe can measure."""
     return tuple(spec for kind in collector_classes().values() for spec in kind.METRICS)
 

@@ -7,20 +7,7 @@ from ctypes import c_char, string_at
 from itertools import islice
 from math import log
 from time import thread_time_ns
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional
 from zlib import crc32
 
 from ..sampling.sample_sets import FLOOR_NS, LEAST, SPARSEST, TOKENS
@@ -79,7 +66,7 @@ class Inputs:
         level = [(value, True) for value in values]
         for _ in range(DEPTH):
             floats: Optional[BatchTensor] = None
-            inner: List[Tuple[Any, bool]] = []
+            inner: list[tuple[Any, bool]] = []
             for value, alone in level:
                 if not isinstance(value, self._tensor):
                     sole = alone and not isinstance(value, list)
@@ -101,7 +88,7 @@ class Inputs:
         """Yield the tensors of all levels."""
         level = list(values)
         for _ in range(DEPTH):
-            inner: List[Any] = []
+            inner: list[Any] = []
             for value in level:
                 if not isinstance(value, self._tensor):
                     inner += islice(_contents(value), MOST)
@@ -170,8 +157,8 @@ class BatchCollector(Collector):
         self._hash: Any = None
         self._loaded: Any = None
         self._of_step: Any = None
-        self._weights: Dict[Any, Any] = {}
-        self._layouts: Dict[Any, Layout] = {}
+        self._weights: dict[Any, Any] = {}
+        self._layouts: dict[Any, Layout] = {}
         self._integers = (self.torch.int64, self.torch.int32)
         self._inputs = Inputs(self.torch)
         self._views = {
@@ -233,7 +220,7 @@ class BatchCollector(Collector):
         digest = self._loaded if self._hash is None else self._hash
         return float(digest & _MASK) if isinstance(digest, int) else None
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         digest, self._of_step = self._of_step, None
         if self._forwards_of_step:
             values["forwards_per_update"] = float(self._forwards_of_step)
@@ -313,12 +300,12 @@ class Layout(NamedTuple):
         length: of each piece, in bytes. size: of the whole, as a part of the hash.
     """
 
-    offsets: Tuple[int, ...]
+    offsets: tuple[int, ...]
     length: int
     size: int
 
 
-def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout], pieces: int) -> int:
+def _digest_of_memory(tensor: Any, layouts: dict[Any, Layout], pieces: int) -> int:
     """Return a number below 2^52 that identifies the values of a tensor on the host.
 
     Read from memory, since one call of torch costs as much as all of this; and by one array type of
@@ -476,7 +463,7 @@ class BatchSanityCollector(Collector):
     def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
         super().__init__(context)
         self.pace = sets.pace("batch_sanity", FIRST, TOKENS, FLOOR_NS // 2, least=2)
-        self._kept: List[Any] = []
+        self._kept: list[Any] = []
         self._usual: Any = None  # shares of the buckets
         self._looks = 0
         self._order: Optional[BlockSkew] = None
@@ -484,9 +471,9 @@ class BatchSanityCollector(Collector):
         self._table = TokenTable(self.torch, context.registry)
         self._sequences = SequenceLengths(self.torch, self.scalars)
         self._changed = context.reporter.status_changed
-        self.unseen: Dict[str, str] = {}
+        self.unseen: dict[str, str] = {}
 
-    def saw(self, tensor: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def saw(self, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """These whole numbers went into the model, as one of these arguments."""
         batches = self._kept
         if len(batches) >= MICRO_BATCHES or tensor.is_meta:
@@ -508,7 +495,7 @@ class BatchSanityCollector(Collector):
         self._kept = []
         self._sequences.forget()
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         batches, self._kept = self._kept, []
         if batches:
             began = thread_time_ns()
@@ -519,7 +506,7 @@ class BatchSanityCollector(Collector):
     def rewind(self, state: Mapping[str, float]) -> None:
         self.forget()
 
-    def _count(self, batches: List[Any], values: Dict[str, Number]) -> None:
+    def _count(self, batches: list[Any], values: dict[str, Number]) -> None:
         flat = [ids.reshape(-1) for ids in batches]
         ids = flat[0] if len(flat) == 1 else self.torch.cat(flat)
         size = ids.numel()
@@ -566,7 +553,7 @@ class BatchSanityCollector(Collector):
         expected = (1.0 - UNSEEN) * usual + UNSEEN / BUCKETS
         return torch.special.xlogy(shares, shares / expected).sum()
 
-    def _shares(self, ids: Any, size: int) -> Tuple[Number, Number, Number]:
+    def _shares(self, ids: Any, size: int) -> tuple[Number, Number, Number]:
         """Return the mean log of each value's count, how many differ, and the largest count."""
         if size <= FEW and self.scalars.reads(ids):
             counts = Counter(ids.tolist()).values()
@@ -582,7 +569,7 @@ class BatchSanityCollector(Collector):
         search = self.torch.searchsorted
         return self._summed((search(ids, ids, right=True) - search(ids, ids)).to(wide))
 
-    def _summed(self, rows: Any) -> Tuple[Number, Number, Number]:
+    def _summed(self, rows: Any) -> tuple[Number, Number, Number]:
         value = self.scalars.value
         return value(rows.log().mean()), value(rows.reciprocal().sum()), value(rows.max())
 
@@ -636,8 +623,8 @@ class ShardsCollector(Collector):
         self._notice, self._changed = context.reporter.notice, context.reporter.status_changed
         self.shards = ShardTracker(context.torch, self.wake)
         self._backwards = 0
-        self._of_step: Optional[Dict[Origin, None]] = None
-        self._waiting: Deque[Tuple[int, int, List[Origin]]] = deque(maxlen=BUFFER_DEPTH)
+        self._of_step: Optional[dict[Origin, None]] = None
+        self._waiting: deque[tuple[int, int, list[Origin]]] = deque(maxlen=BUFFER_DEPTH)
         self._next_notice = self._notices = 0
         self.mix = SourceMix()
 
@@ -652,7 +639,7 @@ class ShardsCollector(Collector):
         if backwards or self._of_step is None:  # else the second optimizer after one backward
             self._of_step = {**(self._of_step or {}), **self.shards.take(backwards)}
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         if not self._of_step:
             self._of_step = None
             return
@@ -669,7 +656,7 @@ class ShardsCollector(Collector):
         if self.shards.unreported and not self._next_notice > step.number:
             self._tell(step.number)
 
-    def join(self, record: Dict[str, Any]) -> None:
+    def join(self, record: dict[str, Any]) -> None:
         """Add the shards of a step to what is kept of its batch, by step and attempt."""
         while self._waiting:
             step, attempt, origins = self._waiting.popleft()
@@ -677,7 +664,7 @@ class ShardsCollector(Collector):
                 record["shards"] = [origin._asdict() for origin in origins]
                 return
 
-    def newest(self) -> Dict[str, str]:
+    def newest(self) -> dict[str, str]:
         """Return the names used last by their number, for the status."""
         return self.shards.newest(IN_STATUS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add, is_
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..runtime.call_stack import job_line
 from . import Collector, MetricSpec
@@ -50,9 +50,9 @@ class Clip:
 
     def __init__(
         self,
-        params: List[Any],
+        params: list[Any],
         norm: Number,
-        unscaled: FrozenSet[int],
+        unscaled: frozenset[int],
         backwards: int,
         limit: Any,
         joint: bool,
@@ -65,7 +65,7 @@ class Clip:
         self.joint = joint
         self.counted_by = 0
 
-    def ids(self) -> FrozenSet[int]:
+    def ids(self) -> frozenset[int]:
         """Return what it covers, by id."""
         return frozenset(map(id, self.params))
 
@@ -88,14 +88,14 @@ class GradientCollector(Collector):
     ) -> None:
         super().__init__(context)
         self._scaling = scaling
-        self.clips: List[Clip] = []
+        self.clips: list[Clip] = []
         self.clipped_at: Optional[str] = None
         self._backwards = 0
-        self._covered: Tuple[Optional[Clip], Set[int]] = None, set()  # first clip, ids of all
+        self._covered: tuple[Optional[Clip], set[int]] = None, set()  # first clip, ids of all
         # By optimizer, since one whose step raised is measured again.
-        self._squares: Dict[int, Number] = {}
+        self._squares: dict[int, Number] = {}
         self._copies = copies
-        self._parts: Dict[int, Optional[Number]] = {}  # of each square that is this rank's
+        self._parts: dict[int, Optional[Number]] = {}  # of each square that is this rank's
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
@@ -104,7 +104,7 @@ class GradientCollector(Collector):
             self._parts.clear()
 
     def saw_clip(
-        self, params: List[Any], norm: Optional[Any], limit: Any = None, joint: bool = False
+        self, params: list[Any], norm: Optional[Any], limit: Any = None, joint: bool = False
     ) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
         if self.clipped_at is None:
@@ -122,7 +122,7 @@ class GradientCollector(Collector):
                 local_norm = local_norm / (self._norm_now(params) + NOT_ZERO) * value
             self.clips[-1].own = local_norm
 
-    def _fresh(self, params: List[Any]) -> Optional[List[Any]]:
+    def _fresh(self, params: list[Any]) -> Optional[list[Any]]:
         """Return those that no clip has changed yet; None where one covered just these."""
         clips, ids = self.clips, set(map(id, params))
         if clips[0].backwards != self._backwards:  # it saw only a part of these gradients
@@ -156,7 +156,7 @@ class GradientCollector(Collector):
         copies = self._copies.uniform(info)
         return copies == 1 or (copies is not None and hasattr(info.params[0], "_local_tensor"))
 
-    def _norm_now(self, params: List[Any]) -> Number:
+    def _norm_now(self, params: list[Any]) -> Number:
         with self.torch.no_grad():
             gradients = [p.grad for p in params if p.grad is not None]
             return self.norm_of(gradients) if gradients else 0.0
@@ -193,7 +193,7 @@ class GradientCollector(Collector):
         if len(clips) == 1 and _same_tensors(clips[0].params, info.clipped_as):
             update.gradient_norm = self._counted(clips[0], update)
             return
-        covered: Set[int] = set()
+        covered: set[int] = set()
         total: Number = 0.0
         for clip in clips:
             ids = clip.ids()
@@ -218,14 +218,14 @@ class GradientCollector(Collector):
         ):  # its step raised: what has changed them since is a clip or an order
             self._squares[key] = squares
 
-    def _square(self, update: Update, params: List[Any]) -> Number:
+    def _square(self, update: Update, params: list[Any]) -> Number:
         norm = self.norm_of([p.grad for p in params])
         still_scaled = getattr(update.optimizer, "grad_scale", None)
         if still_scaled is not None:  # a fused optimizer unscales inside its kernel
             norm = norm / self.scalars.value(still_scaled)
         return norm * norm
 
-    def _not_counted(self, update: Update, params: List[Any]) -> List[Any]:
+    def _not_counted(self, update: Update, params: list[Any]) -> list[Any]:
         """Return those that no other optimizer of this step, which was measured before, holds."""
         info = update.known
         infos = (
@@ -247,7 +247,7 @@ class GradientCollector(Collector):
             self._add(key, norm * norm)
         return norm
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         squares, self._squares = self._squares, {}
         parts, self._parts = self._parts, {}
         self.clips.clear()
@@ -259,10 +259,10 @@ class GradientCollector(Collector):
         if shares and len(shares) == len(squares):
             values["grad_norm_share"] = reduce(add, shares) ** 0.5
 
-    def norm_of(self, gradients: List[Any]) -> Number:
+    def norm_of(self, gradients: list[Any]) -> Number:
         """Return the 2-norm of all `gradients`; of the local shard where one is sharded."""
         torch = self.torch
-        by_device: Dict[Any, List[Any]] = {}
+        by_device: dict[Any, list[Any]] = {}
         low = False
         for gradient in gradients:
             gradient = getattr(gradient, "_local_tensor", gradient)
@@ -270,7 +270,7 @@ class GradientCollector(Collector):
                 gradient = gradient.coalesce().values()
             low = low or gradient.dtype in (torch.float16, torch.bfloat16)
             by_device.setdefault(gradient.device, []).append(gradient)
-        tensors: List[Number] = []
+        tensors: list[Number] = []
         for members in by_device.values():
             if low:  # the norm of bfloat16 tensors has three digits if it is bfloat16 itself
                 norms = torch._foreach_norm(members, 2, dtype=torch.float32)
@@ -284,7 +284,7 @@ class GradientCollector(Collector):
             squares = squares + norm * norm
         return squares**0.5
 
-    def norms_of(self, gradients: List[Any]) -> List[Any]:
+    def norms_of(self, gradients: list[Any]) -> list[Any]:
         """Return the 2-norm of each, as `norm_of` counts it; 0-dim tensors, where they are."""
         torch = self.torch
         local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
@@ -292,7 +292,7 @@ class GradientCollector(Collector):
         dense = [g if g.layout is strided else g.coalesce().values() for g in local]
         low = any(g.dtype in (torch.float16, torch.bfloat16) for g in dense)
         wide = {"dtype": torch.float32} if low else {}
-        norms: List[Any] = torch._foreach_norm(dense, 2, **wide)
+        norms: list[Any] = torch._foreach_norm(dense, 2, **wide)
         return norms
 
     def _add(self, key: int, square: Number) -> None:
@@ -300,7 +300,7 @@ class GradientCollector(Collector):
         self._squares[key] = square if squares is None else squares + square
 
 
-def _same_tensors(some: List[Any], other_list: List[Any]) -> bool:
+def _same_tensors(some: list[Any], other_list: list[Any]) -> bool:
     """Whether both hold the same objects in the same order. Looks at none of them."""
     return len(some) == len(other_list) and all(map(is_, some, other_list))
 
@@ -330,9 +330,9 @@ GROUPS = 7
 EMBEDDING = "embedding"
 EXACT = 1_000_000  # parameters of an optimizer; of more, only a sample is copied
 RUN = 64  # neighbours taken together
-NOT_CLIPPED: Tuple[None, FrozenSet[int]] = None, frozenset()
+NOT_CLIPPED: tuple[None, frozenset[int]] = None, frozenset()
 
-Members = Dict[str, List[Any]]
+Members = dict[str, list[Any]]
 
 
 class GroupsCollector(Collector):
@@ -351,13 +351,13 @@ class GroupsCollector(Collector):
         super().__init__(context)
         self._registry, self._scaling, self._gradient = context.registry, scaling, gradient
         # By parameter: norm before its first clip, and which optimizers were unscaled then.
-        self._before_clip: Dict[int, Tuple[Any, FrozenSet[int]]] = {}
-        self._counted_by: Dict[int, int] = {}  # optimizer, by embedding
+        self._before_clip: dict[int, tuple[Any, frozenset[int]]] = {}
+        self._counted_by: dict[int, int] = {}  # optimizer, by embedding
         # By optimizer and label, since an optimizer whose step raised is measured again.
-        self._squares: Dict[int, Dict[str, Number]] = {}
-        self._moved: Dict[str, Tuple[Number, Number]] = {}
-        self._before: List[Tuple[str, List[Any], List[Any]]] = []
-        self._embeddings: FrozenSet[int] = frozenset()
+        self._squares: dict[int, dict[str, Number]] = {}
+        self._moved: dict[str, tuple[Number, Number]] = {}
+        self._before: list[tuple[str, list[Any], list[Any]]] = []
+        self._embeddings: frozenset[int] = frozenset()
         self._modules = -1
         self._turn = 0
 
@@ -367,7 +367,7 @@ class GroupsCollector(Collector):
         self._squares.clear()
         self._counted_by.clear()
 
-    def before_clip(self, params: List[Any]) -> None:
+    def before_clip(self, params: list[Any]) -> None:
         """In a sampled step, the job is about to clip the gradients of `params`."""
         captured, unscaled = self._before_clip, self._scaling.unscaled
         fresh = [p for p in params if p.grad is not None and id(p) not in captured]
@@ -387,7 +387,7 @@ class GroupsCollector(Collector):
             if params:
                 groups[label] = self.square(update, params)
 
-    def square(self, update: Update, params: List[Any]) -> Number:
+    def square(self, update: Update, params: list[Any]) -> Number:
         """Return the squared norm of the gradients of `params`, unclipped and unscaled."""
         norms, key = self._before_clip, id(update.optimizer)
         plain, scaled, now = [], [], []
@@ -429,11 +429,11 @@ class GroupsCollector(Collector):
             squares = self._moved.get(label, (0.0, 0.0))
             self._moved[label] = squares[0] + moved * moved, squares[1] + weight * weight
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         measured, self._squares = self._squares, {}
         self._before_clip.clear()
         self._counted_by.clear()
-        squares: Dict[str, Number] = {}
+        squares: dict[str, Number] = {}
         for by_group in measured.values():
             for label, square in by_group.items():
                 squares[label] = squares.get(label, 0.0) + square
@@ -456,7 +456,7 @@ class GroupsCollector(Collector):
                 members.setdefault(param_group, []).append(param)
         return members
 
-    def embeddings(self) -> FrozenSet[int]:
+    def embeddings(self) -> frozenset[int]:
         modules = self._registry.modules
         if modules.changes != self._modules:
             nn = self.torch.nn
@@ -466,7 +466,7 @@ class GroupsCollector(Collector):
             self._modules = modules.changes
         return self._embeddings
 
-    def _pieces(self, param: Any, every: int) -> List[Any]:
+    def _pieces(self, param: Any, every: int) -> list[Any]:
         """Return `param`, or one run of RUN values in `every` of it."""
         tensor = getattr(param, "_local_tensor", param).detach()
         size = tensor.numel()

@@ -18,19 +18,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
 from ..torch_state.structure import FSDP1, WRAPPER
 from . import Collector, MetricSpec
@@ -142,19 +130,19 @@ class Window:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.missing: Dict[int, Dict[int, Weak]] = {}
-        self.updates: Dict[int, int] = {}
-        self.made: Dict[int, str] = {}
-        self.alive: Set[int] = set()
-        self.owners: Dict[int, Weak] = {}
-        self.called: Set[int] = set()
-        self.proven: Set[int] = set()
-        self.orphans: Dict[int, Weak] = {}
-        self.others: Dict[int, Weak] = {}
-        self.samples: Dict[int, Sample] = {}
-        self.low: List[Sample] = []
+        self.missing: dict[int, dict[int, Weak]] = {}
+        self.updates: dict[int, int] = {}
+        self.made: dict[int, str] = {}
+        self.alive: set[int] = set()
+        self.owners: dict[int, Weak] = {}
+        self.called: set[int] = set()
+        self.proven: set[int] = set()
+        self.orphans: dict[int, Weak] = {}
+        self.others: dict[int, Weak] = {}
+        self.samples: dict[int, Sample] = {}
+        self.low: list[Sample] = []
         self.rate, self.applied = 0.0, 0
-        self.in_eval: Dict[int, Weak] = {}
+        self.in_eval: dict[int, Weak] = {}
         self.rows = 0
         self.hook: Any = None
         self.changed: Any = None
@@ -183,9 +171,9 @@ class JobWiringCollector(Collector):
         self._reporter = context.reporter
         self._window: Optional[Window] = None
         self._next = self._began = -1  # step of the next window, and of the first one
-        self._known: Set[int] = set()  # ids of the optimizers' infos
-        self._had: Set[int] = set()  # ids of tensors that had a gradient
-        self._held: Set[int] = set()  # ids of tensors that an optimizer held at the first window
+        self._known: set[int] = set()  # ids of the optimizers' infos
+        self._had: set[int] = set()  # ids of tensors that had a gradient
+        self._held: set[int] = set()  # ids of tensors that an optimizer held at the first window
         self._highest = 0.0  # learning rate of a window
 
     # ── calls of a step ───────────────────────────────────────────────────────────────────────
@@ -209,7 +197,7 @@ class JobWiringCollector(Collector):
         if self._window is not None and not update.skip:
             self._window.applied += 1
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         window = self._window
         if window is None:
             return
@@ -262,7 +250,7 @@ class JobWiringCollector(Collector):
             return True
         return any(type(module).__name__ == FSDP1 for module in self._registry.modules)
 
-    def _optimized(self) -> Set[int]:
+    def _optimized(self) -> set[int]:
         """Return the ids of all tensors that an optimizer holds."""
         optimizers = self._registry.optimizers
         return {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -322,7 +310,7 @@ class JobWiringCollector(Collector):
         """Look for tensors with gradients that are in no optimizer."""
         held = self._optimized()
         for _, root in self._models():
-            lost: Dict[int, Weak] = {}
+            lost: dict[int, Weak] = {}
             sizes = {True: 0, False: 0}  # values of tensors that are held, and that are not
             for p in root.parameters() if root.training else ():
                 if p.requires_grad and p.grad is not None:
@@ -335,7 +323,7 @@ class JobWiringCollector(Collector):
             elif sizes[False] <= sizes[True] and held <= self._held:
                 window.orphans.update(lost)
 
-    def _models(self) -> Iterator[Tuple[str, Any]]:
+    def _models(self) -> Iterator[tuple[str, Any]]:
         """Yield the outermost modules with parameters; with a name where there are several."""
         modules = list(self._registry.modules)
         inner = {id(child) for module in modules for child in module.children()}
@@ -389,9 +377,9 @@ class JobWiringCollector(Collector):
 
     # ── values ────────────────────────────────────────────────────────────────────────────────
 
-    def _changes(self, window: Window) -> Dict[str, Any]:
+    def _changes(self, window: Window) -> dict[str, Any]:
         """Return which suspicious tensors have changed, where they are."""
-        changes: Dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for number, sample in window.samples.items():
             tensor = sample.tensor()
             if tensor is not None:
@@ -418,7 +406,7 @@ class JobWiringCollector(Collector):
         self._highest = max(self._highest, rate)
         if not is_settled or window.applied < APPLIED or window.rounded is not None:
             return
-        counts: Dict[str, Any] = {}
+        counts: dict[str, Any] = {}
         for number, sample in enumerate(window.low):
             tensor = sample.tensor()
             if tensor is not None and tensor.grad is not None and not tensor.grad.is_sparse:
@@ -428,7 +416,7 @@ class JobWiringCollector(Collector):
                 counts[f"stays.{number}"] = stays.sum().double()
         window.rounded = self._arrival(counts)
 
-    def _arrival(self, numbers: Dict[str, Any]) -> Any:
+    def _arrival(self, numbers: dict[str, Any]) -> Any:
         """Return what has these on the host as soon as that needs no waiting."""
         if all(map(self.scalars.reads, numbers.values())):
             return Arrived({name: float(number) for name, number in numbers.items()})
@@ -436,12 +424,12 @@ class JobWiringCollector(Collector):
 
     # ── reports ───────────────────────────────────────────────────────────────────────────────
 
-    def _report(self, window: Window, changed: Set[int], values: Dict[str, Number]) -> None:
+    def _report(self, window: Window, changed: set[int], values: dict[str, Number]) -> None:
         """All of a window is known but for what was rounded away."""
         lost = [n for n in window.orphans if n not in changed]
         others = [n for n in window.others if n not in changed]
-        silent: List[int] = []
-        stale: List[int] = []
+        silent: list[int] = []
+        stale: list[int] = []
         keys = list(window.missing)
         for key in keys:
             still = {n for n, ref in window.missing[key].items() if ref() is not None} - changed
@@ -468,14 +456,14 @@ class JobWiringCollector(Collector):
             values["batchnorm_rows"] = float(window.rows)
 
     def _publish(
-        self, metric: str, values: Dict[str, Number], names: List[str], total: int, made: str = ""
+        self, metric: str, values: dict[str, Number], names: list[str], total: int, made: str = ""
     ) -> None:
         """Publish how many there are, and what a message needs beside it."""
         values[metric] = float(len(names))
         if names:
             self._notice(metric, names, total, made)
 
-    def _notice(self, metric: str, names: List[str], total: int, made: str = "") -> None:
+    def _notice(self, metric: str, names: list[str], total: int, made: str = "") -> None:
         data = {
             "metric": metric,
             "names": [name[:LONGEST] for name in names[:NAMES] if name],
@@ -485,7 +473,7 @@ class JobWiringCollector(Collector):
         }
         self._reporter.notice("wiring", f"{metric}: {len(names)} of {total}", data)
 
-    def _named(self, numbers: Iterable[int]) -> List[str]:
+    def _named(self, numbers: Iterable[int]) -> list[str]:
         """Return the names of tensors by their ids, in the order of the model; "" without one."""
         rest = set(numbers)
         if not rest:
@@ -510,7 +498,7 @@ class JobWiringCollector(Collector):
                     yield f"{_short(path)} ({type(module).__name__})"
 
     def _report_rounding(
-        self, window: Window, counts: Dict[str, float], values: Dict[str, Number]
+        self, window: Window, counts: dict[str, float], values: dict[str, Number]
     ) -> None:
         numbers = range(len(window.low))
         pushed = sum(counts.get(f"pushed.{number}", 0.0) for number in numbers)
@@ -527,12 +515,12 @@ class JobWiringCollector(Collector):
 class Arrived(NamedTuple):
     """Numbers that are on the host already."""
 
-    numbers: Dict[str, float]
+    numbers: dict[str, float]
 
     def ready(self) -> bool:
         return True
 
-    def read(self) -> Dict[str, float]:
+    def read(self) -> dict[str, float]:
         return self.numbers
 
 
@@ -541,7 +529,7 @@ def _values(tensor: Any) -> Any:
     return tensor.detach().flatten()[:LEAST].clone()
 
 
-def _rate(groups: List[Dict[str, Any]]) -> float:
+def _rate(groups: list[dict[str, Any]]) -> float:
     """Return the highest learning rate of these groups that the host knows."""
     rates = [group.get("lr") for group in groups]
     return max((rate for rate in rates if isinstance(rate, float)), default=0.0)

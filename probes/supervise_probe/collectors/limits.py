@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Deque, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Mapping, Optional
 
 from ..torch_state.records import Window
 from . import Collector, MetricSpec
@@ -77,12 +77,12 @@ class LimitsCollector(Collector):
         super().__init__(context)
         self._in_force, self._clipping = in_force, clipping
         self._habit = 0  # steps in a row with a clip of the job's; stays at HABIT
-        self.gradient_norms: Deque[float] = deque(maxlen=PAST)
-        self.update_norms: Deque[float] = deque(maxlen=PAST)
+        self.gradient_norms: deque[float] = deque(maxlen=PAST)
+        self.update_norms: deque[float] = deque(maxlen=PAST)
         self.limit: Optional[float] = None
         self._clipped: Optional[Window] = None
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         in_force = self._in_force
         limited, self._clipping.limited = self._clipping.limited, None
         if limited is not None:
@@ -104,7 +104,7 @@ class LimitsCollector(Collector):
             ordered = all(in_force.guards.values())
             values["guard_active"] = float(ordered and values.get("guard_active", 1.0) == 1.0)
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         self.limit = values.get("clip_threshold", self.limit)
         for name, past in (
             ("grad_global_norm", self.gradient_norms),
@@ -124,7 +124,7 @@ class LimitsCollector(Collector):
         self._clipped.add(clipped > 0.0)
         values["update_clip_rate"] = self._clipped.percent
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         return {"guard_active.clips": float(self._habit)}
 
     def rewind(self, state: Mapping[str, float]) -> None:
@@ -212,7 +212,7 @@ class ClippingCollector(Collector):
                 text = "gradients are clipped while they are multiplied by the loss scale"
                 self._reporter.notice("wiring", text, data)
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         values["skip_reason"], self._reason = self._reason, 0.0
         scale, self._loss_scale = self._loss_scale, None
         if scale is not None:
@@ -240,7 +240,7 @@ class ClippingCollector(Collector):
         if excess is not None:
             values[EXCESS] = excess
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         if values.get("update_skipped", 0.0) > 0.0 and values.get("skip_reason") == 0.0:
             values["skip_reason"] = 1.0  # masked by a fused optimizer, which only the device knew
         excess = values.pop(EXCESS, None)
@@ -256,7 +256,7 @@ class ClippingCollector(Collector):
     def _number(self, limit: object) -> Number:
         return self.scalars.value(limit) if isinstance(limit, self.torch.Tensor) else float(limit)  # type: ignore[arg-type]
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         state = {"grad_clip_rate.known": float(self._clips)}
         self._clipped.save(state)
         return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 from . import Collector, MetricSpec
 
@@ -50,7 +50,7 @@ class LossCollector(Collector):
     def forget(self) -> None:
         self.total, self._averaged = None, 0.0
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         total = self.total
         self.forget()
         if total is not None:
@@ -86,7 +86,7 @@ class LossScaleCollector(Collector):
         if update.scaler is not None:
             self._scale = update.scale
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         scale, self._scale = self._scale, None
         if scale is not None:
             values["loss_scale"] = scale
@@ -133,7 +133,7 @@ class DiscardsCollector(Collector):
         self._reported = False
         self._asked: Optional[Pending] = None
         self._steps = 0
-        self._counted: Deque[Tuple[int, float]] = deque()  # by step, of the newest STEPS
+        self._counted: deque[tuple[int, float]] = deque()  # by step, of the newest STEPS
 
     def gradients(self) -> None:
         """Those of this step so far are thrown away."""
@@ -152,7 +152,7 @@ class DiscardsCollector(Collector):
         """Forwards come, and no backward: the job lives."""
         self._reporter.beat("step")
 
-    def _count(self, values: List[Any]) -> None:
+    def _count(self, values: list[Any]) -> None:
         bad: Any = False
         for value in values:
             if not self.scalars.on_host(value) and value.is_meta:  # shapes were tried out
@@ -192,11 +192,11 @@ class DiscardsCollector(Collector):
             {"count": count, "seconds": round(seconds, 1)},
         )
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         values[NEW], self._new = self._new, 0.0
         self._since_ns, self._reported, self._asked = step.at_ns, False, None
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         new, counted = values.pop(NEW, None), self._counted
         if new is None:  # a step from before the first, whose values came late
             return

@@ -21,7 +21,7 @@ import sys
 from functools import reduce
 from operator import add
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from ..torch_state.records import Average
 from . import Collector, MetricSpec
@@ -85,9 +85,9 @@ class NoiseCollector(Collector):
         self._step = -1
         self._backwards = 0
         self._forward_ns = 0
-        self._first: Dict[int, Number] = {}  # norm after the first backward, by optimizer
+        self._first: dict[int, Number] = {}  # norm after the first backward, by optimizer
         # By optimizer, since one whose step raised is measured again.
-        self._squares: Dict[int, Tuple[Number, Number]] = {}
+        self._squares: dict[int, tuple[Number, Number]] = {}
 
     def after_backward(self, loss: Number) -> None:
         """Called in front of each backward: at the second, the first one's gradients are there."""
@@ -132,13 +132,13 @@ class NoiseCollector(Collector):
             small = small / (update.scale * update.scale)
         self._squares[id(update.optimizer)] = small, large
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         squares, self._squares = self._squares, {}
         if squares and self._step == step.number:
             values[SMALL], values[LARGE] = (reduce(add, terms) for terms in zip(*squares.values()))
             values[PARTS] = float(self._backwards)
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         small, large = values.pop(SMALL, None), values.pop(LARGE, None)
         parts = values.pop(PARTS, 0.0)
         tokens = values.get("tokens_per_update")
@@ -155,7 +155,7 @@ class NoiseCollector(Collector):
             values["grad_noise_scale"] = noise / signal
             values["gsnr"] = signal / noise
 
-    def _of_ranks(self, update: Update) -> Tuple[Optional[Number], Number]:
+    def _of_ranks(self, update: Update) -> tuple[Optional[Number], Number]:
         """Return squares of the rank's own and of the reduced gradient, of the same parameters."""
         sketch = self._sketch
         pairs = [
@@ -172,8 +172,8 @@ class NoiseCollector(Collector):
         large: Number = self._groups.square(update, [p for _, p in pairs])
         return total, large
 
-    def state(self) -> Dict[str, float]:
-        state: Dict[str, float] = {}
+    def state(self) -> dict[str, float]:
+        state: dict[str, float] = {}
         self._noise.save(state)
         self._signal.save(state)
         return state
@@ -221,11 +221,11 @@ class SketchCollector(Collector):
         super().__init__(context)
         self._guard, self._position = context.guard, context.position
         self._optimizers, self._sets = optimizers, sets
-        self.params: List[Any] = []
-        self.own: Dict[int, Any] = {}
-        self._sums: Dict[int, Any] = {}
-        self._signs: Dict[Any, Any] = {}
-        self._handles: List[Any] = []
+        self.params: list[Any] = []
+        self.own: dict[int, Any] = {}
+        self._sums: dict[int, Any] = {}
+        self._signs: dict[Any, Any] = {}
+        self._handles: list[Any] = []
         self._step = -1
 
     def after_backward(self, loss: Number) -> None:
@@ -250,7 +250,7 @@ class SketchCollector(Collector):
     def measure(self, update: Update) -> None:
         self._deaf()
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         self._deaf()
         sums, self._sums = self._sums, {}
         self.params = []
@@ -264,7 +264,7 @@ class SketchCollector(Collector):
             values.update((name, self.scalars.value(part)) for name, part in zip(NAMES, total))
 
     def _listener(self, index: int) -> Callable[..., None]:
-        def arrived(gradients: Tuple[Any, ...]) -> None:
+        def arrived(gradients: tuple[Any, ...]) -> None:
             began = thread_time_ns()
             try:
                 gradient = gradients[0]
@@ -288,7 +288,7 @@ class SketchCollector(Collector):
         offset = index * VALUES
         self._sums[index] = (run * signs[offset : offset + run.numel()]).view(-1, SUMS).sum(0)
 
-    def _spread(self) -> List[Any]:
+    def _spread(self) -> list[Any]:
         """Return parameters that every rank has whole, evenly over the model."""
         candidates = [
             param

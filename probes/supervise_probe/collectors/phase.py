@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional
 
 from . import Collector, MetricSpec
 
@@ -23,7 +23,7 @@ class Ends(NamedTuple):
     total: Optional[float] = None
 
 
-def find_scheduler(schedulers: List[Any], optimizer: Any) -> Any:
+def find_scheduler(schedulers: list[Any], optimizer: Any) -> Any:
     """Return the scheduler whose lengths are known, the outermost one of this optimizer, or None.
 
     Args:
@@ -72,7 +72,7 @@ def _of_linear(scheduler: Any) -> Ends:
     return Ends(total=scheduler.total_iters)
 
 
-_KINDS: Dict[str, Callable[[Any], Optional[Ends]]] = {
+_KINDS: dict[str, Callable[[Any], Optional[Ends]]] = {
     "LambdaLR": _of_lambda,
     "SequentialLR": _of_sequence,
     "OneCycleLR": _of_one_cycle,
@@ -128,7 +128,7 @@ class PhaseCollector(Collector):
         self._ends: Any = Ends()
         self._searched = -1
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         if self._schedulers.changes != self._searched:
             self._search()
         scheduler = self._scheduler() if self._scheduler is not _nothing else None
@@ -141,7 +141,7 @@ class PhaseCollector(Collector):
         if warming.moves:
             values[RAMP] = warming.progress
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         position = values.pop(POSITION, 0.0)
         ramp = values.pop(RAMP, None)
         rate = values.get("learning_rate_scheduled")
@@ -195,7 +195,7 @@ class PhaseCollector(Collector):
             return 0.0
         return (position - start) / (end - start) if position < end else NEARLY
 
-    def _bounds(self) -> Tuple[float, Optional[float]]:
+    def _bounds(self) -> tuple[float, Optional[float]]:
         warm, stable, total = self._ends
         if self._phase == DECAY:
             return self._begun if stable is None else stable, total
@@ -203,7 +203,7 @@ class PhaseCollector(Collector):
             return 0.0, warm
         return self._begun if warm is None else warm, total if stable is None else stable
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         numbers = (self._phase, self._rate, self._level, self._flat, self._rises, self._begun)
         return {f"lr_phase.{index}": number for index, number in enumerate(numbers)}
 
@@ -286,10 +286,10 @@ class RatesCollector(Collector):
     def __init__(self, context: ProbeContext, rate: LearningRate) -> None:
         super().__init__(context)
         self._rate = rate
-        self._values: Dict[str, Number] = {}
+        self._values: dict[str, Number] = {}
         self._schedulers = context.registry.schedulers
         self._searched = -1
-        self._own: List[weakref.ref[Any]] = []  # schedulers of the first optimizer
+        self._own: list[weakref.ref[Any]] = []  # schedulers of the first optimizer
         self._agreed, self._moved, self._last = 0, False, 0.0
 
     def before_update(self, update: Update) -> None:
@@ -340,7 +340,7 @@ class RatesCollector(Collector):
             self._values["learning_rate_expected"] = rate if agrees else scheduled[-1]
         self._last = rate
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         values.update(self._values)
         self._values.clear()
         hold = self._rate.hold

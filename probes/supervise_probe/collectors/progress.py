@@ -9,7 +9,7 @@ from torch. Which loss is that of an evaluation the names of the library show; w
 from __future__ import annotations
 
 from math import exp, inf, isfinite
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from ..torch_state.records import Average, Window
 from . import Collector, MetricSpec
@@ -53,11 +53,11 @@ class CountersCollector(Collector):
         elif update.found_inf is not None:
             self._skipped = self._skipped + update.found_inf
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         skipped, self._skipped = self._skipped, 0.0
         values["update_skipped"] = skipped
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         skipped = 1.0 if values.get("update_skipped", 0.0) > 0.0 else 0.0
         self._skipped_so_far += skipped
         self._applied_so_far += 1.0 - skipped
@@ -65,7 +65,7 @@ class CountersCollector(Collector):
         values["skipped_updates"] = self._skipped_so_far
         values["steps_seen"] = self._applied_so_far
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         return {"steps_seen": self._applied_so_far, "skipped_updates": self._skipped_so_far}
 
     def rewind(self, state: Mapping[str, float]) -> None:
@@ -122,10 +122,10 @@ class TokensCollector(Collector):
         self._inputs = 0
         self._loss: Number = 0.0
         self._unknown = False  # what a loss of this step is of a target
-        self._of_step: Dict[str, Number] = {}
+        self._of_step: dict[str, Number] = {}
         self._seen = 0.0
 
-    def saw_targets(self, calls: List[Tuple[Any, int, bool, Optional[Number]]]) -> None:
+    def saw_targets(self, calls: list[tuple[Any, int, bool, Optional[Number]]]) -> None:
         """A loss function was called with these class indices, and that one is ignored.
 
         Behind them: whether the number is the sum of their losses or the mean, None for unknown.
@@ -165,7 +165,7 @@ class TokensCollector(Collector):
             if count is not None:
                 self._of_step[name] = self._of_step.get(name, 0.0) + count
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         counted, self._of_step = self._of_step, {}
         if self._copies.several:
             self._readers = values["batch_copies"] = self._readers or self._copies.batch_copies()
@@ -177,7 +177,7 @@ class TokensCollector(Collector):
         elif counted.get("inputs"):
             values["tokens_per_update"] = counted["inputs"]
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         tokens = values.get("tokens_per_update")
         if tokens is None:
             return
@@ -187,7 +187,7 @@ class TokensCollector(Collector):
         if elapsed:
             values["tokens_per_sec"] = tokens / elapsed
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         return {"tokens_seen": self._seen}
 
     def rewind(self, state: Mapping[str, float]) -> None:
@@ -270,7 +270,7 @@ class DerivedCollector(Collector):
         self._parts = (self._loss, self._of_target, self._norm, self._overflows)
         self._applied = 0.0
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         value_of = values.get
         mean = self._follow(self._loss, value_of("train_loss_raw"))
         if mean is not None:
@@ -312,7 +312,7 @@ class DerivedCollector(Collector):
             average.add(value)
         return average.value
 
-    def state(self) -> Dict[str, float]:
+    def state(self) -> dict[str, float]:
         state = {"tokens_applied": self._applied}
         for part in self._parts:
             part.save(state)
@@ -373,7 +373,7 @@ class FrameworkCollector(Collector):
     METRICS = FRAMEWORK_METRICS
 
     def __init__(
-        self, context: ProbeContext, extra: Dict[str, Number], step_is_over: Callable[[], None]
+        self, context: ProbeContext, extra: dict[str, Number], step_is_over: Callable[[], None]
     ) -> None:
         """Begin.
 
@@ -448,6 +448,6 @@ class FrameworkCollector(Collector):
         frame = self._next_frame()
         frame["checkpoint_time"] = frame.get("checkpoint_time", 0.0) + seconds
 
-    def _next_frame(self) -> Dict[str, Number]:
+    def _next_frame(self) -> dict[str, Number]:
         self._step_is_over()
         return self._extra

@@ -25,21 +25,7 @@ import json
 import os
 import weakref
 from collections import Counter, deque
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
 from ..context import Refused, rank_and_world
 from ..runtime import files
@@ -80,12 +66,12 @@ class Manifest:
     def __init__(self, path: Optional[str], attempt: int) -> None:
         self.path = path
         self.generation = 0
-        self.shards: FrozenSet[str] = frozenset()
-        self.batches: FrozenSet[int] = frozenset()
+        self.shards: frozenset[str] = frozenset()
+        self.batches: frozenset[int] = frozenset()
         self.error = ""
         self._attempt = attempt  # of this launch; later entries apply from the next one on
         self._hastened = 0  # the generation whose later entries apply already
-        self._read: Optional[Tuple[int, int, int]] = None
+        self._read: Optional[tuple[int, int, int]] = None
         self.refresh()
 
     @property
@@ -165,14 +151,14 @@ class ShardLists:
     """
 
     def __init__(
-        self, torch: Any, manifest: Manifest, notify: Callable[[str, Dict[str, Any]], None]
+        self, torch: Any, manifest: Manifest, notify: Callable[[str, dict[str, Any]], None]
     ) -> None:
         self._torch = torch
         self._manifest = manifest
         self._notify = notify
-        self._changed: Dict[Tuple[int, str], Tuple[Any, Any]] = {}  # as it was, as it is
-        self._sent: List[str] = []
-        self._datasets: Deque[weakref.ref[Any]] = deque(maxlen=LOADERS_MAX)
+        self._changed: dict[tuple[int, str], tuple[Any, Any]] = {}  # as it was, as it is
+        self._sent: list[str] = []
+        self._datasets: deque[weakref.ref[Any]] = deque(maxlen=LOADERS_MAX)
 
     @property
     def due(self) -> bool:
@@ -246,8 +232,8 @@ class ShardLists:
 
 def _within(dataset: Any) -> Iterator[Any]:
     """Yield `dataset` and the datasets that it wraps, each once."""
-    todo: List[Any] = [dataset]
-    visited: Set[int] = set()
+    todo: list[Any] = [dataset]
+    visited: set[int] = set()
     while todo and len(visited) < DATASETS_MAX:
         owner = todo.pop(0)
         if id(owner) in visited or not isinstance(getattr(owner, "__dict__", None), dict):
@@ -306,9 +292,9 @@ class QuarantineCollector(Collector):
         self._reported_at = 0  # of all that was passed over, when it was last reported
         self._exhausted = False  # everything is in quarantine: the loader is left alone
         self._warned = False
-        self._waiting: List[Tuple[str, Dict[str, Any]]] = []
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
         self._announced = ""  # what was reported last of what is in force
-        self._asked: Dict[str, None] = {}
+        self._asked: dict[str, None] = {}
         self._passed_on = 0  # of these
         self._way = ""  # how shards are left out, as this rank has promised
         if self.manifest.is_known:
@@ -356,7 +342,7 @@ class QuarantineCollector(Collector):
             update.skip = "quarantine"
             self._updates += 1
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         while self._waiting:  # another thread may add to it
             message, data = self._waiting.pop(0)
             self._reporter.notice("quarantine", message, data)
@@ -371,7 +357,7 @@ class QuarantineCollector(Collector):
 
     # ── the supervisor ────────────────────────────────────────────────────────────────────────
 
-    def do_quarantine(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_quarantine(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `quarantine`: `{"generation", "path"}`; what is in force from now on."""
         manifest = self.manifest
         self._obtain(args)
@@ -388,7 +374,7 @@ class QuarantineCollector(Collector):
             "batches": len(manifest.batches),
         }
 
-    def can_quarantine_now(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def can_quarantine_now(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return how this rank would leave shards out, `asks` or `lists`; at a fence of all ranks.
 
         Raises:
@@ -404,7 +390,7 @@ class QuarantineCollector(Collector):
             "has no list of shards, and of several ranks none may pass over batches alone"
         )
 
-    def do_quarantine_now(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_quarantine_now(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `quarantine_now`: what is there for the next launch is in force from here on."""
         if not self._way:  # it came without a promise: of one rank
             self.can_quarantine_now(args)
@@ -414,7 +400,7 @@ class QuarantineCollector(Collector):
         shards = len(self.manifest.shards)
         return {"way": way, "held": self.manifest.generation, "shards": shards}
 
-    def _obtain(self, args: Dict[str, Any]) -> None:
+    def _obtain(self, args: dict[str, Any]) -> None:
         """Read the generation that is wanted. Raises Refused: it is not there."""
         manifest, generation = self.manifest, int(args["generation"])
         manifest.path = str(args["path"])
@@ -423,14 +409,14 @@ class QuarantineCollector(Collector):
             reason = manifest.error or f"{manifest.path} is generation {manifest.generation}"
             raise Refused(f"generation {generation} of the quarantine is not to be had: {reason}")
 
-    def describe(self) -> Dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return what the status says; empty where there never was a quarantine."""
         if not self.manifest.is_known:
             return {}
         trouble = self.manifest.error
         return {**self._data(), "trouble": trouble} if trouble else self._data()
 
-    def report(self, message: str, data: Dict[str, Any]) -> None:
+    def report(self, message: str, data: dict[str, Any]) -> None:
         """Say it at the end of the step, when there is somebody to say it to."""
         self.wake()
         if len(self._waiting) < WAITING:
@@ -486,7 +472,7 @@ class QuarantineCollector(Collector):
         counts += [f"{self._updates} updates"] if self._updates else []
         return ", ".join(counts)
 
-    def _data(self) -> Dict[str, Any]:
+    def _data(self) -> dict[str, Any]:
         return {
             "generation": self.manifest.generation,
             "shards": len(self.manifest.shards),

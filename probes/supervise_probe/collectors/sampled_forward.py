@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Dict, Set
+from typing import TYPE_CHECKING
 
 from ..sampling.activations import HEAD, HEADS, NO_ENTROPY, PLACE, WIDE
 from ..sampling.sample_sets import DEFAULTS
@@ -167,9 +167,9 @@ class AttentionCollector(Collector):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._heads: Set[str] = set()
+        self._heads: set[str] = set()
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         for rank in range(HEADS) if f"{HEAD}0" in values else ():
             logit, position = values.pop(f"{HEAD}{rank}", None), values.pop(f"{PLACE}{rank}", None)
             if logit is None or position is None or logit == -inf:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Optional, Sequence
 
 from ..torch_state.structure import Router, Structure
 from . import Collector, MetricSpec
@@ -97,7 +97,7 @@ class TimingCollector(Collector):
     def after_update(self, update: Update) -> None:
         self._times.end()
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         previous, self._before = self._before, self._times.ended
         elapsed = step.elapsed_ns
         if elapsed is None:
@@ -147,7 +147,7 @@ class CostCollector(Collector):
         self._share = 0.0
         self._weighed = 0
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         spent, self._guard.weighed_ns = self._guard.weighed_ns, None
         if spent is not None and step.elapsed_ns:
             values["probe_self_time"] = spent / 1e9
@@ -199,7 +199,7 @@ class DeviceMemoryCollector(Collector):
         self.asleep = not context.gate.has_cuda
         self._total: Optional[float] = None  # bytes of the device; 0.0 where there is none
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         if step.number % LOOK_EVERY or self._total == 0.0:
             return
         cuda = self.torch.cuda
@@ -311,8 +311,8 @@ class ModelFlops(NamedTuple):
 
 def count_operations(torch: Any, roots: Iterable[Any]) -> ModelFlops:
     """Count the operations of forward and backward of the models `roots` together."""
-    weights: Dict[int, float] = {}
-    widths: List[float] = []
+    weights: dict[int, float] = {}
+    widths: list[float] = []
     for root in roots:
         shares = _shares(root, Structure(torch, root).routers)
         config = getattr(root, "config", None)
@@ -328,7 +328,7 @@ def count_operations(torch: Any, roots: Iterable[Any]) -> ModelFlops:
     return ModelFlops(sum(weights.values()), 12.0 * sum(widths), len(widths))
 
 
-def _of_module(torch: Any, module: Any, shares: Dict[int, float]) -> Dict[int, float]:
+def _of_module(torch: Any, module: Any, shares: dict[int, float]) -> dict[int, float]:
     """Return the operations for each weight, by its id, that this module itself multiplies."""
     if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
         return {}
@@ -357,9 +357,9 @@ def _size(weight: Any) -> float:
     return size
 
 
-def _shares(root: Any, routers: Iterable[Router]) -> Dict[int, float]:
+def _shares(root: Any, routers: Iterable[Router]) -> dict[int, float]:
     """Return for each weight of an expert, by id, the share of all tokens that it works on."""
-    shares: Dict[int, float] = {}
+    shares: dict[int, float] = {}
     for router in routers:
         parent = root.get_submodule(router.name.rpartition(".")[0])
         experts = [p for p in parent._parameters.values() if _stacked(p, router.experts)]
@@ -376,9 +376,9 @@ def _stacked(weight: Any, experts: int) -> bool:
     return weight is not None and weight.dim() == 3 and int(weight.shape[0]) == experts
 
 
-def _attention(torch: Any, root: Any) -> List[float]:
+def _attention(torch: Any, root: Any) -> list[float]:
     """Return the width of all heads together for each innermost attention module."""
-    modules: List[Tuple[str, float]] = []
+    modules: list[tuple[str, float]] = []
     for name, module in root.named_modules():
         width = _width(torch, module) if name else None
         if width:
@@ -404,7 +404,7 @@ def _width(torch: Any, module: Any) -> Optional[float]:
     return float(linear[-1].in_features) if linear else _number(module, config, _WIDTH)
 
 
-def _number(module: Any, config: Any, names: Tuple[str, ...]) -> Optional[float]:
+def _number(module: Any, config: Any, names: tuple[str, ...]) -> Optional[float]:
     for home in (vars(module), getattr(config, "__dict__", {})):
         for name in names:
             value = home.get(name)
@@ -462,7 +462,7 @@ class FlopsCollector(Collector):
     def forget(self) -> None:
         self._tokens = self._pairs = 0
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         tokens, pairs = self._tokens, self._pairs
         self._tokens = self._pairs = 0
         peak = self._peak if self._peak_known else self._find_peak()
@@ -478,7 +478,7 @@ class FlopsCollector(Collector):
         flops = model.per_token * tokens + model.per_pair * pairs
         values["mfu"] = 100.0 * flops / (step.elapsed_ns / 1e9) / peak
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         tokens, elapsed = values.get("tokens_per_update"), values.get("step_time")
         if self._peak and self._model and tokens and elapsed and "mfu" not in values:
             values["mfu"] = 100.0 * self._model.per_token * tokens / elapsed / self._peak

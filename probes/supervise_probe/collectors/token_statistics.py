@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import UserDict, deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 from ..torch_state.structure import own_attributes
 
@@ -46,7 +46,7 @@ class TokenTable:
         self._changes, self._waits = -1, 0
         self.rows = 0
         self.padding: Optional[int] = None
-        self.unseen: Dict[str, str] = {}
+        self.unseen: dict[str, str] = {}
 
     def look(self) -> None:
         """Look at the modules, if they are others than before."""
@@ -86,7 +86,7 @@ class SequenceLengths:
         self.forget()
 
     def forget(self) -> None:
-        self._lengths: List[Any] = []
+        self._lengths: list[Any] = []
         self._tokens = 0  # padding included
         self._inside: Number = 0.0
 
@@ -107,9 +107,9 @@ class SequenceLengths:
         if lengths is not None and lengths.numel():
             self._lengths.append(lengths)
 
-    def take(self) -> Dict[str, Number]:
+    def take(self) -> dict[str, Number]:
         """Return the metrics of the step."""
-        values: Dict[str, Number] = {}
+        values: dict[str, Number] = {}
         if self._tokens:
             values[PADDING] = (self._tokens - self._inside) * (100.0 / self._tokens)
         if self._lengths:
@@ -154,9 +154,9 @@ class SequenceLengths:
         return bounds.diff() if bounds.numel() > 2 else None
 
 
-def by_name(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
+def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return what went in by name: keywords, and items of a dict."""
-    named: Dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for value in args:
         if isinstance(value, UserDict):
             value = own_attributes(value).get("data")
@@ -178,11 +178,11 @@ class BlockSkew:
         self._sums = [torch.zeros(2, BUCKETS, device=device) for _ in range(2)]  # before, now
         self._divergences = torch.zeros(2, device=device)  # of blocks, of mixtures
         self._number = 0
-        self._blocks: List[Tuple[Any, Any]] = []  # shares and their logs; in the end the newest
-        self._apart: Deque[Any] = deque(maxlen=BLOCK)  # KL of blocks from the one before each
+        self._blocks: list[tuple[Any, Any]] = []  # shares and their logs; in the end the newest
+        self._apart: deque[Any] = deque(maxlen=BLOCK)  # KL of blocks from the one before each
         self._logs: Any = None  # of the first blocks
         self._usual: Any = None  # how far these are apart
-        self.newest: Dict[str, Any] = {}
+        self.newest: dict[str, Any] = {}
 
     def add(self, shares: Any) -> None:
         """Take the shares of a look."""
@@ -253,11 +253,11 @@ class SourceMix:
     """
 
     def __init__(self) -> None:
-        self.shares: Dict[str, float] = {}
-        self._sources: Dict[str, str] = {}  # by shard
-        self._counts: Dict[str, float] = {}
+        self.shares: dict[str, float] = {}
+        self._sources: dict[str, str] = {}  # by shard
+        self._counts: dict[str, float] = {}
         self._steps = self._moved = 0
-        self._blocks: List[Dict[str, float]] = []  # the reference, or what may become it
+        self._blocks: list[dict[str, float]] = []  # the reference, or what may become it
 
     def add(self, shards: Sequence[str]) -> Optional[float]:
         """Take the shards of a step; return the shift at the end of a block, if there is one."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import weakref
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..sampling.sample_sets import ALARM_STEPS, UPDATES, Unrest
 from . import Collector, MetricSpec
@@ -107,8 +107,8 @@ class UpdatesCollector(Collector):
         self._reporter = context.reporter
         self._kept: weakref.WeakKeyDictionary[Any, OldWeights] = weakref.WeakKeyDictionary()
         self._stepping: Optional[OldWeights] = None
-        self._squares: Optional[Tuple[Number, Number]] = None
-        self._shares: Tuple[Number, Number] = 0.0, 0.0  # of several ranks
+        self._squares: Optional[tuple[Number, Number]] = None
+        self._shares: tuple[Number, Number] = 0.0, 0.0  # of several ranks
         self._shared = True  # whether they are known of all optimizers
 
     def before_update(self, update: Update) -> None:
@@ -161,7 +161,7 @@ class UpdatesCollector(Collector):
             moved, weight = moved + self._squares[0], weight + self._squares[1]
         self._squares = moved, weight
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         squares, self._squares = self._squares, None
         if squares is None:
             return
@@ -179,7 +179,7 @@ class UpdatesCollector(Collector):
                 values["update_square_share"], values["weight_square_share"] = self._shares
             self._shares, self._shared = (0.0, 0.0), True
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         if self.pace.every > 1 and self._unrest.look(values):
             self._sets.dense_until = self._position.step + 1 + ALARM_STEPS
 
@@ -211,7 +211,7 @@ class TensorGroup:
         copies: on how many ranks they lie.
     """
 
-    def __init__(self, torch: Any, strata: List[Tuple[List[Any], float]], copies: int) -> None:
+    def __init__(self, torch: Any, strata: list[tuple[list[Any], float]], copies: int) -> None:
         self._torch, self.copies = torch, copies
         self._sources = [source for sources, _ in strata for source in sources]
         sizes = [sum(source.numel() for source in sources) for sources, _ in strata]
@@ -225,7 +225,7 @@ class TensorGroup:
         )
         self._weights = weights
 
-    def _side(self, flat: Any, sizes: List[int]) -> Tuple[Any, List[Any], List[List[Any]]]:
+    def _side(self, flat: Any, sizes: list[int]) -> tuple[Any, list[Any], list[list[Any]]]:
         """Return `flat`, its pieces in the shapes of the sources, and its strata in runs."""
         chunks = flat.split([source.numel() for source in self._sources])
         pieces = [part.view(source.shape) for part, source in zip(chunks, self._sources)]
@@ -246,7 +246,7 @@ class TensorGroup:
         self._old[0].sub_(self._new[0])
         return self._square(self._old[2], scalars)
 
-    def _square(self, strata: List[List[Any]], scalars: Scalars) -> Number:
+    def _square(self, strata: list[list[Any]], scalars: Scalars) -> Number:
         torch, total, value = self._torch, 0.0, scalars.value
         for runs, weight in zip(strata, self._weights):
             square: Number = 0.0
@@ -270,7 +270,7 @@ class OldWeights:
         spread_known: whether these mean anything.
     """
 
-    def __init__(self, torch: Any, scalars: Scalars, params: List[Any], sampled: bool) -> None:
+    def __init__(self, torch: Any, scalars: Scalars, params: list[Any], sampled: bool) -> None:
         self.params = params
         self._torch = torch
         self._scalars = scalars
@@ -279,13 +279,13 @@ class OldWeights:
         self._sampled = sampled
         self._age = -1
         self._turn = 0
-        self._stamps: List[Tuple[int, int]] = []
+        self._stamps: list[tuple[int, int]] = []
         self.weight = self.weight_share = self.moved_share = 0.0  # type: Number
-        self._kinds: List[TensorGroup] = []
-        self._copies: Dict[int, int] = {}  # by id of a tensor
+        self._kinds: list[TensorGroup] = []
+        self._copies: dict[int, int] = {}  # by id of a tensor
         self.spread_known = False
 
-    def spread(self, groups: Dict[int, List[Any]]) -> None:
+    def spread(self, groups: dict[int, list[Any]]) -> None:
         """Several ranks hold the parameters: each of these lies on so many; empty: unknown."""
         local = ((n, getattr(p, "_local_tensor", p)) for n, group in groups.items() for p in group)
         self._copies = {id(tensor): copies for copies, tensor in local}
@@ -326,7 +326,7 @@ class OldWeights:
             if self.spread_known:
                 self.weight_share = self.weight_share + square / kind.copies
 
-    def advance(self) -> Tuple[Number, Number]:
+    def advance(self) -> tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
         moved: Number = 0.0
         weight: Number = 0.0
@@ -354,7 +354,7 @@ class OldWeights:
             self._stamps[0] = _stamp(tensors[0])
         return moved, previous
 
-    def _layout(self) -> List[TensorGroup]:
+    def _layout(self) -> list[TensorGroup]:
         tensors = self._tensors
         every = 1
         if self._sampled:
@@ -362,7 +362,7 @@ class OldWeights:
             large = sum(t.numel() for t in tensors if t.numel() > SMALL)
             every = max(1, round(large / SAMPLE))
         # Tensors with fewer values than a block stands for are strata of their own, by size.
-        kinds: Dict[Tuple[Any, Any, int], Dict[int, List[Any]]] = {}
+        kinds: dict[tuple[Any, Any, int], dict[int, list[Any]]] = {}
         for tensor in tensors:
             size = tensor.numel()
             is_full = every == 1 or size <= SMALL
@@ -379,7 +379,7 @@ class OldWeights:
             for (_, _, copies), strata in kinds.items()
         ]
 
-    def _samples_of(self, tensors: List[Any], every: int, stratum: int) -> Tuple[List[Any], float]:
+    def _samples_of(self, tensors: list[Any], every: int, stratum: int) -> tuple[list[Any], float]:
         if not stratum:
             return list(tensors), 1.0
         samples = [self._blocks(tensor, every) for tensor in tensors]
@@ -394,6 +394,6 @@ class OldWeights:
         return self._torch.as_strided(tensor, (blocks, BLOCK), (BLOCK * apart, 1), offset).detach()
 
 
-def _stamp(tensor: Any) -> Tuple[int, int]:
+def _stamp(tensor: Any) -> tuple[int, int]:
     """Return what changes when a tensor's values are changed, or lie elsewhere."""
     return tensor._version, tensor.data_ptr()

@@ -12,13 +12,13 @@ import pkgutil
 import re
 import sys
 from functools import cached_property
-from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
+from typing import Any, ClassVar, Mapping, Union
 
 Value = Union[int, float, str]
-Params = Mapping[str, Tuple[Value, str]]  # name -> (default, meaning)
-Args = Tuple[Any, ...]
-Kwargs = Dict[str, Any]
-Call = Tuple[Args, Kwargs]
+Params = Mapping[str, tuple[Value, str]]  # name -> (default, meaning)
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Call = tuple[Args, Kwargs]
 REST = sys.maxsize  # steps: what `steps=0` means, the rest of the run
 
 
@@ -85,13 +85,13 @@ class Fault:
         """Return whether a clip that the job calls is made."""
         return True
 
-    def before_update(self, params: List[Any]) -> None:
+    def before_update(self, params: list[Any]) -> None:
         """Act on final gradients, where `after_backward` had no parameters."""
 
-    def after_backward(self, params: List[Any]) -> None:
+    def after_backward(self, params: list[Any]) -> None:
         """Act after a backward; `params` are those of all optimizers that stepped before."""
 
-    def before_step(self, optimizers: List[Any]) -> None:
+    def before_step(self, optimizers: list[Any]) -> None:
         """Act before a step; `optimizers` are all that stepped before, and the one that steps."""
 
     def block(self) -> None:
@@ -104,9 +104,9 @@ class Fault:
         """Undo what the fault installed; a refusal says what it waited for in vain."""
 
 
-def fault_classes() -> Dict[str, Type[Fault]]:
+def fault_classes() -> dict[str, type[Fault]]:
     """Return every fault by its name: that of its class, in snake_case."""
-    faults: Dict[str, Type[Fault]] = {}
+    faults: dict[str, type[Fault]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for kind in vars(module).values():
@@ -115,7 +115,7 @@ def fault_classes() -> Dict[str, Type[Fault]]:
     return dict(sorted(faults.items()))
 
 
-def complete_parameters(name: str, settings: Mapping[str, Any]) -> Dict[str, Value]:
+def complete_parameters(name: str, settings: Mapping[str, Any]) -> dict[str, Value]:
     """Return all parameters of a fault: those given, in the type of their defaults, and the rest.
 
     Raises:
@@ -125,7 +125,7 @@ def complete_parameters(name: str, settings: Mapping[str, Any]) -> Dict[str, Val
     if name not in faults:
         raise ValueError(f"no fault {name!r}; there are: {', '.join(faults)}")
     fault = faults[name]
-    params: Dict[str, Value] = {key: default for key, (default, _) in fault.PARAMS.items()}
+    params: dict[str, Value] = {key: default for key, (default, _) in fault.PARAMS.items()}
     for key, value in settings.items():
         if key not in params:
             raise ValueError(f"{name} has no parameter {key!r}; it has: {', '.join(params) or '-'}")

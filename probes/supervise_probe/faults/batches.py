@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ClassVar, Mapping, Optional
 
 from ..torch_state.structure import nested_leaves
 from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
@@ -17,16 +17,16 @@ def is_tokens(torch: Any, value: Any) -> bool:
     )
 
 
-def token_positions(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+def token_positions(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return positions and names of all tokens; a model's own input comes first."""
-    positions: List[Any] = [i for i, value in enumerate(args) if is_tokens(torch, value)]
+    positions: list[Any] = [i for i, value in enumerate(args) if is_tokens(torch, value)]
     return positions + [name for name, value in kwargs.items() if is_tokens(torch, value)]
 
 
 def change_arguments(
-    args: Tuple[Any, ...],
-    kwargs: Dict[str, Any],
-    positions: List[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    positions: list[Any],
     change_value: Callable[[Any], Any],
 ) -> Call:
     """Return the arguments with those at `positions` changed; the job's own stay as they are."""
@@ -103,7 +103,7 @@ class DataOrder(Fault):
         super().__init__(torch, params)
         self._block = max(1, int(params["block"]))
         self._length = self._block * max(1, int(params["passes"]))
-        self._kept: List[List[Tuple[int, Args, Kwargs]]] = []  # calls by step; the root's id first
+        self._kept: list[list[tuple[int, Args, Kwargs]]] = []  # calls by step; the root's id first
         self._step = self._calls = 0
         self._ended = self._has_loss = False
 
@@ -135,7 +135,7 @@ class DataOrder(Fault):
         if not self._has_loss:
             raise CannotActError("the model returns no loss, so its targets come from elsewhere")
 
-    def before_step(self, optimizers: List[Any]) -> None:
+    def before_step(self, optimizers: list[Any]) -> None:
         self._ended = True
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ class EvalMismatch(Fault):
     }
 
     _seen = False  # any evaluation was
-    _ids: Optional[Tuple[Any, Any]] = None  # ascending, and what each becomes
+    _ids: Optional[tuple[Any, Any]] = None  # ascending, and what each becomes
 
     def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         self._seen = True
@@ -182,7 +182,7 @@ class EvalMismatch(Fault):
         ]
         return change_arguments(args, kwargs, alike, self._permuted)
 
-    def _choose(self, tokens: Any) -> Tuple[Any, Any]:
+    def _choose(self, tokens: Any) -> tuple[Any, Any]:
         ids, counts = tokens[tokens >= 0].unique(return_counts=True)
         commonest = counts.argsort(descending=True, stable=True)[: int(self.params["tokens"])]
         if len(commonest) < 2:

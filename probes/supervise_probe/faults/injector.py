@@ -7,7 +7,7 @@ that a drill is over.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
 from ..runtime import files
 from . import CannotActError, Fault, complete_parameters, fault_classes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import Optimizers
 
 # fault, name, first step after it
-Active = Tuple[Fault, str, int]
+Active = tuple[Fault, str, int]
 
 
 class ScheduledFault:
@@ -53,9 +53,9 @@ class FaultInjector:
         self._part = context.guard.part("drills", share=1.0)
         self._publisher: Optional[Publisher] = None
         self.active = self.follows = False
-        self._waiting: List[ScheduledFault] = []
-        self._active: List[Active] = []
-        self._lacking: Dict[Tuple[Active, str], str] = {}  # what a call of a fault did not find
+        self._waiting: list[ScheduledFault] = []
+        self._active: list[Active] = []
+        self._lacking: dict[tuple[Active, str], str] = {}  # what a call of a fault did not find
         self._called = True  # the outermost module was, while what is active acted
 
     def plan(self, orders: Sequence[Mapping[str, Any]], publisher: Publisher) -> None:
@@ -117,7 +117,7 @@ class FaultInjector:
             if missed:
                 self._refuse(name, missed)
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return what still acts or is to come, for the status."""
         coming = [
             f"{drill.name}@{drill.step}"
@@ -144,13 +144,13 @@ class FaultInjector:
                 factor *= 1.0 if change is None else change
         return factor
 
-    def _following(self) -> List[Fault]:
+    def _following(self) -> list[Fault]:
         waiting = [drill.fault for drill in self._waiting if drill.fault is not None]
         return waiting + [fault for fault, _, _ in self._active if fault.FOLLOWS]
 
     def forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments that the outermost module shall get."""
         self._called = True
         for entry in self._active:
@@ -165,8 +165,8 @@ class FaultInjector:
             self._call(entry, entry[0].output, result)
 
     def evaluation(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments that the model shall get for an evaluation."""
         for entry in self._active:
             changed = self._call(entry, entry[0].evaluation, root, args, kwargs)
@@ -179,7 +179,7 @@ class FaultInjector:
         verdicts = [self._call(entry, entry[0].clips) for entry in self._active]
         return False not in verdicts
 
-    def before_update(self, params: List[Any], stepping: Optional[Any] = None) -> None:
+    def before_update(self, params: list[Any], stepping: Optional[Any] = None) -> None:
         """The gradients of `params` are final, in the optimizer `stepping` if there is one."""
         optimizers = self._optimizers.living()
         if stepping is not None and stepping not in optimizers:
@@ -208,7 +208,7 @@ class FaultInjector:
         return self._guard.run(self._part, self._unless_refused, entry, function, args)
 
     def _unless_refused(
-        self, entry: Active, function: Callable[..., Any], args: Tuple[Any, ...]
+        self, entry: Active, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any:
         """Call a fault. What it lacks now, another model or optimizer of this step may have."""
         try:

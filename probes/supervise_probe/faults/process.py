@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, ClassVar, List, Mapping
+from typing import Any, ClassVar, Mapping
 
 from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 
@@ -44,7 +44,7 @@ class SlowCompute(Fault):
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         super().__init__(torch, params)
-        self._handles: List[Any] = []
+        self._handles: list[Any] = []
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         if not self._handles:
@@ -85,7 +85,7 @@ class MemoryCreep(Fault):
     }
 
     def block(self) -> None:
-        blocks: List[bytes] = self.__dict__.setdefault("kept", [])
+        blocks: list[bytes] = self.__dict__.setdefault("kept", [])
         blocks.append(b"\1" * int(float(self.params["megabytes"]) * (1 << 20)))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ClassVar, Mapping, Optional
 
 from ..torch_state.structure import nested_leaves
 from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
@@ -39,7 +39,7 @@ class AttentionBias(Fault):
     def _note_call(self) -> None:
         self._called = True
 
-    def before_update(self, params: List[Any]) -> None:
+    def before_update(self, params: list[Any]) -> None:
         if self._original is not None and not self._called:
             raise CannotActError(
                 "the model calls no scaled_dot_product_attention without mask and dropout"
@@ -149,7 +149,7 @@ class WeightNoise(Fault):
 
     _done = False
 
-    def before_update(self, params: List[Any]) -> None:
+    def before_update(self, params: list[Any]) -> None:
         dimensions = 1 if self.params["target"] == "vector" else 2
         victims = [p for p in params if p.dim() == dimensions and p.is_floating_point()]
         if self._done:
@@ -183,7 +183,7 @@ class BitFlip(Fault):
     def moves(cls, params: Mapping[str, Value]) -> str:
         return "train_loss_raw" if params["target"] == "weight" else cls.MOVES
 
-    def after_backward(self, params: List[Any]) -> None:
+    def after_backward(self, params: list[Any]) -> None:
         torch, of_grad = self.torch, self.params["target"] == "grad"
         pairs = [(p.grad if of_grad else p.data, p.grad) for p in params if p.grad is not None]
         pairs = [
@@ -205,7 +205,7 @@ class BitFlip(Fault):
             bits[index : index + 1].bitwise_xor_(mask)
         self._done = True
 
-    def before_update(self, params: List[Any]) -> None:
+    def before_update(self, params: list[Any]) -> None:
         self.after_backward(params)
         if not self._done:
             raise CannotActError(f"no {self.params['target']} is a contiguous float32 tensor")
@@ -249,7 +249,7 @@ class Moments(Fault):
                 f"moments: how={params['how']!r} must be one of {', '.join(MOMENT_FAULTS)}"
             )
 
-    def before_step(self, optimizers: List[Any]) -> None:
+    def before_step(self, optimizers: list[Any]) -> None:
         if self._done:
             return
         states = [state for o in optimizers for state in o.state.values() if SECOND in state]
@@ -286,7 +286,7 @@ class ScheduleRestart(Fault):
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         super().__init__(torch, params)
-        self._trails: Dict[int, Tuple[array[int], array[float]]] = {}  # by optimizer, at changes
+        self._trails: dict[int, tuple[array[int], array[float]]] = {}  # by optimizer, at changes
         self._began: Optional[int] = None
 
     def follow(self, optimizer: Any, step: int) -> None:
@@ -323,7 +323,7 @@ class GuardOff(Fault):
         self._called = True
         return False
 
-    def before_update(self, params: List[Any]) -> None:
+    def before_update(self, params: list[Any]) -> None:
         if not self._called:
             raise CannotActError("the job clips no gradients by torch.nn.utils before its step")
 
@@ -362,7 +362,7 @@ class NanGrad(Fault):
         struck.view(-1)[0] = float("nan")
         return struck
 
-    def after_backward(self, params: List[Any]) -> None:
+    def after_backward(self, params: list[Any]) -> None:
         if self._is_summed():
             return
         for param in params:
@@ -373,7 +373,7 @@ class NanGrad(Fault):
                     gradient[(0,) * gradient.dim()] = float("nan")
                 self._done = True
 
-    def before_update(self, params: List[Any]) -> None:
+    def before_update(self, params: list[Any]) -> None:
         self.after_backward(params)
         if not self._done:
             raise CannotActError("no parameter has a gradient")
@@ -400,10 +400,10 @@ class OverflowStorm(Fault):
     _count = 0.0
     _struck = False
 
-    def before_step(self, optimizers: List[Any]) -> None:
+    def before_step(self, optimizers: list[Any]) -> None:
         self._struck = False  # for the next step
 
-    def after_backward(self, params: List[Any]) -> None:
+    def after_backward(self, params: list[Any]) -> None:
         if self._struck:
             return
         self._struck = True

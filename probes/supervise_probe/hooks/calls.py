@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import weakref
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..runtime.guard import Hidden, hidden_from_stacklevel, hide_from_compiler, return_unchanged
 from ..torch_state.records import SkipUpdate, Update
@@ -123,10 +123,10 @@ class RootCall:
     def __copy__(self) -> None:
         return None
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
 

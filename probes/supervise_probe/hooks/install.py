@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import types
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ..runtime.guard import Hidden, hidden_from_stacklevel, hide_from_compiler, return_unchanged
 from . import calls, libraries, waits
@@ -211,7 +211,7 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
     wrap("clip_grads_with_norm_", tells_norm=False)
 
 
-def _total_norm(torch: Any, params: List[Any], kind: float) -> Any:
+def _total_norm(torch: Any, params: list[Any], kind: float) -> Any:
     """Return what `clip_grad_norm_` would; as `get_total_norm` of torch 2.6, no gradient: 0."""
     norms = [torch.linalg.vector_norm(p.grad.detach(), kind) for p in params if p.grad is not None]
     if not norms:

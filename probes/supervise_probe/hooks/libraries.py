@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional
 
 from ..runtime.guard import describe_error, hidden_from_stacklevel
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PART = "saves"
 
-What = Callable[..., Tuple[Any, Any]]
+What = Callable[..., tuple[Any, Any]]
 
 
 def patch_torch_save(torch: Any, gate: Gate, guard: Guard, listeners: Listeners) -> None:
@@ -50,7 +50,7 @@ def _first_two(content: Any = None, filename: Any = None, *args: Any, **kwargs: 
 
 def _distributed(
     state_dict: Any, *args: Any, checkpoint_id: Any = None, storage_writer: Any = None, **_: Any
-) -> Tuple[Any, Any]:
+) -> tuple[Any, Any]:
     if checkpoint_id is None:
         checkpoint_id = getattr(storage_writer, "path", None)
     return state_dict, checkpoint_id
@@ -146,7 +146,7 @@ def call_beside(
 def wrap_save(
     hold: HookContext,
     original: Callable[..., Any],
-    save_target: Callable[..., Tuple[str, Optional[int]]],
+    save_target: Callable[..., tuple[str, Optional[int]]],
 ) -> Callable[..., Any]:
     """Return a function that saves a checkpoint in the phase of that name, and reports it.
 
@@ -224,7 +224,7 @@ def listen_lightning(hold: HookContext, library: Any) -> None:
             for name, value in _losses(trainer._logger_connector._callback_metrics):
                 library.report(name, value)
 
-    def save_target(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
+    def save_target(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> tuple[str, int]:
         return str(filepath) if self.is_global_zero else "", self.global_step
 
     def run(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -273,7 +273,7 @@ def _fraction(batch: int, batches: float) -> float:
     return batch / batches if 0 < batches < float("inf") else 0.0
 
 
-def _length(trainer: Any) -> Tuple[float, int]:
+def _length(trainer: Any) -> tuple[float, int]:
     """Steps in all, and those that are done; (-1, ...) where the library cannot know.
 
     With manual optimisation it counts each optimizer's step, and not ours.
@@ -325,7 +325,7 @@ def listen_trainer(hold: HookContext, library: Any) -> None:
             for name, value in _trainer_losses(kwargs.get("metrics") or {}):
                 library.report(name, value)
 
-    def save_target(self: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
+    def save_target(self: Any, *args: Any, **kwargs: Any) -> tuple[str, int]:
         step = self.state.global_step
         if not self.state.is_world_process_zero:
             return "", step
@@ -400,7 +400,7 @@ def listen_accelerate(hold: HookContext, library: Any) -> None:
 
     def save_target(
         self: Any, output_dir: Any = None, *args: Any, **kwargs: Any
-    ) -> Tuple[str, None]:
+    ) -> tuple[str, None]:
         settings = self.project_configuration
         if settings.automatic_checkpoint_naming:
             name = f"checkpoint_{settings.iteration - 1}"  # it has been counted on
@@ -414,7 +414,7 @@ def listen_fabric(hold: HookContext, library: Any) -> None:
     """Stand around `save`. Raises AttributeError: this version has no such thing."""
     fabric = library.Fabric
 
-    def save_target(self: Any, path: Any, *args: Any, **kwargs: Any) -> Tuple[str, None]:
+    def save_target(self: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[str, None]:
         return str(path) if self.is_global_zero else "", None
 
     fabric.save = wrap_save(hold, fabric.save, save_target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..checkpoints.resume import Reported, path_of_target
 from ..runtime import evidence
@@ -170,14 +170,14 @@ class StepListener:
 
     # ── clips ─────────────────────────────────────────────────────────────────────────────────
 
-    def before_clip(self, params: List[Any]) -> None:
+    def before_clip(self, params: list[Any]) -> None:
         """The gradients of `params` are about to be clipped."""
         sets = self._sets
         if "gradients" in sets.due:
             clip_squares = self._groups.before_clip
             sets.run("gradients", self._gate.without_grad, clip_squares, params)
 
-    def clipped(self, params: List[Any], norm: Any, limit: Any, joint: bool = False) -> None:
+    def clipped(self, params: list[Any], norm: Any, limit: Any, joint: bool = False) -> None:
         """They had this norm, None where it is not known, and this limit; `joint`: see `Clip`."""
         gradient = self._gradient
         self._guard.run(self._gradient_part, gradient.saw_clip, params, norm, limit, joint)
@@ -272,7 +272,7 @@ if TYPE_CHECKING:
     from ..stepping.hand_written import EvaluationPass, InferredSteps
     from ..stepping.step_tracker import StepTracker
 
-    Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]
+    Keep = Callable[[Any, bool, tuple[Any, ...], dict[str, Any]], None]
     KeepTargets = Callable[[Any, Any, int], None]
 
 
@@ -325,16 +325,16 @@ class ForwardListener:
         self.evaluation.on_call(root)
 
     def before_evaluation(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A drill is on in a call without gradients; return the arguments to use."""
         if self.evaluation.evaluates(root):
             return self.drills.evaluation(root, args, kwargs)
         return args, kwargs
 
     def before_forward(
-        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """It is about to be called, with gradients on; return the arguments to use."""
         reporter = self._context.reporter
         if reporter.phase != "step":
@@ -348,7 +348,7 @@ class ForwardListener:
         return args, kwargs
 
     def before_sampled_forward(
-        self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any
+        self, root: Any, compiled: bool, args: tuple[Any, ...], kwargs: Any
     ) -> None:
         """The first forward of a step with due samples is about to run."""
         sets = self.sets
@@ -359,7 +359,7 @@ class ForwardListener:
             self.evaluation.trains(root)
         self._guard.run(self._guard.part("sampler"), self._enter, root, compiled, args, kwargs)
 
-    def _enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+    def _enter(self, root: Any, compiled: bool, args: tuple[Any, ...], kwargs: Any) -> None:
         if self.sets.wanted and self._keep is not None:
             self.sets.wanted = False
             self._keep(root, compiled, args, kwargs)
@@ -436,7 +436,7 @@ class LoaderListener:
 
     def _saw_batch(self, batch: Any) -> None:
         values = batch.values() if isinstance(batch, dict) else batch
-        several: List[Any] = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
+        several: list[Any] = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
         self._batch.saw_loaded(several)
         self._attach()
 
@@ -477,7 +477,7 @@ class SaveListener:
         self._guard, self._reporter = context.guard, context.reporter
         self._optimizers, self._drills, self.reports = optimizers, drills, reports
         self._library = library
-        self._reported: Dict[str, Reported] = {}  # by the way of saving
+        self._reported: dict[str, Reported] = {}  # by the way of saving
         self._learn: Callable[[Any, str], None] = lambda thing, path: None
 
     def connect(self, learn: Callable[[Any, str], None]) -> None:
@@ -501,7 +501,7 @@ class SaveListener:
             self._drills.after_save(path)
 
     def saved_by_library(
-        self, seconds: float, save_target: Callable[[], Tuple[str, Optional[int]]]
+        self, seconds: float, save_target: Callable[[], tuple[str, Optional[int]]]
     ) -> None:
         """A library has saved its own checkpoint.
 
@@ -532,7 +532,7 @@ class SaveListener:
         shapes, elements = self._trained()
         flat = all(len(shape) < 2 for shape in shapes)  # sharded as one vector: any shape may come
         count, looks = 0, 0
-        todo: List[Tuple[Any, int]] = [(content, 0)]
+        todo: list[tuple[Any, int]] = [(content, 0)]
         while todo and elements and looks < LOOKS:
             thing, depth = todo.pop()
             looks += 1
@@ -550,7 +550,7 @@ class SaveListener:
                 return True
         return False
 
-    def _trained(self) -> Tuple[Set[Tuple[int, ...]], int]:
+    def _trained(self) -> tuple[set[tuple[int, ...]], int]:
         """Return the shapes of the trained parameters, and how many elements they have."""
         parameters = {id(p): p for p in self._optimizers.parameters()}
         if not parameters:

@@ -17,7 +17,7 @@ import functools
 import sys
 import types
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, List
+from typing import TYPE_CHECKING, Any, Callable
 
 from ..runtime.guard import Hidden, hidden_from_stacklevel
 from ..wire import COLLECTIVES
@@ -114,7 +114,7 @@ def patch_collectives(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> N
         work.wait = timed(work.wait, COLLECTIVES.index("wait"))
 
 
-def collective_names(home: Any) -> List[str]:
+def collective_names(home: Any) -> list[str]:
     """Return the names of the functions of `home` that wait for other ranks.
 
     `isend`, `irecv` and the like only begin something; `wait` ends it.

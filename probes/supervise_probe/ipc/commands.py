@@ -17,18 +17,7 @@ import threading
 import time
 from collections import deque
 from time import monotonic_ns
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional
 
 from ..context import Refused
 from ..runtime import evidence
@@ -59,7 +48,7 @@ class Fence(NamedTuple):
     step: int
     key: str
     verb: str
-    args: Dict[str, Any]
+    args: dict[str, Any]
     wait_s: float
 
 
@@ -77,7 +66,7 @@ class Boundaries:
         # No reference to a group is kept: it would outlive its end.
         self._groups: Any = getattr(torch.distributed, "GroupMember", None)
         self._position = position
-        self._seen: Deque[Tuple[int, int, int]] = deque(maxlen=COMPARED)
+        self._seen: deque[tuple[int, int, int]] = deque(maxlen=COMPARED)
 
     def cross(self) -> None:
         """A step has just ended: 0.8 us."""
@@ -87,7 +76,7 @@ class Boundaries:
             return
         self._seen.append((self._position.step - 1, number, monotonic_ns()))
 
-    def newest(self) -> List[Tuple[int, int, int]]:
+    def newest(self) -> list[tuple[int, int, int]]:
         """Return each step, the number of collectives by its end, and the time of that in ns of
         CLOCK_MONOTONIC, oldest first."""
         return list(self._seen)
@@ -98,7 +87,7 @@ def elapsed_s(since_ns: int) -> float:
     return (monotonic_ns() - since_ns) / 1e9
 
 
-Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
+Verb = Callable[[dict[str, Any]], dict[str, Any]]
 
 POLL_S = 0.05
 EARLY = ("hold_rate",)  # carried out before the update that is about to be made
@@ -119,7 +108,7 @@ class Commands:
         mailbox: Mailbox,
         rate: LearningRate,
         optimizers: Optimizers,
-        batches: Callable[[], List[Mapping[str, Any]]],
+        batches: Callable[[], list[Mapping[str, Any]]],
         out_of_reach: Callable[[], str],
         hook: Optional[Callable[[], None]] = None,
     ) -> None:
@@ -137,8 +126,8 @@ class Commands:
         self._renewal_ns = 0  # the newest renewal that was seen
         self._key = self._paused_by = ""  # of the command under way; of the newest pause
         self._stopping = False
-        self._arrived: List[Any] = []
-        self._doers: List[Any] = [self]
+        self._arrived: list[Any] = []
+        self._doers: list[Any] = [self]
         self._shm = context.config.shm
         self._fence: Optional[Fence] = None  # what this rank has promised
         self._boundaries: Optional[Boundaries] = None
@@ -208,10 +197,10 @@ class Commands:
             arrived = [command for command in arrived if command.args.get("at_step", step) <= step]
         self._handle(arrived)
 
-    def _handle(self, arrived: List[Any], at_fence: Optional[Mapping[str, float]] = None) -> None:
+    def _handle(self, arrived: list[Any], at_fence: Optional[Mapping[str, float]] = None) -> None:
         for command in arrived:
             began = time.monotonic_ns()
-            result: Dict[str, Any] = {}
+            result: dict[str, Any] = {}
             error: Optional[str] = None
             self._key = command.key
             try:
@@ -285,7 +274,7 @@ class Commands:
 
     # ── fences ────────────────────────────────────────────────────────────────────────────────
 
-    def do_fence(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_fence(self, args: dict[str, Any]) -> dict[str, Any]:
         """Promise not to pass the boundary of step `step` without a verdict.
 
         Args:
@@ -329,7 +318,7 @@ class Commands:
         promised = {"step": order.step, "at": step, "boundaries": self._boundaries.newest()}
         return {**promised, **facts}
 
-    def do_outcome(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_outcome(self, args: dict[str, Any]) -> dict[str, Any]:
         """Answer once more to the command of a fence, for a supervisor that came later."""
         return {"known": self._mailbox.repeat(str(args["key"]))}
 
@@ -374,7 +363,7 @@ class Commands:
 
     # ── verbs ─────────────────────────────────────────────────────────────────────────────────
 
-    def do_pause(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_pause(self, args: dict[str, Any]) -> dict[str, Any]:
         now = time.monotonic_ns()
         lease_s = min(float(args.get("lease_s", self._lease_s)), self._lease_s)
         self._until_ns = now + int(lease_s * 1e9)
@@ -385,10 +374,10 @@ class Commands:
         self._reporter.status_changed()
         return {"paused_step": self._position.step - 1}
 
-    def do_resume(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_resume(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"resumed": True, "held_s": self._let_go()}
 
-    def do_lr_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_lr_scale(self, args: dict[str, Any]) -> dict[str, Any]:
         value, steps = float(args["value"]), int(args.get("rewarm_steps", 0))
         if not 0.0 <= value <= 100.0 or steps < 0:
             raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
@@ -406,7 +395,7 @@ class Commands:
         ramp = {"lr_rewarm": rate.warming.now} if rate.warming.moves else {}
         return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": rate_before}
 
-    def do_hold_rate(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_hold_rate(self, args: dict[str, Any]) -> dict[str, Any]:
         if args.get("lift"):
             self._rate.let_go()
             return {"groups": 0}
@@ -427,11 +416,11 @@ class Commands:
             self._reporter.notice("note", f"a relaunch will not hold this learning rate: {error}")
         return {"rate_limit": levels.get(0), "groups": len(levels)}
 
-    def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_snapshot(self, args: dict[str, Any]) -> dict[str, Any]:
         directory, rank = str(args["directory"]), self._position.rank
         return {"files": evidence.write_evidence(directory, rank, self._torch, self._batches())}
 
-    def do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_stop(self, args: dict[str, Any]) -> dict[str, Any]:
         manner = args.get("how", "interrupt")
         if manner != "interrupt":
             raise Refused(f"stop knows only how=interrupt, not {manner!r}")
@@ -469,11 +458,11 @@ class KeptSignals:
         os.register_at_fork(after_in_child=self._restore)
         self._reporter.status_changed()
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return the signals whose handler is ours, and not the job's, now."""
         return [signal.Signals(signum).name for signum in self._own_signals()]
 
-    def _own_signals(self) -> List[int]:
+    def _own_signals(self) -> list[int]:
         # A bound method is made anew each time it is read: equal, not the same.
         return [
             number for number in KEPT if self._pid and signal.getsignal(number) == self._on_signal

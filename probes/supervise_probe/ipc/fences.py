@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from ..runtime import files
 
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
     decision: str
     why: str
     step: int
-    args: Dict[str, Any]
+    args: dict[str, Any]
 
 
 def verdict_path(directory: str, fence: str) -> str:
@@ -66,7 +66,7 @@ def read_verdict(path: str) -> Optional[Verdict]:
 
 
 def decide_fence(
-    path: str, decision: str, why: str, step: int, args: Optional[Dict[str, Any]] = None
+    path: str, decision: str, why: str, step: int, args: Optional[dict[str, Any]] = None
 ) -> Verdict:
     """Decide, unless somebody has; return what stands.
 

@@ -13,18 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import get_ident
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Set,
-)
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional
 
 from ..runtime.guard import is_from_signal_handler
 from ..runtime.scalars import Number, Pending, Scalars
@@ -45,7 +34,7 @@ class Draft(NamedTuple):
     attempt: int
     at_ns: int
     pending: Optional[Pending]
-    values: Dict[str, Number]
+    values: dict[str, Number]
 
     def ready(self) -> bool:
         """Whether all values have arrived."""
@@ -70,16 +59,16 @@ class Publisher:
         self,
         writer: Any,
         scalars: Scalars,
-        finish: Callable[[int, int, Dict[str, float]], None],
+        finish: Callable[[int, int, dict[str, float]], None],
         notice: Callable[[str, str], None],
     ) -> None:
         self._writer = writer
         self._scalars = scalars
         self._finish = finish
         self._notice = notice
-        self._names: List[str] = []
-        self._known: Set[str] = set()
-        self._drafts: Deque[Draft] = deque()
+        self._names: list[str] = []
+        self._known: set[str] = set()
+        self._drafts: deque[Draft] = deque()
         self._thread = 0  # that submitted the newest of them
         self._overflow = False
         self.muted = False
@@ -89,7 +78,7 @@ class Publisher:
         """How many frames wait for a device."""
         return len(self._drafts)
 
-    def submit(self, step: int, attempt: int, at_ns: int, values: Dict[str, Number]) -> None:
+    def submit(self, step: int, attempt: int, at_ns: int, values: dict[str, Number]) -> None:
         """Publish the frame now if the host has all its values, else at a later step."""
         pending = self._scalars.pack(values)
         if pending is None and not self._drafts:
@@ -120,16 +109,16 @@ class Publisher:
         values = draft.values if draft.pending is None else draft.pending.read()
         self._publish(draft.step, draft.attempt, draft.at_ns, values)
 
-    def _publish(self, step: int, attempt: int, at_ns: int, values: Dict[str, float]) -> None:
+    def _publish(self, step: int, attempt: int, at_ns: int, values: dict[str, float]) -> None:
         self._finish(step, attempt, values)
         if self.muted:
             return
         if not values.keys() <= self._known:
             self._announce([name for name in values if name not in self._known])
-        row: List[Optional[float]] = list(map(values.get, self._names))
+        row: list[Optional[float]] = list(map(values.get, self._names))
         self._writer.publish(step, attempt, row, at_ns)
 
-    def _announce(self, late: List[str]) -> None:
+    def _announce(self, late: list[str]) -> None:
         room = self._writer.capacity - len(self._names)
         self._names += late[:room]
         self._known.update(late[:room])
@@ -161,7 +150,7 @@ class JobReports:
     """
 
     def __init__(
-        self, context: ProbeContext, extra: Dict[str, Number], shards: ShardTracker
+        self, context: ProbeContext, extra: dict[str, Number], shards: ShardTracker
     ) -> None:
         self._torch, self._scalars = context.torch, context.scalars
         self._gate, self._reporter = context.gate, context.reporter
@@ -169,8 +158,8 @@ class JobReports:
         self._shards = shards
         self.adapted = False
         # What is reported before the first step waits until the process is a rank.
-        self._waiting: Dict[str, str] = {}  # name -> why it is left out
-        self._listed: Set[str] = set()
+        self._waiting: dict[str, str] = {}  # name -> why it is left out
+        self._listed: set[str] = set()
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Keep `values` for the next frame, as many as a frame has room for."""

@@ -24,18 +24,7 @@ import weakref
 import zlib
 from operator import is_
 from threading import RLock
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Optional, Sequence
 
 from .. import wire
 from ..runtime import files
@@ -109,7 +98,7 @@ class Writer:
         self._seq = self._letters = self._generation = self._status_seq = 0
         self._at_lease = self._at_tight = self._at_keep = 0
         self._at_spare = self._at_spare_until = 0
-        self._names: List[str] = []
+        self._names: list[str] = []
         self._expect(0)
         # Takes nothing before there are names.
         self._pack: Callable[..., None] = struct.Struct("").pack_into
@@ -363,7 +352,7 @@ class Writer:
         self._absent = False  # whether any value of the newest frame was
         self._nothing = [None] * count
         # By what is absent: what is present, a bit each, and the places of the others.
-        self._patterns: Dict[bytes, Tuple[int, int, Tuple[int, ...]]] = {}
+        self._patterns: dict[bytes, tuple[int, int, tuple[int, ...]]] = {}
         self._low, self._high = present & wire.ALL_ONES, present >> 64
 
 
@@ -404,7 +393,7 @@ class Command(NamedTuple):
     id: int
     key: str
     verb: str
-    args: Dict[str, Any]
+    args: dict[str, Any]
 
 
 class Mailbox:
@@ -419,10 +408,10 @@ class Mailbox:
         self._commands: wire.Ring[bytes] = wire.Ring(
             wire.LETTER_SLOTS, writer.command_slot, wire.unpack_letter
         )
-        self._answers: Dict[str, Optional[bytes]] = {}  # None while it is being carried out
+        self._answers: dict[str, Optional[bytes]] = {}  # None while it is being carried out
         self.bad = 0
 
-    def poll(self) -> List[Command]:
+    def poll(self) -> list[Command]:
         """Return the commands that have come; one 8-byte read when there are none."""
         head = self._writer.commands_head()
         if head == self._commands.next:
@@ -491,7 +480,7 @@ def _command(seq: int, raw: bytes) -> Optional[Command]:
     return command if is_command and isinstance(command.args, dict) else None
 
 
-def _fit(letter: Dict[str, Any], field: str, detail: Mapping[str, Any]) -> bytes:
+def _fit(letter: dict[str, Any], field: str, detail: Mapping[str, Any]) -> bytes:
     essential = ("ack", "verb", "notice")
     try:
         return to_json({**letter, field: dict(detail)}, wire.LETTER_ROOM, essential=essential)

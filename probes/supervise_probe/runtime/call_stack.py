@@ -9,7 +9,7 @@ import os
 import sys
 import sysconfig
 from types import FrameType, ModuleType
-from typing import Any, List, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 _PROBE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # as in co_filename: not absolute
 _STDLIB = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
@@ -43,7 +43,7 @@ def job_line() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def job_frames(torch: ModuleType) -> List[FrameType]:
+def job_frames(torch: ModuleType) -> list[FrameType]:
     """Return the running frames without torch's step and the probe, outermost (the module) first.
 
     Raises:
@@ -51,7 +51,7 @@ def job_frames(torch: ModuleType) -> List[FrameType]:
     """
     home = os.path.dirname(str(torch.__file__)) + os.sep
     frame: Optional[FrameType] = sys._getframe(1)
-    frames: List[FrameType] = []
+    frames: list[FrameType] = []
     while frame is not None:
         code = frame.f_code
         if code.co_name in _BACKWARD and code.co_filename.startswith(home + "autograd"):

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from functools import partial
-from typing import Any, Dict, List, Mapping
+from typing import Any, Mapping
 
 from . import files
 
@@ -22,8 +22,8 @@ STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6  # no launcher or 
 
 
 def write_evidence(
-    directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]
-) -> List[str]:
+    directory: str, rank: int, torch: Any, batches: list[Mapping[str, Any]]
+) -> list[str]:
     """Write the three files of one rank and return their paths.
 
     Raises:
@@ -42,9 +42,9 @@ def write_evidence(
     return paths
 
 
-def read_random_states(torch: Any) -> Dict[str, Any]:
+def read_random_states(torch: Any) -> dict[str, Any]:
     """Return the states of Python's, NumPy's and torch's generators, read without drawing."""
-    states: Dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "random"):
         states["numpy"] = numpy.random.get_state(legacy=False)

@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 from threading import get_ident
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from . import files
 
@@ -54,9 +54,9 @@ _TOKEN = re.compile(
 _TORCH_WRITER = re.compile(r"inline_container|iostream error")  # hides why it could not write
 _SHORTEST = 6  # a shorter value would be found everywhere by chance
 
-Place = Tuple[str, int, str]  # file, line, function
-_ended: List[int] = []  # pids that have recorded their end
-_threads: List[int] = []  # pid of each thread that was recorded
+Place = tuple[str, int, str]  # file, line, function
+_ended: list[int] = []  # pids that have recorded their end
+_threads: list[int] = []  # pid of each thread that was recorded
 
 
 def record_end(status: Any, frames: Sequence[Place], *, marks: str, **facts: Any) -> None:
@@ -114,7 +114,7 @@ def watch_threads(location: Callable[[], Mapping[str, Any]]) -> None:
     vars(threading)["_make_invoke_excepthook"] = make_invoke
 
 
-def _record_thread(thread: Any, error: Optional[BaseException], facts: Dict[str, Any]) -> None:
+def _record_thread(thread: Any, error: Optional[BaseException], facts: dict[str, Any]) -> None:
     count = _threads.count(os.getpid())
     if error is None or isinstance(error, SystemExit) or count >= THREADS:
         return
@@ -125,14 +125,14 @@ def _record_thread(thread: Any, error: Optional[BaseException], facts: Dict[str,
     )
 
 
-def record_error(error: BaseException) -> Dict[str, Any]:
+def record_error(error: BaseException) -> dict[str, Any]:
     """Return the record of an uncaught error: see `_write` for what is added."""
     trace = traceback.extract_tb(error.__traceback__, limit=-200)
     places = [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)]
     if isinstance(error, SyntaxError) and error.filename:
         places.insert(0, (error.filename, error.lineno or 0, ""))
     lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-TRACE_FRAMES)
-    record: Dict[str, Any] = {
+    record: dict[str, Any] = {
         "kind": "exception",
         "type": _name(type(error)),
         "message": _text(error),
@@ -206,7 +206,7 @@ def error_location(error: BaseException) -> str:
     return f"{location['file']}:{location['line']}" if location else ""
 
 
-def exit_record(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
+def exit_record(status: Any, frames: Sequence[Place]) -> dict[str, Any]:
     """Return the record of a process that called `sys.exit` with something else than 0."""
     code = status & 0xFF if isinstance(status, int) else 1
     text = f"sys.exit({status})" if isinstance(status, int) else _text(status)
@@ -222,10 +222,10 @@ def exit_record(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
     return record
 
 
-def _write(marks: str, record: Dict[str, Any]) -> None:
+def _write(marks: str, record: dict[str, Any]) -> None:
     """Add who it was and when, make it fit for others to read, and put it into its file."""
     clean = _cleaner()
-    about: Dict[str, Any] = {
+    about: dict[str, Any] = {
         "pid": os.getpid(),
         "at_ns": time.monotonic_ns(),
         "rank": _number("RANK", "SLURM_PROCID"),
@@ -243,7 +243,7 @@ def _write(marks: str, record: Dict[str, Any]) -> None:
     files.replace_file(path, json.dumps(about).encode("utf-8", "replace"))
 
 
-def _location(places: Iterable[Place]) -> Dict[str, Any]:
+def _location(places: Iterable[Place]) -> dict[str, Any]:
     """Return the innermost place of the job's own code, else the innermost of all; `{}`: none."""
     foreign = [frame for frame in places if not frame[0].startswith(_OURS)]
     job_frames = [frame for frame in foreign if _is_own(frame[0])]
@@ -265,7 +265,7 @@ def _readable(name: str) -> str:
     return name[len(here) :] if name.startswith(here) else name
 
 
-def _remote(text: str) -> Dict[str, Any]:
+def _remote(text: str) -> dict[str, Any]:
     """Return what a traceback of another process says that stands in a text; `{}` without one.
 
     Its last line is `type: message`, the lines above are frames.
@@ -285,7 +285,7 @@ def _remote(text: str) -> Dict[str, Any]:
     return {"type": short, "message": message.strip(), "within": within, **_location(places)}
 
 
-def _ranks(error: BaseException) -> List[Dict[str, Any]]:
+def _ranks(error: BaseException) -> list[dict[str, Any]]:
     """Return which ranks a launcher saw fail, with the pid and the return code of each.
 
     Source: torch.distributed.elastic.multiprocessing.errors.ChildFailedError and ProcessFailure.
@@ -302,7 +302,7 @@ def _ranks(error: BaseException) -> List[Dict[str, Any]]:
     return lines
 
 
-def _error_file(path: str) -> Tuple[str, str]:
+def _error_file(path: str) -> tuple[str, str]:
     """Return message and call stack of the file that a rank under torchrun's `record` wrote."""
     try:
         with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
@@ -314,7 +314,7 @@ def _error_file(path: str) -> Tuple[str, str]:
         return "", ""
 
 
-def _places(trace: str) -> List[Place]:
+def _places(trace: str) -> list[Place]:
     return [(f[1], int(f[2]), f[3] or "") for f in reversed(list(_FRAME.finditer(trace)))]
 
 
@@ -366,7 +366,7 @@ def _cut(text: str, room: int) -> str:
 
 HEADLINE_CHARS = 200
 # thread -> status, frames
-_asked: Dict[int, Tuple[Any, Sequence[Any]]] = {}
+_asked: dict[int, tuple[Any, Sequence[Any]]] = {}
 
 
 def record_exit_statuses() -> None:
@@ -375,12 +375,12 @@ def record_exit_statuses() -> None:
     _asked = getattr(sys.exit, "asked", _asked)
 
 
-def requested_exit() -> Tuple[Any, Sequence[Any]]:
+def requested_exit() -> tuple[Any, Sequence[Any]]:
     """Return what this thread gave to `sys.exit` last, and the frames that called it."""
     return _asked.get(get_ident(), (None, ()))
 
 
-def end_summary() -> Tuple[int, str]:
+def end_summary() -> tuple[int, str]:
     """Return the exit code and, where an error ends the process, what it is.
 
     The code is the one that was asked for last, 0 where none was.

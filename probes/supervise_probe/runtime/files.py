@@ -19,7 +19,7 @@ import stat
 import threading
 from collections import deque
 from contextlib import contextmanager
-from typing import Any, Callable, Deque, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional
 
 FILE, FOLDER = 0o600, 0o700
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW
@@ -133,8 +133,8 @@ class Background:
     """
 
     def __init__(self) -> None:
-        self.failures: List[str] = []
-        self._tasks: Deque[Tuple[Callable[..., Any], Tuple[Any, ...]]] = deque()
+        self.failures: list[str] = []
+        self._tasks: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
 

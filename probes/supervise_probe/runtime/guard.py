@@ -19,7 +19,7 @@ import signal
 from threading import get_ident
 from time import thread_time_ns
 from types import CodeType
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 WINDOW = 61  # steps over which a cost is judged by its median; odd, see WEIGH_EVERY
 # Steps between two that are timed: a look at a cold clock costs 5 us. Each window begins at another
@@ -64,10 +64,10 @@ class Part:
         self.reason = ""
         self.errors = 0
         self.spent_ns = 0
-        self.costs: List[int] = []
+        self.costs: list[int] = []
 
 
-Calls = List[Tuple[Part, Callable[..., Any]]]
+Calls = list[tuple[Part, Callable[..., Any]]]
 
 
 class Guard:
@@ -88,16 +88,16 @@ class Guard:
     def __init__(self, off: Callable[[Part, str], None], torch: Any = None) -> None:
         self._torch = torch
         self._modes = getattr(getattr(torch, "_C", None), "_len_torch_dispatch_stack", int)
-        self.parts: Dict[str, Part] = {}
+        self.parts: dict[str, Part] = {}
         self._off = off
-        self._steps_ns: List[int] = []
+        self._steps_ns: list[int] = []
         self._inner_ns = 0  # spent in parts that ran inside the part that is running
         self._total_ns = 0  # spent in all parts in the step that is weighed
         self._clocks = NONE  # how much of this step is timed from here on
         self.newest_ns = 0
         self.weighed_ns: Optional[int] = None
         self.fixed_ns = 0
-        self._wholes: List[int] = []
+        self._wholes: list[int] = []
         self.blind = False
         self.core = self.part("core", vital=True)
 
@@ -144,7 +144,7 @@ class Guard:
 
         As torch's `_disable_current_modes`, which imports the compiler, and takes off all.
         """
-        modes: List[Any] = []
+        modes: list[Any] = []
         stack, top = self._torch.utils._python_dispatch, self._torch._C._get_dispatch_stack_at
         try:
             while self._modes():
@@ -164,7 +164,7 @@ class Guard:
         finally:
             self._clocks = clocks
 
-    def _run_timed(self, part: Part, function: Callable[..., Any], args: Tuple[Any, ...]) -> Any:
+    def _run_timed(self, part: Part, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         outer, self._inner_ns = self._inner_ns, 0
         began = thread_time_ns()
         try:
@@ -297,13 +297,13 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}{location}"
 
 
-def _median(values: List[int]) -> int:
+def _median(values: list[int]) -> int:
     return sorted(values)[len(values) // 2] if values else 0
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler of the job raised `error`: it is not the probe's to catch."""
-    handlers: Set[CodeType] = set()
+    handlers: set[CodeType] = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         handler = getattr(handler, "__func__", handler)
@@ -379,7 +379,7 @@ NAME = " (not importlib._bootstrap)"  # behind the file's own, in tracebacks too
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
-_codes: Dict[CodeType, CodeType] = {}  # one for all functions of one `def`
+_codes: dict[CodeType, CodeType] = {}  # one for all functions of one `def`
 
 
 def hidden_from_stacklevel(function: Wrapped) -> Wrapped:

@@ -10,7 +10,7 @@ without one walk the same path.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any, Mapping, Optional, Union
 
 Number = Union[float, Any]  # a float, or a 0-dim tensor on an accelerator
 
@@ -21,7 +21,7 @@ class Scalars:
     def __init__(self, torch: Any, late: bool = False) -> None:
         self._torch = torch
         self._late = late
-        self._buffers: List[Any] = []
+        self._buffers: list[Any] = []
 
     def value(self, tensor: Any) -> Number:
         """Return what a one-element tensor holds now.
@@ -54,9 +54,9 @@ class Scalars:
         """Start to bring `values` to the host; None if all of them are there."""
         if self._torch.Tensor not in set(map(type, values.values())):
             return None
-        host: Dict[str, float] = {}
-        names: List[str] = []
-        tensors: List[Any] = []
+        host: dict[str, float] = {}
+        names: list[str] = []
+        tensors: list[Any] = []
         for name, value in values.items():
             if isinstance(value, self._torch.Tensor):
                 names.append(name)
@@ -99,7 +99,7 @@ class Pending:
     __slots__ = ("_buffer", "_event", "_host", "_names", "_pool")
 
     def __init__(
-        self, host: Dict[str, float], names: List[str], buffer: Any, event: Any, pool: List[Any]
+        self, host: dict[str, float], names: list[str], buffer: Any, event: Any, pool: list[Any]
     ) -> None:
         self._host = host
         self._names = names
@@ -111,10 +111,10 @@ class Pending:
         """Whether `read` finds everything. Never waits."""
         return bool(self._event.query())
 
-    def read(self) -> Dict[str, float]:
+    def read(self) -> dict[str, float]:
         """Return the values; those that have not arrived are left out."""
         if self._buffer is not None and self.ready():
-            arrived: List[float] = self._buffer[: len(self._names)].tolist()
+            arrived: list[float] = self._buffer[: len(self._names)].tolist()
             self._host.update(zip(self._names, arrived))
             self._pool.append(self._buffer)
             self._buffer = None

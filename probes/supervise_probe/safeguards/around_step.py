@@ -11,7 +11,7 @@ import os
 import re
 from math import inf
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable
 
 from ..context import Refused
 from ..runtime import files
@@ -37,7 +37,7 @@ class LossScale:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def do_loss_scale(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_loss_scale(self, args: dict[str, Any]) -> dict[str, Any]:
         """Set the scale of every enabled scaler to `scale`, or None: to its initial one.
 
         The step boundary comes before the job's own `scaler.update()`: after an overflow, the next
@@ -72,9 +72,9 @@ class Profile:
         self._profiler: Any = None
         self._path = ""
         self._first = self._left = self._done = 0
-        self._entry_points: List[Tuple[str, Callable[..., Any]]] = []
+        self._entry_points: list[tuple[str, Callable[..., Any]]] = []
 
-    def do_profile(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_profile(self, args: dict[str, Any]) -> dict[str, Any]:
         """Trace the next `steps` steps into the directory of `incident`, a file for each rank."""
         context, torch = self._context, self._context.torch
         steps = int(args.get("steps", 5))
@@ -211,7 +211,7 @@ class Safeguards:
         self._clip_part = guard.part("clip", share=1.0)
         self._update_part = guard.part("update_clip", share=1.0)
 
-    def doers(self) -> Tuple[Any, ...]:
+    def doers(self) -> tuple[Any, ...]:
         """Return the objects that execute commands."""
         return self.skip, self.clip, self.update_clip, self._scale, self._profile
 
@@ -258,15 +258,15 @@ class Safeguards:
         self.outliers.cannot(reason)
         self.update_clip.cannot(reason)
 
-    def unavailable(self) -> Dict[str, str]:
+    def unavailable(self) -> dict[str, str]:
         """Return why safeguards cannot act, by name."""
         others = {NAME: self.outliers.why_not, "update_clip": self.update_clip.why_not}
         return {**self.orders.unavailable(), **others}
 
-    def describe(self) -> Dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return what is in force, for the status."""
         rule = self.update_clip.rule
-        active: Dict[str, Any] = {}
+        active: dict[str, Any] = {}
         if self.in_force.clip_bound is not None:
             active["clip"] = self.in_force.clip_bound
         if rule is not None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import weakref
 from math import inf
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..context import Refused
 
@@ -90,7 +90,7 @@ class UpdateClip:
         """The rule in force: the commanded one, else that of the safeguard."""
         return self._standing if self._ordered is None else self._ordered
 
-    def do_update_clip(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_update_clip(self, args: dict[str, Any]) -> dict[str, Any]:
         """Put a rule in force for `steps` (0: until lifted), or `lift` it."""
         if args.get("lift"):
             self._end()
@@ -142,7 +142,7 @@ class UpdateClip:
         clipped_before = self._in_force.clipped
         self._in_force.clipped = clipped if clipped_before is None else clipped_before + clipped
 
-    def _why_not(self, params: List[Any], rule: Rule) -> str:
+    def _why_not(self, params: list[Any], rule: Rule) -> str:
         """Return why the updates of `params` cannot be judged, "" when they can."""
         if self._context.position.world_size > 1 and any(
             hasattr(p, "_local_tensor") for p in params
@@ -184,9 +184,9 @@ class UpdateNorms:
         self,
         context: ProbeContext,
         gradient: GradientCollector,
-        params: List[Any],
+        params: list[Any],
         rule: Rule,
-        past: List[float],
+        past: list[float],
     ) -> None:
         torch = self._torch = context.torch
         self.params = params
@@ -240,9 +240,9 @@ class UpdateNorms:
         return torch.where(count >= self._rule.least, limit, torch.full_like(limit, math.inf))
 
 
-def seed_window(past: Sequence[float], rule: Rule) -> List[float]:
+def seed_window(past: Sequence[float], rule: Rule) -> list[float]:
     """Return a window as it would be had the rule been in force before: spikes are shortened."""
-    norms: List[float] = []
+    norms: list[float] = []
     for norm in list(past)[-rule.window :]:
         count = len(norms)
         if count >= rule.least:
@@ -253,12 +253,12 @@ def seed_window(past: Sequence[float], rule: Rule) -> List[float]:
     return norms
 
 
-def _weights(params: List[Any]) -> List[Any]:
+def _weights(params: list[Any]) -> list[Any]:
     tensors = [getattr(p, "_local_tensor", p).detach() for p in params]
     return [t for t in tensors if t.numel() and t.is_floating_point()]
 
 
-def _size(params: List[Any]) -> int:
+def _size(params: list[Any]) -> int:
     return sum(t.numel() * t.element_size() for t in _weights(params))
 
 
@@ -281,7 +281,7 @@ class GradientClip:
         self._in_force, self._gradient, self._past = in_force, gradient, past
         self._left = 0  # steps; 0 with a bound: until it is lifted
 
-    def do_clip(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_clip(self, args: dict[str, Any]) -> dict[str, Any]:
         """Put a bound in force for `steps` (0: until lifted), or `lift` it.
 
         The bound is `max_norm`, else `factor` times the limit of the job's newest clip by norm,

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Optional, Sequence
 
 from ..runtime.guard import hidden_from_stacklevel
 from ..torch_state.structure import Router, nested_leaves
@@ -48,8 +48,8 @@ def is_activation_product(scores: Any) -> Optional[bool]:
     if scores.grad_fn is None:
         return None
     verdict: Optional[bool] = None
-    visited: Set[Any] = set()
-    waiting: List[Any] = [scores.grad_fn]
+    visited: set[Any] = set()
+    waiting: list[Any] = [scores.grad_fn]
     while waiting and len(visited) < NODES:
         node = waiting.pop(0)
         if node in visited:
@@ -91,7 +91,7 @@ WIDE = 4096  # heads of a layer, at most
 NO_ENTROPY = -1.0  # on its way to the host, where no query sees enough keys; never published
 
 # largest per head, mean of |logit|, and per head: the sum of entropies, and of how many queries
-Layer = Tuple[Any, Any, Optional[Tuple[Any, Any]]]
+Layer = tuple[Any, Any, Optional[tuple[Any, Any]]]
 
 
 class Attention:
@@ -104,9 +104,9 @@ class Attention:
     def __init__(self, torch: Any, batch: Sequence[int]) -> None:
         self._torch = torch
         self._batch = batch
-        self.layers: List[Layer] = []
+        self.layers: list[Layer] = []
 
-    def sdpa(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`scaled_dot_product_attention(*args, **kwargs)` was called."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
         arguments = {**dict(zip(names, args)), **kwargs}
@@ -157,7 +157,7 @@ class Attention:
         logits = logits[:sequences].index_select(2, rows_at).float()
         self._add(logits, ~(logits <= MASKED))  # what is no number is not masked
 
-    def values(self) -> Dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the metrics as tensors of one element, in one stack; empty without attention."""
         torch, layers = self._torch, self.layers
         if not layers:
@@ -181,7 +181,7 @@ class Attention:
             values += self._entropies(entropies)
         return dict(zip(names, values))
 
-    def _entropies(self, layers: List[Tuple[Any, Any]]) -> List[Any]:
+    def _entropies(self, layers: list[tuple[Any, Any]]) -> list[Any]:
         """Return mean and minimum over the heads of which a query sees enough keys.
 
         Which these are is only known on the device, as the masks are.
@@ -212,7 +212,7 @@ class Attention:
                 return tensor.reshape(size, batch // size, *tensor.shape[-2:])
         return tensor.unsqueeze(0)
 
-    def _sizes(self, batch: int, heads: int, length: int, keys: int) -> Tuple[int, int]:
+    def _sizes(self, batch: int, heads: int, length: int, keys: int) -> tuple[int, int]:
         sequences, rows = min(SEQUENCES, batch), min(QUERY_ROWS, length)
         while sequences > 1 and sequences * heads * rows * keys > ELEMENTS:
             sequences //= 2
@@ -237,7 +237,7 @@ class Attention:
         mean = absolute.sum() / count.sum()
         self.layers.append((top, mean, self._entropy(masked, visible, count)))
 
-    def _entropy(self, masked: Any, visible: Any, count: Any) -> Optional[Tuple[Any, Any]]:
+    def _entropy(self, masked: Any, visible: Any, count: Any) -> Optional[tuple[Any, Any]]:
         torch = self._torch
         if masked.shape[-1] < FEWEST_KEYS:
             return None
@@ -249,7 +249,7 @@ class Attention:
         return share.sum((0, 2)), enough.sum((0, 2))
 
 
-def _highest(heads: Any) -> Tuple[Any, Any]:
+def _highest(heads: Any) -> tuple[Any, Any]:
     """Return the largest logits of single heads, and where: layer * WIDE + head.
 
     Where is only known on the device.
@@ -260,7 +260,7 @@ def _highest(heads: Any) -> Tuple[Any, Any]:
     return logits.unbind(), places.to(logits.dtype).unbind()
 
 
-def spread_evenly(count: int, limit: int = LAYERS) -> List[int]:
+def spread_evenly(count: int, limit: int = LAYERS) -> list[int]:
     """Return at most `most` numbers below `count`, evenly spread, first and last among them."""
     if count <= limit:
         return list(range(count))
@@ -289,9 +289,9 @@ class KeyGradients:
     def __init__(self, torch: Any, run: Callable[..., Any]) -> None:
         self._torch, self._run = torch, run
         self._calls = 0
-        self.ratios: List[Any] = []
+        self.ratios: list[Any] = []
 
-    def watch(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+    def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """`scaled_dot_product_attention(*args, **kwargs)` returned `output`."""
         key = args[1] if len(args) > 1 else kwargs["key"]
         node = self._kernel(output, key) if self._calls < CALLS and key.dim() > 2 else None
@@ -329,7 +329,7 @@ class KeyGradients:
         ratio = left / rows.abs().sum((-2, -1)).clamp(min=self._torch.finfo(rows.dtype).tiny)
         self.ratios.append((ratio / bound).flatten().nan_to_num(0.0, 0.0, 0.0))
 
-    def values(self) -> Dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the metric as a tensor of one element; empty where no backward came."""
         if not self.ratios:
             return {}
@@ -357,12 +357,12 @@ class StandIns:
         self._inside = False
         functional = torch.nn.functional
 
-        def saw(args: Tuple[Any, ...], kwargs: Any, _: Any) -> None:
+        def saw(args: tuple[Any, ...], kwargs: Any, _: Any) -> None:
             names = ("input", "dim")
             arguments = {**dict(zip(names, args)), **kwargs}
             softmax(args[0] if args else arguments["input"], arguments.get("dim"))
 
-        self._places: List[Tuple[Any, str, Any, Any]] = []
+        self._places: list[tuple[Any, str, Any, Any]] = []
         for home, name, look in (
             (functional, "scaled_dot_product_attention", sdpa),
             (functional, "softmax", saw),
@@ -428,7 +428,7 @@ class Activations:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._blocks: Dict[int, Tuple[Any, Any, Any]] = {}
+        self._blocks: dict[int, tuple[Any, Any, Any]] = {}
         self.logz: Optional[Any] = None
         self._entropy: Optional[Any] = None
 
@@ -442,7 +442,7 @@ class Activations:
         rms = squares.mean().sqrt()
         self._blocks[index] = rms, (rows.abs() > OUTLIER * rms).float().mean(), squares
 
-    def output(self, output: Any, vocabularies: Set[int]) -> None:
+    def output(self, output: Any, vocabularies: set[int]) -> None:
         """The model returned `output`: its logits, if it is as wide as one of its vocabularies."""
         tensor = _floating(self._torch, output)
         if self.logz is None and tensor is not None and int(tensor.shape[-1]) in vocabularies:
@@ -459,9 +459,9 @@ class Activations:
         mean = self._torch.linalg.vecdot(few.softmax(-1), few)
         self._entropy = (logz[::ENTROPIES] - mean).mean()
 
-    def values(self) -> Dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the metrics as tensors of one element."""
-        values: Dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if self.logz is not None:
             values = {"logz_mean": self.logz, "token_entropy": self._entropy}
         if self._blocks:
@@ -475,7 +475,7 @@ class Activations:
             values.update(self._percentiles([order[i] for i in spread_evenly(len(order), BLOCKS)]))
         return values
 
-    def _percentiles(self, indices: List[int]) -> Dict[str, Any]:
+    def _percentiles(self, indices: list[int]) -> dict[str, Any]:
         squares = [self._blocks[index][2] for index in indices]
         pad = self._torch.nn.utils.rnn.pad_sequence
         rows = pad(squares, batch_first=True, padding_value=float("inf")).sort()[0].sqrt()
@@ -510,8 +510,8 @@ class Routing:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         # per router: entropy of the load, balance, entropy of a token; dropped and routed tokens
-        self._found: Dict[str, Tuple[Any, Any, Any]] = {}
-        self._dropped: List[Tuple[Any, float]] = []
+        self._found: dict[str, tuple[Any, Any, Any]] = {}
+        self._dropped: list[tuple[Any, float]] = []
 
     def router(self, router: Router, output: Any) -> None:
         """`router` returned `output`."""
@@ -539,7 +539,7 @@ class Routing:
         if room is not None and stride == 1:
             self._dropped.append(((counts - room).clamp(min=0).sum().float(), choices.numel()))
 
-    def values(self) -> Dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the metrics as tensors of one element."""
         if not self._found:
             return {}
@@ -559,7 +559,7 @@ class Routing:
             results["moe_drop_rate"] = 100.0 * dropped / routed
         return results
 
-    def _read(self, router: Router, output: Any) -> Tuple[Any, Any]:
+    def _read(self, router: Router, output: Any) -> tuple[Any, Any]:
         scores = experts = None
         for item in nested_leaves(output):
             if type(item) is not self._torch.Tensor or item.dim() < 2:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 from ..runtime.call_stack import is_library
 from ..torch_state.structure import own_attributes, set_attribute, slot_names
@@ -30,7 +30,7 @@ class RandomState(NamedTuple):
     content: Any
 
 
-def capture_random_states(torch: ModuleType) -> List[RandomState]:
+def capture_random_states(torch: ModuleType) -> list[RandomState]:
     """The state of torch's CPU generator, of CUDA's if initialised, of numpy and `random`."""
     generators = {"torch": torch.default_generator}
     if torch.cuda.is_initialized():
@@ -46,7 +46,7 @@ def capture_random_states(torch: ModuleType) -> List[RandomState]:
     return states
 
 
-def restore_random_state(states: List[RandomState]) -> None:
+def restore_random_state(states: list[RandomState]) -> None:
     """Set every global generator back."""
     for state in states:
         state.set_back(state.content)
@@ -75,9 +75,9 @@ def seed_generator(generator: Any, number: int) -> None:
         generator.seed(number)
 
 
-def generator_types(torch: ModuleType) -> Tuple[type, ...]:
+def generator_types(torch: ModuleType) -> tuple[type, ...]:
     """The classes of generators that a job makes for itself, as far as they are loaded."""
-    types: List[type] = [torch.Generator]
+    types: list[type] = [torch.Generator]
     for module, names in _CLASSES.items():
         loaded = sys.modules.get(module)
         types += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
@@ -102,14 +102,14 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-_CLASSES: Dict[str, Tuple[str, ...]] = {
+_CLASSES: dict[str, tuple[str, ...]] = {
     "numpy.random": ("Generator", "RandomState"),
     "random": ("Random",),
 }
 
 Exchange = Callable[[Any], Any]
 Alike = Callable[[Any, Any], bool]
-_PLACES: List[int] = []
+_PLACES: list[int] = []
 
 
 class Holder:
@@ -125,7 +125,7 @@ class Holder:
         self.target, self.name = target, name
         self.content = self.read()
 
-    def read(self) -> List[Tuple[Any, Any]]:
+    def read(self) -> list[tuple[Any, Any]]:
         """Return what it holds now, by key, in order."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class Table(Holder):
 
     __slots__ = ()
 
-    def read(self) -> List[Tuple[Any, Any]]:
+    def read(self) -> list[tuple[Any, Any]]:
         return list(dict_base(self.target).items(self.target))
 
     def write(self, key: Any, value: Any) -> None:
@@ -195,7 +195,7 @@ class Listing(Holder):
 
     __slots__ = ()
 
-    def read(self) -> List[Tuple[Any, Any]]:
+    def read(self) -> list[tuple[Any, Any]]:
         values = list(self._base().__iter__(self.target))
         while len(_PLACES) < len(values):  # keys are compared by identity
             _PLACES.append(len(_PLACES))
@@ -218,7 +218,7 @@ class Bag(Holder):
 
     __slots__ = ()
 
-    def read(self) -> List[Tuple[Any, Any]]:
+    def read(self) -> list[tuple[Any, Any]]:
         return [(member, member) for member in set.__iter__(self.target)]
 
     def exchange(self, stand_in: Exchange) -> None:
@@ -234,7 +234,7 @@ class Slots(Holder):
 
     __slots__ = ()
 
-    def read(self) -> List[Tuple[Any, Any]]:
+    def read(self) -> list[tuple[Any, Any]]:
         names = set(slot_names(type(self.target)))
         return [pair for pair in own_attributes(self.target).items() if pair[0] in names]
 
@@ -242,7 +242,7 @@ class Slots(Holder):
         set_attribute(self.target, key, value)
 
     def renew(self) -> None:
-        old: Dict[str, Any] = dict(self.content)
+        old: dict[str, Any] = dict(self.content)
         for name, _ in self.read():
             if name not in old:
                 object.__delattr__(self.target, name)
@@ -250,9 +250,9 @@ class Slots(Holder):
             set_attribute(self.target, name, value)
 
 
-def make_holders(value: Any, kind: str, name: str) -> List[Holder]:
+def make_holders(value: Any, kind: str, name: str) -> list[Holder]:
     """Return the holders of a value of this kind (see `TypeClasses`): none, one, or several."""
-    holders: List[Holder] = []
+    holders: list[Holder] = []
     if kind == "dict":
         holders.append(Table(value, name))
     elif kind == "set":
@@ -290,7 +290,7 @@ _NEVER_ENTERED = (
     ("builtins", "BaseException"),
 )
 _RAW = (bytearray, memoryview)
-_EXACT: Dict[type, str] = {
+_EXACT: dict[type, str] = {
     FunctionType: "function",
     MethodType: "method",
     ModuleType: "code",
@@ -303,7 +303,7 @@ class TypeClasses:
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._known: Dict[type, str] = {}
+        self._known: dict[type, str] = {}
 
     def class_of(self, kind: type) -> str:
         """Return one of constant, code, class, function, method, tensor, array, dict, sequence,
@@ -350,7 +350,7 @@ class TypeClasses:
         return "iterator" if hasattr(kind, "__next__") or kind in _RAW else "other"
 
 
-def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
+def _loaded(names: Iterable[tuple[str, str]]) -> tuple[type, ...]:
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in names)
     return tuple(kind for kind in kinds if isinstance(kind, type))
 
@@ -363,7 +363,7 @@ def is_job_class(kind: type) -> bool:
     return isinstance(file, str) and not is_library(file)
 
 
-def dict_base(table: Dict[Any, Any]) -> Any:
+def dict_base(table: dict[Any, Any]) -> Any:
     """Return the class whose methods read and write a dict; an OrderedDict has its own order."""
     return OrderedDict if isinstance(table, OrderedDict) else dict
 
@@ -435,22 +435,22 @@ class ModuleState:
 
     def __init__(self, torch: Any, root: Any, kinds: TypeClasses) -> None:
         self._torch, self._kinds = torch, kinds
-        self.modules: List[Any] = list(root.modules())
+        self.modules: list[Any] = list(root.modules())
         self._modes = tuple(module.training for module in self.modules)
         self._registered = {id(module) for module in self.modules}
-        self.weights: Dict[int, Any] = {}
-        self.tensors: Dict[int, Any] = {}
-        self._clones: Dict[int, Any] = {}
-        self._chance: List[Tuple[Any, Any]] = []
-        self._arrays: List[Tuple[str, Any, Any]] = []
-        self._holders: List[Holder] = []
-        self._empty: List[Tuple[str, Dict[Any, Any]]] = []  # most tables of torch's are
-        self._seen: Set[int] = set()
+        self.weights: dict[int, Any] = {}
+        self.tensors: dict[int, Any] = {}
+        self._clones: dict[int, Any] = {}
+        self._chance: list[tuple[Any, Any]] = []
+        self._arrays: list[tuple[str, Any, Any]] = []
+        self._holders: list[Holder] = []
+        self._empty: list[tuple[str, dict[Any, Any]]] = []  # most tables of torch's are
+        self._seen: set[int] = set()
         self._entries = self._bytes = 0
         for module in self.modules:
             self._module(module)
 
-    def begin(self, modes: Tuple[bool, ...]) -> None:
+    def begin(self, modes: tuple[bool, ...]) -> None:
         """Give all modules these modes (train or eval), in order, and let clones stand in."""
         self._set_modes(modes)
         for holder in self._holders:
@@ -478,7 +478,7 @@ class ModuleState:
         ]
         return next((str(name) for name in changed if name), "")
 
-    def _set_modes(self, modes: Tuple[bool, ...]) -> None:
+    def _set_modes(self, modes: tuple[bool, ...]) -> None:
         for module, mode in zip(self.modules, modes):
             mine = vars(module)
             if "training" in mine:  # a compiled one has that of its original
@@ -591,7 +591,7 @@ def _put_back_array(name: str, array: Any, copy: Any) -> str:
     return name
 
 
-def _empty(name: str, table: Dict[Any, Any]) -> str:
+def _empty(name: str, table: dict[Any, Any]) -> str:
     if not dict.__len__(table):
         return ""
     dict_base(table).clear(table)

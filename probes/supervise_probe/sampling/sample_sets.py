@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import isfinite
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from ..runtime.guard import Guard
@@ -25,7 +25,7 @@ IN_FORWARD = frozenset(("attention", "activations", "routing"))
 # a spread, and the next one lie in the first EARLY_STEPS.
 EARLY = 7
 EARLY_STEPS = 100
-NONE: FrozenSet[str] = frozenset()
+NONE: frozenset[str] = frozenset()
 
 
 class Interval:
@@ -86,7 +86,7 @@ class SampleSets:
         }
         self.due = NONE
         self.waiting = self.wanted = False
-        self.paces: Dict[str, Pace] = {}
+        self.paces: dict[str, Pace] = {}
         self.dense_until = 0
 
     def run(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -115,7 +115,7 @@ class SampleSets:
         self.paces[name] = Pace(self._status_changed, every, allowed, least, most)
         return self.paces[name]
 
-    def thinned(self) -> Dict[str, int]:
+    def thinned(self) -> dict[str, int]:
         """Return what is measured less often than it should be for its cost, and how often."""
         thinned = {name: pace.every for name, pace in self.paces.items() if pace.every > 1}
         sets = self.by_name.items()
@@ -159,7 +159,7 @@ class Pace:
     ) -> None:
         self._changed, self.allowed = changed, allowed
         self.every, self.due, self._least, self._most = every, every == 1, least, most
-        self._costs: List[int] = []
+        self._costs: list[int] = []
 
     def stretch(self) -> None:
         """Take samples half as often, or at the shortest interval above 1."""

@@ -11,7 +11,7 @@ judge that: what happens in one step of fifty is never in a median.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence
 
 from ..context import Refused
 from .sample_sets import EARLY_STEPS, FLOOR_NS, IN_FORWARD, NONE, SETS, Interval
@@ -43,7 +43,7 @@ class SamplingSchedule:
         self,
         context: ProbeContext,
         sets: SampleSets,
-        begin_calls: Callable[[FrozenSet[str]], None],
+        begin_calls: Callable[[frozenset[str]], None],
         of_set: Callable[[str], Sequence[str]],
         sampler: Sampler,
         snapshots: Snapshots,
@@ -90,9 +90,9 @@ class SamplingSchedule:
         for pace in sets.paces.values():
             pace.due = dense or step % pace.every == 0
 
-    def describe(self) -> Dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the intervals in steps, as they are now; or why there is none."""
-        intervals: Dict[str, Any] = {
+        intervals: dict[str, Any] = {
             name: interval.off or self._every(interval) for name, interval in self._all()
         }
         intervals.update({name: pace.every for name, pace in self._sets.paces.items()})
@@ -105,13 +105,13 @@ class SamplingSchedule:
             intervals["side_path"] = f"unavailable: {refused}"
         return intervals
 
-    def thinned(self) -> Dict[str, int]:
+    def thinned(self) -> dict[str, int]:
         """Return what is measured less often than it should be for its cost, and how often."""
         return self._sets.thinned() | self._pairs.thinned()
 
     # ── the command ───────────────────────────────────────────────────────────────────────────
 
-    def do_raise_sampling(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_raise_sampling(self, args: dict[str, Any]) -> dict[str, Any]:
         """Sample `sets` (None: all) every `every` steps at least, for `steps`; or `lift` that.
 
         A set that was configured to be never sampled, or is switched off, stays so.

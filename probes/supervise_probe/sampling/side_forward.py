@@ -28,13 +28,10 @@ from typing import (
     Any,
     Callable,
     ContextManager,
-    Dict,
     Iterable,
     Iterator,
-    List,
     NamedTuple,
     Optional,
-    Tuple,
 )
 
 from ..runtime.guard import describe_error, is_from_signal_handler
@@ -72,7 +69,7 @@ class Weights:
     def __init__(self, torch: Any, tensors: Iterable[Any], copies: bool) -> None:
         self._torch = torch
         self._marks = [(tensor, _mark(tensor)) for tensor in tensors]
-        self._copies: List[_Copy] = []
+        self._copies: list[_Copy] = []
         if not copies:
             return
         total = sum(t.numel() * t.element_size() for t, _ in self._marks)
@@ -114,17 +111,17 @@ class Weights:
         return changed
 
 
-def _address(tensor: Any) -> Tuple[Any, ...]:
+def _address(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _mark(tensor: Any) -> Tuple[Any, ...]:
+def _mark(tensor: Any) -> tuple[Any, ...]:
     """What shows most changes of a tensor, without looking into it."""
     version = -1 if tensor.is_inference() else tensor._version
     return (tensor.data_ptr(), version, tensor.requires_grad, tensor.shape)
 
 
-def _differs(tensor: Any, mark: Tuple[Any, ...]) -> bool:
+def _differs(tensor: Any, mark: tuple[Any, ...]) -> bool:
     return _mark(tensor) != mark
 
 
@@ -154,14 +151,14 @@ class Inputs(NamedTuple):
         modes: `training` of all modules, in order.
     """
 
-    args: Tuple[Any, ...]
-    kwargs: Dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     device: str
     autocast: bool
     dtype: Any
-    modes: Tuple[bool, ...]
+    modes: tuple[bool, ...]
 
-    def values(self) -> Tuple[Any, ...]:
+    def values(self) -> tuple[Any, ...]:
         """Return all inputs in order."""
         return (*self.args, *self.kwargs.values())
 
@@ -169,8 +166,8 @@ class Inputs(NamedTuple):
 def keep_first_rows(
     context: ProbeContext,
     root: Any,
-    args: Tuple[Any, ...],
-    kwargs: Dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     rows: int = SEQUENCES,
     most_bytes: int = MOST_BYTES,
 ) -> Inputs:
@@ -230,7 +227,7 @@ def run_forward(
     fixed: bool = False,
     trial: bool = False,
     take: Callable[[Any], Any] = lambda output: output,
-) -> List[Any]:
+) -> list[Any]:
     """Run the original of `root` on what was kept.
 
     Args:
@@ -249,7 +246,7 @@ def run_forward(
     torch = context.torch
     original = root._modules.get("_orig_mod")
     call = original if original is not None else root._call_impl
-    batches: List[Any] = []
+    batches: list[Any] = []
     with _undone(context, root, inputs, kinds, trial) as state:
         autocast = torch.autocast(
             device_type=inputs.device,
@@ -353,7 +350,7 @@ def without_other_ranks(context: ProbeContext) -> ContextManager[Any]:
 
     class Alone(mode):  # type: ignore[misc]
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
             if func.namespace not in _ARITHMETIC:
                 raise NeverError(f"its forward calls {func.name()}, which may wait for other ranks")
@@ -428,7 +425,7 @@ class _Cut:
 SAME = 1e-6  # relative; project default, as among ranks
 PIECE = 1 << 20  # elements that are squared at a time
 
-_Key = Tuple[int, Tuple[bool, ...]]
+_Key = tuple[int, tuple[bool, ...]]
 
 
 class Trials:
@@ -441,8 +438,8 @@ class Trials:
     def __init__(self, context: ProbeContext) -> None:
         self._context, self._torch = context, context.torch
         self.kinds = TypeClasses(context.torch)
-        self._never: Dict[int, Tuple[Any, str]] = {}
-        self._passed: Dict[_Key, Tuple[Any, bool]] = {}
+        self._never: dict[int, tuple[Any, str]] = {}
+        self._passed: dict[_Key, tuple[Any, bool]] = {}
 
     def check(self, root: Any) -> None:
         """Look whether `root` was refused.
@@ -487,7 +484,7 @@ class Trials:
         self._passed[key] = weakref.ref(root), drifts
         return drifts
 
-    def run(self, root: Any, inputs: Inputs, **options: Any) -> List[Any]:
+    def run(self, root: Any, inputs: Inputs, **options: Any) -> list[Any]:
         """As `side.run`; what is refused for good there is remembered."""
         try:
             return run_forward(self._context, root, inputs, self.kinds, **options)
@@ -499,7 +496,7 @@ class Trials:
         return output_value(self._torch, output) if floating_tensors(self._torch, output) else None
 
 
-def floating_tensors(torch: Any, output: Any) -> List[Any]:
+def floating_tensors(torch: Any, output: Any) -> list[Any]:
     """Return the floating tensors that a model's output holds."""
     several = [v for v in nested_leaves(output) if isinstance(v, torch.Tensor)]
     return [v.detach() for v in several if v.is_floating_point() and v.numel()]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..torch_state.structure import Structure, Structures, nested_leaves
 from . import side_forward
@@ -32,7 +32,7 @@ class RetainedForward(NamedTuple):
 
     root: Any
     structure: Structure
-    due: FrozenSet[str]
+    due: frozenset[str]
     inputs: side_forward.Inputs
 
 
@@ -48,7 +48,7 @@ class Sampler:
     """
 
     def __init__(
-        self, context: ProbeContext, sets: SampleSets, extra: Dict[str, Number], pairs: WeightPairs
+        self, context: ProbeContext, sets: SampleSets, extra: dict[str, Number], pairs: WeightPairs
     ) -> None:
         """`extra`: what joins the frame of the step under way. pairs: looks whose weights it is."""
         self._context, self._sets, self._extra = context, sets, extra
@@ -62,7 +62,7 @@ class Sampler:
         self.refused = ""
         self.trials = Trials(context)
 
-    def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+    def enter(self, root: Any, compiled: bool, args: tuple[Any, ...], kwargs: Any) -> None:
         """The first forward of a step with due samples is about to run."""
         due = self._sets.due
         structure = self.structure(root)
@@ -117,7 +117,7 @@ class Sampler:
         watch = Watch(
             self._context, self._sets, forward.structure, forward.due, forward.inputs.values()
         )
-        outputs: List[Any] = []
+        outputs: list[Any] = []
         again = partial(self.trials.run, watch=watch, take=outputs.append)
         if self._sets.run(name, self._may, again, forward):
             self._take(watch, outputs[0])
@@ -141,8 +141,8 @@ class Sampler:
         self,
         root: Any,
         structure: Structure,
-        due: FrozenSet[str],
-        args: Tuple[Any, ...],
+        due: frozenset[str],
+        args: tuple[Any, ...],
         kwargs: Any,
     ) -> None:
         reason, self.kept = "", None
@@ -181,7 +181,7 @@ class Sampler:
             self.wants_logits = part.logz is None
         self._report(part.values())
 
-    def _report(self, values: Dict[str, Any]) -> None:
+    def _report(self, values: dict[str, Any]) -> None:
         if not values:
             return
         stack = self._torch.stack([value.reshape(()).float() for value in values.values()])
@@ -205,8 +205,8 @@ class Watch:
         context: ProbeContext,
         sets: SampleSets,
         structure: Structure,
-        due: FrozenSet[str],
-        inputs: Tuple[Any, ...],
+        due: frozenset[str],
+        inputs: tuple[Any, ...],
     ) -> None:
         torch = self._torch = context.torch
         self._gate, self._sets = context.gate, sets
@@ -221,7 +221,7 @@ class Watch:
         self._activations = Activations(torch) if "activations" in due else None
         self._routing = Routing(torch) if "routing" in due else None
         self._stand_ins: Optional[StandIns] = None
-        self._hooks: List[Any] = []
+        self._hooks: list[Any] = []
 
     def start(self) -> None:
         """Put hooks and stand-ins in place; all or none."""
@@ -235,7 +235,7 @@ class Watch:
             if self._attention is not None and self.keys is not None:
                 attention, keys = self._attention, self.keys
 
-                def look_at_call(args: Tuple[Any, ...], kwargs: Any, output: Any) -> None:
+                def look_at_call(args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
                     self._look("attention", attention.sdpa, args, kwargs)
                     self._sets.run("attention", keys.watch, args, kwargs, output)
                     self.saw_call(args, kwargs)
@@ -266,7 +266,7 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def parts(self) -> List[Tuple[str, Any]]:
+    def parts(self) -> list[tuple[str, Any]]:
         """Return what looked, by the name of its set."""
         every = (
             ("attention", self._attention),
@@ -302,11 +302,11 @@ class Watch:
             self._gate.without_grad(look, *args)
 
 
-def _nothing(args: Tuple[Any, ...], kwargs: Any) -> None:
+def _nothing(args: tuple[Any, ...], kwargs: Any) -> None:
     """Nobody wants to know which calls there are."""
 
 
-def _batch(torch: Any, inputs: Tuple[Any, ...]) -> List[int]:
+def _batch(torch: Any, inputs: tuple[Any, ...]) -> list[int]:
     """Return the sizes that the batch dimension may have: those of the first input's first two."""
     for value in nested_leaves(inputs):
         if isinstance(value, torch.Tensor) and value.dim() > 1:
@@ -326,16 +326,16 @@ class Snapshots:
     """
 
     def __init__(
-        self, context: ProbeContext, sets: SampleSets, sampler: Sampler, extra: Dict[str, Number]
+        self, context: ProbeContext, sets: SampleSets, sampler: Sampler, extra: dict[str, Number]
     ) -> None:
         """`extra`: what joins the next frame."""
         self._torch, self._scalars = context.torch, context.scalars
         self._registry, self._without_grad = context.registry, context.gate.without_grad
         self._sets, self._sampler, self._extra = sets, sampler, extra
-        self._watched: Dict[str, Any] = {}  # name -> weak reference to the parameter
+        self._watched: dict[str, Any] = {}  # name -> weak reference to the parameter
         self._changes = -1
-        self._copies: Dict[str, Any] = {}
-        self._events: List[Any] = []  # one for each device that the copies come from
+        self._copies: dict[str, Any] = {}
+        self._events: list[Any] = []  # one for each device that the copies come from
         self.arriving = False
 
     def take(self) -> None:
@@ -383,7 +383,7 @@ class Snapshots:
         if changes == self._changes:
             return
         self._changes = changes
-        routers: List[Tuple[str, Any]] = []
+        routers: list[tuple[str, Any]] = []
         for root in self._registry.roots():
             weight_names = {f"{r.name}.weight" for r in self._sampler.structure(root).routers}
             for name, parameter in root.named_parameters():
@@ -393,7 +393,7 @@ class Snapshots:
         self._watched = {name: weakref.ref(p) for name, p in _fitting(routers)}
         self._copies = {}
 
-    def _values(self) -> Dict[str, float]:
+    def _values(self) -> dict[str, float]:
         if not self._copies:
             return {}
         similar, condition = zip(*map(_router, self._copies.values()))
@@ -403,14 +403,14 @@ class Snapshots:
         }
 
 
-def _fitting(candidates: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
+def _fitting(candidates: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return at most MOST in MOST_BYTES, evenly spread over what was found."""
     largest = max((4 * p.numel() for _, p in candidates), default=1)
     count = min(MOST, len(candidates), MOST_BYTES // max(1, largest))
     return [candidates[i * len(candidates) // count] for i in range(count)]
 
 
-def _router(weight: Any) -> Tuple[float, float]:
+def _router(weight: Any) -> tuple[float, float]:
     """Return the mean pairwise cosine of rows, and the largest centred row over the mean row."""
     rows = weight.double()
     experts = rows.shape[0]

@@ -23,7 +23,7 @@ import re
 import sys
 import weakref
 from time import monotonic_ns, sleep, thread_time_ns
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from ..runtime.files import replacing_file
 from .activations import spread_evenly
@@ -63,7 +63,7 @@ class Origin(NamedTuple):
     """
 
     weight: Any
-    rows: List[List[int]]
+    rows: list[list[int]]
     is_transposed: bool
 
 
@@ -82,7 +82,7 @@ def find_origin(torch: Any, tensor: Any) -> Origin:
     product, ones = _undo(nodes, tensor, torch.ones(()).expand(tensor.shape))
     _, numbered = _undo(nodes, tensor, heads)
     weight, is_transposed = _weight(product)
-    by_number: Dict[float, List[int]] = {}
+    by_number: dict[float, list[int]] = {}
     width = ones.shape[-1]
     many, sums = (grad.reshape(-1, width).double().sum(0).tolist() for grad in (ones, numbered))
     for row, (count, total) in enumerate(zip(many, sums)):
@@ -96,9 +96,9 @@ def find_origin(torch: Any, tensor: Any) -> Origin:
     return Origin(weight, rows, is_transposed)
 
 
-def _nodes_between(start: Any) -> List[Any]:
+def _nodes_between(start: Any) -> list[Any]:
     """Return the graph's nodes from `start` to the nearest products, each before what it needs."""
-    order: List[Any] = []
+    order: list[Any] = []
     seen, waiting = set(), [(start, False)]
     while waiting:
         node, is_left = waiting.pop()
@@ -116,9 +116,9 @@ def _nodes_between(start: Any) -> List[Any]:
     return order[::-1]
 
 
-def _undo(nodes: List[Any], tensor: Any, grad: Any) -> Tuple[Any, Any]:
+def _undo(nodes: list[Any], tensor: Any, grad: Any) -> tuple[Any, Any]:
     """Return the one product that `tensor` is made of, and `grad` as it is there."""
-    grads: Dict[Any, Dict[int, Any]] = {nodes[0]: {tensor.output_nr: grad}}
+    grads: dict[Any, dict[int, Any]] = {nodes[0]: {tensor.output_nr: grad}}
     products = []
     for node in nodes:
         own = grads.pop(node, None)
@@ -136,7 +136,7 @@ def _undo(nodes: List[Any], tensor: Any, grad: Any) -> Tuple[Any, Any]:
     return products[0]
 
 
-def _shares(node: Any, own: Dict[int, Any]) -> Any:
+def _shares(node: Any, own: dict[int, Any]) -> Any:
     """Return what goes on to each of the node's inputs."""
     if _VIEW.match(node.name()):
         outputs = [own.get(number) for number in range(len(node._input_metadata))]
@@ -150,7 +150,7 @@ def _shares(node: Any, own: Dict[int, Any]) -> Any:
     return shares
 
 
-def _weight(product: Any) -> Tuple[Any, bool]:
+def _weight(product: Any) -> tuple[Any, bool]:
     """Return the plain matrix of a product, and whether it is stored as [in, out]."""
     node = product.next_functions[2 if product.name().startswith("Add") else 1][0]
     is_transposed = True
@@ -208,13 +208,13 @@ class WeightPairs:
         self._calls, self._seen = 0, 0  # of the forward before, and of this one
         self._not_before_ns = self._spent_ns = 0
         self._changes = -1
-        self._vocabularies: Set[int] = set()
-        self._routers: List[Router] = []
-        self._layers: Dict[int, List[Watched]] = {}
-        self._problems: Dict[int, str] = {}
-        self._watched: List[Watched] = []
-        self._before: Optional[Tuple[int, int, Dict[int, Any]]] = None  # step, attempt, copies
-        self._reserve: List[Dict[int, Any]] = []
+        self._vocabularies: set[int] = set()
+        self._routers: list[Router] = []
+        self._layers: dict[int, list[Watched]] = {}
+        self._problems: dict[int, str] = {}
+        self._watched: list[Watched] = []
+        self._before: Optional[tuple[int, int, dict[int, Any]]] = None  # step, attempt, copies
+        self._reserve: list[dict[int, Any]] = []
 
     def describe(self) -> str:
         """Return how often pairs are taken, or why not."""
@@ -227,7 +227,7 @@ class WeightPairs:
         texts = [f"{roles.count(role)} {noun}" for role, noun in nouns if role in roles]
         return f"{', '.join(texts)}, every {self._every * (1 + self.skipped)} steps"
 
-    def thinned(self) -> Dict[str, int]:
+    def thinned(self) -> dict[str, int]:
         """Return how many steps are between two pairs, where it is more than it should be."""
         return {"spectra": self._every * (1 + self.skipped)} if self.skipped else {}
 
@@ -242,7 +242,7 @@ class WeightPairs:
             self._changes, self._calls = changes, 0
             self._layers, self._problems, self._watched = {}, {}, []
 
-    def saw_call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def saw_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`scaled_dot_product_attention` was called with these."""
         call, self._seen = self._seen, self._seen + 1
         if self.off or call in self._layers or call in self._problems:
@@ -313,7 +313,7 @@ class WeightPairs:
             self.off = f"two copies of one layer take more than {MOST_BYTES:,} bytes"
         return bool(self._watched)
 
-    def _choose_routers(self) -> List[Watched]:
+    def _choose_routers(self) -> list[Watched]:
         """Return routers whose weight has a row for each expert; their layers are counted here."""
         routers = []
         for layer in spread_evenly(len(self._routers), ROUTERS):
@@ -330,7 +330,7 @@ class WeightPairs:
         plain = weight.dim() == 2 and not is_sharded(weight)
         return plain and weight.is_floating_point() and 16 <= min(weight.shape) <= LARGEST
 
-    def _size(self, matrices: List[Watched]) -> int:
+    def _size(self, matrices: list[Watched]) -> int:
         weights = [watched.weight() for watched in matrices]
         return sum(8 * weight.numel() for weight in weights if weight is not None)
 
@@ -371,14 +371,14 @@ class WeightPairs:
                 self._reserve.append(before)
         self._spend(thread_time_ns() - began)
 
-    def _weights(self) -> List[Any]:
+    def _weights(self) -> list[Any]:
         weights = [watched.weight() for watched in self._watched]
         if any(weight is None for weight in weights):
             self._changes = -1  # the job made another model
             raise RuntimeError("a watched matrix is gone")
         return weights
 
-    def _copy(self) -> Dict[int, Any]:
+    def _copy(self) -> dict[int, Any]:
         """Copy each weight once, into memory of earlier copies where there is any."""
         torch, reserve, copies = self._torch, self._reserve.pop() if self._reserve else {}, {}
         for weight in self._weights():
@@ -393,11 +393,11 @@ class WeightPairs:
 
     def _write(
         self,
-        head: Dict[str, Any],
-        matrices: List[Watched],
-        before: Dict[int, Any],
-        after: Dict[int, Any],
-        events: List[Any],
+        head: dict[str, Any],
+        matrices: list[Watched],
+        before: dict[int, Any],
+        after: dict[int, Any],
+        events: list[Any],
     ) -> None:
         """Write the file, in the thread."""
         while not all(event.query() for event in events):
@@ -424,7 +424,7 @@ class WeightPairs:
                     file.write(ctypes.string_at(start + offset, min(PIECE, size - offset)))
         self._reserve += [before, after]
 
-    def _cut(self, watched: Watched, copies: Dict[int, Any]) -> Any:
+    def _cut(self, watched: Watched, copies: dict[int, Any]) -> Any:
         copy = copies.get(id(watched.weight()))
         if copy is None:
             return None

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from time import monotonic_ns, thread_time_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional
 
 from ..context import Refused
 from ..runtime import files
@@ -174,8 +174,8 @@ class RollbackController:
         self._demand = parts.demand
         self._not_before_ns = 0  # the next savepoint, by what the newest ones cost
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
-        self._unfinished: Dict[int, Dict[str, float]] = {}
-        self._levels: Dict[int, Levels] = {}  # by step of a savepoint: the rates of then
+        self._unfinished: dict[int, dict[str, float]] = {}
+        self._levels: dict[int, Levels] = {}  # by step of a savepoint: the rates of then
         self.why_not = ""
         config, ranks = context.config, self._position.world_size
         settings = config.savepoints
@@ -213,7 +213,7 @@ class RollbackController:
         self.why_not = reason
 
     @property
-    def steps(self) -> List[int]:
+    def steps(self) -> list[int]:
         """The steps to which a rollback can go."""
         return [] if self._savepoints is None else list(self._savepoints.steps)
 
@@ -318,7 +318,7 @@ class RollbackController:
         self._not_before_ns = max(now, self._not_before_ns) + owed_ns
         self._jump_not_before_ns = self._not_before_ns
 
-    def take(self, within_step: bool = False, older_moments: bool = False) -> Dict[str, Any]:
+    def take(self, within_step: bool = False, older_moments: bool = False) -> dict[str, Any]:
         """Save the state after the last step.
 
         Args:
@@ -343,7 +343,7 @@ class RollbackController:
         self._probe_batch.add_value_to(state, self._savepoints.newest_weights)
         self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
-            savepoint: Dict[str, Any] = self._savepoints.take(
+            savepoint: dict[str, Any] = self._savepoints.take(
                 step, position.attempt, state, older_moments
             )
         except Busy as problem:
@@ -369,11 +369,11 @@ class RollbackController:
         if state is not None:
             state.update(self._collectors.save_state())
 
-    def do_savepoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_savepoint(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `savepoint`."""
         return self.take()
 
-    def can_rollback(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+    def can_rollback(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return the `steps` to which one of several ranks can go back.
 
         `undo` are those with the weights of right before damaged moments were used, and that the
@@ -392,7 +392,7 @@ class RollbackController:
         ]
         return {"steps": self.steps, "undo": undo}
 
-    def do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_rollback(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `rollback`.
 
         Args:
@@ -419,7 +419,7 @@ class RollbackController:
                 result["rate_limit"] = limit
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
-    def roll_back(self, before_step: int, sign: int = 0, sound: bool = False) -> Dict[str, Any]:
+    def roll_back(self, before_step: int, sign: int = 0, sound: bool = False) -> dict[str, Any]:
         """Restore the newest savepoint before `before_step`; see `SavepointManager.restore`.
 
         One that only `sign` allows has the weights of right before damaged moments were used. Were
@@ -466,7 +466,7 @@ class RollbackController:
         return (step // self._every + 1) * self._every
 
 
-def _check_moments(optimizers: List[Any]) -> None:
+def _check_moments(optimizers: list[Any]) -> None:
     """Raise Refused unless `_zero_moments` can reset all state."""
     for optimizer in optimizers:
         for state in optimizer.state.values():
@@ -476,7 +476,7 @@ def _check_moments(optimizers: List[Any]) -> None:
                 raise Refused(f"moments cannot be zeroed: {name} holds {sorted(map(str, unknown))}")
 
 
-def _zero_moments(torch: Any, optimizers: List[Any]) -> None:
+def _zero_moments(torch: Any, optimizers: list[Any]) -> None:
     """Set first and second moments and the count of steps to zero, in place."""
     with torch.no_grad():
         for optimizer in optimizers:

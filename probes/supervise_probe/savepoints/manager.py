@@ -19,7 +19,7 @@ import hashlib
 import tempfile
 import weakref
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional
 
 from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.files import Background
@@ -154,8 +154,8 @@ class SavepointStore:
         self._directory = directory
         self._max_disk_bytes = max_disk_bytes
         self._background = Background()
-        self.savepoints: List[Savepoint] = []
-        self.disk_errors: List[str] = []
+        self.savepoints: list[Savepoint] = []
+        self.disk_errors: list[str] = []
 
     @property
     def busy(self) -> bool:
@@ -213,7 +213,7 @@ class SavepointStore:
                 self._drop(savepoint, pool)
         return pool
 
-    def _excess(self) -> List[Savepoint]:
+    def _excess(self) -> list[Savepoint]:
         """Those that exceed `keep` once another one is added, oldest first."""
         retained = self.retained
         candidates = [savepoint for savepoint in self.savepoints if savepoint is not retained]
@@ -341,7 +341,7 @@ def _is_written(savepoint: Savepoint) -> bool:
     return savepoint.spill is not None and savepoint.spill.state == "written"
 
 
-def _chunks(copies: TensorCopies) -> Iterator[Tuple[int, int]]:
+def _chunks(copies: TensorCopies) -> Iterator[tuple[int, int]]:
     """Address and length of every piece of the copies, in their order."""
     for slot in copies.slots:
         start, remaining = slot.buffer.data_ptr(), slot.buffer.numel() * slot.buffer.element_size()
@@ -397,13 +397,13 @@ class SavepointManager:
         self._optimizer_died = functools.partial(_drop_dead_optimizer, weakref.ref(self))
 
     @property
-    def steps(self) -> List[int]:
+    def steps(self) -> list[int]:
         """The steps to which a rollback can go, oldest first."""
         self._drop_without_optimizer()
         return [savepoint.step for savepoint in self._store.savepoints]
 
     @property
-    def with_older_moments(self) -> List[int]:
+    def with_older_moments(self) -> list[int]:
         """Those of them with the moments of the savepoint before."""
         return [savepoint.step for savepoint in self._store.savepoints if savepoint.older_moments]
 
@@ -417,7 +417,7 @@ class SavepointManager:
         """Whether one is being written to disk, so that no other can be taken now."""
         return self._store.busy
 
-    def newest_weights(self) -> List[Tuple[Any, Any]]:
+    def newest_weights(self) -> list[tuple[Any, Any]]:
         """Return the job's parameters on the CPU, each with its copy in the newest savepoint."""
         self._drop_without_optimizer()
         newest = self._store.savepoints[-1] if self._store.savepoints else None
@@ -433,7 +433,7 @@ class SavepointManager:
         """Keep the newest one before this step longer than all others; 0: none."""
         self._store.retain_before = before_step
 
-    def disk_errors(self) -> List[str]:
+    def disk_errors(self) -> list[str]:
         """Return sentences about a disk that failed, each one once."""
         errors, self._store.disk_errors = self._store.disk_errors, []
         return errors
@@ -446,7 +446,7 @@ class SavepointManager:
 
     def take(
         self, step: int, attempt: int, extra: Any, older_moments: bool = False
-    ) -> Dict[str, int]:
+    ) -> dict[str, int]:
         """Save the weights and what belongs to them as they are now.
 
         Args:
@@ -514,7 +514,7 @@ class SavepointManager:
             raise Busy("there are moments that the older savepoint does not have")
         new.older_moments = True
 
-    def restore(self, before_step: int, sign: int = 0) -> Tuple[Dict[str, Any], Any]:
+    def restore(self, before_step: int, sign: int = 0) -> tuple[dict[str, Any], Any]:
         """Write back the newest savepoint before `before_step`; later ones are dropped.
 
         Args:
@@ -538,7 +538,7 @@ class SavepointManager:
             missed = savepoint.training.restore()
         self._torch.clear_autocast_cache()  # holds casts of the weights
         del optimizers
-        result: Dict[str, Any] = {"step": savepoint.step, "attempt": savepoint.attempt}
+        result: dict[str, Any] = {"step": savepoint.step, "attempt": savepoint.attempt}
         result["bytes"] = savepoint.copies.nbytes
         result["not_restored"] = missed
         if savepoint.step >= before_step:

@@ -35,18 +35,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional
 
 from ..context import Refused
 from ..runtime import files
@@ -101,7 +90,7 @@ class ReferenceBatch:
         background: Background,
         history: StepHistory,
         look_on: LookOn,
-        extra: Dict[str, Number],
+        extra: dict[str, Number],
     ) -> None:
         """Begin.
 
@@ -121,17 +110,17 @@ class ReferenceBatch:
         self._inputs: Optional[side_forward.Inputs] = None
         self._host: Any = None  # their args and kwargs on the host
         self._host_targets: Optional[Targets] = None
-        self._arrivals: List[Any] = []  # events: they are there
+        self._arrivals: list[Any] = []  # events: they are there
         self._path = ""
         self._written = False
-        self._structure: Dict[str, str] = {}  # its hash, or why there is none
+        self._structure: dict[str, str] = {}  # its hash, or why there is none
         self._serial = 0  # of the batch
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self._rows = 0  # of the input that two were taken of
         self._output = ReferenceOutput(context.torch)
         self._many: Optional[side_forward.Inputs] = None  # more rows of the same batch
         self._output_of_many = ReferenceOutput(context.torch, MANY_ROWS)
-        self._losses: Deque[Tuple[int, Any]] = deque(maxlen=KNOWN)  # by step, at savepoints
+        self._losses: deque[tuple[int, Any]] = deque(maxlen=KNOWN)  # by step, at savepoints
         self._values, self._proofs = 0, 0  # at savepoints; pairs that were the same, -1: not all
         self.why_not = UNSEEN
         self._given = config.probe_batch
@@ -148,13 +137,13 @@ class ReferenceBatch:
     # ── where it comes from ───────────────────────────────────────────────────────────────────
 
     def observe(
-        self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+        self, root: Any, compiled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Keep two rows of this input of a training forward."""
         self._guard.run(self._part, self._keep, root, compiled, args, kwargs)
 
     def _keep(
-        self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+        self, root: Any, compiled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         context, config = self._context, self._context.config
         try:
@@ -193,7 +182,7 @@ class ReferenceBatch:
         if targets is not None:
             self._host_targets = targets._replace(rows=self._to_host(targets.rows, self._arrivals))
 
-    def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
+    def _to_host(self, tensor: Any, arrivals: list[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
         if self._scalars.reads(tensor):
             return tensor
@@ -222,15 +211,15 @@ class ReferenceBatch:
         measurement = self._measure()
         return None if measurement is None else measurement[0]
 
-    def _measure(self) -> Optional[Tuple[Any, Optional[Any]]]:
+    def _measure(self) -> Optional[tuple[Any, Optional[Any]]]:
         """Return the value, as `value` does, and the loss likewise."""
         if self._inputs is None:
             return None
         self.why_not = "its forward failed"
-        output: Optional[Tuple[Any, Optional[Any]]] = self._guard.run(self._part, self._run)
+        output: Optional[tuple[Any, Optional[Any]]] = self._guard.run(self._part, self._run)
         return output
 
-    def _run(self) -> Optional[Tuple[Any, Optional[Any]]]:
+    def _run(self) -> Optional[tuple[Any, Optional[Any]]]:
         gate, inputs, root = self._context.gate, self._inputs, self._root()
         try:
             if root is None or inputs is None:
@@ -257,12 +246,12 @@ class ReferenceBatch:
             return value, loss
         return value.item(), None if loss is None else loss.item()
 
-    def _take(self, output: Any) -> Tuple[Any, Optional[Any]]:
+    def _take(self, output: Any) -> tuple[Any, Optional[Any]]:
         return output_value(self._torch, output), self._output.loss(output)
 
     # ── whose fault a loss is ─────────────────────────────────────────────────────────────────
 
-    def do_check_weights(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_check_weights(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `check_weights`: the loss of these rows now, and at the newest savepoints.
 
         With `renew` other rows are kept from the next step on.
@@ -335,7 +324,7 @@ class ReferenceBatch:
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
     def add_value_to(
-        self, state: Dict[str, Any], before: Callable[[], Iterable[Tuple[Any, Any]]]
+        self, state: dict[str, Any], before: Callable[[], Iterable[tuple[Any, Any]]]
     ) -> None:
         """Add the value to the counters of a savepoint that is about to be taken.
 
@@ -388,7 +377,7 @@ class ReferenceBatch:
         for name, value in self._output.describe().items():
             self._extra[name] = self._scalars.value(value)
 
-    def _compare_weights(self, before: Callable[[], Iterable[Tuple[Any, Any]]]) -> None:
+    def _compare_weights(self, before: Callable[[], Iterable[tuple[Any, Any]]]) -> None:
         """Look for a weight that moved alone, and run rows of the batch with it and its old value.
 
         The two losses differ by that weight only, so that the batch's own noise is not in it.
@@ -414,7 +403,7 @@ class ReferenceBatch:
         if least > 0.0 and abs(now - was) < float("inf"):
             self._extra["lone_weight_harm"] = (now - was) / least
 
-    def save_facts(self) -> Dict[str, Any]:
+    def save_facts(self) -> dict[str, Any]:
         """Return the batch's part in the notice of a checkpoint just saved: empty when off."""
         if not self._on:
             return {}
@@ -426,7 +415,7 @@ class ReferenceBatch:
             facts = facts if self._drifts else self._facts(value)
         return {EVALUATION if self._several else KEY: facts}
 
-    def facts_of(self, value: Optional[Any]) -> Dict[str, Any]:
+    def facts_of(self, value: Optional[Any]) -> dict[str, Any]:
         """Return the same for an earlier value, a float or a tensor that has arrived on the host.
 
         Starts writing the batch to its file.
@@ -437,7 +426,7 @@ class ReferenceBatch:
             return {KEY: {"why": OF_ONE}}
         return {KEY: self._facts(value)}
 
-    def _facts(self, value: Optional[Any]) -> Dict[str, Any]:
+    def _facts(self, value: Optional[Any]) -> dict[str, Any]:
         if value is None:
             return {"why": self.why_not or UNSEEN}
         root = self._root()
@@ -517,14 +506,14 @@ class ReferenceBatch:
         verdict = "equal" if is_close(was, now, close) else "differs"
         self._report({"verdict": verdict, "was": was, "is": now})
 
-    def _report(self, result: Dict[str, Any]) -> None:
+    def _report(self, result: dict[str, Any]) -> None:
         self._history.set_reference_result(result)
 
     # ── the file ──────────────────────────────────────────────────────────────────────────────
 
-    def _write(self, inputs: side_forward.Inputs, host: Any, kind: List[Any]) -> None:
+    def _write(self, inputs: side_forward.Inputs, host: Any, kind: list[Any]) -> None:
         torch = self._torch
-        places: List[str] = []
+        places: list[str] = []
         side_forward.map_tensors(
             torch, (inputs.args, inputs.kwargs), lambda t: places.append(str(t.device))
         )
@@ -579,7 +568,7 @@ def _write_file(path: str, data: bytes) -> None:
     files.replace_file(path, data)
 
 
-def _signature(root: Any) -> List[Any]:
+def _signature(root: Any) -> list[Any]:
     """What identifies a model in another process: its class, its modules and parameters."""
     sizes = [parameter.numel() for parameter in root.parameters()]
     return [type(root).__qualname__, sum(1 for _ in root.modules()), len(sizes), sum(sizes)]

@@ -15,18 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Deque,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence
 
 from ..context import Refused
 from ..runtime import files
@@ -68,12 +57,12 @@ class StepHistory:
         self._guard, self._position = context.guard, context.position
         self._reporter, self._shards = context.reporter, shards
         self._background = background
-        self.seen: Deque[Dict[str, Any]] = deque(maxlen=BATCHES)
+        self.seen: deque[dict[str, Any]] = deque(maxlen=BATCHES)
         self.finite = True
         # Rows as plain tuples, which the job's garbage collector untracks at its first visit.
-        self._plain: Deque[Tuple[Any, ...]] = deque(maxlen=ROWS)
+        self._plain: deque[tuple[Any, ...]] = deque(maxlen=ROWS)
         self._expected: Optional[Row] = None
-        self._reference_result: Optional[Dict[str, Any]] = None
+        self._reference_result: Optional[dict[str, Any]] = None
         self._path = os.path.join(context.config.marks, f"tape.{self._position.rank}.json")
         self._unwritten = 0
         config = context.config
@@ -87,7 +76,7 @@ class StepHistory:
         """Compare nothing: the next steps see other data."""
         self._expected = None
 
-    def set_reference_result(self, result: Dict[str, Any]) -> None:
+    def set_reference_result(self, result: dict[str, Any]) -> None:
         """Take the result of the probe batch after a rollback or a resume.
 
         Args:
@@ -103,7 +92,7 @@ class StepHistory:
         """Loss of the newest step, if it is known."""
         return Row(*self._plain[-1]).loss if self._plain else None
 
-    def batches(self, start: int, end: int) -> Dict[int, float]:
+    def batches(self, start: int, end: int) -> dict[int, float]:
         """Return the fingerprints of the steps `first` to `last` that are known."""
         return {
             row.step: row.fingerprint
@@ -119,7 +108,7 @@ class StepHistory:
         row = (step, attempt, fingerprint, get("train_loss_raw"), get("learning_rate_scheduled"))
         self._plain.append(row)
         if fingerprint is not None or "batch_shard" in values:
-            record: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
+            record: dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
             self.seen.append(record)
             if "batch_shard" in values:
                 self._add_shards(record)
@@ -140,10 +129,10 @@ class StepHistory:
         if self._kept and self._plain:
             _write(self._path, self._rows())
 
-    def _rows(self) -> List[Row]:
+    def _rows(self) -> list[Row]:
         return [Row(*row) for row in self._plain]
 
-    def _add_shards(self, record: Dict[str, Any]) -> None:
+    def _add_shards(self, record: dict[str, Any]) -> None:
         self._guard.run(self._guard.part("shards"), self._shards.join, record)
 
     def _newest(self, step: int) -> Optional[Row]:
@@ -166,9 +155,9 @@ class StepHistory:
         self,
         step: int,
         batch: str,
-        loss: Dict[str, Optional[float]],
-        lr: Dict[str, Optional[float]],
-        wrong: List[str],
+        loss: dict[str, Optional[float]],
+        lr: dict[str, Optional[float]],
+        wrong: list[str],
     ) -> None:
         """Report what was compared; `loss` and `lr` are empty where no step was."""
         reference, self._reference_result = self._reference_result or {}, None
@@ -193,11 +182,11 @@ def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:
     return was is None or now is None or is_close(was, now, close)
 
 
-def _write(path: str, rows: List[Row]) -> None:
+def _write(path: str, rows: list[Row]) -> None:
     files.replace_file(path, json.dumps(rows).encode())
 
 
-def _read(path: str, attempt: int) -> List[Row]:
+def _read(path: str, attempt: int) -> list[Row]:
     """Return the rows of earlier attempts; none where there is no such file."""
     try:
         rows = [Row(*row) for row in json.loads(files.read_file(path))]
@@ -214,7 +203,7 @@ class Range(NamedTuple):
 
     first: int
     last: int
-    batches: Dict[int, float]
+    batches: dict[int, float]
 
 
 def parse_step_range(text: Any) -> Sequence[int]:
@@ -245,7 +234,7 @@ class SkipRanges:
     ) -> None:
         self._position, self._batch = context.position, batch
         self._optimizers, self._history = optimizers, history
-        self.ranges: List[Range] = []
+        self.ranges: list[Range] = []
         for skip in context.config.skip:
             self.add(*parse_step_range(skip))
 

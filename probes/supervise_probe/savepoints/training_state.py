@@ -15,7 +15,7 @@ from ctypes import string_at
 from itertools import chain, islice
 from time import thread_time_ns
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..runtime.call_stack import CannotRestore
 from ..torch_state.registry import Registry
@@ -49,16 +49,16 @@ class TrainingState:
                 no parameters of a module.
         """
         self._torch, self._copies = torch, copies
-        self.parameters: Dict[int, SavedParameter] = {}  # by id
+        self.parameters: dict[int, SavedParameter] = {}  # by id
         self.modules = [self._module(module) for module in registry.modules]
         owned = frozenset(self.parameters)
-        self.optimizers: List[SavedOptimizer] = []
+        self.optimizers: list[SavedOptimizer] = []
         for optimizer in registry.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
             self.optimizers.append(SavedOptimizer(optimizer, self._copy_of, died))
-        self.scalers: List[Tuple[Any, Dict[str, Any]]] = [
+        self.scalers: list[tuple[Any, dict[str, Any]]] = [
             (weakref.ref(scaler), self._attributes(scaler)) for scaler in registry.scalers
         ]
         self._require_own_parameters(owned)
@@ -73,7 +73,7 @@ class TrainingState:
         buffers = {key: self._copy_of(value) for key, value in module._buffers.items()}
         return SavedModule(weakref.ref(module), numbers, buffers)
 
-    def _attributes(self, scaler: Any) -> Dict[str, Any]:
+    def _attributes(self, scaler: Any) -> dict[str, Any]:
         attributes = vars(scaler).items()
         return {
             name: self._copy_of(value) for name, value in attributes if name not in _OF_THE_STEP
@@ -138,7 +138,7 @@ class TrainingState:
         if copies.any_shape_changed():
             raise CannotRestore("optimizer state changed its shape or type since the savepoint")
 
-    def restore(self) -> List[str]:
+    def restore(self) -> list[str]:
         """Write back what updates change; return the names of what could not be written."""
         back = Restoration(self._copies)
         self._copies.write()
@@ -169,7 +169,7 @@ class SavedDict:
 
     __slots__ = ("items",)
 
-    def __init__(self, items: Dict[Any, Any]) -> None:
+    def __init__(self, items: dict[Any, Any]) -> None:
         self.items = items
 
 
@@ -178,7 +178,7 @@ class SavedSequence:
 
     __slots__ = ("content", "kind")
 
-    def __init__(self, kind: type, content: List[Any]) -> None:
+    def __init__(self, kind: type, content: list[Any]) -> None:
         self.kind, self.content = kind, content
 
 
@@ -190,9 +190,9 @@ class Restoration:
 
     def __init__(self, copies: TensorCopies) -> None:
         self.copies = copies
-        self.missed: List[str] = []
+        self.missed: list[str] = []
 
-    def update(self, live: Dict[str, Any], content: Dict[str, Any], prefix: str) -> None:
+    def update(self, live: dict[str, Any], content: dict[str, Any], prefix: str) -> None:
         """Write saved values into a namespace; what was added since stays."""
         for name, part in content.items():
             value = self.value(part, live.get(name, ABSENT), f"{prefix}{name}")
@@ -250,7 +250,7 @@ class SavedModule:
 
     __slots__ = ("buffers", "numbers", "reference")
 
-    def __init__(self, reference: Any, numbers: Dict[str, int], buffers: Dict[str, Any]) -> None:
+    def __init__(self, reference: Any, numbers: dict[str, int], buffers: dict[str, Any]) -> None:
         self.reference, self.numbers, self.buffers = reference, numbers, buffers
 
     def verify(self, copies: TensorCopies) -> None:
@@ -280,7 +280,7 @@ class SavedOptimizer:
         self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
         self.name = type(optimizer).__name__
         self.members = [_ids(group) for group in optimizer.param_groups]
-        self.state: List[Tuple[Any, Any]] = [
+        self.state: list[tuple[Any, Any]] = [
             (weakref.ref(key) if hasattr(key, "grad_fn") else key, copy_value(value))
             for key, value in optimizer.state.items()
         ]
@@ -317,7 +317,7 @@ def _zero_gradient(parameter: Optional[Any]) -> None:
         local_part(gradient).zero_()
 
 
-def _ids(group: Any) -> Tuple[int, ...]:
+def _ids(group: Any) -> tuple[int, ...]:
     return tuple(map(id, group["params"]))
 
 
@@ -362,9 +362,9 @@ class StateWatch:
         self.pace, self._spent_ns = pace, 0
         self._tensor, self._scalars, self._optimizers = torch.Tensor, scalars, optimizers
         self.on = True
-        self._marks: List[Mark] = []
+        self._marks: list[Mark] = []
         self._turn = 0
-        self._written: Deque[int] = deque(maxlen=OFTEN)
+        self._written: deque[int] = deque(maxlen=OFTEN)
 
     @property
     def marked(self) -> bool:
@@ -400,7 +400,7 @@ class StateWatch:
         self.on = len(self._written) < OFTEN or step - self._written[0] >= WITHIN
         return self.on
 
-    def _look(self, reference: Any, state: Any, marks: List[Mark]) -> None:
+    def _look(self, reference: Any, state: Any, marks: list[Mark]) -> None:
         due, many, first = self.pace.due, len(marks), self._turn % len(state)
         for param in islice(chain(state, state), first, first + 2):
             values = state[param]
@@ -437,7 +437,7 @@ class ForeignEngine:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._looked: Tuple[int, str] = (-1, "")  # at this state of the registry: what was found
+        self._looked: tuple[int, str] = (-1, "")  # at this state of the registry: what was found
 
     def why_not(self) -> str:
         """Return why nothing of the training can be changed or restored here, "" where it can."""

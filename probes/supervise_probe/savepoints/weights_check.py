@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
 from ..runtime import files
 from ..sampling.activations import LOGITS, ROWS, sample_rows
@@ -104,7 +104,7 @@ class ReferenceOutput:
         self.saw(logits)
         return self._take(logits, rows, ignore_index=targets.ignored).double()
 
-    def describe(self) -> Dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return metrics of the newest run's logits, as tensors of one element."""
         logits, self._logits = self._logits, None
         if logits is None:
@@ -127,7 +127,7 @@ class ReferenceOutput:
         self._before = None
 
 
-def _matched(targets: Targets, sequences: int, logits: Any, rows: Any) -> Tuple[Any, Any]:
+def _matched(targets: Targets, sequences: int, logits: Any, rows: Any) -> tuple[Any, Any]:
     """Return the logits whose targets are known, and these.
 
     A loss was taken in chunks if it had half as many targets as the batch has logits, or fewer; a
@@ -163,10 +163,10 @@ class LoneWeight(NamedTuple):
     old: Any
 
 
-def find_lone_weight(torch: Any, several: Iterable[Tuple[Any, Any]]) -> Optional[LoneWeight]:
+def find_lone_weight(torch: Any, several: Iterable[tuple[Any, Any]]) -> Optional[LoneWeight]:
     """Compare weights with their copies; None where none moved far from all others."""
     best: Optional[LoneWeight] = None
-    group: List[Tuple[Any, Any]] = []
+    group: list[tuple[Any, Any]] = []
     room = PIECE
     for new, old in _pieces(several):
         if group and new.numel() > room:
@@ -177,7 +177,7 @@ def find_lone_weight(torch: Any, several: Iterable[Tuple[Any, Any]]) -> Optional
     return _better(best, _largest_lone(torch, group)) if group else best
 
 
-def _pieces(several: Iterable[Tuple[Any, Any]]) -> Iterator[Tuple[Any, Any]]:
+def _pieces(several: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
     """Yield the elements of each weight and of its copy in the order of memory, in pieces."""
     for weight, old in several:
         new, count = weight.detach(), weight.numel()
@@ -192,7 +192,7 @@ def _pieces(several: Iterable[Tuple[Any, Any]]) -> Iterator[Tuple[Any, Any]]:
             )
 
 
-def _largest_lone(torch: Any, group: List[Tuple[Any, Any]]) -> Optional[LoneWeight]:
+def _largest_lone(torch: Any, group: list[tuple[Any, Any]]) -> Optional[LoneWeight]:
     """Return the one of these that moved most alone, if its change is far from the others."""
     changes = torch._foreach_sub(*map(list, zip(*group)))
     torch._foreach_abs_(changes)
@@ -250,7 +250,7 @@ class _HashedFile:
         self._file.flush()
 
 
-def write_rows(save: Callable[..., Any], document: Dict[str, Any], path: str) -> None:
+def write_rows(save: Callable[..., Any], document: dict[str, Any], path: str) -> None:
     """Write a file that is complete or absent, and its hash beside it.
 
     Raises:
@@ -264,7 +264,7 @@ def write_rows(save: Callable[..., Any], document: Dict[str, Any], path: str) ->
             beside.write(f"{out.hash.hexdigest()}  {os.path.basename(path)}\n".encode())
 
 
-def read_rows(load: Callable[..., Any], path: str) -> Dict[str, Any]:
+def read_rows(load: Callable[..., Any], path: str) -> dict[str, Any]:
     """Return the document in a file.
 
     Raises:

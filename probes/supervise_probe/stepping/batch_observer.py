@@ -12,7 +12,7 @@ next backward begins, while all that takes part in that one are there: what `cro
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector
@@ -33,8 +33,8 @@ class _Mark:
     __slots__ = ("__weakref__",)
 
 
-Call = Tuple[Tuple[Any, ...], Dict[str, Any]]
-Loss = Tuple["Optional[weakref.ref[_Mark]]", int]  # its mark, and how many inputs came before it
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Loss = tuple["Optional[weakref.ref[_Mark]]", int]  # its mark, and how many inputs came before it
 
 
 def _marked(loss: Any) -> "weakref.ref[_Mark]":
@@ -60,11 +60,11 @@ class BatchObserver:
         self._sanity, self._sanity_part = sanity, guard.part("batch_sanity")
         self._discards, self._discards_part = discards, guard.part("discards")
         self._value = tokens.scalars.value
-        self._inputs: List[Call] = []
-        self._targets: List[Tuple[Any, int, bool, Optional[Number]]] = []
-        self._losses: List[Loss] = []  # one of each of the targets
+        self._inputs: list[Call] = []
+        self._targets: list[tuple[Any, int, bool, Optional[Number]]] = []
+        self._losses: list[Loss] = []  # one of each of the targets
 
-    def inputs(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """These go into the model."""
         self._inputs.append((args, kwargs))
         if len(self._inputs) > FORWARDS:
@@ -86,7 +86,7 @@ class BatchObserver:
 
     def _read(
         self, loss: Any, reduction: str, result: Any
-    ) -> Tuple[Optional[weakref.ref[_Mark]], Optional[Number]]:
+    ) -> tuple[Optional[weakref.ref[_Mark]], Optional[Number]]:
         """Return the mark of a loss, and its value at once: the job may divide it in place."""
         mark = None if loss is None else _marked(loss)
         return mark, self._value(result) if reduction in ("mean", "sum") else None
@@ -130,7 +130,7 @@ class BatchObserver:
 
     def _count_left_out(self) -> None:
         """Hand on the losses whose graph is gone, one of each forward."""
-        unclaimed: Dict[int, Number] = {}
+        unclaimed: dict[int, Number] = {}
         for (mark, end), (*_, value) in zip(self._losses, self._targets):
             if mark is not None and mark() is None and value is not None:
                 unclaimed[end] = unclaimed.get(end, 0.0) + value
@@ -152,7 +152,7 @@ class BatchObserver:
             targets, self._targets = self._targets, []
             self._guard.run(self._tokens_part, self._tokens.saw_targets, targets)
 
-    def _look_at(self, inputs: List[Call]) -> None:
+    def _look_at(self, inputs: list[Call]) -> None:
         for args, kwargs in inputs:
             hashed = self._batch.saw((*args, *kwargs.values()) if kwargs else args)
             if hashed is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Optional
 
 from ..torch_state.records import OptimizerInfo, Step, Update
 
@@ -31,9 +31,9 @@ WHY = "the job updates its weights without an optimizer"
 class HandWrittenOptimizer:
     """Stands in for the optimizer that the job does not have."""
 
-    def __init__(self, params: List[Any]) -> None:
-        self.param_groups: List[Dict[str, Any]] = [{"params": params}]
-        self.state: Dict[Any, Any] = {}
+    def __init__(self, params: list[Any]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": params}]
+        self.state: dict[Any, Any] = {}
 
 
 class Callbacks(NamedTuple):
@@ -77,7 +77,7 @@ class InferredSteps:
         boundary: BetweenSteps,
         plan: Plan,
         drills: FaultInjector,
-        measured: Tuple[LossCollector, CountersCollector],
+        measured: tuple[LossCollector, CountersCollector],
         callbacks: Callbacks,
     ) -> None:
         self._context, self._gate = context, context.gate
@@ -89,7 +89,7 @@ class InferredSteps:
         self._backwards = 0
         self._search_at = PATIENCE
         self._looks = 0
-        self._leaves: Dict[int, Tuple[Any, int]] = {}  # by id: weak reference, times found
+        self._leaves: dict[int, tuple[Any, int]] = {}  # by id: weak reference, times found
         self._watch = 0  # backwards left in which updates must be seen
         self._seen = 0  # updates, while watching
         self._hands: Optional[HandWrittenOptimizer] = None
@@ -97,11 +97,11 @@ class InferredSteps:
         self._update: Optional[Update] = None  # measured, but not over yet
         self._since = 0  # backwards of the step under way
         self._usual = 0  # backwards of the step before
-        self._weights: List[Tuple[int, int]] = []
-        self._grads: List[Optional[Tuple[int, int]]] = []
+        self._weights: list[tuple[int, int]] = []
+        self._grads: list[Optional[tuple[int, int]]] = []
         self._visible = False  # version counters showed an update
         self._blind = False  # the job makes room for gradients only when the next loss is there
-        self._old: List[Tuple[Any, Any]] = []  # pieces of weights, and what they were
+        self._old: list[tuple[Any, Any]] = []  # pieces of weights, and what they were
         self._proof: Optional[Pending] = None
 
     # ── what the hooks call ───────────────────────────────────────────────────────────────────
@@ -300,7 +300,7 @@ class InferredSteps:
             self._tracker.inferred(update)
 
 
-def _leaves(roots: List[Any]) -> Iterator[Any]:
+def _leaves(roots: list[Any]) -> Iterator[Any]:
     """Find the tensors that a backward from `roots` gives gradients to."""
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
     visited = set(stack)
@@ -314,12 +314,12 @@ def _leaves(roots: List[Any]) -> Iterator[Any]:
                 stack.append(following)
 
 
-def _storage(p: Any) -> Tuple[int, int]:
+def _storage(p: Any) -> tuple[int, int]:
     tensor = getattr(p, "_local_tensor", p)
     return tensor._version, tensor.data_ptr()
 
 
-def _mark(p: Any) -> Optional[Tuple[int, int]]:
+def _mark(p: Any) -> Optional[tuple[int, int]]:
     grad = p.grad
     return None if grad is None else (id(grad), grad._version)
 
@@ -353,7 +353,7 @@ class EvaluationPass:
         sets: SampleSets,
         framework: FrameworkCollector,
         tokens: TokensCollector,
-        extra: Dict[str, Number],
+        extra: dict[str, Number],
     ) -> None:
         """`extra`: what joins the next frame."""
         self._torch, self._gate, self._guard = context.torch, context.gate, context.guard

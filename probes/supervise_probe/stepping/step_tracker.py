@@ -13,18 +13,7 @@ import sys
 import threading
 from threading import get_ident
 from time import monotonic_ns
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 from ..torch_state.records import (
     OptimizerInfo,
@@ -66,8 +55,8 @@ class Round:
     __slots__ = ("_last", "_misses", "before", "members")
 
     def __init__(self) -> None:
-        self.members: List[int] = []
-        self.before: List[int] = []
+        self.members: list[int] = []
+        self.before: list[int] = []
         self._last = 0  # id of the optimizer that ends a round; 0: not known yet
         self._misses = 0
 
@@ -156,7 +145,7 @@ class StepTracker:
         context: ProbeContext,
         process: Process,
         optimizers: Optimizers,
-        extra: Dict[str, Number],
+        extra: dict[str, Number],
         discards: DiscardedGradients,
         readers: Readers,
         changers: Changers,
@@ -376,7 +365,7 @@ class StepTracker:
             self._guard.run(self._savepoints_part, self._rollbacks.step_ended, elapsed)
         self._mark_ns, position.held_ns = self._ended_ns, 0
         step = Step(position.step, position.attempt, self._ended_ns, elapsed)
-        values: Dict[str, Number] = {}
+        values: dict[str, Number] = {}
         self._guard.run_all(self._plan.now["collect"], step, values)
         if self._extra:
             measured = values.keys() - {REPLACEABLE}
@@ -499,7 +488,7 @@ class DiscardedGradients:
         self._discards, self._part = discards, context.guard.part("discards")
         self._guard = context.guard
         self.failed = False
-        self._zeroed: Set[int] = set()  # ids of parameters, since the newest backward
+        self._zeroed: set[int] = set()  # ids of parameters, since the newest backward
         self._retained = False  # its graph
 
     def zeroed(self, owner: Any) -> None:

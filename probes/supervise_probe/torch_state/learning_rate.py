@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Mapping, Optional
 
 from ..runtime import files
 from .records import TRAIL_LENGTH
@@ -32,7 +32,7 @@ FAR = 2.5  # of the rate in the step before; `over` of update_scale.lr_guard_far
 LATE = 16  # steps that a jump may be confirmed behind its own step; project default
 
 
-def record_rates(trail: Trail, step: int, rates: List[Optional[float]]) -> None:
+def record_rates(trail: Trail, step: int, rates: list[Optional[float]]) -> None:
     """Take down the rates of a step, if they are others than before."""
     if trail and trail[-1][1] == rates:
         return
@@ -41,7 +41,7 @@ def record_rates(trail: Trail, step: int, rates: List[Optional[float]]) -> None:
     trail.append((step, rates))
 
 
-def is_far(trail: Trail, rates: List[Optional[float]]) -> bool:
+def is_far(trail: Trail, rates: list[Optional[float]]) -> bool:
     """Whether the first group is about to have a rate far above that of the step before."""
     newest = trail[-1][1][:1] if trail else []
     return bool(newest and rates and newest[0] and rates[0] and rates[0] > FAR * newest[0])
@@ -66,9 +66,9 @@ def healthy_rate(trail: Trail, group: int, before_step: int) -> Optional[float]:
     return level or None
 
 
-def requested_rates(trail: Trail, at_step: int) -> List[Optional[float]]:
+def requested_rates(trail: Trail, at_step: int) -> list[Optional[float]]:
     """Return the rates that were asked for in the step `at`, the oldest known ones before that."""
-    newest: List[Optional[float]] = []
+    newest: list[Optional[float]] = []
     for step, rates in trail:
         if step > at_step and newest:
             break
@@ -88,7 +88,7 @@ class RateHold:
     __slots__ = ("_back", "_last", "_over", "_quiet", "levels", "release", "since", "used")
 
     def __init__(
-        self, levels: Dict[int, float], since: int, release: int, newest: Dict[int, float]
+        self, levels: dict[int, float], since: int, release: int, newest: dict[int, float]
     ) -> None:
         """Begin; `last`: what the job has asked for last, by number of the group."""
         self.levels, self.since, self.release, self._last = levels, since, release, newest
@@ -123,7 +123,7 @@ class RateHold:
 
 HELD = "learning-rate.json"  # among the marks: what the next launch begins with
 HOLD = "rate-hold.json"
-Levels = Dict[int, float]  # by the id of a parameter group
+Levels = dict[int, float]  # by the id of a parameter group
 
 
 class Warmup:
@@ -194,7 +194,7 @@ class LearningRate:
         self.warming, self.jumps = Warmup(), False
         self._limits: Levels = {}
         self.begin_again()
-        self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
+        self._changed: list[tuple[dict[str, Any], Any, Any, float]] = []
 
     def begin_again(self) -> None:
         """Begin the re-warm of this launch with the step under way, if there is one."""
@@ -217,7 +217,7 @@ class LearningRate:
 
     def note(self, info: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
         """Remember what the job asks for in this step, where the host knows it."""
-        rates: List[Optional[float]] = []
+        rates: list[Optional[float]] = []
         for group in optimizer.param_groups:  # a comprehension is one more call in each step
             rate = group.get("lr")
             rates.append(rate if type(rate) is float else self._on_host(rate))
@@ -229,15 +229,15 @@ class LearningRate:
             record_rates(info.rates, step, rates)
 
     def hold_at(
-        self, optimizers: List[OptimizerInfo], before_step: int, within: float, release: int
-    ) -> Dict[int, float]:
+        self, optimizers: list[OptimizerInfo], before_step: int, within: float, release: int
+    ) -> dict[int, float]:
         """Hold each group at `within` times its last healthy level; return the limits.
 
         Args:
             before_step: the step of the first breach. release: see `RateHold`.
         """
-        levels: Dict[int, float] = {}
-        newest: Dict[int, float] = {}
+        levels: dict[int, float] = {}
+        newest: dict[int, float] = {}
         for info in optimizers:
             for group in range(info.groups):
                 level = healthy_rate(info.rates, group, before_step)
@@ -250,14 +250,14 @@ class LearningRate:
         return levels
 
     def hold_below(
-        self, optimizers: List[OptimizerInfo], step: int, limit: float, release: int
-    ) -> Dict[int, float]:
+        self, optimizers: list[OptimizerInfo], step: int, limit: float, release: int
+    ) -> dict[int, float]:
         """Hold the first group at `limit`, the others in proportion, as they were in the step `at`.
 
         Returns the limits; none where the first one's rate was not known.
         """
-        rates: Dict[int, float] = {}
-        newest: Dict[int, float] = {}
+        rates: dict[int, float] = {}
+        newest: dict[int, float] = {}
         for info in optimizers:
             for group, rate in enumerate(requested_rates(info.rates, step)):
                 if rate:
@@ -285,7 +285,7 @@ class LearningRate:
         """Return the multiplier of the step under way, drills and `hold` excluded."""
         return self.held.now * self.warming.now
 
-    def levels(self, optimizers: List[Any]) -> Levels:
+    def levels(self, optimizers: list[Any]) -> Levels:
         """Return the rate that the job has set for each group, where the host knows it."""
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         rates = [(id(group), group.get("lr")) for group in groups]
@@ -326,7 +326,7 @@ class LearningRate:
             if rate is not None:
                 self._set(group, rate, factor)
 
-    def _set(self, group: Dict[str, Any], rate: Any, factor: float) -> None:
+    def _set(self, group: dict[str, Any], rate: Any, factor: float) -> None:
         if isinstance(rate, self._torch.Tensor):
             self._changed.append((group, rate.clone(), rate, factor))
             with self._torch.no_grad():

@@ -9,25 +9,14 @@ import weakref
 from collections import Counter, deque
 from itertools import chain
 from operator import is_, itemgetter
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    Optional,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Number
 
 _MEMBERS = itemgetter("params")
 TRAIL_LENGTH = 128  # changes of the rates that are known of an optimizer; project default
-Trail = Deque[Tuple[int, List[Optional[float]]]]  # (step, rates of its groups), at each change
+Trail = deque[tuple[int, list[Optional[float]]]]  # (step, rates of its groups), at each change
 
 
 class SkipUpdate(BaseException):
@@ -50,11 +39,11 @@ class OptimizerInfo:
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
         self.first_group = self.groups = 0
-        self.everyone: List[weakref.ref[OptimizerInfo]] = []
-        self.params: List[Any] = []
-        self.ids: FrozenSet[int] = frozenset()
-        self.shared: FrozenSet[int] = frozenset()
-        self.clipped_as: List[Any] = []
+        self.everyone: list[weakref.ref[OptimizerInfo]] = []
+        self.params: list[Any] = []
+        self.ids: frozenset[int] = frozenset()
+        self.shared: frozenset[int] = frozenset()
+        self.clipped_as: list[Any] = []
         self.rates: Trail = deque(maxlen=TRAIL_LENGTH)
         self.real = False
         self.refresh(optimizer)
@@ -82,8 +71,8 @@ class OptimizerInfo:
 
 
 def order_optimizers(
-    infos: Dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: List[int]
-) -> Dict[int, OptimizerInfo]:
+    infos: dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: list[int]
+) -> dict[int, OptimizerInfo]:
     """Return those whose optimizers live and a `new` one, their groups counted through.
 
     They stand in order of first step, but for one that takes parameters over: it stands in front
@@ -92,7 +81,7 @@ def order_optimizers(
     Args:
         beside: keys of those that it steps together with.
     """
-    living: Dict[int, OptimizerInfo] = {}
+    living: dict[int, OptimizerInfo] = {}
     for number, info in infos.items():
         if number == key or info.reference() is None:
             continue
@@ -107,7 +96,7 @@ def order_optimizers(
     return living
 
 
-def _count(everyone: List[weakref.ref[OptimizerInfo]]) -> None:
+def _count(everyone: list[weakref.ref[OptimizerInfo]]) -> None:
     """Number the groups flat over the optimizers, and see what several of these hold."""
     living = [info for reference in everyone if (info := reference()) is not None]
     number, times = 0, Counter(chain.from_iterable(info.ids for info in living))
@@ -125,13 +114,13 @@ class Optimizers:
     """
 
     def __init__(self) -> None:
-        self.known: Dict[int, OptimizerInfo] = {}
+        self.known: dict[int, OptimizerInfo] = {}
 
-    def living(self) -> List[Any]:
+    def living(self) -> list[Any]:
         """Return those that the job still holds."""
         return [o for info in self.known.values() if (o := info.reference()) is not None]
 
-    def parameters(self) -> List[Any]:
+    def parameters(self) -> list[Any]:
         """Return all parameters of the living ones, one in two of them twice."""
         return [p for o in self.living() for group in o.param_groups for p in group["params"]]
 
@@ -179,11 +168,11 @@ class Update:
         self.result: Any = None
 
     @property
-    def all_params(self) -> List[Any]:
+    def all_params(self) -> list[Any]:
         return self.known.params
 
     @property
-    def params(self) -> List[Any]:
+    def params(self) -> list[Any]:
         return [p for p in self.known.params if p.grad is not None]
 
 
@@ -250,7 +239,7 @@ class SafeguardState:
         self.zeroed: Optional[Number] = None
         self.clipped: Optional[Number] = None
         self.outlier: Optional[float] = None
-        self.guards: Dict[str, bool] = {}
+        self.guards: dict[str, bool] = {}
 
 
 class Average:
@@ -279,7 +268,7 @@ class Average:
         weight = self._weight = self._decay * self._weight + self._new
         self.value = total / weight
 
-    def save(self, state: Dict[str, float]) -> None:
+    def save(self, state: dict[str, float]) -> None:
         """Add its numbers to `state`."""
         total, weight = self._keys
         state[total], state[weight] = self._sum, self._weight
@@ -318,7 +307,7 @@ class Window:
         self._bits = bits & self._mask
         self.percent = 100.0 * self._hits / self._count
 
-    def save(self, state: Dict[str, float]) -> None:
+    def save(self, state: dict[str, float]) -> None:
         """Add its numbers to `state`: a whole number of `size` bits, and how many of them count."""
         bits, count = self._keys
         state[bits], state[count] = self._bits, self._count

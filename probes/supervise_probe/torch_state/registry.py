@@ -19,7 +19,7 @@ import functools
 import gc
 import weakref
 from types import ModuleType
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Tuple
+from typing import Any, Callable, Iterator
 
 from ..runtime.call_stack import job_line
 from ..runtime.guard import hidden_from_stacklevel
@@ -38,7 +38,7 @@ class Alive:
     """A weak set by identity, in order of arrival."""
 
     def __init__(self) -> None:
-        self._references: Dict[int, Any] = {}
+        self._references: dict[int, Any] = {}
         self.changes = 0  # grows with every arrival and departure
 
     def add(self, thing: Any) -> None:
@@ -74,9 +74,9 @@ class Registry:
         self.schedulers = Alive()
         self.scalers = Alive()
         self._torch: Any = None
-        self._made: Dict[int, Tuple[Any, str]] = {}  # optimizers by id, and where they were made
-        self._searched: Tuple[int, int] = (-1, -1)
-        self._roots: Tuple[Tuple[int, int], List[Any]] = ((-1, -1), [])
+        self._made: dict[int, tuple[Any, str]] = {}  # optimizers by id, and where they were made
+        self._searched: tuple[int, int] = (-1, -1)
+        self._roots: tuple[tuple[int, int], list[Any]] = ((-1, -1), [])
 
     def install(self, torch: ModuleType) -> None:
         """Record every such object from now on. Call it once, when torch is imported."""
@@ -117,7 +117,7 @@ class Registry:
         alive = {number: entry for number, entry in self._made.items() if entry[0]() is not None}
         self._made = {**alive, id(optimizer): (weakref.ref(optimizer), job_line())}
 
-    def roots(self) -> List[Any]:
+    def roots(self) -> list[Any]:
         """The outermost modules that own parameters of the optimizers, in order of arrival.
 
         The list is kept until a module or optimizer comes or goes.
@@ -149,7 +149,7 @@ class Registry:
             for p in module.parameters(recurse=False)
         )
 
-    def _outermost(self, trained: "set[int]") -> List[Any]:
+    def _outermost(self, trained: "set[int]") -> list[Any]:
         modules = list(self.modules)
         inner = {id(child) for module in modules for child in module.children()}
         return [
@@ -197,7 +197,7 @@ def _call_after(kind: type, name: str, record: Callable[[Any], None]) -> None:
     setattr(kind, name, wrapper)
 
 
-NOBODY: FrozenSet[int] = frozenset()
+NOBODY: frozenset[int] = frozenset()
 
 
 class GradScalerState:
@@ -213,9 +213,9 @@ class GradScalerState:
         self.scaler: Any = None
         self.appeared: Callable[[], None] = lambda: None
         self._scalars = scalars
-        self._losses: Dict[int, Tuple[weakref.ref[Any], Any]] = {}
+        self._losses: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._scale: Any = None  # set while scaled losses wait for their backward
-        self.unscaled: FrozenSet[int] = NOBODY
+        self.unscaled: frozenset[int] = NOBODY
 
     def enter(self, scaler: Any) -> None:
         """`scaler.step()` is about to run."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Optional
 
 _LARGE_BYTES = 1 << 18  # a larger copy is shared between savepoints while nothing changed
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
@@ -31,13 +31,13 @@ class BufferPool:
     """Buffers of evicted savepoints, for reuse."""
 
     def __init__(self) -> None:
-        self._free: Dict[Tuple[Any, ...], List[Any]] = {}
+        self._free: dict[tuple[Any, ...], list[Any]] = {}
 
-    def put(self, key: Tuple[Any, ...], buffer: Any) -> None:
+    def put(self, key: tuple[Any, ...], buffer: Any) -> None:
         """Add a buffer that is no longer used."""
         self._free.setdefault(key, []).append(buffer)
 
-    def take(self, key: Tuple[Any, ...]) -> Any:
+    def take(self, key: tuple[Any, ...]) -> Any:
         """Return a buffer for a copy of such a tensor, or None."""
         free = self._free.get(key)
         return free.pop() if free else None
@@ -73,7 +73,7 @@ class _Slot:
         self.requires_grad: bool = tensor.requires_grad
         self.key = (tensor.dtype, shape, stride, tensor.is_cuda)
         self.buffer: Any = None
-        self.layout: Tuple[int, ...] = ()  # strides of the buffer, while it is on disk
+        self.layout: tuple[int, ...] = ()  # strides of the buffer, while it is on disk
         self.shared = False  # with another savepoint
         self.version = -1
         self.sample: Any = None  # only of a large tensor that may be shared
@@ -89,14 +89,14 @@ class TensorCopies:
     def __init__(self, torch: ModuleType, older: Optional["TensorCopies"] = None) -> None:
         """`before`: the copies of the previous savepoint, to share what has not changed."""
         self._torch = torch
-        self.slots: List[_Slot] = []
+        self.slots: list[_Slot] = []
         self.nbytes = 0
         self.in_memory = True
-        self._numbers: Dict[int, int] = {}
-        self._sources: List[Any] = []
-        self._owners: List[Any] = []  # keeps the ids in _numbers valid until `copy`
-        self._events: List[Any] = []
-        self._shareable: Dict[int, _Slot] = {}
+        self._numbers: dict[int, int] = {}
+        self._sources: list[Any] = []
+        self._owners: list[Any] = []  # keeps the ids in _numbers valid until `copy`
+        self._events: list[Any] = []
+        self._shareable: dict[int, _Slot] = {}
         if older is not None:
             self._shareable = {
                 id(slot.owner()): slot for slot in older.slots if slot.sample is not None
