@@ -65,7 +65,6 @@ class NoiseCollector(Collector):
     """
 
     METRICS = NOISE_METRICS
-
     SAMPLED = "gradients"
 
     def __init__(
@@ -214,7 +213,6 @@ class SketchCollector(Collector):
     """
 
     METRICS = SKETCH_METRICS
-
     SAMPLED = "gradients"
 
     def __init__(self, context: ProbeContext, optimizers: Optimizers, sets: SampleSets) -> None:

@@ -107,7 +107,6 @@ class Profile:
         return self._profiler is not None
 
     def step_ended(self) -> None:
-        """A step ended."""
         if self._profiler is not None:
             self._left -= 1
             self._done += 1

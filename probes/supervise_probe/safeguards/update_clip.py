@@ -160,7 +160,6 @@ class UpdateClip:
         return self.rule is not None
 
     def step_ended(self) -> None:
-        """A step ended."""
         self._in_force.clipped = None
         if self._left:
             self._left -= 1
@@ -341,7 +340,6 @@ class GradientClip:
         return self._in_force.clip_bound is not None
 
     def step_ended(self) -> None:
-        """A step ended."""
         if self._left:
             self._left -= 1
             if not self._left:

@@ -66,7 +66,6 @@ OTHER = "the probe batch is another one since the data changed"
 DRIFTS = "a forward of the model changes what the next one gives"
 NO_BACKWARD = "a forward of the training has not had its backward"
 NO_MODEL = "no model here matches the one that it was kept of"
-OF_ONE = "with several ranks each has a probe batch of its own"
 NO_LOSS = "it is not known what loss the model has of it"
 # For one weight: two images of ten classes, say, tell little of what it costs. Project defaults.
 MANY_ROWS, MANY_BYTES = 64, 1 << 20
@@ -414,17 +413,6 @@ class ReferenceBatch:
             value = self.value()
             facts = facts if self._drifts else self._facts(value)
         return {EVALUATION if self._several else KEY: facts}
-
-    def facts_of(self, value: Optional[Any]) -> dict[str, Any]:
-        """Return the same for an earlier value, a float or a tensor that has arrived on the host.
-
-        Starts writing the batch to its file.
-        """
-        if not self._on:
-            return {}
-        if self._several:
-            return {KEY: {"why": OF_ONE}}
-        return {KEY: self._facts(value)}
 
     def _facts(self, value: Optional[Any]) -> dict[str, Any]:
         if value is None:

@@ -146,7 +146,6 @@ class Warmup:
         return self._done / self._steps if self.moves else 1.0
 
     def advance(self) -> None:
-        """A step ended."""
         if self.moves:
             self._done += 1
             self._look()

@@ -178,7 +178,7 @@ class RunbookCatalog:
         body = {name: getattr(form, name) for name in WrittenRunbook.__struct_fields__}
         return self._checked(name, WrittenRunbook(**body), root)
 
-    def _broken(self, name: str, form: WrittenRunbook | RunbookFile, node: MapNode) -> None:
+    def _broken(self, name: str, form: WrittenRunbook, node: MapNode) -> None:
         """Open the runbooks that follow one with mistakes."""
         self.opened[name] = None  # it may lead back to itself
         for key, following in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):

@@ -253,22 +253,7 @@ class Localize(Section, frozen=True):
 
 Meaning = Annotated[str, describe_key("what has happened when this runs")]
 Impact = Annotated[str, describe_key("what it costs the run")]
-Handles = Annotated[Lines, describe_key("ids of the metrics that it is for")]
-Evidence = Annotated[Lines, describe_key("what to look at in the evidence bundle")]
-Containment = Annotated[
-    Lines, describe_key("what keeps it from getting worse until the cause is known")
-]
-StepList = Annotated[tuple[Step, ...], describe_key("actions, in order")]
-Verify = Annotated[VerifyKeys | None, describe_key("the last step: how the effect is verified")]
-Replay = Annotated[Lines, describe_key("how to reproduce it, away from the run")]
-OverWhen = Annotated[Lines, describe_key("what must be true before a person closes it")]
-IfItFails = Annotated[RunbookName, describe_key("runbook to run when a step fails, or hold")]
-IfRefused = Annotated[
-    RunbookName | None, describe_key("runbook that runs instead when a step is refused")
-]
 Diagnose = Annotated[Lines, describe_key("questions for the person on call, in this order")]
-Localization = Annotated[Localize, describe_key("where to look, in each of four areas")]
-NO_AREAS = Localize()
 
 
 class WrittenRunbook(Section, frozen=True, kw_only=True):
@@ -276,37 +261,35 @@ class WrittenRunbook(Section, frozen=True, kw_only=True):
 
     meaning: Meaning = ""
     impact: Impact = ""
-    handles: Handles = ()
-    evidence: Evidence = ()
-    containment: Containment = ()
-    steps: StepList
-    verify: Verify = None
-    probe_replay: Replay = ()
-    over_when: OverWhen = ()
-    if_it_fails: IfItFails = "hold"
-    if_refused: IfRefused = None
+    handles: Annotated[Lines, describe_key("ids of the metrics that it is for")] = ()
+    evidence: Annotated[Lines, describe_key("what to look at in the evidence bundle")] = ()
+    containment: Annotated[
+        Lines, describe_key("what keeps it from getting worse until the cause is known")
+    ] = ()
+    steps: Annotated[tuple[Step, ...], describe_key("actions, in order")]
+    verify: Annotated[
+        VerifyKeys | None, describe_key("the last step: how the effect is verified")
+    ] = None
+    probe_replay: Annotated[Lines, describe_key("how to reproduce it, away from the run")] = ()
+    over_when: Annotated[Lines, describe_key("what must be true before a person closes it")] = ()
+    if_it_fails: Annotated[
+        RunbookName, describe_key("runbook to run when a step fails, or hold")
+    ] = "hold"
+    if_refused: Annotated[
+        RunbookName | None, describe_key("runbook that runs instead when a step is refused")
+    ] = None
     diagnose: Diagnose = ()
-    localize: Localization = NO_AREAS
+    localize: Annotated[Localize, describe_key("where to look, in each of four areas")] = Localize()
 
 
-class RunbookFile(Section, frozen=True, kw_only=True):
+class RunbookFile(WrittenRunbook, frozen=True, kw_only=True):
     """runbooks/<name>.yaml: the same, explained."""
 
     version: Version
     runbook: Annotated[RunbookName, describe_key("the file's own name")]
     meaning: Meaning
     impact: Impact
-    handles: Handles = ()
-    evidence: Evidence = ()
-    containment: Containment = ()
-    steps: StepList
-    verify: Verify = None
-    probe_replay: Replay = ()
-    over_when: OverWhen = ()
-    if_it_fails: IfItFails = "hold"
-    if_refused: IfRefused = None
     diagnose: Diagnose
-    localize: Localization = NO_AREAS
 
 
 Mode = Literal["observe", "shadow", "approve", "enforce"]

@@ -144,11 +144,6 @@ def runs_in(directory: Path = RUNS) -> list[Path]:
         raise StoreError(f"cannot read {directory}: {error.strerror}") from error
 
 
-def live_runs(directory: Path = RUNS) -> list[Path]:
-    """Return the runs in a directory that have a supervisor, the newest first."""
-    return [path for path in runs_in(directory) if is_locked(path / "audit.log")]
-
-
 def newest_run() -> Path:
     """Return the newest run under ./runs. Raises StoreError."""
     runs = runs_in()
@@ -159,7 +154,7 @@ def newest_run() -> Path:
 
 def only_live_run() -> Path:
     """Return the only run under ./runs with a supervisor. Raises UsageError with the choice."""
-    runs = live_runs()
+    runs = [path for path in runs_in() if is_locked(path / "audit.log")]
     if len(runs) == 1:
         return runs[0]
     if runs:

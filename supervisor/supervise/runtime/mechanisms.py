@@ -121,7 +121,7 @@ class MechanismMonitor:
         self._settings, self._path = settings, directory / FILE
         self._process: Child | None = None
         self._began_ns = system.monotonic_ns()
-        self._asked_ns = self._next_ns = self._used_ns = 0  # used: by processes that have ended
+        self._asked_ns = self._next_ns = 0
         self._is_answered = False  # the file is one that has its results
         self._line = b""
         self._reference: ReferenceCurves | None = None

@@ -26,7 +26,7 @@ STILL_MADS = 6.0  # of a metric that a fault should leave alone: as for one loss
 # A metric that never varies has no spread; rounding on another path of the program is no move.
 STILL_SHARE = 1e-6
 RATE, TOKENS, UNIQUE = "learning_rate", "tokens_per_update", "batch_unique_ratio"
-GRADIENT, UPDATE, LOGIT = "grad_global_norm", "update_norm", "max_attn_logit"
+GRADIENT, UPDATE = "grad_global_norm", "update_norm"
 DATA = (TOKENS, UNIQUE)
 UNAFFECTED: Mapping[str, tuple[str, ...]] = {
     "attention_bias": (RATE, *DATA),

@@ -110,7 +110,6 @@ _STEPS = {"x-unit": "steps"}
 Steps = Annotated[int, Meta(ge=0, extra_json_schema=_STEPS)]
 SomeSteps = Annotated[int, Meta(ge=1, extra_json_schema=_STEPS)]
 Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
 
 if TYPE_CHECKING:
     Seconds = float
