@@ -120,7 +120,7 @@ def test_an_incident_ends_with_its_training(sweep, supervise, tmp_path, at):
     assert {float(row["learning_rate"]) for row in rows[back + 1 :]} == {0.003}
     told = [note["data"]["message"] for note in run.kinds("notify_intent")]
     assert [over in one["verdict"] for one in told if one["title"] == "inc-1: closed"] == [True]
-    assert f"inc-1 SEV1: closed: over: {over}" in run.stderr
+    assert "; supervise why run inc-1" in run.stderr
     assert f"closed: over: {over}" in supervise("why", "--full", "run", "inc-1").stdout
     assert run.state["incidents"] == {"opened": 1, "open": None}
     run.prove()

@@ -591,7 +591,10 @@ def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frame
     assert report.actions[-1].error == "the rank is gone"
     assert report.cost.text.startswith("nothing: the job was not changed")
     assert count_outcomes(records) == {"failed": 2}
-    assert "1 incident, no action on the job, 2 failed" in closing_receipt(run)[0]
+    first, listed, *_ = closing_receipt(run)
+    assert "1 incident, no action on the job, 2 failed" in first
+    assert listed.startswith(f"  inc-1 {report.severity} {report.status}: ")
+    assert listed.endswith(f"; supervise why {run.path} inc-1")
 
 
 def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_frames):

@@ -140,9 +140,10 @@ def watch_job(
 
     def read_receipt() -> None:
         newest = Register(run.path).newest()
-        resumes = app.processor.policy.job.relaunch is not None
+        policy = app.processor.policy
+        resumes = policy.job.relaunch is not None
         lines[:] = [
-            *receipt.closing_receipt(run),
+            *receipt.closing_receipt(run, {policy.digest: policy}),
             *_unverified(run, newest),
             *receipt.next_command_lines(run, has_checkpoint=newest is not None, resumes=resumes),
         ]

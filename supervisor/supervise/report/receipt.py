@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.model.decisions import IncidentClosed, Suppressed
+from ..core.model.decisions import Suppressed
 from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
+from .incident_builder import summarize_incident
 from .records import RunEnd, Undelivered, count_outcomes, decode_log, describe_counts, list_troubles
 
 MAX_LISTED = 8  # undelivered messages
@@ -24,8 +25,12 @@ def opening_line(run: RunDir, policy: Policy, tier: str, reason: str | None) -> 
     return f"supervise: policy {policy.name} ({policy.mode}){probe}, run {run_path(run)}"
 
 
-def closing_receipt(run: RunDir) -> list[str]:
-    """Return the lines at the end. Raises StoreError."""
+def closing_receipt(run: RunDir, policies: Mapping[str, Policy] | None = None) -> list[str]:
+    """Return the lines at the end. Raises StoreError.
+
+    Args:
+        policies: the run's, by digest, for the titles of rules.
+    """
     log = list(audit.read_audit(run.audit_path))
     records = decode_log(run, log)
     end = next((record for record in records if record.kind == "run_end"), None)
@@ -33,9 +38,10 @@ def closing_receipt(run: RunDir) -> list[str]:
         return [f"supervise: the audit log of {run_path(run)} is incomplete: no record of the end"]
     position = f"at step {end.step}" if end.step >= 0 else "before the first step"
     ending = end.data.parse(RunEnd)
+    incidents = list_troubles(records)
     lines = [
         f"supervise: exit code {ending.exit_code} {position}; "
-        f"{count_noun(len(list_troubles(records)), 'incident')}, "
+        f"{count_noun(len(incidents), 'incident')}, "
         f"{describe_counts(count_outcomes(records))}"
     ]
     identities = [r for r in records if r.kind == "identity" and r.data.get("differs")]
@@ -47,8 +53,9 @@ def closing_receipt(run: RunDir) -> list[str]:
     lines += _undelivered(ending.undelivered, run_path(run))
     if gap := incomplete_record(log):
         lines.append(f"  {gap['reason']}")
-    closed = [r.decision for r in records if isinstance(r.decision, IncidentClosed)]
-    lines += [f"  {d.incident} {d.severity}: {d.reason}" for d in closed]
+    for row in [summarize_incident(records, name, policies or {}) for name in incidents]:
+        command = f"supervise why {run_path(run)} {row.id}"
+        lines.append(f"  {row.id} {row.severity} {row.status}: {row.title}; {command}")
     verify = audit.verify_audit(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {run_path(run)}")
     lines.append(f"  stability record: supervise record {run_path(run)}")
