@@ -82,7 +82,7 @@ def _citations(
     type=click.Path(path_type=Path, exists=True),
     callback=_citations,
     metavar="TRIAL",
-    help="Canary trial or drill suite that `supervise record` of this run shall cite.",
+    help="Canary trial or drill suite to cite in this run's report (`supervise record`).",
 )
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option(
@@ -144,8 +144,8 @@ def run_command(
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
     A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then D.3)
-    from the newest verified checkpoint, by `job.relaunch`: without one of the two, the exit code is
-    64. If the job wrote no checkpoint, or with --fresh, COMMAND starts unchanged.
+    from the newest verified checkpoint, by `job.relaunch` (64: the policy has none, or none of the
+    checkpoints is verified). If the job wrote none, or with --fresh, COMMAND starts unchanged.
 
     \b
     Examples:
