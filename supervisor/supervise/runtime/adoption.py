@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
@@ -167,52 +168,42 @@ def _named(trains: Mapping[int, int | None]) -> str:
 ANSWER_S = 2.0  # for an answer that already lies there to come round
 
 
+@dataclass(frozen=True)
 class Adoption:
     """Puts the parts of a supervisor where the one before it stood.
 
-    Args:
+    Attributes:
         past: of the run. The other parts are new, and nothing has gone through them.
     """
 
-    def __init__(
-        self,
-        past: RecoveredRun,
-        run: RunDir,
-        processor: EventProcessor,
-        recorder: Recorder,
-        control: Control,
-        segments: Segments,
-    ) -> None:
-        self._past = past
-        self._run = run
-        self._processor = processor
-        self._recorder = recorder
-        self._control = control
-        self._segments = segments
+    past: RecoveredRun
+    run: RunDir
+    processor: EventProcessor
+    recorder: Recorder
+    control: Control
+    segments: Segments
 
     def begin(self, enricher: FrameEnricher, outbox: Outbox) -> list[Event]:
         """Take over; return what the segments have had to say since, to be judged now."""
-        past, processor = self._past, self._processor
+        past, processor = self.past, self.processor
         processor.resume(past)
         for announced in past.announced.values():
             enricher.recall(announced)
         for number, at_ns, decision in past.unwritten:
-            self._recorder.decision(decision, number, at_ns)
+            self.recorder.decision(decision, number, at_ns)
         repeated = self._repeat(outbox)
-        events = self._segments.poll()
-        alive = self._control.process.returncode is None
+        events = self.segments.poll()
+        alive = self.control.process.returncode is None
         code = HUMAN if self._stopped(alive=alive) else past.exit_code
-        self._control.resume(past.paused_until_ns, code)
+        self.control.resume(past.paused_until_ns, code)
         facts = {
             "pid": os.getpid(),
             "late": len(past.unwritten),
             "messages": repeated,
             "channels": outbox.channels,
-            "journal": self._recorder.journal,
+            "journal": self.recorder.journal,
         }
-        self._recorder.note(
-            "recovered", processor.state.step, "another supervisor took over", facts
-        )
+        self.recorder.note("recovered", processor.state.step, "another supervisor took over", facts)
         now_ns = system.monotonic_ns()
         processor.process(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
         self._perform_again()
@@ -225,13 +216,13 @@ class Adoption:
 
         The mark of the start may be missing, so its launch counts too.
         """
-        order, launched = self._past.relaunch, self._past.launched
+        order, launched = self.past.relaunch, self.past.launched
         if order is None:
             return False
         if launched is not None and launched.attempt >= order.args.parse(RelaunchArgs).attempt:
             return False
         try:
-            return was_stopped_for(self._run, self._processor.action_key(order.id))
+            return was_stopped_for(self.run, self.processor.action_key(order.id))
         except StoreError:  # a relaunch did begin: who finds the job dead should look
             return not alive
 
@@ -239,46 +230,44 @@ class Adoption:
         """Post again what no channel has answered for; return how many messages that were."""
         posted: list[tuple[Notified, str, float]] = []
         settled: dict[str, set[str]] = {}
-        for record in audit.read_audit(self._run.audit_path):
-            self._processor.mark_progress()  # a long log takes its time
+        for record in audit.read_audit(self.run.audit_path):
+            self.processor.mark_progress()  # a long log takes its time
             data = record.get("data") or {}
             for channel in data.get("channels") or ():
                 settled.setdefault(channel, set())
             if record["kind"] == "notify_intent":
-                key = f"{self._run.id}:{record['seq']}"
+                key = f"{self.run.id}:{record['seq']}"
                 decision = decision_from_record(record)
                 assert isinstance(decision, Notified)
                 posted.append((decision, key, record["mono_ns"] / 1e9))
             elif record["kind"] == "notify_result":
                 settled.setdefault(data["channel"], set()).update(data["keys"])
-        messages = [
-            (self._processor.message(notified), key, at_s) for notified, key, at_s in posted
-        ]
+        messages = [(self.processor.message(notified), key, at_s) for notified, key, at_s in posted]
         return outbox.resume(messages, settled)
 
     def _perform_again(self) -> None:
-        run = self._processor.state.run()
+        run = self.processor.state.run()
         if run is None or run.intent.action_id is None:
             return
-        verb = verb_of(awaited_action(self._processor.state))
-        answered = self._control.answered(self._processor.action_key(run.intent.action_id))
-        withdrawn = withdrawal.explain_withdrawal(self._processor.policy, self._processor.state)
+        verb = verb_of(awaited_action(self.processor.state))
+        answered = self.control.answered(self.processor.action_key(run.intent.action_id))
+        withdrawn = withdrawal.explain_withdrawal(self.processor.policy, self.processor.state)
         if withdrawn and not answered:
             lost = f"{withdrawn}, and so is who asked for it"
-            self._processor.process(
+            self.processor.process(
                 Finished(system.monotonic_ns(), run.intent.action_id, False, error=lost)
             )
             return
         reason = f"{run.intent.action_id} was under way: performed again under its key"
         action = {"id": run.intent.action_id, "verb": verb}
-        self._recorder.note("recovered", self._processor.state.step, reason, {"action": action})
-        if verb == "stop" and self._control.process.returncode is not None:
+        self.recorder.note("recovered", self.processor.state.step, reason, {"action": action})
+        if verb == "stop" and self.control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
-            self._control.exit_code = run.intent.args.parse(EndArgs).exit_code
-        self._processor.resume_action()
+            self.control.exit_code = run.intent.args.parse(EndArgs).exit_code
+        self.processor.resume_action()
         until = time.monotonic() + ANSWER_S
         # What follows it waits for what the job has said since: a pause may have ended by itself.
         while answered and run.intent.action_id == action["id"] and time.monotonic() < until:
-            self._control.pump(system.monotonic_ns())
-            self._processor.collect_results()
+            self.control.pump(system.monotonic_ns())
+            self.processor.collect_results()
             time.sleep(0.005)

@@ -29,6 +29,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -160,27 +161,20 @@ class Loop(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Relauncher:
     """Carries out `Control.relaunch` for one run.
 
-    Args:
+    Attributes:
         guard: of the job's checkpoints.
         gate: looks at the host. process: takes what it reports, on the main loop.
     """
 
-    def __init__(
-        self,
-        run: RunDir,
-        guard: CheckpointService,
-        loop: Loop,
-        gate: HealthGate,
-        process: Callable[[Notice], object],
-    ) -> None:
-        self._run = run
-        self._guard = guard
-        self._loop = loop
-        self._gate = gate
-        self._process = process
+    run: RunDir
+    guard: CheckpointService
+    loop: Loop
+    gate: HealthGate
+    process: Callable[[Notice], object]
 
     def __call__(self, job: Control, args: Payload, key: str, deadline_s: float) -> Payload:
         """Stop, put back, start; see `core.model.action.Job.relaunch` for what is returned.
@@ -193,12 +187,12 @@ class Relauncher:
         """
         until = time.monotonic() + deadline_s
         name = _marks(key)
-        marks: Marks = self._carefully(lambda: Marks.read(self._run, name, key))
+        marks: Marks = self._carefully(lambda: Marks.read(self.run, name, key))
         prepared = ""
         if marks.how is None:
             order = args.parse(RelaunchArgs)
             prepared = order.checkpoint
-            self._carefully(lambda: self._guard.prepare(prepared))
+            self._carefully(lambda: self.guard.prepare(prepared))
             if job.process.returncode is None:
                 self._check_host(job, prepared, until - STOP_S, alive=True)
                 if works := self._movement(job, order.if_idle_s):
@@ -234,20 +228,20 @@ class Relauncher:
             ActionError: it is not fit.
         """
         try:
-            path, size, python = self._guard.checkpoint_origin(checkpoint)
+            path, size, python = self.guard.checkpoint_origin(checkpoint)
             start = Start(Path(path).parent, size, python)
-            findings = self._gate.check_host(start, max(0.0, until - time.monotonic()), alive=alive)
+            findings = self.gate.check_host(start, max(0.0, until - time.monotonic()), alive=alive)
             text, data = host_health.health_summary(findings)
             notice = Notice(time.monotonic_ns(), host_health.HEALTH_NOTICE, text, data=data)
-            job.on_loop(lambda: self._process(notice), LOOP_S)
+            job.on_loop(lambda: self.process(notice), LOOP_S)
         except Exception:
             _log.exception("the health of this host is not known")
             return
         if reason := host_health.explain_unfit(findings):
             if not alive:
                 with suppress(StoreError):
-                    memo = self._gate.host_memo(start, reason)
-                    self._run.write_json(UNFIT, msgspec.to_builtins(memo))
+                    memo = self.gate.host_memo(start, reason)
+                    self.run.write_json(UNFIT, msgspec.to_builtins(memo))
             raise ActionError(f"this host is not fit to start the job on: {reason}")
 
     def _put_back(self, job: Control, marks: Marks, prepared: str, until: float) -> Marks:
@@ -269,8 +263,8 @@ class Relauncher:
                 raise ActionError(str(newest_error), hint=newest_error.hint) from newest_error
             try:
                 if name != prepared:
-                    self._guard.prepare(name)
-                back = self._guard.restore(name)
+                    self.guard.prepare(name)
+                back = self.guard.restore(name)
             except SuperviseError as error:
                 failed[name], prepared = error, ""  # the guard forgets what was prepared before
                 continue
@@ -304,11 +298,11 @@ class Relauncher:
 
             return job.on_loop(work, max(0.0, latest(order) - time.monotonic()))
 
-        if not in_time(self._loop.verify_candidates):
+        if not in_time(self.loop.verify_candidates):
             return order
-        while self._guard.is_verifying_now and time.monotonic() < latest(order):
+        while self.guard.is_verifying_now and time.monotonic() < latest(order):
             time.sleep(LOOK_S)
-        args = in_time(lambda _: self._loop.choose())
+        args = in_time(lambda _: self.loop.choose())
         return args if time.monotonic() < latest(args) else order
 
     def _start(self, job: Control, name: str, marks: Marks, until: float) -> Marks:
@@ -326,7 +320,7 @@ class Relauncher:
         def start() -> Marks:
             if time.monotonic() > until - MARGIN_S:
                 raise ActionError("it came too late to be started again")
-            pid = self._carefully(lambda: self._loop.restart(launch))
+            pid = self._carefully(lambda: self.loop.restart(launch))
             started = replace(marks, pid=pid, attempt=launch.attempt)
             job.exit_code = None
             with suppress(ActionError):  # it runs, whatever the disk says
@@ -349,8 +343,8 @@ class Relauncher:
 
     def _write(self, name: str, marks: Marks) -> None:
         try:
-            files.make_directory((self._run.path / name).parent)
-            self._run.write_json(name, marks.document(), durable=True)
+            files.make_directory((self.run.path / name).parent)
+            self.run.write_json(name, marks.document(), durable=True)
         except (OSError, StoreError) as error:
             raise ActionError(f"the relaunch cannot be written down: {error}") from error
 
