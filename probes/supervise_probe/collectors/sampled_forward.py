@@ -40,27 +40,18 @@ ROUTING_METRICS = (
         "",
         ROUTING_EVERY,
     ),
-    MetricSpec(
-        "router_token_entropy",
-        "1",
-        "Mean over tokens and layers of the entropy of the router's full softmax over log E.",
-        "arXiv:2606.28116",
-        "",
-        ROUTING_EVERY,
-    ),
     *(
         MetricSpec(
-            f"router_token_entropy{suffix}",
-            "1",
-            f"The same of {which}.",
-            "arXiv:2606.28116",
-            "",
-            ROUTING_EVERY,
+            f"router_token_entropy{suffix}", "1", text, "arXiv:2606.28116", "", ROUTING_EVERY
         )
-        for suffix, which in (
-            ("_min", "the router that has least"),
-            ("_max", "the router that has most"),
-            (".<i>", "router i; of 8, evenly spread"),
+        for suffix, text in (
+            (
+                "",
+                "Mean over tokens and layers of the entropy of routers' full softmax over log E.",
+            ),
+            ("_min", "The same of the router that has least."),
+            ("_max", "The same of the router that has most."),
+            (".<i>", "The same of router i; of 8, evenly spread."),
         )
     ),
 )

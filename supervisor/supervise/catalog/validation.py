@@ -77,12 +77,8 @@ def unknown_keys(
     for key, (key_node, _) in node.pairs.items():
         if key not in names:
             # A key that a base has may be meant by the file that extends it.
-            written_keys = [
-                name
-                for name, (other_node, _) in node.pairs.items()
-                if other_node.source is key_node.source
-            ]
-            used_keys = written_keys if used is None else used
+            siblings = [n for n, (k, _) in node.pairs.items() if k.source is key_node.source]
+            used_keys = siblings if used is None else used
             hint = did_you_mean(
                 ALIASES.get(key, key), [name for name in names if name not in used_keys]
             )
@@ -255,13 +251,10 @@ _REPORTS: dict[str, Callable[[_Reporter, Any, Node, str], None]] = {
     "additionalProperties": _Reporter._keys,
     "required": _Reporter._required,
     "anyOf": _Reporter._any_of,
-    "minimum": _Reporter._limit,
-    "maximum": _Reporter._limit,
-    "minItems": _Reporter._size,
-    "maxItems": _Reporter._size,
-    "minProperties": _Reporter._size,
-    "maxProperties": _Reporter._size,
     "pattern": _Reporter._pattern,
+    **dict.fromkeys(("minimum", "maximum"), _Reporter._limit),
+    **dict.fromkeys(("minItems", "maxItems"), _Reporter._size),
+    **dict.fromkeys(("minProperties", "maxProperties"), _Reporter._size),
 }
 
 

@@ -76,9 +76,8 @@ def hold_incident(
         return
     case = incident.case
     case.exhausted |= exhausted
-    case.verdict = (
-        diagnosis.classify_incident(policy, state, incident) if exhausted else case.verdict
-    )
+    if exhausted:
+        case.verdict = diagnosis.classify_incident(policy, state, incident)
     verdict, status = case.verdict, withdrawal.describe_job_status(policy, state)
     then = page_exhausted(ctx, incident) if exhausted or remedies else ""
     ctx.move("hold", reason)
@@ -155,18 +154,15 @@ def record_rank_failure(
 def _report_unfenceable(ctx: StepContext, reason: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
     ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {reason}"
-    form = notices.RanksUnfenceable
-    if ctx.policy.job.relaunch:
-        form = notices.RanksUnfenceableRelaunch
+    can_relaunch = bool(ctx.policy.job.relaunch)
+    form = notices.RanksUnfenceableRelaunch if can_relaunch else notices.RanksUnfenceable
     ctx.send(form(severity="SEV2", cause=reason))
 
 
 def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason: str) -> None:
     """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
-    incident.severity, incident.headline = (
-        "SEV0",
-        f"{verb} was not carried out by all ranks: {reason}",
-    )
+    incident.severity = "SEV0"
+    incident.headline = f"{verb} was not carried out by all ranks: {reason}"
     ctx.send(notices.RanksDiffer(severity="SEV0", incident=incident.id, headline=incident.headline))
 
 

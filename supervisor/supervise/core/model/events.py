@@ -265,20 +265,8 @@ def _keep_payload(event: Notice | Finished | OperatorCommand, name: str) -> None
         object.__setattr__(event, name, Payload(fields))
 
 
-Event = (
-    Launched
-    | Announced
-    | Frame
-    | LateFrame
-    | Gap
-    | Tick
-    | Notice
-    | Finished
-    | OperatorCommand
-    | Adopted
-    | Exited
-    | Reloaded
-)
+Observation = Launched | Announced | Frame | LateFrame | Gap | Tick
+Event = Observation | Notice | Finished | OperatorCommand | Adopted | Exited | Reloaded
 
 
 POINTS = 128  # of a curve at most; half as many after it was thinned

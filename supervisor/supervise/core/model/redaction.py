@@ -261,11 +261,8 @@ def _worth(name: str, value: str) -> tuple[str, ...]:
     if not is_secret(_COLUMN.sub("", name)) and _PLAIN.fullmatch(value):
         return ()
     scheme, _, credential = value.partition(" ")  # Authorization: Bearer X
-    return (
-        (value, credential)
-        if scheme.lower() in ("bearer", "basic", "token", "digest")
-        else (value,)
-    )
+    has_scheme = scheme.lower() in ("bearer", "basic", "token", "digest")
+    return (value, credential) if has_scheme else (value,)
 
 
 def _parts(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -298,12 +295,9 @@ def _scan(text: str) -> tuple[str, list[str]]:
         group = match.re.groups
         secret, offset = match[group].strip("'\""), match.start(group) - match.start()
         _, colon, password = secret.partition(":")
-        if match.re is not _LOGIN:
-            secrets.append(secret)
-        elif colon:
-            secrets.extend((secret, password))
-        elif not _PLAIN.fullmatch(secret):  # `git@` is nobody's secret
-            secrets.append(secret)
+        is_login = match.re is _LOGIN
+        if not is_login or colon or not _PLAIN.fullmatch(secret):  # `git@` is nobody's secret
+            secrets.extend([secret, password] if is_login and colon else [secret])
         return match[0][:offset] + REDACTED + match[0][offset + len(match[group]) :]
 
     def take_token(match: re.Match[str]) -> str:
