@@ -225,7 +225,7 @@ def row(step, **changes):
 def crashed(tell):
     """A function from a checkpoint's step to a job that crashed and was started again from it."""
 
-    def begin(saved=CRASH - 30, **changes):
+    def begin(saved=CRASH - 30, resumable="full", **changes):
         story = tell(
             runbooks={**tell().policy.runbooks, "again": AGAIN},
             budgets={"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
@@ -234,7 +234,7 @@ def crashed(tell):
             names=REPEATED_NAMES,
         )
         story.rows(*(row(step, **changes) for step in range(CRASH)))
-        save(story, "ckpt-1", saved)
+        save(story, "ckpt-1", saved, resumable=resumable)
         story.exit(1)
         relaunched(story, saved)
         return story
@@ -302,6 +302,16 @@ def test_what_is_not_as_before_is_reported_within_five_steps(
     title = "running again, NOT as before" if severity == "SEV2" else "recovered so far"
     assert f"inc-1: {title}; watched for 20 more steps" in [m["title"] for m in messages(story)]
     assert story.replayed() == story.recorded()
+
+
+def test_a_checkpoint_without_moments_is_not_started_from_again_for_them(crashed):
+    story = crashed(resumable="weights only")
+    story.rows(*(row(s, **new_moments(s)) for s in range(31, 36)))
+
+    assert messages(story)[-1]["next"] == (
+        "let it train on, as another start from ckpt-1 (weights only) has new moments again; "
+        "before the next start: let the job save and load its optimizer's state_dict"
+    )
 
 
 def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed):

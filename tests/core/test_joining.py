@@ -8,7 +8,7 @@ import pytest
 
 from supervise.core import initial_state
 from supervise.core import step as step_engine
-from supervise.core.model import Announced, Frame, Ladder, RuleFired, decision_record
+from supervise.core.model import Announced, Frame, Inhibit, Ladder, RuleFired, decision_record
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 from tests.support.recorded_run import shipped_policy
@@ -268,10 +268,10 @@ def test_what_was_applied_may_have_damaged_them(slow, bad):
 # ── what is told of rules that join, flap or grow ────────────────────────────────────────────────
 
 
-def watched(tell, *rules, names=NAMES):
+def watched(tell, *rules, names=NAMES, inhibit=()):
     """A calm job under rules `(detector, rule, severity)`; nobody acts."""
     made = [replace(rule_on(DETECTORS, d, sev), id=rule) for d, rule, sev in rules]
-    story = tell(names=names, detectors=DETECTORS, rules=tuple(made), inhibit=())
+    story = tell(names=names, detectors=DETECTORS, rules=tuple(made), inhibit=inhibit)
     story.rows(*[row()] * 30)
     return story
 
@@ -328,6 +328,17 @@ def test_a_notice_within_something_worse_is_on_record_only(tell):
     assert story.replayed() == story.recorded()
 
 
+def test_a_schedule_that_is_over_is_told_once_and_nothing_of_updates_that_are_zero():
+    names = ("train_loss_raw", "update_norm", "update_to_weight", "learning_rate")
+    moving = [(4.0 + 0.01 * (n % 5), 0.1, 1e-3, 1e-3) for n in range(100)]
+    still = [(4.0 + 0.01 * (n % 5), 0.0, 0.0, 0.0) for n in range(100)]
+    made = under_nano(names, [*moving, *still])
+    (told,) = [d.data["message"] for d in made if d.kind == "notify_intent"]
+
+    assert told["title"] == "the learning rate is 0 from step 100 on, and the loop goes on"
+    assert "micro-batch" in told["next"]
+
+
 @pytest.mark.parametrize("severity", ["SEV1", "SEV2"])
 def test_what_flaps_is_told_again_when_it_has_grown(tell, severity):
     story = watched(tell, ("high", "loss_spike.extreme", severity))
@@ -342,6 +353,18 @@ def test_what_flaps_is_told_again_when_it_has_grown(tell, severity):
     assert (told["title"], told["severity"]) == ("inc-1: worse than before at step 150", severity)
     assert told["verdict"].startswith("loss 90")
     assert story.replayed() == story.recorded()
+
+
+def test_what_is_muted_flaps_for_nobody(tell):
+    mute = (Inhibit(mute=("loss_spike.minor",), by_rule="gradients.large"),)
+    rules = [("high", "loss_spike.minor", "SEV2"), ("wild", "gradients.large", "SEV2")]
+    story = watched(tell, *rules, inhibit=mute)
+    story.rows(*[row(grad_global_norm=99.0)] * 5)
+    story.rows(*[row(6.0, grad_global_norm=99.0), row(grad_global_norm=99.0)] * 30)
+    assert not story.kinds("note", "flapping")
+
+    story.rows(*[row(6.0), row()] * 10)
+    assert len(story.kinds("note", "flapping")) == 1
 
 
 @pytest.mark.parametrize(

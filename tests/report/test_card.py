@@ -259,6 +259,13 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first(story, text)
     assert report.cause.text.startswith(text) and report.cause.is_known
 
 
+def test_a_batch_behind_the_onset_is_no_cause():
+    report = stories.report("batch-behind")
+
+    assert any(rule.rule == "data.constant" for rule in report.rules)
+    assert "one token" not in report.cause.text
+
+
 def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     """Also several, with finite losses between them: nothing is to be taken back."""
     report = stories.report("skipped")

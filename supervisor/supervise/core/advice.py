@@ -596,6 +596,12 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
     """Return how to go on where a restart has left something wrong."""
     before_step, overlap = _boundary(incident), state.repeated.overlap
     differences = () if overlap is None else overlap.differences
+    chosen = choose_checkpoint(state.checkpoints.good(), before_step)
+    lost = {difference.name for difference in differences if difference.matters} == {"update"}
+    if lost and chosen is not None and chosen.resumable == WEIGHTS_ONLY:
+        onward = "" if state.job.has_ended else "let it train on, as "
+        again = f"{onward}another start from {chosen.id} (weights only) has new moments again"
+        return f"{again}; before the next start: {remedy}"
     stop, by_hand = "supervise stop RUN; ", ""
     for schedule in (difference.schedule for difference in differences if difference.schedule):
         stop = f"stop it now, unless it is meant ({schedule}): supervise stop RUN; "

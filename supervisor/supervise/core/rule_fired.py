@@ -70,7 +70,13 @@ def on_rules_changed(
                 )
             )
         numbers = monitor.numbers(rule)
-        rule_news.on_rule_changed(ctx, rule, rank, numbers)
+        muted_by = (
+            _muted(policy, state, monitor, rule, firing, was_in)
+            if fired
+            else state.rules.muted.get(rule.id)
+        )
+        muted = muted_by is not None and muted_by.cause == "inhibit"
+        rule_news.on_rule_changed(ctx, rule, rank, numbers, muted=muted)
         if fired:
             rule_news.extend_firing(policy, state, rule, monitor.rules[r])
             if rule_news.has_grown(policy, state, rule, rank, numbers):

@@ -221,16 +221,16 @@ GROWN = f"{RISES} times within {WITHIN} steps, each time further off than before
 
 
 def on_rule_changed(
-    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Reading]
+    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Reading], *, muted: bool
 ) -> None:
-    """The rule fired or cleared on a rank."""
+    """The rule fired or cleared on a rank; one that is muted flaps for nobody."""
     if rule.runbook is not None or rule.severity == "SEV0":
         return
     state, rules = ctx.state, ctx.state.rules
     flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
     flips.append(state.frame_count)
     busy = len(flips) == flips.maxlen and state.frame_count - flips[0] <= STEPS
-    if busy and rule.id not in rules.flapping:
+    if busy and rule.id not in rules.flapping and not muted:
         rules.flapping.add(rule.id)
         then = (
             f"; from now on it fires for at least {KEEP} steps"
@@ -325,7 +325,7 @@ MOVED, RATE, ROUNDED = "update_to_weight", "learning_rate", "weights_rounded_awa
 ROWS = "batchnorm_rows"
 NO_GRADIENT, NO_OPTIMIZER = "tensors_without_gradient", "tensors_without_optimizer"
 COUNTED = (NO_GRADIENT, NO_OPTIMIZER, "tensors_of_others", "modules_in_eval")
-SUBJECTS = (*COUNTED, CLIPPED, MOVED, ROUNDED, ROWS)  # metrics, each of one kind of message
+SUBJECTS = (*COUNTED, CLIPPED, RATE, MOVED, ROUNDED, ROWS)  # metrics, each of one kind of message
 
 
 def on_wiring(ctx: StepContext, event: Notice) -> None:
@@ -385,6 +385,11 @@ def _of_numbers(
         return run_notices.RoundedAway(**fields, share=value)
     if subject == ROWS:
         return run_notices.NormsAlone(**fields, rows=value)
+    if subject == RATE:
+        rates = monitor.history.series(RATE)
+        moved = [step for step, rate in rates if rate != 0.0]
+        since = next((step for step, _ in rates if moved and step > moved[-1]), None)
+        return run_notices.ScheduleOver(**fields, since=since)
     if subject == CLIPPED:
         scale = monitor.value(LOSS_SCALE) or 1.0
         clip = ctx.state.rules.wiring.get(LOSS_SCALE, WiringFacts())

@@ -134,6 +134,16 @@ class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
     course: str = ""
 
 
+class ScheduleOver(OfWiring, frozen=True, kw_only=True):
+    TITLE = "the learning rate is 0[ from step {since} on], and the loop goes on"
+    WHAT = "no weight moves any more: these steps learn nothing"
+    NEXT = (
+        "compare the length of the schedule with the number of updates: it is over too soon where "
+        "scheduler.step() is called in each micro-batch or by each process"
+    )
+    since: int | None = None
+
+
 class UpdatesTooLarge(OfWiring, frozen=True, kw_only=True):
     TITLE = "each step moves the weights by {ratio:.2g} times their size"
     WHAT = "nothing that they learned outlives a step"

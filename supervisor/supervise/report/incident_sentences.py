@@ -22,6 +22,7 @@ from ..core.model.failure import Failure
 from ..core.model.payload import Outcome, WeightsArgs
 from ..core.model.policy import read_usage
 from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
+from ..core.rank_monitor import first_breach
 from ..core.rule_scope import INPUTS
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
 from .incident_facts import LOSSES, RATE, SIGNALS
@@ -303,14 +304,22 @@ def _looked_at(unchanged: Sequence[UnchangedArea]) -> str:
 
 
 def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition], onset: Onset) -> str:
-    """Return what was wrong with the batches by the gravest rule about them, "" for nothing."""
+    """Return what was wrong with the batches by the gravest rule about them, "" for nothing.
+
+    What came behind the onset is no cause of it; of a sum it is not known when it began.
+    """
     by_rule: dict[str, list[Condition]] = {}
     for condition in conditions:
         by_rule.setdefault(condition.rule, []).append(condition)
     about_inputs = [
         rule
         for rule in rules
-        if rule.rule in by_rule and {c.metric for c in by_rule[rule.rule]} <= INPUTS
+        if rule.rule in by_rule
+        and {c.metric for c in by_rule[rule.rule]} <= INPUTS
+        and (
+            first_breach(rule.numbers, rule.step) <= onset.latest + SOON
+            or any(c.is_breach and c.measure == "sum" for c in by_rule[rule.rule])
+        )
     ]
     if not about_inputs:
         return ""
