@@ -74,13 +74,13 @@ def singular_squares(torch: Any, matrix: Any) -> Any:
     return torch.linalg.eigvalsh(gram).clamp(min=0.0).double() * scale**2
 
 
-def effective_rank(torch: Any, squares: Any) -> float:
+def effective_rank(squares: Any) -> float:
     """Return exp of the entropy of the squared singular values; 0 where all are zero."""
     total = float(squares.sum())
     return math.exp(_entropy(squares / total)) if total > 0.0 else 0.0
 
 
-def singular_entropy(torch: Any, squares: Any) -> float:
+def singular_entropy(squares: Any) -> float:
     """Return the entropy of the singular values over the log of their number; 1 is flat."""
     values = squares.sqrt()
     total = float(values.sum())
@@ -137,7 +137,7 @@ def head_increment(torch: Any, query: Pair, key: Pair, head: int) -> Increment:
     first = _product_squares(torch, torch.cat((dq, q)), torch.cat((k, dk)))
     second = _product_squares(torch, dq, dk)
     norms = [math.sqrt(max(0.0, float(squares.sum()))) for squares in (first, second)]
-    return Increment(effective_rank(torch, first), effective_rank(torch, second), *norms)
+    return Increment(effective_rank(first), effective_rank(second), *norms)
 
 
 def _head(pair: Pair, head: int, heads: int) -> tuple[Any, Any]:
@@ -165,9 +165,9 @@ def measure_pairs(torch: Any, pairs: list[Pair]) -> dict[str, float]:
             continue
         if pair.matrix.role:
             squares = singular_squares(torch, pair.after - pair.before)
-            changes.setdefault(pair.matrix.layer, []).append(effective_rank(torch, squares))
+            changes.setdefault(pair.matrix.layer, []).append(effective_rank(squares))
         squares = singular_squares(torch, pair.after)
-        entropies.append(singular_entropy(torch, squares))
+        entropies.append(singular_entropy(squares))
         largest = math.sqrt(float(squares[-1]))
         radii.append(largest / math.sqrt(pair.matrix.rows / pair.matrix.columns))
         tails.append(tail_exponent(torch, squares))
@@ -186,7 +186,7 @@ def measure_pairs(torch: Any, pairs: list[Pair]) -> dict[str, float]:
             {n: [part(head) for head in heads] for n, heads in by_layer.items()},
             place,
         )
-    values.update(measure_routers(torch, pairs))
+    values.update(measure_routers(pairs))
     if entropies:
         values["singular_entropy"], values["spectral_radius"] = min(entropies), max(radii)
     if tails := [tail for tail in tails if not math.isnan(tail)]:
@@ -194,7 +194,7 @@ def measure_pairs(torch: Any, pairs: list[Pair]) -> dict[str, float]:
     return values
 
 
-def measure_routers(torch: Any, pairs: list[Pair]) -> dict[str, float]:
+def measure_routers(pairs: list[Pair]) -> dict[str, float]:
     """Return what the rows of each router's experts are like: of one of many a mean tells little.
 
     Similar are they by the mean pairwise cosine; conditioning is the largest centred row over the

@@ -143,7 +143,7 @@ def test_each_rank_counts_on_from_its_own_counters():
     notice = Notice(0, "checkpoint-saved", "", 0, 10, {"path": "/a.pt", "counters": own})
     saved = []
 
-    forward_save(SimpleNamespace(on_save=saved.append), notice, POLICY, window)
+    forward_save(SimpleNamespace(on_save=saved.append), notice, window)
 
     two, three = ({**own, "tokens_seen": count} for count in (98.0, 90.0))
     assert saved[0].data["counters"] == {"all": own, "2": two, "3": three}

@@ -156,7 +156,7 @@ class Contents:
             if tensor.numel() and key in self._seen:
                 return
             self._seen.add(key)
-            tensor = _stored(self._torch, tensor)
+            tensor = _stored(tensor)
         self.tensors += 1
         self.bytes += tensor.numel() * tensor.element_size()
         score = tensor.numel() == 1 and name.startswith(CALLBACKS)
@@ -178,7 +178,7 @@ class Contents:
             tensor = tensor._values()
         elif tensor.layout != torch.strided:
             tensor = tensor.values()
-        tensor = _stored(torch, tensor.detach())
+        tensor = _stored(tensor.detach())
         report_progress(tensor.numel() * tensor.element_size())
         for piece in tensor.reshape(-1).split(PIECE):
             report_progress()
@@ -193,7 +193,7 @@ class Contents:
         return ""
 
 
-def _stored(torch: Any, tensor: Any) -> Any:
+def _stored(tensor: Any) -> Any:
     """Return the elements that a strided tensor has in memory, each once.
 
     An expanded tensor has any number of elements, and as a copy would take that much memory.

@@ -733,7 +733,7 @@ def describe_proof(
 
     if (status == Status.RECOVERED and passed) or status == Status.DIFFERS:
         return proven("; ".join(parts), verified=status == Status.RECOVERED)
-    reason = _unproven(status, end, hold, passed, back=back)
+    reason = _unproven(status, end, hold, passed)
     if status == Status.CLEARED and skipped:
         reason = f"its rules cleared; the skipped {_noun(skipped)} never reached the weights"
     elif status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
@@ -776,8 +776,8 @@ def describe_probation(verification: Sequence[Check]) -> str:
     return texts[-1] if texts else "watched for a relapse"
 
 
-def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, back: bool) -> str:
-    """Return why nothing was proven; `back`: the loss is in its band."""
+def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check]) -> str:
+    """Return why nothing was proven."""
     return {
         Status.OPEN: "none yet: it is not over",
         Status.ACTING: "the actions are under way",

@@ -95,12 +95,10 @@ def forward_saves(
 ) -> None:
     """Pass on the saves among processed events: ranks are read in turn, now all counted as far."""
     for event in events:
-        forward_save(checkpoints, event, processor.policy, processor.window)
+        forward_save(checkpoints, event, processor.window)
 
 
-def forward_save(
-    checkpoints: CheckpointService, event: Event, policy: Policy, window: Window
-) -> None:
+def forward_save(checkpoints: CheckpointService, event: Event, window: Window) -> None:
     """Pass a save that a probe reported to the checkpoint service.
 
     Args:
@@ -228,13 +226,11 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     return not (is_deliberate or is_held or state.step in job.restarts.crashes)
 
 
-def resume_checkpoint_service(
-    checkpoints: CheckpointService, past: RecoveredRun, policy: Policy
-) -> None:
+def resume_checkpoint_service(checkpoints: CheckpointService, past: RecoveredRun) -> None:
     """Resume the checkpoint service of a supervisor that died."""
     checkpoints.resume(past.checkpoints)
     for notice in past.saves.values():
-        forward_save(checkpoints, notice, policy, past.window)
+        forward_save(checkpoints, notice, past.window)
 
 
 def run_position(processor: EventProcessor) -> RunPosition:
@@ -659,7 +655,7 @@ class App:
         events = adoption.begin(self._enricher, outbox)
         if past.launched is None:
             self._on_launch(process, 0)
-        resume_checkpoint_service(self._checkpoints, past, self.processor.policy)
+        resume_checkpoint_service(self._checkpoints, past)
         self._preemptor.adopt(process)
         self._process(events)
 

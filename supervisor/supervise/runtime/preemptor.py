@@ -134,7 +134,7 @@ class Preemptor:
             if ended:
                 self._forwarder.settle("the job ended first")
             else:
-                self._follow(job, *request)
+                self._follow(job, *request[1:])
         elif self._is_active and (self._processor.performing in ENDING or job.paused):
             self._forwarder.withdraw()
         elif self._is_active and self._has_saved and self._refusal:  # the first makes more possible
@@ -159,7 +159,7 @@ class Preemptor:
 
     # ── one request ───────────────────────────────────────────────────────────────────────────────
 
-    def _follow(self, job: Control, cause: str, deadline_s: float, holds: bool) -> None:
+    def _follow(self, job: Control, deadline_s: float, holds: bool) -> None:
         """Order the checkpoint, and follow the order to its outcome."""
         if self._asked is None:
             if time.monotonic() >= self._next_order_s or holds:
