@@ -184,7 +184,7 @@ step(whole, optimizer, 1)
 
 def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair):
     order = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
-    job = pair.probed.run(APART, sampling={"weights": 1, "share": 1.0}, drills=[order])
+    job = pair.probed.run(APART, sampling={"gradients": 1, "share": 1.0}, drills=[order])
     frames = [each.frames for each in rank_jobs(job.folder)]
     digests = [[_digests(frame) for frame in each] for each in frames]
     same = [a == b for a, b in zip(*digests, strict=True) if a and b]

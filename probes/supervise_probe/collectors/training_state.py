@@ -35,7 +35,7 @@ PARAM_DIGEST_METRICS = (
         "optimizers' order; only under DistributedDataParallel.",
         "sum over tensors j of (2 j + 1) times the sum of its bit patterns, modulo 2^48",
         "one pass over the weights in a sampled step",
-        500,
+        50,
     ),
 )
 
@@ -52,7 +52,7 @@ class ParamDigestCollector(Collector):
 
     METRICS = PARAM_DIGEST_METRICS
 
-    SAMPLED = "weights"
+    SAMPLED = "gradients"  # as often: ranks that are not averaged differ from the first step on
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -60,7 +60,8 @@ class ParamDigestCollector(Collector):
         self._sums: List[Any] = []
 
     def after_update(self, update: Update) -> None:
-        shared = replicated_parameters(self._registry) if self._position.world_size > 1 else set()
+        ranks = self._position.world_size
+        shared = replicated_parameters(self._registry, ranks) if ranks > 1 else set()
         patterns = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}
         for parameter in update.all_params:
             if id(parameter) not in shared or parameter.is_complex():

@@ -264,18 +264,26 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
 WRAPPER = "DistributedDataParallel"
 
 
-def replicated_parameters(registry: Registry) -> Set[int]:
-    """Return the ids of parameters that all ranks must have alike; shards of one are not."""
-    wrappers = (m for m in registry.modules if type(m).__name__ == WRAPPER)
-    parameters = (p for wrapper in wrappers for p in wrapper.parameters())
-    return {id(p) for p in parameters if p.numel() and not hasattr(p, "_local_tensor")}
+def replicated_parameters(registry: Registry, ranks: int) -> Set[int]:
+    """Return the ids of parameters that all ranks must have alike.
+
+    Not shards of one, nor what a wrapper of a part of the ranks holds, or leaves to each rank.
+    """
+    return {
+        id(p)
+        for wrapper in registry.modules
+        if type(wrapper).__name__ == WRAPPER and wrapper.process_group.size() == ranks
+        for name, p in wrapper.module.named_parameters()
+        if p.numel() and name not in wrapper.parameters_to_ignore
+        if not hasattr(p, "_local_tensor")
+    }
 
 
 class Replicas:
     """Whether all parameters of an optimizer are replicated; looked up when either changes."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, registry: Registry, position: Position) -> None:
+        self._registry, self._position = registry, position
         self._ids: FrozenSet[int] = frozenset()
         self._changes = -1
         self._all = False
@@ -285,7 +293,8 @@ class Replicas:
         changes = self._registry.modules.changes
         if ids is not self._ids or changes != self._changes:
             self._ids, self._changes = ids, changes
-            self._all = ids <= replicated_parameters(self._registry)
+            replicated = replicated_parameters(self._registry, self._position.world_size)
+            self._all = ids <= replicated
         return self._all
 
 
@@ -341,7 +350,7 @@ class WeightCopies:
             return
         self._looked = state
         self._uniform.clear()
-        self._by_id = dict.fromkeys(replicated_parameters(self._registry), ranks)
+        self._by_id = dict.fromkeys(replicated_parameters(self._registry, ranks), ranks)
         for module in self._registry.modules:
             if type(module).__name__ == FSDP1:
                 is_whole = getattr(module.sharding_strategy, "name", "") == "NO_SHARD"

@@ -322,10 +322,11 @@ def _advisory(policy: Policy, rule: Rule) -> bool:
 FEW = 16  # losses of which the newest are compared with the first; project default
 CLIPPED, LOSS_SCALE, CLIP_RATE = "clip_ratio", "clip_loss_scale", "grad_clip_rate"
 MOVED, RATE, ROUNDED = "update_to_weight", "learning_rate", "weights_rounded_away"
-ROWS = "batchnorm_rows"
+ROWS, DIGESTS = "batchnorm_rows", "param_digest_mismatch"
 NO_GRADIENT, NO_OPTIMIZER = "tensors_without_gradient", "tensors_without_optimizer"
 COUNTED = (NO_GRADIENT, NO_OPTIMIZER, "tensors_of_others", "modules_in_eval")
-SUBJECTS = (*COUNTED, CLIPPED, RATE, MOVED, ROUNDED, ROWS)  # metrics, each of one kind of message
+# Metrics, each of one kind of message.
+SUBJECTS = (*COUNTED, CLIPPED, RATE, MOVED, ROUNDED, ROWS, DIGESTS)
 
 
 def on_wiring(ctx: StepContext, event: Notice) -> None:
@@ -379,6 +380,10 @@ def _of_numbers(
 ) -> run_notices.OfWiring:
     """Return a message about numbers of the newest frames."""
     fields = structs.asdict(common)
+    if subject == DIGESTS:
+        checks = monitor.history.series(subject)
+        equal = [step for step, differing in checks if not differing]
+        return run_notices.RanksDiffer(**fields, equal=equal[-1] if equal else None)
     newest = [value for _, value in monitor.history.series(subject)][-FEW:]
     value = median(newest) if newest else 0.0
     if subject == ROUNDED:

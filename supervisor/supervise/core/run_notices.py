@@ -111,6 +111,19 @@ class NormsAlone(OfWiring, frozen=True, kw_only=True):
     rows: float
 
 
+class RanksDiffer(OfWiring, frozen=True, kw_only=True):
+    """`equal`: the newest step in which they were the same, None if never."""
+
+    TITLE = "the ranks hold different weights[; at step {equal} they were the same]"
+    WHAT = "each trains a model of its own on its part of the data, and only one is saved"
+    NEXT = (
+        "call the DistributedDataParallel model itself, not its .module, where the loss comes from;"
+        " change weights on all ranks alike; if each is meant to train for itself: supervise "
+        "silence RUN wiring.ranks"
+    )
+    equal: int | None = None
+
+
 class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
     TITLE = "the gradients are clipped in {share:.0f} % of the steps, by {ratio:.0e}; {course}"
     WHAT = "updates are that many times smaller than the gradients ask for"
