@@ -133,6 +133,10 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
     assert [d.reason.split("; ")[0] for d in story.kinds("verify", "failed")] == [
         "step 41 was made again" for _ in range(anew)
     ]
+    held = [m["next"] for m in messages(story) if "a person is needed" in m["title"]]
+    assert [way.partition(", then ")[0] for way in held] == [
+        "supervise stop RUN, mend how the job loads its checkpoint" for _ in range(anew)
+    ]
     (message,) = (each for each in messages(story) if each["title"].startswith("step 41"))
     assert ("it did not load all of its checkpoint" in message["title"]) is anew
     reshuffled = "fingerprint" in told and told["loss"] == told["loss"]
@@ -325,6 +329,14 @@ def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed
         assert f"the schedule {cause}" in message["verdict"]
         stop, _, how = message["next"].partition(f"{brief}")
         assert stop.startswith("stop it now, unless it is meant (") and "supervise stop RUN" in how
+
+
+def test_weights_that_were_not_loaded_say_nothing_of_the_moments(crashed):
+    """The loss of the first step tells them; updates and gradients are those of other weights."""
+    story = crashed()
+    fresh = {"train_loss_raw": 4.4, "grad_global_norm": 4.0}
+    story.rows(*(row(s, **fresh, **new_moments(s)) for s in range(31, 40)))
+    assert not story.kinds("verify", "differs")
 
 
 def half(step):

@@ -428,6 +428,8 @@ def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
     start = start_again(policy, state, _boundary(incident))
     if state.job.has_ended:
         return start
+    if state.checkpoints.wrong_checkpoint:  # its savepoints are of weights that nobody wants
+        return f"supervise stop RUN, mend how the job loads its checkpoint, then {start}"
     back, stop = rollback_command(policy, state, incident), f"supervise stop RUN, then {start}"
     if is_fed_wrongly(policy, state, incident):
         stop = f"supervise stop RUN, mend what the model is given, then {start}"

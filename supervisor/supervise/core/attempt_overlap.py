@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ CLOSE = 1e-3  # of loss and gradient norm on the same batch, as after any other 
 RATE, TWICE = 0.05, 2
 FACTOR = 1.5  # of the update where the gradient is the same: then only the moments can differ
 FAR = 2.0  # times the largest of the updates before, where the batch is another one
+# Times the largest loss of the repeated steps, in the first one: then the weights are others, and
+# sizes of gradients and updates tell nothing of what else was loaded. Project default.
+LOST = 1.25
 UPDATES, LEAST = 64, 8  # newest updates before, and how many say what is usual
 # An evaluation varies by what one differed from the next before, and a little in any case.
 EVALUATIONS, NEARLY = 8, 0.05
@@ -125,6 +128,9 @@ class Overlap:
         }
         self._batches = {r.batch: step for step, r in earlier_rows.items() if r.batch is not None}
         self.wanted = min(ENOUGH, self._last - first_step + 1)
+        losses = [r.loss for s, r in rows_before.items() if s >= first_step and r.loss is not None]
+        self._highest = max(filter(isfinite, losses), default=inf)
+        self._other_weights = False
         self.compared = 0
         self.differences: list[Difference] = []
         self._rates: deque[tuple[int, float, float]] = deque(maxlen=TWICE)
@@ -143,11 +149,14 @@ class Overlap:
         if was is None:
             return []
         self.compared += 1
+        if self.compared == 1 and now.loss is not None:
+            self._other_weights = now.loss - self._highest > (LOST - 1.0) * abs(self._highest)
         differences = [self._batch(step, was, now)]
         if numbers:
-            differences += [self._rate(step, was, now), self._update(step, was, now)]
-            differences += [self._gradient(was, now), self._tokens_of(was, now)]
-            differences.append(self._evaluation(step, was, now))
+            differences.append(self._rate(step, was, now))
+            if not self._other_weights:
+                differences += [self._update(step, was, now), self._gradient(was, now)]
+            differences += [self._tokens_of(was, now), self._evaluation(step, was, now)]
         names = {difference.name for difference in self.differences}
         fresh = [
             difference
