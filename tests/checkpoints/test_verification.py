@@ -277,6 +277,16 @@ def test_verify_now_takes_those_that_are_newer_than_a_good_one(driver):
     assert events == [("ckpt-1", True), ("ckpt-3", False), ("ckpt-2", True)]
 
 
+@pytest.mark.parametrize(("where", "step"), [(2, 4), (60, 4), (300, 300)])
+def test_a_step_count_in_an_unreported_file_corrects_where_the_run_was(driver, where, step):
+    """Known a second late, before or behind it; another count is of something else."""
+    driver.open(glob=("*.pt",))
+    driver.position = RunPosition(step=where)
+    driver.guard.poll()
+    driver.write("a.pt", "good")
+    assert driver.run_once() == [("ckpt-1", step, True)]
+
+
 def test_verify_now_takes_only_steps_in_range(driver):
     """An unreported file may be of an earlier step than recorded."""
     driver.open(glob=("*.pt",), settle=600.0)

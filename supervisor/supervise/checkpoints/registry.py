@@ -143,10 +143,10 @@ class Entry(msgspec.Struct, eq=False):
         self.tensor_bytes = findings.bytes
         self.internal_step, self.rng = findings.step, findings.rng
         self.resumable = findings.resumable
-        # A file found by a pattern is seen late; a plausible step count inside it corrects that.
+        # A file found by a pattern is seen late, and where the run is is known late as well; a
+        # plausible step count inside it corrects both.
         if self.how == GLOB and self.internal_step is not None:
-            late = self.step - (self.internal_step - 1)
-            if 0 <= late <= NEAR:
+            if abs(self.step - (self.internal_step - 1)) <= NEAR:
                 self.step = self.internal_step - 1
 
 
