@@ -52,6 +52,7 @@ OF, F = SpikeClass, Fact
             "if it was meant: nothing to do; if not: end the run if it still trains, use no "
             "checkpoint saved since step 150; start it again from ckpt-1 of step 99",
         ),
+        (OF.RECOVERABLE, [F.INPUT, F.PASSED, F.BACK], "look at the batch of step 150: it may"),
         (OF.SUSPECT, [F.INPUT, F.BACK], "look at the batch of step 150"),
         (OF.DATA, [F.INPUT, F.BACK], "look at the batch of step 150: it may come again"),
         (OF.DATA, [F.INPUT], "replay the batches from step 150 on a copy"),

@@ -23,7 +23,7 @@ from .model.verdicts import PARTS, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, State
 from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined
-from .trends import median
+from .trends import TOKENS, median
 
 NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
 SKIPS_APART = 16  # steps at most between two skipped updates of one trouble; project default
@@ -36,6 +36,7 @@ class Fact(StrEnum):
     DRILL = "a drill was injected just before"
     RATE = "the learning rate jumped just before"
     INPUT = "a batch was unlike the others, or a rule about what the model is given fired"
+    PASSED = "what the model is given is as before again"
     ATTENTION = "attention was measured, and moved"
     ROUTING = "the routing to experts was measured, and moved"
     NO_OBJECTIVE = "the loss never descended, as in reinforcement learning"
@@ -88,6 +89,12 @@ LINES: Sequence[Line] = (
     _line(None, DRILLED, _F.DRILL, lead=Lead.NOTHING),
     _line(_OF.NO_EXCURSION, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
+    _line(
+        _OF.RECOVERABLE,
+        "look at the batch of step {onset}: it may come again",
+        _F.INPUT,
+        _F.PASSED,
+    ),
     _line(
         _OF.RECOVERABLE,
         "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
@@ -283,10 +290,17 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     case, questions = incident.case, verdict.questions
     kinds = {event.kind for event in questions.else_happened.events}
     monitor = state.monitors.get(case.rank)
+    changed = action_planning.input_change_since_onset(state, incident) is not None
+    rules = rule_scope.input_rules(policy, incident)
+    is_other, of_tokens = changed or bool(rules), {*TOKENS}
+    # A batch that is larger for good becomes usual; only of tokens it is known what they are since.
+    passed = all(rule_scope.rule_metrics(policy, rule) <= of_tokens for rule in rules)
+    passed = passed and not changed and not is_fed_wrongly(policy, state, incident)
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
-        (Fact.INPUT, "data" in kinds or _is_input_other(policy, state, incident)),
+        (Fact.INPUT, "data" in kinds or is_other),
+        (Fact.PASSED, passed),
         (Fact.ATTENTION, _has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
         (Fact.ROUTING, _has_moved(policy, incident, monitor, ("moe_", "router_"))),
         (Fact.NO_OBJECTIVE, monitor is not None and not monitor.is_objective),
@@ -315,13 +329,6 @@ def _rate_jump(incident: Incident) -> str:
     if jump is None:
         return ""
     return f"went from {jump.before:.3g} to {jump.after:.3g} at step {jump.step}"
-
-
-def _is_input_other(policy: Policy, state: State, incident: Incident) -> bool:
-    """Return whether what the model is given is other than before, by a rule or its statistics."""
-    if rule_scope.input_rules(policy, incident):
-        return True
-    return action_planning.input_change_since_onset(state, incident) is not None
 
 
 def _has_moved(
@@ -657,9 +664,11 @@ def advice_at_end(
         where = f" ({PARTS[incident.slow.part]})" if incident.slow.part else ""
         text = f"find what made the steps slow from step {incident.slow.since} on{where}"
         then = Advice(quiet, text)
+    monitor = state.monitors.get(incident.case.rank)
     is_bad = (
         verdict is not None
         and verdict.kind != SpikeClass.CONTAINED
+        and (monitor is None or monitor.is_objective)  # else a higher loss is not worse
         and not is_loss_rejoined(verdict)
     )
     if ended and then.lead is None and is_bad:
