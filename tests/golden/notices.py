@@ -81,6 +81,7 @@ FACTS: dict[str, Any] = {
     "messages": "2 messages were",
     "silent_s": 21.2,
     "lost": 2,
+    "equal": 100,
     "titles": "[SEV1] a · [SEV2] b",
 }
 # What is else in a kind; None: the fact is left out.
@@ -100,6 +101,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "RecordEnded": [{"acts": False, "need_bytes": None}],
     "RecordSpaceEnough": [{"acts": False}],
     "RecordSpaceShort": [{"acts": False, "reserve_bytes": 8_000, "seconds": 60.0}],
+    "ReplicasDiffer": [{"equal": None}],
     "ScheduleOver": [{"since": None}],
     "StillOpen": [{"answer": "supervise approve RUN"}],
     "Unprotected": [{"pid": None}],

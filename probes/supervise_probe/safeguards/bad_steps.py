@@ -193,7 +193,8 @@ class NonfiniteGuards:
         skip, zero = orders.get("skip_nonfinite"), orders.get("zero_nonfinite")
         self._skip = None if skip is None else SkipNonfinite(skip)
         self._zero = None if zero is None else ZeroNonfinite(context.torch, zero)
-        self._replicas, self._scalars = Replicas(context.registry, context.position), context.scalars
+        self._replicas = Replicas(context.registry, context.position)
+        self._scalars = context.scalars
 
     def judge(self, update: Update) -> None:
         """Repair the final gradients of `update`, or skip the update."""

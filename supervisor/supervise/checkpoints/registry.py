@@ -143,11 +143,11 @@ class Entry(msgspec.Struct, eq=False):
         self.tensor_bytes = findings.bytes
         self.internal_step, self.rng = findings.step, findings.rng
         self.resumable = findings.resumable
-        # A file found by a pattern is seen late, and where the run is is known late as well; a
-        # plausible step count inside it corrects both.
-        if self.how == GLOB and self.internal_step is not None:
-            if abs(self.step - (self.internal_step - 1)) <= NEAR:
-                self.step = self.internal_step - 1
+        # A file found by a pattern is seen late, and so is the step of the run; a plausible step
+        # count inside it corrects both.
+        inside = self.internal_step
+        if self.how == GLOB and inside is not None and abs(self.step - inside + 1) <= NEAR:
+            self.step = inside - 1
 
 
 class RegisterDocument(msgspec.Struct, frozen=True):

@@ -383,7 +383,7 @@ def _of_numbers(
     if subject == DIGESTS:
         checks = monitor.history.series(subject)
         equal = [step for step, differing in checks if not differing]
-        return run_notices.RanksDiffer(**fields, equal=equal[-1] if equal else None)
+        return run_notices.ReplicasDiffer(**fields, equal=equal[-1] if equal else None)
     newest = [value for _, value in monitor.history.series(subject)][-FEW:]
     value = median(newest) if newest else 0.0
     if subject == ROUNDED:

@@ -111,7 +111,7 @@ class NormsAlone(OfWiring, frozen=True, kw_only=True):
     rows: float
 
 
-class RanksDiffer(OfWiring, frozen=True, kw_only=True):
+class ReplicasDiffer(OfWiring, frozen=True, kw_only=True):
     """`equal`: the newest step in which they were the same, None if never."""
 
     TITLE = "the ranks hold different weights[; at step {equal} they were the same]"
