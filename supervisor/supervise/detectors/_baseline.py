@@ -117,6 +117,28 @@ class Baseline:
             return ordered[half]
         return 0.5 * ordered[half - 1] + 0.5 * ordered[half] if half else None
 
+    def middle_over_steps(self) -> float | None:
+        """Return the median over the steps, each sample for those to the nearest other one.
+
+        Where samples became rarer, those of a short time at first are not the usual level. Not the
+        steps since the one before: those between may have been flagged.
+        """
+        first_index = self._first_index()
+        steps, values = self._steps[first_index:], self._values[first_index:]
+        if len(values) < 2:
+            return values[0] if values else None
+        gaps = [later - step for step, later in pairwise(steps)]
+        spans = [*map(min, [gaps[0], *gaps], [*gaps, gaps[-1]])]
+        half, passed = sum(spans) / 2, 0
+        ordered = sorted(zip(values, spans, strict=True))
+        for n, (value, span) in enumerate(ordered):
+            passed += span
+            if passed == half:
+                return 0.5 * value + 0.5 * ordered[n + 1][0]
+            if passed > half:
+                return value
+        return ordered[-1][0]
+
     @property
     def newest(self) -> list[float]:
         """The values, oldest first."""

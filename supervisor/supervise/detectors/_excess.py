@@ -93,6 +93,7 @@ class Excess:
         lost: their sum above `level`, the prediction. total: their evidence, at most `limit`.
         on: rows since the excess was established, 0 when it is not.
         is_step: the excess that was established came at once, and did not climb to it.
+        first: the first row of the run.
         drop, rise: the largest fall and the largest rise of the level until now, from the first
             rows on; of a climb that was over by itself its mean. A step is no wandering.
         error: of that level, one standard deviation.
@@ -111,7 +112,7 @@ class Excess:
         self.sums, self.rises = [0.0] * AGES, [0.0] * AGES  # the greatest of each age
         self.level = self.spread = self.limit = math.nan
         self.allowed = self.most = self.suspect = self.per_independent = 0.0
-        self.highest, self.lowest = -math.inf, math.inf
+        self.first, self.highest, self.lowest = math.nan, -math.inf, math.inf
         self.drop = self.rise = self.error = self.slope = 0.0
         self.axes: tuple[list[float], list[float], float, float] = ([], [], 1.0, 1.0)
         self.forget_excursion()
@@ -145,7 +146,8 @@ class Excess:
 
     def keep_descent(self, before: Excess) -> None:
         """Take over what was seen of the same series before."""
-        self.highest, self.lowest, self.quiet = before.highest, before.lowest, before.quiet
+        self.first, self.quiet = before.first, before.quiet
+        self.highest, self.lowest = before.highest, before.lowest
         self.drop, self.rise, self.error = before.drop, before.rise, before.error
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────
@@ -153,6 +155,8 @@ class Excess:
     def feed(self, x: float) -> int:
         """Take the next row."""
         if len(self.ref) < self.least:
+            if not self.ref and math.isnan(self.first):
+                self.first = x
             self._accept(x)
             if len(self.ref) == self.least:
                 self.seen, self.quiet = self.least, max(self.quiet, self.least)
@@ -202,7 +206,7 @@ class Excess:
 
     def _begins_at_once(self) -> bool:
         """Whether a step explains the excursion, and what was before it, better than a climb."""
-        if self.rows == 2:
+        if self.rows == 2 and self.slope <= 0.0:  # else two rows may go on as those before
             return True
         rows = self.ref[-BEFORE:] + self.waiting
         count = len(rows)

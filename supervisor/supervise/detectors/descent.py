@@ -17,6 +17,7 @@ from ._excess import ExcessWatch
 from ._watch import Memory, MetricDetector
 
 ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`
+NOTHING = 1e-6  # what float32 leaves of a sum that cancels; no loss that is to fall begins there
 # Amounts: a tenth more is alike; one row in eight may be odd, of 16 at least.
 ALIKE, ODD, FIRST = math.log(1.1), 8, 16
 
@@ -30,8 +31,9 @@ class Descent(MetricDetector):
     excursion, as `harm` knows them, count for neither, and a step up is no climb: a run that was
     harmed stays an objective.
 
-    UNKNOWN until half of `window` rows were quiet, and for absent and NaN samples; BREACH for the
-    first half of `window` rows with `presumed`. `rewind` keeps what was before.
+    UNKNOWN until half of `window` rows were quiet, and for absent and NaN samples; before, OK where
+    it began at nothing, as a sum of terms that cancel does, and BREACH for the first half of
+    `window` rows with `presumed`. `rewind` keeps what was before.
 
     Example:
         {kind: descent, metric: train_loss_raw}
@@ -69,6 +71,8 @@ class DescentWatch(ExcessWatch):
             return UNKNOWN
         if self.excess.knows_descent:
             self.raw = BREACH if self.excess.has_descended else OK
+        elif abs(self.excess.first) <= NOTHING:
+            self.raw = OK
         elif self.spec.presumed and len(self.series.rows) < self.spec.window // 2:
             self.raw = BREACH
         return self.raw

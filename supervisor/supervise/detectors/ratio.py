@@ -33,9 +33,10 @@ class Ratio(MetricDetector):
     lasts until the ratio is past `clear`.
 
     It answers after `min` samples, long before the reference is full: a ratio needs no scale.
-    With `unit: steps` all are steps of the job, and 12 samples (3 for `fast`) at least, or as many
-    as asked. UNKNOWN before, for absent, NaN and negative samples, and while the reference is zero.
-    `rewind` returns to a state at most 15 samples before the step, over 256 samples at most.
+    With `unit: steps` all are steps of the job, the median is over steps, and 12 samples (3 for
+    `fast`) at least, or as many as asked. UNKNOWN before, for absent, NaN and negative samples, and
+    while the reference is zero. `rewind` returns to a state at most 15 samples before the step,
+    over 256 samples at most.
 
     Example:
         {kind: ratio, metric: update_norm, fast: 4, slow: 256, gt: 2.0, clear: 1.5}
@@ -137,7 +138,8 @@ class RatioWatch(Memory):
             slow_n = 1.0 + self.slow_keep * slow_n
             reference = slow = slow + (sample - slow) / slow_n
         else:
-            middle = self.base.middle()
+            base = self.base
+            middle = base.middle_over_steps() if self.by_steps else base.middle()
             reference = sample if middle is None else middle
         count = self.count = self.count + 1
         code, breach = UNKNOWN, False
