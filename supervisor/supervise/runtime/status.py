@@ -24,7 +24,7 @@ from msgspec import Struct
 from ..checkpoints import registry
 from ..core import checkpoint_wait, rule_scope
 from ..core.incident import Incident
-from ..core.model import state_machine
+from ..core.model import formats, state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
 from ..core.model.events import Announced, Curve, Frame, LossCurve
@@ -410,7 +410,7 @@ def _reasons(status: Status | None, age_s: float | None) -> Iterator[str]:
         yield "unknown: no status was written yet"
         return
     if age_s is not None and age_s > STALE_S:
-        yield f"unknown: the supervisor has written no status for {_time(age_s)}"
+        yield f"unknown: the supervisor has written no status for {formats.format_seconds(age_s)}"
     if status.trouble:
         yield f"no action is possible: {status.trouble}"
     elif space := status.space:
@@ -577,16 +577,12 @@ def _watching(status: Status) -> Iterator[str]:
     """Yield what is no incident, and yet keeps a run from being known to be healthy."""
     last_s, speed = status.training.last_step_s, status.training.steps_per_s
     if last_s is not None and speed and last_s > max(SLOW_S, SLOW_STEPS / speed):
-        yield f"no step for {_time(last_s)}"
+        yield f"no step for {formats.format_seconds(last_s)}"
     blind = [rule for rule, rule_state in status.rules.items() if rule_state == "blind"]
     if blind:
         yield f"partly blind: {', '.join(blind[:3])}"
     if status.tier == "T0":
         yield "no probe: only exit and signals are watched"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
 # The first that has a value counts: of all ranks together, else of one.
