@@ -16,7 +16,7 @@ to no history, and so are gains and biases.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Iterator, Optional
 
 from ..torch_state.structure import replicated_parameters
 from . import Collector, MetricSpec
@@ -57,7 +57,7 @@ class ParamDigestCollector(Collector):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._position, self._registry = context.position, context.registry
-        self._sums: List[Any] = []
+        self._sums: list[Any] = []
 
     def after_update(self, update: Update) -> None:
         ranks = self._position.world_size
@@ -72,7 +72,7 @@ class ParamDigestCollector(Collector):
                 weight.contiguous().view(-1).view(pattern).sum(dtype=self.torch.int64)
             )
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         sums, self._sums = self._sums, []
         for run in range(min(RUNS, len(sums))):
             start, stop = run * len(sums) // RUNS, (run + 1) * len(sums) // RUNS
@@ -138,8 +138,8 @@ class WeightStdCollector(Collector):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._now: Dict[int, Any] = {}  # by an optimizer's first group
-        self._past: Dict[int, Tuple[Tuple[int, ...], Any]] = {}
+        self._now: dict[int, Any] = {}  # by an optimizer's first group
+        self._past: dict[int, tuple[tuple[int, ...], Any]] = {}
 
     def after_update(self, update: Update) -> None:
         matrices = [p for p in update.all_params if p.dim() > 1 and p.is_floating_point()]
@@ -157,7 +157,7 @@ class WeightStdCollector(Collector):
         self._past[key] = ids, stds
         self._now[key] = stds, change
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         now, self._now = self._now, {}
         if not now:
             return
@@ -170,7 +170,7 @@ class WeightStdCollector(Collector):
             largest = self.torch.stack([change.to(device) for change in changes]).max()
             values["layer_weight_std"] = self.scalars.value(largest)
 
-    def _stds(self, matrices: List[Any]) -> Any:
+    def _stds(self, matrices: list[Any]) -> Any:
         torch, device = self.torch, matrices[0].device
         runs = []
         for matrix in matrices:
@@ -183,7 +183,7 @@ class WeightStdCollector(Collector):
         return torch.stack(runs)
 
 
-def _spread(members: List[Any]) -> List[Any]:
+def _spread(members: list[Any]) -> list[Any]:
     """Return COLUMNS of `members`, evenly, first and last among them; all where there are fewer."""
     if len(members) <= COLUMNS:
         return members
@@ -218,7 +218,7 @@ NEIGHBOURS = 16_384
 NEVER_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf")
 NO_EPS = 1e-30
 
-Place = Tuple[int, int]  # number of a parameter, offset in its state
+Place = tuple[int, int]  # number of a parameter, offset in its state
 
 
 class OptimizerStateCollector(Collector):
@@ -234,8 +234,8 @@ class OptimizerStateCollector(Collector):
     def __init__(self, context: ProbeContext, groups: GroupsCollector) -> None:
         super().__init__(context)
         self._groups = groups
-        self._places: Dict[int, Place] = {}  # by an optimizer's first group
-        self._last: Dict[int, Place] = {}
+        self._places: dict[int, Place] = {}  # by an optimizer's first group
+        self._last: dict[int, Place] = {}
         self._sound: Optional[Number] = None
         self._ratio: Optional[Number] = None
         self._turn = 0
@@ -249,7 +249,7 @@ class OptimizerStateCollector(Collector):
         if ratio is not None:
             self._ratio = ratio if self._ratio is None else self.scalars.larger(self._ratio, ratio)
 
-    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
         sound, self._sound = self._sound, None
         ratio, self._ratio = self._ratio, None
         if sound is not None:
@@ -257,7 +257,7 @@ class OptimizerStateCollector(Collector):
         if ratio is not None:
             values["adam_rms_ratio"] = ratio
 
-    def finish(self, values: Dict[str, float]) -> None:
+    def finish(self, values: dict[str, float]) -> None:
         if values.get("opt_state_finite") == 0.0:
             self._places.update(self._last)
 
@@ -292,7 +292,7 @@ class OptimizerStateCollector(Collector):
             bad = bad | (self._stack(floors) < 0.0).any()
         return 1.0 - self.scalars.value(bad)
 
-    def _stack(self, numbers: List[Any]) -> Any:
+    def _stack(self, numbers: list[Any]) -> Any:
         device = numbers[0].device
         return self.torch.stack([number.to(device) for number in numbers])
 
@@ -318,7 +318,7 @@ class OptimizerStateCollector(Collector):
         scale = getattr(update.optimizer, "grad_scale", None)
         return largest if scale is None else largest / self.scalars.value(scale)
 
-    def _dense(self, update: Update, params: List[Any]) -> Iterator[Tuple[Any, Any, Any]]:
+    def _dense(self, update: Update, params: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
         """Yield (gradient, second moment, steps that it has seen) of a run of each matrix."""
         embeddings = self._groups.embeddings()
         state = update.optimizer.state
@@ -342,7 +342,7 @@ class OptimizerStateCollector(Collector):
                 yield gradient.view(-1)[run].to(wide), moment.view(-1)[run].to(wide), steps
 
 
-def _state_of(update: Update, param: Any) -> Iterator[Tuple[str, Any]]:
+def _state_of(update: Update, param: Any) -> Iterator[tuple[str, Any]]:
     """Yield (key, tensor) of a parameter's floating-point state, counts left out."""
     for key, value in (update.optimizer.state.get(param) or {}).items():
         value = getattr(value, "_local_tensor", value)

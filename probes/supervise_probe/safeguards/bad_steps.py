@@ -36,19 +36,7 @@ from collections import deque
 from functools import lru_cache
 from math import isfinite
 from operator import mul
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 from ..context import Refused
 from ..runtime.scalars import Number
@@ -74,7 +62,7 @@ class RateLimit:
 
     def __init__(self, limit: int, per: int) -> None:
         self._per = max(1, per)
-        self._taken: Deque[int] = deque(maxlen=max(1, limit))
+        self._taken: deque[int] = deque(maxlen=max(1, limit))
         self._now = 0
 
     @property
@@ -111,7 +99,7 @@ class SkipNonfinite:
         self.limit = RateLimit(int(order.get("max", MAX_SKIPS)), int(order.get("per", SKIP_WINDOW)))
         self.why_not = ""
 
-    def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
+    def why_skip(self, values: tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
         """Return why the update must not happen, or None.
 
         Args:
@@ -148,13 +136,12 @@ class ZeroNonfinite:
         self._at = 0
 
     def step_ended(self) -> None:
-        """A step ended."""
         self.limit.step_ended()
         if self._fired is not None:
             self._at = (self._at + 1) % self._per
             self._fired[self._at] = False
 
-    def zero(self, norm: Number, gradients: List[Any]) -> Number:
+    def zero(self, norm: Number, gradients: list[Any]) -> Number:
         """Set non-finite elements to zero, if `norm` is not finite and the limit allows it.
 
         Returns:
@@ -272,7 +259,7 @@ class NonfiniteGuards:
             if order is not None:
                 order.why_not = reason
 
-    def unavailable(self) -> Dict[str, str]:
+    def unavailable(self) -> dict[str, str]:
         """Return why orders cannot act, by name."""
         named = {"skip_nonfinite": self._skip, "zero_nonfinite": self._zero}
         return {name: order.why_not for name, order in named.items() if order is not None}
@@ -304,8 +291,8 @@ class Band:
     """
 
     def __init__(self) -> None:
-        self._rows: Deque[Tuple[int, float]] = deque(maxlen=KEPT)
-        self._records: Deque[float] = deque([0.0], maxlen=AGES)
+        self._rows: deque[tuple[int, float]] = deque(maxlen=KEPT)
+        self._records: deque[float] = deque([0.0], maxlen=AGES)
         self._fit_in = self._age = 0
         self.level = self.spread = self._usual = 0.0
 
@@ -396,7 +383,7 @@ def _median(values: Sequence[float]) -> float:
     return ascending[half] if len(ascending) % 2 else (ascending[half - 1] + ascending[half]) / 2
 
 
-def _around_parabola(rows: Sequence[float]) -> List[float]:
+def _around_parabola(rows: Sequence[float]) -> list[float]:
     """Return what a least-squares parabola leaves of evenly spaced rows."""
     line, curve, lines, curves = _axes(len(rows))
     mean = sum(rows) / len(rows)
@@ -406,7 +393,7 @@ def _around_parabola(rows: Sequence[float]) -> List[float]:
 
 
 @lru_cache(maxsize=2)
-def _axes(count: int) -> Tuple[List[float], List[float], float, float]:
+def _axes(count: int) -> tuple[list[float], list[float], float, float]:
     """Return two orthogonal axes, a line and a parabola, and the sums of their squares."""
     line = [index - (count - 1) / 2 for index in range(count)]
     lines = sum(map(mul, line, line))
@@ -563,9 +550,9 @@ class Skip:
         self._in_force = in_force
         self._left = 0
         self._now = 0
-        self._taken: Deque[int] = deque()  # skipped steps among the newest SKIP_WINDOW
+        self._taken: deque[int] = deque()  # skipped steps among the newest SKIP_WINDOW
 
-    def do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def do_skip_step(self, args: dict[str, Any]) -> dict[str, Any]:
         """Skip the next `count` steps; no more than `most` in any SKIP_WINDOW of them."""
         count, limit = max(0, int(args.get("count", 1))), int(args.get("most", MAX_SKIPS))
         spent = len(self._taken)

@@ -26,18 +26,7 @@ import re
 import sys
 import weakref
 from time import thread_time
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Optional
 
 if TYPE_CHECKING:
     from .records import OptimizerInfo, Optimizers, Position
@@ -91,11 +80,11 @@ class Structure:
 
     def __init__(self, torch: Any, root: Any) -> None:
         self.blocks = [weakref.ref(block) for block in _blocks(torch, root)]
-        self.routers: List[Router] = []
-        self.vocabularies: Set[int] = set()
+        self.routers: list[Router] = []
+        self.vocabularies: set[int] = set()
         self.compiled = False
         optimized = _optimized(torch)
-        parents: Dict[str, Any] = {}
+        parents: dict[str, Any] = {}
         for name, module in root.named_modules():
             parents[name] = module
             visited = (
@@ -120,7 +109,7 @@ class Structures:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._known: Optional[Tuple[Any, int, Structure]] = None
+        self._known: Optional[tuple[Any, int, Structure]] = None
 
     def structure_of(self, root: Any, changes: int) -> Structure:
         """Return the structure of `root`; `changes` is the registry's count of them."""
@@ -130,12 +119,12 @@ class Structures:
         return cached[2]
 
 
-def _blocks(torch: Any, root: Any) -> List[Any]:
+def _blocks(torch: Any, root: Any) -> list[Any]:
     """Return the longest list of alike modules that have modules of their own.
 
     A list inside an element of another, such as the experts of a layer, is none.
     """
-    best: List[Any] = []
+    best: list[Any] = []
     waiting = [root]
     while waiting:
         module = waiting.pop(0)
@@ -184,7 +173,7 @@ def _has_experts(torch: Any, module: Any, parent: Any, experts: int) -> bool:
     return any(p.dim() == 3 and p.shape[0] == experts for p in parent.parameters())
 
 
-def _number(homes: Tuple[Any, ...], names: Tuple[str, ...]) -> Optional[float]:
+def _number(homes: tuple[Any, ...], names: tuple[str, ...]) -> Optional[float]:
     for home in homes:
         for name in names:
             value = getattr(home, name, None)
@@ -198,7 +187,7 @@ def _optimized(torch: Any) -> Any:
     return getattr(frame, "OptimizedModule", None)
 
 
-def _forward(module: Any) -> Dict[str, Any]:
+def _forward(module: Any) -> dict[str, Any]:
     """Return the attributes of a `forward` that the module has of its own."""
     forward = module.__dict__.get("forward")
     return getattr(forward, "__dict__", None) or {}
@@ -216,10 +205,10 @@ def nested_leaves(value: Any, depth: int = 2) -> Iterator[Any]:
         yield value
 
 
-_EMPTY: Dict[str, Any] = {}  # stands for an attribute that is not there
+_EMPTY: dict[str, Any] = {}  # stands for an attribute that is not there
 
 
-def own_attributes(thing: Any) -> Dict[str, Any]:
+def own_attributes(thing: Any) -> dict[str, Any]:
     """The attributes that the object itself holds, in its dict and in its slots."""
     if isinstance(thing, type):
         return dict(vars(thing))
@@ -238,9 +227,9 @@ def _held_value(thing: Any, name: str) -> Any:
         return _EMPTY
 
 
-def slot_names(kind: type) -> List[str]:
+def slot_names(kind: type) -> list[str]:
     """The names of the slots that a class and its bases define."""
-    names: List[str] = []
+    names: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -264,7 +253,7 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
 WRAPPER = "DistributedDataParallel"
 
 
-def replicated_parameters(registry: Registry, ranks: int) -> Set[int]:
+def replicated_parameters(registry: Registry, ranks: int) -> set[int]:
     """Return the ids of parameters that all ranks must have alike.
 
     Not shards of one, nor what a wrapper of a part of the ranks holds, or leaves to each rank.
@@ -284,11 +273,11 @@ class Replicas:
 
     def __init__(self, registry: Registry, position: Position) -> None:
         self._registry, self._position = registry, position
-        self._ids: FrozenSet[int] = frozenset()
+        self._ids: frozenset[int] = frozenset()
         self._changes = -1
         self._all = False
 
-    def hold(self, ids: FrozenSet[int]) -> bool:
+    def hold(self, ids: frozenset[int]) -> bool:
         """Return whether all of these are, the `ids` of an `OptimizerInfo`."""
         changes = self._registry.modules.changes
         if ids is not self._ids or changes != self._changes:
@@ -307,8 +296,8 @@ class WeightCopies:
     def __init__(self, registry: Registry, optimizers: Optimizers, position: Position) -> None:
         self._registry, self._optimizers, self._position = registry, optimizers, position
         self._looked = (-1, 0)
-        self._by_id: Dict[int, int] = {}
-        self._uniform: Dict[FrozenSet[int], Optional[int]] = {}
+        self._by_id: dict[int, int] = {}
+        self._uniform: dict[frozenset[int], Optional[int]] = {}
 
     @property
     def several(self) -> bool:
@@ -326,9 +315,9 @@ class WeightCopies:
             self._uniform[info.ids] = counts.pop() if len(counts) == 1 else None
         return self._uniform[info.ids]
 
-    def groups(self, params: List[Any]) -> Dict[int, List[Any]]:
+    def groups(self, params: list[Any]) -> dict[int, list[Any]]:
         """Return `params` by the number of their copies; empty where one's is not known."""
-        ranks: Dict[int, List[Any]] = {}
+        ranks: dict[int, list[Any]] = {}
         self._look()
         for parameter in params:
             copies = self._copies_of(parameter)
@@ -389,7 +378,7 @@ class StructureError(Exception):
     """A structure cannot be written; the text is one sentence for people."""
 
 
-def pickle_structure(torch: Any, root: Any, optimizers: List[Any]) -> bytes:
+def pickle_structure(torch: Any, root: Any, optimizers: list[Any]) -> bytes:
     """Return a model and those of its optimizers that pickle, as a file.
 
     A JSON line says which tensors are left out, and where the job finds its code; then come the
@@ -400,8 +389,8 @@ def pickle_structure(torch: Any, root: Any, optimizers: List[Any]) -> bytes:
     """
     while type(root).__name__ in _WRAPPERS:
         root = next(root._modules[name] for name in _WRAPPED if name in root._modules)
-    saved: Dict[int, str] = {}
-    tensors: Dict[str, List[Any]] = {}
+    saved: dict[int, str] = {}
+    tensors: dict[str, list[Any]] = {}
     for prefix, module in root.named_modules():
         kept = module._non_persistent_buffers_set
         own = {n: b for n, b in module._buffers.items() if n not in kept}
@@ -430,7 +419,7 @@ def pickle_structure(torch: Any, root: Any, optimizers: List[Any]) -> bytes:
     return b"".join((json.dumps(head).encode(), b"\n", *parts))
 
 
-def _pickle(torch: Any, saved: Dict[int, str], thing: Any) -> bytes:
+def _pickle(torch: Any, saved: dict[int, str], thing: Any) -> bytes:
     file = io.BytesIO()
     try:
         _StructurePickler(torch, saved, file).dump(thing)
@@ -443,11 +432,11 @@ def _pickle(torch: Any, saved: Dict[int, str], thing: Any) -> bytes:
 
 
 class _StructurePickler(pickle.Pickler):
-    def __init__(self, torch: Any, saved: Dict[int, str], file: Any) -> None:
+    def __init__(self, torch: Any, saved: dict[int, str], file: Any) -> None:
         super().__init__(file, protocol=4)
         self._torch, self._saved = torch, saved
         self._room = MOST_VALUES
-        self._values: List[Any] = []  # alive, so that each has an id of its own
+        self._values: list[Any] = []  # alive, so that each has an id of its own
         self._count, self._until_s = 0, thread_time() + MOST_S
 
     def persistent_id(self, thing: Any) -> Any:
