@@ -13,7 +13,7 @@ from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 from tests.support.recorded_run import shipped_policy
 
-from .conftest import AGAIN, Again, above, crashing, messages, relaunched, rule_on, save
+from .conftest import AGAIN, Again, Story, above, crashing, messages, relaunched, rule_on, save
 
 NAMES = ("train_loss_raw", "grad_global_norm", "update_norm", "step_time", "update_skipped")
 NAN = float("nan")
@@ -326,6 +326,34 @@ def test_a_notice_within_something_worse_is_on_record_only(tell):
     assert "update_scale.large" in story.state.incident.rules
     assert len(story.kinds("note", "flapping")) == 1
     assert story.replayed() == story.recorded()
+
+
+def test_memory_that_grows_is_told_with_the_time_that_is_left():
+    names = ("train_loss_raw", "host_mem_used", "host_mem_growth")
+    story = Story(shipped_policy("nano"), names)
+    for n in range(200):
+        growth = {} if n < 100 else {"host_mem_growth": 2e11}
+        story.rows({"train_loss_raw": 4.0, "host_mem_used": 10.0 + 0.1 * n, **growth})
+    (told,) = messages(story)
+
+    assert told["next"].startswith(
+        "at this rate the memory of the machine is full in about 13 min; to look closer: "
+    )
+
+
+def test_a_sampled_metric_that_ends_is_no_drift_nor_are_losses_that_are_nan_blindness():
+    names = ("train_loss_raw", "grad_global_norm", "batch_token_entropy")
+    story = Story(shipped_policy("nano"), names)
+    good = {"train_loss_raw": 4.0, "grad_global_norm": 1.0}
+    for entropy in ({"batch_token_entropy": 3.0}, {}):
+        story.rows(*[good | entropy] * 300)
+        story.tick()
+    assert not story.kinds("blind")
+
+    story.rows(*[{"train_loss_raw": NAN, "grad_global_norm": NAN}] * 300)
+    story.tick()
+    assert story.kinds("blind")
+    assert not any("is blind" in message["title"] for message in messages(story))
 
 
 def test_a_schedule_that_is_over_is_told_once_and_nothing_of_updates_that_are_zero():

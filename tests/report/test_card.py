@@ -259,6 +259,10 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first(story, text)
     assert report.cause.text.startswith(text) and report.cause.is_known
 
 
+def test_what_a_rule_cannot_see_is_not_called_what_it_looks_for():
+    assert stories.report("blind").title == "Rule throughput.stall cannot be evaluated"
+
+
 def test_a_batch_behind_the_onset_is_no_cause():
     report = stories.report("batch-behind")
 

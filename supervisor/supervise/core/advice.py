@@ -18,7 +18,8 @@ from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
 from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from .model.decisions import Advice, Lead
-from .model.policy import Policy, Runbook
+from .model.formats import format_age
+from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import PARTS, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, State
@@ -562,6 +563,29 @@ def lasting_checks(policy: Policy, state: State, incident: Incident) -> str:
     firing = {*state.firing(policy)} & {*incident.rules}
     rules = [rule for rule in policy.rules if rule.id in firing and rule.see]
     return show_runbook_command(min(rules, key=lambda rule: rule.severity).see) if rules else ""
+
+
+MEMORY, GROWTH, DAY_S = "host_mem_used", "host_mem_growth", 86_400.0
+
+
+def memory_left(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+    """Return when the host's memory is full as it grows now, "" where that is not within a day.
+
+    By the frames that are kept, and only for a rule about its growth: a step is no rate.
+    """
+    names, frames = monitor.history.names, monitor.history.frames
+    if MEMORY not in names or GROWTH not in rule_scope.rule_metrics(policy, rule):
+        return ""
+    column = names.index(MEMORY)
+    rows = ((f.at_ns, f.values[column]) for f in frames if column < len(f.values))
+    points = [(at_ns, share) for at_ns, share in rows if share is not None]
+    if len(points) < 2 or points[-1][1] <= points[0][1]:
+        return ""
+    (begin, before), (end, now) = points[0], points[-1]
+    left_s = (100.0 - now) / (now - before) * (end - begin) / 1e9
+    if left_s > DAY_S:
+        return ""
+    return f"at this rate the memory of the machine is full in about {format_age(left_s)}"
 
 
 def show_runbook_command(name: str) -> str:

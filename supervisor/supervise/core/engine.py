@@ -374,14 +374,19 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     monitor = ctx.state.monitors[rank]
     reason = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
-    reason += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
+    missing = _missing_metrics(ctx.policy, monitor, rule)
+    reason += ", ".join(missing) or "its metrics"
     alarm = RuleBlind(reason=reason, rule=rule.id, severity=severity, rank=rank)
-    ctx.record(alarm)
     blind = replace(rule, severity=severity)
+    rule_fired.end_machine_incident(ctx, [blind])  # what is recorded is of the next one
+    ctx.record(alarm)
+    incident = ctx.state.incident
+    is_broken = bool(missing) and all(monitor.value(metric) is not None for metric in missing)
+    if is_broken and incident is not None and incident.case.excursion.is_nonfinite:
+        return  # what is NaN or Inf is what the incident is about
     if rule_scope.incident_alongside(ctx.policy, ctx.state.incident, blind):
         opening.notify_alongside(ctx, blind, alarm)
         return
-    rule_fired.end_machine_incident(ctx, [blind])
     opening.open_or_join(ctx, monitor, blind, alarm)
     ctx.move("notice", reason)
 

@@ -214,6 +214,11 @@ class Excursion:
     came_back: bool = False
     unseen: int = 0
 
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether any loss, gradient or update was not finite, skipped or not."""
+        return bool(self.skipped) or self.nonfinite is not None
+
 
 @dataclass(slots=True)
 class LossCase:

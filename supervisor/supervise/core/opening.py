@@ -273,7 +273,8 @@ def _report(
     else:
         subject = rule.title or breach_symptom(alarm.numbers) or rule.id
     if now == Lead.NO_ACTION and rule.severity == "SEV2":
-        then = "; ".join(filter(None, ("it can wait until tomorrow", then)))
+        wait = advice.memory_left(ctx.policy, monitor, rule) or "it can wait until tomorrow"
+        then = "; ".join(filter(None, (wait, then)))
     if now == Lead.UNDER_WAY:
         then = "; ".join(filter(None, (advice.describe_run(incident.run), then)))
     notice = form(

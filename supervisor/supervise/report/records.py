@@ -29,6 +29,7 @@ DONE, FAILED, DOUBT = "done", "failed", "in doubt"
 ATTACHED = (
     *(
         decisions.RuleFired,
+        decisions.RuleBlind,
         decisions.RuleCleared,
         decisions.Suppressed,
         decisions.StateChanged,
