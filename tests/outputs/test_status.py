@@ -169,7 +169,7 @@ def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
 
 FAILED = "ended with exit code 3: OSError at a.py:1"
 DAMAGED = "newest checkpoint ckpt-2 is damaged"
-UNSETTLED = "inc-1 SEV0 was not over, ask-1 unanswered"
+UNSETTLED = "inc-1 SEV0 unresolved at the end, ask-1 unanswered"
 NOT_FINITE = {"training": {"loss": math.nan}}
 OVER = {"job": "ended", "over": True}
 PERSON = "; a person is needed: supervise why RUN"

@@ -350,7 +350,8 @@ def _respond_during_runbook(
         monitor.rules[policy.rules.index(rule)].answered = True
         _preempt(ctx, monitor, rule, name, level)
         return
-    _suppress(ctx, rule, f"{rule.id}: {run.runbook.name} is running", "acting")
+    doing = "is running" if ctx.state.approvals.pending is None else "waits for approval"
+    _suppress(ctx, rule, f"{rule.id}: {run.runbook.name} {doing}", "acting")
     if (
         level < 0 and rule.runbook != run.runbook.name
     ):  # else it is judged by whether that one helps

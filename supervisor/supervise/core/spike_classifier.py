@@ -42,7 +42,8 @@ def answer_else_happened(happened: Sequence[ContextEvent]) -> ElseHappened:
         return ElseHappened(answer=NO, text="no other event is known", events=())
     # What the job did to itself comes first: it explains all the rest.
     explaining = sorted(happened, key=lambda event: event.kind != OWN_RATE)[:3]
-    text = "also: " + ", ".join(f"{event.text} (step {event.step})" for event in explaining)
+    texts = [f"{event.text} (step {event.step})" for event in explaining]
+    text = "also: " + ", ".join(dict.fromkeys(texts))  # each rank says it
     text += f" and {len(happened) - 3} more" if len(happened) > 3 else ""
     return ElseHappened(answer=YES, text=text, events=tuple(happened))
 
@@ -325,9 +326,8 @@ def answer_eval_shifted(case: Evidence) -> EvalShifted:
         shift = median(
             [v - level - gradient * (math.log(step + 1.0) - log_step) for step, v in later_points]
         )
-        text = (
-            f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"
-        )
+        moved, since = "shifted" if shift > limit else "stayed", later_points[0][0]
+        text = f"{metric} {moved} ({shift:+.3g} from step {since} on, limit {limit:.3g})"
         return EvalShifted(
             answer=YES if shift > limit else NO,
             text=text,

@@ -186,8 +186,8 @@ class _Case:
 
     def title(self, trigger: str) -> str:
         """Return what it is, in words; `trigger`: what came first."""
-        ranks, moved = self.standstill.standstill_ranks, [move.metric for move in self.moves]
-        return _title(self.incident, self.rule_of, trigger, self.failure, ranks, moved)
+        ranks = self.standstill.standstill_ranks
+        return _title(self.incident, self.rule_of, trigger, self.failure, ranks)
 
     def closing(self) -> Closing | None:
         record = next((r for r in reversed(self.incident) if is_closing(r)), None)
@@ -355,11 +355,12 @@ def summarize_incident(
     own_records = records_of(records, incident)
     opening, _ = _opening(own_records)
     _, _, rule_of = _policy_at(records, opening.seq, "", policies)
-    reported = _failures(records, own_records)
+    reported, spike = _failures(records, own_records), _diagnosis(own_records)
+    trigger = "" if reported or spike is None else sentences.CAUSES.get(spike.kind, "")
     return IncidentSummary(
         id=incident,
         severity=_severity(own_records),
-        title=_title(own_records, rule_of, failure=reported[0] if reported else None),
+        title=_title(own_records, rule_of, trigger, reported[0] if reported else None),
         status=facts.status_of(own_records),
         steps=(opening.step, own_records[-1].step),
         wall=opening.wall,
@@ -472,16 +473,15 @@ def _title(
     trigger: str = "",
     failure: Failure | None = None,
     standstill_ranks: Sequence[int] = (),
-    moved: Sequence[str] = (),
 ) -> str:
     """Return what an incident is, in words.
 
-    The words are those of the rule that opened or raised it, else of the class of the failure.
+    The words are those of a rule about the loss, which people care for first, of the rule that
+    opened or raised it, else of the class of the failure.
 
     Args:
         trigger: what came first, if another thing than the rule is about.
         standstill_ranks: those that hold the job up.
-        moved: metrics that left their level: a loss that did is what people care for first.
     """
     chief = next(
         record.decision
@@ -497,8 +497,7 @@ def _title(
     title = (rule.title if rule else "") or _title_of_readings(incident, chief.rule)
     if standstill_ranks:
         return _clip(f"{title}: {name_ranks(standstill_ranks)}")
-    if {*moved} & {*LOSSES}:
-        title = _title_of_loss(incident, rule_of, str(chief.severity)) or title
+    title = _title_of_loss(incident, rule_of, str(chief.severity)) or title
     judged = (n for alarm, _, n in facts.fired_readings(incident) if alarm.rule == chief.rule)
     of_rate = any(str(n.get("metric", "")).startswith(facts.RATE) for n in judged)
     return _clip(f"{title} after {trigger}" if trigger and not of_rate else title)

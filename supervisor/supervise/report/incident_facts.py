@@ -329,9 +329,11 @@ def suppressed_actions(incident: Iterable[Record]) -> list[Suppression]:
 def newest_approval(incident: Iterable[Record]) -> Approval | None:
     """Return the newest request to a person, with its answer; None where nobody was asked."""
     request: Approval | None = None
+    asked_ns = 0
     for record in incident:
         decision = record.decision
         if isinstance(decision, decisions.ApprovalRequested):
+            asked_ns = record.mono_ns
             request = Approval(
                 *_moment(record),
                 id=decision.id,
@@ -347,7 +349,10 @@ def newest_approval(incident: Iterable[Record]) -> Approval | None:
             and request
             and decision.id == request.id
         ):
-            request = replace(request, answer=decision.what, answer_text=record.reason)
+            took_s = (record.mono_ns - asked_ns) / 1e9
+            request = replace(
+                request, answer=decision.what, answer_text=record.reason, took_s=took_s
+            )
     return request
 
 

@@ -70,7 +70,7 @@ MEANINGS = {
     Status.STOPPED: "the job was stopped because of it",
     Status.DOWN: "the job ended, and is not started again",
     Status.ASKED: "a person or a scheduler ended the job before it was over",
-    Status.JOB_ENDED: "the job finished before it was over",
+    Status.JOB_ENDED: "unresolved at the end: the job finished before it was over",
     Status.UNRECOVERED: "the job ended as a finished one does, with a loss that had not come back",
     Status.SESSION_ENDED: "the training that it was about ended",
     Status.SUPERSEDED: (
@@ -295,6 +295,7 @@ class Approval(Moment, frozen=True):
     Attributes:
         plan: verbs and arguments
         answer: null: none yet
+        took_s: seconds until then
     """
 
     id: str
@@ -304,6 +305,7 @@ class Approval(Moment, frozen=True):
     on_timeout: str
     answer: str | None
     answer_text: str
+    took_s: float | None = None
 
 
 class Delivery(Struct, frozen=True):

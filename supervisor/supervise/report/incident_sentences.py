@@ -410,7 +410,8 @@ def describe_response(
     if approval is not None and approval.answer is None and status == Status.WAITING:
         parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
     elif approval is not None and approval.answer not in (None, "approved"):
-        parts.append(f"{approval.runbook} not run: {approval.answer_text}")
+        wait = f"asked at step {approval.step}, {approval.took_s or 0.0:.0f} s before"
+        parts.append(f"{_planned(approval)} not run: {approval.answer_text} ({wait})")
     if parts and any(action.touches_job for action in actions):
         return " · ".join(parts)
     plan = _plan(suppressed)
@@ -555,9 +556,11 @@ def _check_weights(action: Action) -> str:
 
 
 def _hold_rate(action: Action) -> str:
-    order, limit = action.order, action.effect.rate_limit
+    order, effect = action.order, action.effect
+    limit = effect.rate_limit
     if order.limit is None and limit is not None:
-        return f"learning rate capped at {limit:.3g}"
+        since = "" if effect.ack_step is None else f" from step {effect.ack_step + 1} on"
+        return f"learning rate capped at {limit:.3g}{since}"
     if order.limit is not None:
         return f"learning rate capped at {order.limit:.3g} ({order.harmful:.3g} did the harm)"
     return "learning-rate cap lifted" if order.lift else "learning rate capped"
@@ -593,9 +596,14 @@ def _plan(suppressed: Iterable[Suppression]) -> tuple[str, str] | None:
     for suppression in suppressed:
         cause, mode = Suppressor.from_record(suppression.suppressed_by)
         if cause == "mode" and suppression.runbook:
-            verbs = ", ".join(step.verb for step in suppression.plan if step.verb not in QUIET)
-            newest = mode, f"{suppression.runbook}{f' ({verbs})' if verbs else ''}"
+            newest = mode, _planned(suppression)
     return newest
+
+
+def _planned(intended: Suppression | Approval) -> str:
+    """Return a runbook that was not run, with its actions on the job."""
+    verbs = ", ".join(step.verb for step in intended.plan if step.verb not in QUIET)
+    return f"{intended.runbook}{f' ({verbs})' if verbs else ''}"
 
 
 # ── Cost, Proof, Next ─────────────────────────────────────────────────────────────────────────────

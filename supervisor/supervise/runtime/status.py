@@ -37,7 +37,7 @@ from ..notifiers.heartbeat import Health
 from ..store import journal
 from ..store.recorder import Shortage
 from ..store.run_directory import RunDir
-from ..store.run_records import ASKED, RunOutcome
+from ..store.run_records import ASKED, GRAVE, RunOutcome
 from .segment_reader import ProbeStatus, RankView
 
 FILE = "state.json"
@@ -530,9 +530,9 @@ def _end_problems(
     if newest is not None and newest.state == registry.BAD:
         yield EndFact(DAMAGED, f"newest checkpoint {newest.id} is damaged")
     for incident in outcome.gravest if finished else ():
-        if incident.unsettled:
+        if incident.unsettled and incident.severity in GRAVE:
             asked = f", {incident.unanswered} unanswered" if incident.unanswered else ""
-            text = f"{incident.id} {incident.severity} was not over{asked}"
+            text = f"{incident.id} {incident.severity} unresolved at the end{asked}"
             yield EndFact(UNSETTLED, text)
 
 

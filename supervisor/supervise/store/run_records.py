@@ -60,7 +60,7 @@ class IncidentOutcome(Struct):
 
     Attributes:
         phase: `open`, `held` or `closed`.
-        unsettled: it is grave, and only the end of the job ended it.
+        unsettled: only the end of the job ended it.
         unanswered: the newest request about it, if nobody answered.
     """
 
@@ -126,7 +126,7 @@ class RunOutcome:
             if code in ("closed", "held"):
                 previous.phase = code
             if code == "closed":
-                previous.unsettled = previous.severity in GRAVE and _is_unsettled(record["data"])
+                previous.unsettled = _is_unsettled(record["data"], previous.severity in GRAVE)
 
     @property
     def gravest(self) -> list[IncidentOutcome]:
@@ -141,10 +141,11 @@ class RunOutcome:
         return min(incidents, key=lambda i: str(i.severity), default=None)
 
 
-def _is_unsettled(closed: Mapping[str, Any]) -> bool:
+def _is_unsettled(closed: Mapping[str, Any], is_grave: bool) -> bool:
     """Return whether only the end of the job closed an incident, its loss not back."""
-    questions = (closed.get("spike") or {}).get("questions") or {}
-    is_back = (questions.get("rejoined") or {}).get("answer") == YES
+    rejoined = ((closed.get("spike") or {}).get("questions") or {}).get("rejoined") or {}
+    is_about_loss = is_grave or bool(closed.get("acted") or rejoined.get("excursion"))
+    is_back = is_about_loss and rejoined.get("answer") == YES
     return closed.get("outcome") == JOB_ENDED and not closed.get("asked") and not is_back
 
 
