@@ -236,9 +236,10 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
                 assert answer.json()["run"] == name
             compared = await http.get("/api/compare", params={"a": "a@b", "b": "lr=1e-3 b@1"})
             assert [row["attempt"] for row in compared.json()["runs"]] == [None, 1]
-            assert compared.json()["sentence"] == (
-                "--lr: 0.1 / not set; drill: lr_spike at step 40 / none; --out: /tmp/a / not set"
-            )
+            assert [run["drill"] for run in compared.json()["runs"]] == ["lr_spike at step 40", ""]
+            assert len({run["id"] for run in compared.json()["runs"]}) == 1, "a copy"
+            compared = await http.get("/api/compare", params={"a": "0", "b": "1"})
+            assert "train_loss_raw" in compared.json()["metrics"], "though one has no journal"
             assert (await http.get("/api/run/0")).json()["cache"] is None, "there is no journal"
 
     asyncio.run(browse())
@@ -377,7 +378,8 @@ def test_the_curves_are_the_frames(client):
 
 IN_BUCKETS = """
 const context = { COLUMNS: { step: 1 }, number: (n) => n,
-  card: (title, sub, rows) => rows, table: (head, rows) => rows };
+  card: (title, sub, rows) => rows, h: (tag, about, rows) => rows, table: (head, rows) => rows,
+  STEPS: 64 };
 const [vm, fs] = [require("vm"), require("fs")];
 vm.createContext(context);
 for (const script of process.argv.slice(1)) {
@@ -389,9 +391,14 @@ const stretch = { attempt: 0, n: 3, last: 160, undone: [[150, 155]], x: [steps, 
 const { counts, undone } = context.columns({ stretches: [stretch] }, "loss", "step");
 const report = { what: { onset: { metric: "loss", step: 150 }, moves: [] },
   opened: { attempt: 0, step: 151 }, updated: { step: 160, attempt: 0 } };
-const rows = (heads) => context.stepTable(report, {}, { heads, lines: [] }, ["loss"], { loss: {} });
+const rows = (head) => context.stepTable(report, {}, [], head, ["loss"], { loss: {} });
+const path = (...mean) => {
+  const [steps, ones] = [[...mean.keys()], mean.map(() => 1)];
+  return { counts: [steps, mean, mean, mean, ones, steps, steps], mean };
+};
 console.log(JSON.stringify([counts[6], undone.map((path) => path[6]),
-  rows([{ bucket: 64, stretches: [stretch] }]), rows(undefined)]));
+  rows({ bucket: 64, stretches: [stretch] }), rows({ bucket: 64, stretches: [] }),
+  context.common([path(5, 4, 3, 2), path(5, 3)], 1).map(({ step, value }) => [step, value])]));
 """
 
 
@@ -399,10 +406,11 @@ console.log(JSON.stringify([counts[6], undone.map((path) => path[6]),
 def test_a_bucket_that_has_the_trouble_in_it_is_not_taken_for_what_was_before():
     scripts = [STATIC / "charts.js", STATIC / "incident.js"]
     output = subprocess.check_output(["node", "-e", IN_BUCKETS, *scripts])
-    counts, undone, steps, without = json.loads(output)
+    counts, undone, steps, without, last = json.loads(output)
     assert (counts, undone) == ([0, 64], [[None, 128]]), "the newest bucket, undone in part"
-    assert steps == [["before", 149, 6], ["first bad", 150, "–"], ["after", 160, 7]]
-    assert [row[2] for row in without] == ["–"] * 3
+    assert steps == [[None, 6, "–", 7]], "before, the first bad one, after"
+    assert without == [[None, "–", "–", "–"]]
+    assert last == [[1, 4], [1, 3]], "two runs are compared where both have a step"
 
 
 def test_the_page_of_a_run_has_what_the_commands_say(client):
@@ -413,10 +421,14 @@ def test_the_page_of_a_run_has_what_the_commands_say(client):
     assert {rule["id"] for rule in page["rules"]} == {"spike", "grad", "odd", "blind"}
     assert page["building"] == 1 and page["boards"]["icu"] == ["train_loss_raw", "grad_global_norm"]
     assert page["decisions"][0]["record"] > page["decisions"][-1]["record"]
+    chief = [row["text"] for row in page["decisions"] if row["is_chief"]]
+    assert "inc-1 opened: Loss out of its limit" in chief
+    assert [text for text in chief if text.startswith("learning rate")], "as the card says it"
+    assert not [text for text in chief if "ack_step" in text]
     report = client.get("/api/run/spike/incident/inc-1").json()
     assert report["schema"] == "supervise/incident/v1" and report["state"] == incident["state"]
     differs = client.get("/api/compare", params={"a": "spike", "b": "evil"}).json()
-    assert {row["name"] for row in differs["differs"]} >= {"command", "policy"}
+    assert differs["differs"] == [] and differs["same"] >= 3
     assert differs["metrics"] == ["train_loss_raw", "grad_global_norm"]
     assert [run["worst"]["title"] for run in differs["runs"]] == ["Loss out of its limit"] * 2
 

@@ -21,7 +21,6 @@ from typing import Any
 import yaml
 
 from .. import system
-from ..cli._output import format_number
 from ..core.model.decisions import json_document, plain_json
 from ..errors import MISSHAPEN, StoreError
 from ..report.pages import TEMPLATES
@@ -42,8 +41,6 @@ GROUPS = {
     **dict.fromkeys(("hardware", "system"), "machine"),
     "packages": "packages",
 }
-LONG = ("packages", "rules")
-SHOWN_DIFFERENCES = 8  # in the sentence of a comparison
 _PART = re.compile(r'<(link|script)\b[^>]*?(?:href|src)="[^"]*static/([\w.-]+)"[^>]*>(</script>)?')
 
 
@@ -194,20 +191,18 @@ def compare_runs(chosen: Sequence[tuple[str, RunView, RunCurves, int | None]]) -
     rows = []
     for group, name in names:
         values = {key: facts.get((group, name), "–") for key, facts in columns.items()}
-        rows.append(
-            {"group": group, "name": name, "values": values, "same": len(set(values.values())) == 1}
-        )
-    # Of packages and policies, which have hundreds of lines, only what differs.
-    shown = [row for row in rows if not row["same"] or row["group"] not in LONG]
-    metrics = [set(curves.metrics()) for _, _, curves, _ in chosen]
+        if len(set(values.values())) > 1:
+            rows.append({"group": group, "name": name, "values": values})
+    # A run without a journal has none, and hides no curve of the others.
+    metrics = [own for _, _, curves, _ in chosen if (own := set(curves.metrics()))]
     common = set.intersection(*metrics) if metrics else set()
     boards = dict.fromkeys(name for board in BOARDS.values() for name in board if name in common)
     runs = [{"key": key, "attempt": attempt, **_result(view)} for key, view, _, attempt in chosen]
     return {
         "runs": runs,
-        "sentence": _sentence(rows, runs),
         "x": "tokens" if _differ_in_tokens(rows) and "tokens_seen" in common else "step",
-        "differs": shown,
+        "differs": rows,
+        "same": len(names) - len(rows),
         "metrics": [*boards, *sorted(common - boards.keys())],
     }
 
@@ -220,48 +215,20 @@ def _result(view: RunView) -> dict[str, Any]:
     facts = row["ending"]["facts"] if row["ending"] else []
     troubles = [fact["text"] for fact in facts if fact["kind"] != "finished"]
     return {
-        **{name: row[name] for name in ("run", "state", "step", "created", "incidents", "loss")},
+        **{name: row[name] for name in ("run", "state", "step")},
+        "id": view.run.id,
         "steps_per_s": row["steps_per_s"],
         "verdict": ", ".join([row["state"], *troubles]) if facts else row["verdict"],
-        "end": ", ".join([row["state"], *troubles[:1]]),
+        "actions": view.action_lines(),
         "drill": ", ".join(f"{d.fault} at step {d.step}" for d in view.described.drills),
         "worst": worst and {name: worst[name] for name in ("id", "severity", "title")},
     }
 
 
-def _sentence(rows: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the differences of runs in a sentence, those that explain the most first."""
-
-    def differing(name: str, values: Sequence[str]) -> list[str]:
-        texts = ["not set" if value in ("–", "") else value for value in values]
-        return [f"{name}: {' / '.join(texts)}"] if len(set(texts)) > 1 else []
-
-    settings = [
-        (row["name"], list(row["values"].values()))
-        for row in rows
-        if row["group"] in ("command", "policy") and row["name"] not in ("command", "digest")
-    ]
-    paths = [setting for setting in settings if "/" in "".join(setting[1])]  # say the least
-    ordered = [
-        *(setting for setting in settings if setting not in paths),
-        ("drill", [run["drill"] or "none" for run in runs]),
-        ("end", [run["end"] for run in runs]),
-        ("loss at the end", [format_number(run["loss"]) for run in runs]),
-        *paths,
-    ]
-    parts = [text for name, values in ordered for text in differing(name, values)]
-    if len(parts) > SHOWN_DIFFERENCES:
-        parts[SHOWN_DIFFERENCES:] = [f"{len(parts) - SHOWN_DIFFERENCES} more"]
-    return "; ".join(parts) if parts else "No difference in settings, drill and end is on record."
-
-
 def _differ_in_tokens(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether an option of the batch or of its length differs: steps are then unlike."""
     words = ("batch", "seq", "accum", "block")
-    return any(
-        not row["same"] and row["group"] == "command" and any(w in row["name"] for w in words)
-        for row in rows
-    )
+    return any(row["group"] == "command" and any(w in row["name"] for w in words) for row in rows)
 
 
 def _facts(view: RunView) -> Iterator[tuple[tuple[str, str], str]]:

@@ -7,6 +7,7 @@ own modules. A view reads what was appended to the audit log since, and a status
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -24,14 +25,16 @@ from ..catalog.metrics import spec_of
 from ..checkpoints import registry
 from ..cli import _runs, runs
 from ..cli._output import seconds_since
-from ..cli.status import RunStatus, budgets_left, current_incidents, read_status, status_lines
+from ..cli.status import RunStatus, current_incidents, read_status, status_lines
 from ..cli.why import readable_policies, run_phase
 from ..core.model import decisions, formats, state_machine
 from ..core.model.decisions import plain_json
 from ..errors import MISSHAPEN, StoreError
 from ..report.incident_builder import build_incident_report, summarize_incident
+from ..report.incident_facts import intended_actions
 from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
+from ..report.incident_sentences import action_texts
 from ..report.receipt import run_path
 from ..report.records import Record, find_action_outcome, incident_ids
 from ..store import audit, run_directory
@@ -91,8 +94,13 @@ EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
     (decisions.Rebaselined, "baseline"),
     (decisions.FramesMissing, "gap"),
 )
-
-
+CHIEF = (
+    *(decisions.IncidentRaised, decisions.IncidentHeld, decisions.ApprovalRequested),
+    *(decisions.ApprovalSettled, decisions.RunbookRefused, decisions.RunbookWithdrawn),
+    *(decisions.VerificationPassed, decisions.VerificationFailed, decisions.StepDiffers),
+    *(decisions.CommandAnswered, decisions.PolicyReloaded, decisions.PolicyRefused),
+    *(decisions.JobLaunched, decisions.RunAdopted, decisions.ProgramReplaced),
+)
 _policies: dict[str, Policy] = {}  # by digest: runs share them, and to read one takes long
 
 
@@ -100,6 +108,7 @@ class Need(Struct, frozen=True, kw_only=True):
     """Something about a run that needs a person, with the command.
 
     Attributes:
+        title: of the incident it is about. advice: what to do, with commands, "" for `command`.
         left_s: until it is late. request: `id` and `sha` of a request for approval.
     """
 
@@ -109,6 +118,8 @@ class Need(Struct, frozen=True, kw_only=True):
     command: str
     severity: str | None = None
     incident: str | None = None
+    title: str = ""
+    advice: str = ""
     left_s: float | None = None
     request: Mapping[str, str] | None = None
 
@@ -153,15 +164,19 @@ class Raise(Moment, frozen=True, kw_only=True):
 
 
 class IncidentMark(Moment, frozen=True, kw_only=True):
-    """An incident beside the curves; `phase`: open, held or closed."""
+    """An incident beside the curves; `phase`: open, held or closed.
+
+    Attributes:
+        unsettled: only the end of the job ended it.
+    """
 
     id: str
     severity: str
     state: str
     title: str
     phase: str
+    unsettled: bool
     rules: Sequence[str]
-    requested_by: str
     raised: Sequence[Raise]
     end_step: int | None = None
     end_attempt: int | None = None
@@ -175,7 +190,6 @@ class ActionMark(Moment, frozen=True, kw_only=True):
     id: str
     incident: str | None
     verb: str
-    runbook: str
     text: str
     outcome: str | None = None
     end_step: int | None = None
@@ -192,7 +206,7 @@ class Restored(Struct, frozen=True):
 
 
 class Decision(Moment, frozen=True, kw_only=True):
-    """A record of the audit log."""
+    """A record of the audit log; `is_chief`: it is what people look for first."""
 
     record: int
     wall: str | None
@@ -201,6 +215,7 @@ class Decision(Moment, frozen=True, kw_only=True):
     incident: str | None
     rule: str | None
     text: str
+    is_chief: bool
 
 
 class RunView:
@@ -208,14 +223,15 @@ class RunView:
 
     Args:
         brief: only for its row in the list: its records are skimmed, and not kept.
+        shared: the policy of another run will do, whose rules are in a file of that.
 
     Attributes:
         version: it grows with each change. t0: Unix time of the run's creation.
         problem: what cannot be read, "" where all can.
     """
 
-    def __init__(self, path: Path, *, brief: bool = False) -> None:
-        self._brief, self._rollbacks = brief, list[int]()
+    def __init__(self, path: Path, *, brief: bool = False, shared: bool = False) -> None:
+        self._brief, self._is_shared, self._rollbacks = brief, shared, list[int]()
         self.run = RunDir.open(path)
         self.name = path.name
         self._identity = _stamp(path / "run.json")
@@ -233,7 +249,8 @@ class RunView:
         self._marks_lock = threading.Lock()
         self._incident_marks: dict[str, tuple[int, IncidentMark]] = {}
         self._listed = -UNSEEN_S, ""
-        self._title: tuple[object, str] = (None, "")
+        self._about: tuple[object, tuple[str, str]] = (None, ("", ""))
+        self._texts: tuple[int, dict[int, str]] = (-1, {})
         self.problem, self.version = "", 0
 
     def update(self) -> bool:
@@ -287,7 +304,8 @@ class RunView:
         """Return the policies of the run that can be read, by digest."""
         stamps = (_stamp(self.run.policy_path), _stamp(self.run.path / "policies"))
         if stamps != self._policy_files:
-            if stamps[1] is None and (known := _policies.get(self.described.policy_digest)):
+            known = _policies.get(self.described.policy_digest) if self._is_shared else None
+            if stamps[1] is None and known is not None:
                 self._policies = {known.digest: known}
             else:
                 self._policies = readable_policies(self.run)
@@ -302,49 +320,41 @@ class RunView:
         row = runs.summarize_run(self.run.path, self._outcome, self.state)
         newest = self.newest
         training = None if newest is None else newest.training
-        worst = [] if self.state is None else self.state.gravest
-        standing = next((i.id for i in worst if i.phase != "closed"), None)
         content = msgspec.to_builtins(row)
         if row.gravest is not None:
-            content["gravest"]["title"] = self._title_of(row.gravest)
+            content["gravest"]["title"] = self._about_incident(row.gravest)[0]
         return {
             **content,
             "host": self.described.host,
             "verdict": "" if self.state is None else self.state.verdict,
-            "phase": None if newest is None else newest.state,
             "planned_steps": training and training.planned_steps,
             "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
             "steps_per_s": training and training.steps_per_s,
-            "open": standing,
             "protection": self._protection(),
-            "updated": newest.updated_wall if newest else None,
             "curve": msgspec.to_builtins(training.curve) if training else {"steps": [], "loss": []},
             "rollbacks": self._rollbacks,
             **read_note(self.run.id),
         }
 
-    def _title_of(self, incident: IncidentOutcome) -> str:
-        """Return the name of an incident, as its own page has it; its headline in a long log."""
-        key = incident.id, incident.severity
-        if self._title[0] != key:
+    def _about_incident(self, incident: IncidentOutcome) -> tuple[str, str]:
+        """Return the name of an incident and what to do; in a long log its headline, and ""."""
+        key = incident.id, incident.severity, incident.phase
+        if self._about[0] != key:
             whole, size = self, (_stamp(self.run.audit_path) or (0, 0))[1]
+            about = incident.headline, ""
             if self._brief and size < TITLED_BYTES:
-                whole = RunView(self.run.path)
+                whole = RunView(self.run.path, shared=True)
                 whole.update()
-            marks = {mark["id"]: mark["title"] for mark in whole.marks()["incidents"]}
-            self._title = key, marks.get(incident.id, incident.headline)
-        return self._title[1]
+            with suppress(StoreError, KeyError):
+                report = whole.report(incident.id)
+                about = report.title, report.next.text if report.final else ""
+            self._about = key, about
+        return self._about[1]
 
     def _protection(self) -> dict[str, str]:
         """Return what can be done to the run; of an ended one nothing can."""
         live = self.state is not None and self.state.ending is None
         return dict(self.newest.can) if live and self.newest else {}
-
-    def ages(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a row changes with time alone: its age, and what needs a person."""
-        newest = self.newest
-        age_s = seconds_since(newest.updated_wall, _now()) if newest else None
-        return {"age_s": age_s, "needs": plain_json(self.needs(row["state"]))}
 
     def is_there(self) -> bool:
         """Whether its directory still holds this run."""
@@ -361,15 +371,13 @@ class RunView:
             "path": str(self.run.path),
             **{
                 name: getattr(described, name)
-                for name in ("host", "created", "argv", "cwd", "policy_digest", "supervise")
+                for name in ("host", "created", "argv", "cwd", "policy_digest")
             },
-            "python": described.python,
             "drills": described.drills,
             "t0": self.t0,
             "policy": row.policy,
             "mode": row.mode,
             "state": row.state,
-            "exit_code": row.exit_code,
             "problem": row.problem or self.problem or None,
             "verdict": "" if self.state is None else self.state.verdict,
             "ending": row.ending,
@@ -378,18 +386,15 @@ class RunView:
             "attempt": newest.attempt if newest else 0,
             "facts": [] if self.state is None else _facts(self.state),
             "needs": self.needs(row.state),
-            "protection": self._protection(),
-            "budgets": budgets_left(newest.budgets) if newest else [],
             "rule_states": dict(newest.rules) if newest else {},
             "silenced": dict(newest.silenced) if newest else {},
             "rules": self.rules(),
             "ranks": _ranks(newest),
-            "updated": newest.updated_wall if newest else None,
             "checkpoints": self.checkpoints(),
             "decisions": self.decisions(),
             **{
                 name: getattr(training, name, None)
-                for name in ("planned_steps", "loss", "loss_metric", "steps_per_s")
+                for name in ("planned_steps", "loss", "loss_metric", "steps_per_s", "tokens_of")
             },
             "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
             "tokens_per_s": training and training.tokens_per_s,
@@ -443,10 +448,12 @@ class RunView:
                 text = f"{channel.undelivered} messages to {name} not delivered: {channel.error}"
                 yield need("undelivered", text, f"supervise notify test {path}")
         elif (ending := state.ending) is not None and self._needs_somebody(ending, listed):
-            worst = self._outcome.worst
-            extra = {"severity": worst.severity, "incident": worst.id} if worst else {}
+            extra: dict[str, Any] = {}
+            if worst := self._outcome.worst:
+                title, advice = self._about_incident(worst)
+                extra = {"severity": worst.severity, "incident": worst.id}
+                extra |= {"title": title, "advice": advice}
             text = ", ".join(fact.text for fact in ending.facts if fact.kind != _runs.FINISHED)
-            text += f": {self._title_of(worst)}" if worst else ""
             yield need(ending.kind, text, ending.command or f"supervise why {path}", **extra)
         if state.undelivered:
             text = f"{state.undelivered} messages of the end of the run were not delivered"
@@ -492,7 +499,8 @@ class RunView:
 
     def decision(self, record: Record) -> Decision:
         """Return a record as it is shown."""
-        made = record.decision
+        made, texts = record.decision, self._chief_texts()
+        is_chief = isinstance(made, CHIEF) or record.kind in ("run_start", "run_end")
         return Decision(
             **self._moment(record),
             record=record.seq,
@@ -501,8 +509,37 @@ class RunView:
             severity=None if made is None else made.severity,
             incident=record.incident,
             rule=None if made is None else made.rule,
-            text=record.reason,
+            text=texts.get(record.seq, record.reason),
+            is_chief=is_chief or record.seq in texts,
         )
+
+    def _chief_texts(self) -> dict[int, str]:
+        """Return what records of incidents and of their actions say, as their cards say it."""
+        if self._texts[0] != len(self.records):
+            count, texts = len(self.records), dict[int, str]()
+            marks = {mark["id"]: mark for mark in self.marks()["incidents"]}
+            for record in self.records:
+                made, mark = record.decision, marks.get(record.incident or "")
+                if isinstance(made, decisions.ApprovalRequested):
+                    plan = ", ".join(step.verb for step in made.args)
+                    texts[record.seq] = f"{made.id}: approve {made.runbook} ({plan})?"
+                elif isinstance(made, decisions.IncidentOpened) and mark:
+                    texts[record.seq] = f"{record.incident} opened: {mark['title']}"
+                elif isinstance(made, decisions.IncidentClosed) and mark:
+                    end = "unresolved at the end" if mark["unsettled"] else mark["state"].lower()
+                    texts[record.seq] = f"{record.incident} {end}: {made.finding or made.cause}"
+            for name in marks:
+                actions = intended_actions(r for r in self.records if r.incident == name)
+                last = {action.record: action.outcome_record for action in actions}
+                own = action_texts(actions, newest=math.inf, has_new_batches=False)
+                texts |= {last[number] or number: text for number, text in own}
+            self._texts = count, texts
+        return self._texts[1]
+
+    def action_lines(self) -> list[str]:
+        """Return what was done to the job, in order."""
+        texts, kinds = self._chief_texts(), ("intent", "commit", "abort", "in_doubt")
+        return [texts[r.seq] for r in self.records if r.kind in kinds and r.seq in texts]
 
     def _moment(self, record: Record) -> dict[str, Any]:
         wall = _unix(record.wall)
@@ -544,7 +581,6 @@ class RunView:
         opened = next(r for r in own if isinstance(r.decision, decisions.IncidentOpened))
         closed = next((r for r in own if isinstance(r.decision, decisions.IncidentClosed)), None)
         outcome = self._outcome.incidents[name]
-        assert isinstance(opened.decision, decisions.IncidentOpened)
         summary = summarize_incident(self.records, name, self.policies())
         rules = [r.decision.rule for r in own if r.kind in ("incident", "rule") and r.decision]
         end = self._moment(closed) if closed else {}
@@ -555,8 +591,8 @@ class RunView:
             state=summary.status,
             title=summary.title,
             phase=outcome.phase,
+            unsettled=outcome.unsettled,
             rules=list(dict.fromkeys(rule for rule in rules if rule)),
-            requested_by=opened.decision.requested_by,
             raised=[
                 Raise(
                     **self._moment(r), severity=str(r.decision.severity), text=r.decision.headline
@@ -581,7 +617,6 @@ class RunView:
                     id=order.id,
                     incident=record.incident,
                     verb=order.verb,
-                    runbook=order.runbook,
                     text=formats.describe_action(order.verb, order.args),
                 )
             elif (ending := find_action_outcome(made)) is not None and ending[0] in marks:
@@ -694,7 +729,6 @@ def _ranks(newest: Status | None) -> list[dict[str, Any]]:
                 "phase": rank.phase,
                 "silent_s": rank.silent_s,
                 "overhead": rank.overhead,
-                "pid": rank.pid,
                 "notes": notes,
             }
         )

@@ -356,7 +356,7 @@ class Page:
             if path.name not in self._rows or self._rows[path.name][0] != view.version:
                 self._rows[path.name] = view.version, plain_json(view.summary())
             row = self._rows[path.name][1]
-            return began_s, {**row, **view.ages(row)}
+            return began_s, {**row, "needs": plain_json(view.needs(row["state"]))}
         except (FileNotFoundError, NotADirectoryError):  # no run
             return 0.0, {}
         except (OSError, SuperviseError, *MISSHAPEN) as error:
@@ -553,22 +553,10 @@ def _is_fit(name: str, value: object) -> bool:
     return isinstance(value, bool) if name == "requeue" else isinstance(value, str)
 
 
-EMPTY_ROW = (
-    *("host", "phase", "planned_steps", "eta_s", "steps_per_s", "open", "updated", "age_s"),
-)
-
-
 def _problem_row(summary: runs.RunSummary) -> Mapping[str, Any]:
-    lists: dict[str, Any] = {name: [] for name in ("rollbacks", "tags", "needs")}
-    content = {
-        **dict.fromkeys(EMPTY_ROW),
-        **{name: getattr(summary, name) for name in summary.__slots__},
-        **lists,
-        "verdict": summary.problem,
-        "protection": {},
-        "note": "",
-        "curve": {"steps": [], "loss": []},
-    }
+    content = {name: getattr(summary, name) for name in summary.__slots__}
+    content |= {name: [] for name in ("rollbacks", "tags", "needs")}
+    content |= {"verdict": summary.problem, "note": "", "curve": {"steps": [], "loss": []}}
     row: dict[str, Any] = plain_json(content)
     return row
 

@@ -2,6 +2,7 @@
 // Charts that share a window: raw behind smoothed, the undone dashed, incidents and what was done.
 
 const RATE = 80; // a metric with fewer points shows each as a dot
+const [ROWS, LABEL] = [4, 14]; // of texts over a wide chart, and their height
 const SKEWED = 20; // a largest value over so many times the median has a log scale
 
 // One metric of one run: [x, min, max, mean, n, steps so far, step] of what counts and of each undone
@@ -55,8 +56,7 @@ function sorted(path) {
 // A moving average by distance in steps, not by points.
 function smoothed([, , , mean, found, step], span) {
   const decay = Math.exp(-1 / span);
-  let sum = 0;
-  let weight = 0;
+  let [sum, weight] = [0, 0];
   return mean.map((value, i) => {
     const fade = decay ** Math.max(1, i ? step[i] - step[i - 1] : found[i]);
     sum = sum * fade + value * (1 - fade);
@@ -64,6 +64,21 @@ function smoothed([, , , mean, found, step], span) {
     return weight ? sum / weight : value;
   });
 }
+
+// Of runs beside each other: what each has, with its noise, at the last place that counts in all.
+function common(paths, span) {
+  const end = Math.min(...paths.map(({ counts }) => counts[0].at(-1) ?? Infinity));
+  return paths.map(({ counts, mean }) => {
+    const i = counts[0].findLastIndex((x) => x <= end);
+    if (i < 0) return null;
+    const [width, from] = [Math.max(span, 3), Math.max(0, i - STEPS)];
+    const rest = smoothed(counts, width).slice(from, i + 1).map((y, k) => counts[3][from + k] - y);
+    const share = rest.length * (mean === counts[3] ? 1 : 2 * width);
+    return { x: end, step: counts[6][i], value: mean[i], noise: Math.hypot(...rest) / Math.sqrt(share) };
+  });
+}
+
+const averaged = (counts, about, span) => (span > 1 && about.smooth && counts[0].length >= RATE ? smoothed(counts, span) : null);
 
 class Chart {
   constructor(view, name, about, { wide = false, limit = null } = {}) {
@@ -99,31 +114,29 @@ class Chart {
 
   seen() {
     this.isSeen = true;
-    if (this.isStale) this.draw();
+    if (!this.isStale) return;
     this.isStale = false;
+    this.draw();
+    this.view.moved(); // the legend has what is drawn
   }
 
   // Series of uPlot: for each path min and max without a line (their band is filled), raw, smoothed.
   draw(anew = false) {
     if (!this.heads || !this.isSeen) return;
     const { view } = this;
-    const tables = [];
-    const lines = [{}];
-    const bands = [];
+    const [tables, lines, bands] = [[], [{}], []];
     const hidden = { stroke: null, points: { show: false } };
-    this.broken = [];
-    this.paths = [];
+    [this.broken, this.paths] = [[], []];
     this.heads.forEach((head, i) => {
       const { counts, undone, broken, gaps, points } = columns(head, this.name, view.axis);
       const stroke = colour(`run${i + 1}`);
       const raw = head.bucket === 1;
       const dots = counts[0].length > 0 && counts[0].length < RATE;
-      const span = view.span();
-      const smooth = span > 1 && this.about.smooth && !dots ? smoothed(counts, span) : null;
+      const smooth = averaged(counts, this.about, view.span());
       [this.isSmooth, this.isDotted] = [Boolean(smooth), dots && raw];
       const k = lines.length;
       this.broken.push(...broken);
-      this.paths.push({ counts, undone, points, bucket: head.bucket });
+      this.paths.push({ counts, undone, points, bucket: head.bucket, mean: smooth || counts[3] });
       const table = [...counts.slice(0, 4), smooth || counts[3]].map((column) => [...column]);
       for (const [j, xs] of gaps.reverse()) table.forEach((column, i) => column.splice(j, 0, ...(i ? xs.map(() => null) : xs)));
       tables.push(table);
@@ -170,6 +183,8 @@ class Chart {
     const skewed = high > SKEWED * means[means.length >> 1];
     this.isLog = low > 0 && (this.log ?? skewed);
     this.extent = [low, high];
+    const margin = (high - low) * 0.07;
+    this.hasLimit = this.limit != null && this.limit >= low - margin && this.limit <= high + margin;
   }
 
   options([width, height], series, bands) {
@@ -190,7 +205,7 @@ class Chart {
     const values = (u, splits) => splits.map((y) => (y == null ? "" : number(y)));
     return {
       width: Math.max(width, 120), height, series, bands, legend: { show: false },
-      padding: [10, 14, 0, 0],
+      padding: [10 + (this.wide ? LABEL * Math.min(ROWS, view.lines.filter((l) => l.text).length) : 0), 14, 0, 0],
       cursor: { sync: { key: view.key, setSeries: false }, points: { show: false }, y: false,
         drag: { x: true, y: false, setScale: false } },
       scales: {
@@ -238,21 +253,22 @@ class Chart {
     const near = (points) => (x == null ? points.findLast((p) => !p.gone) ?? points.at(-1)
       : points.at(-1)?.x + slack < x ? null
         : points.reduce((best, p) => (Math.abs(p.x - x) <= Math.abs(best.x - x) ? p : best), points[0]));
-    const hits = paths.map(({ points }) => near(points));
+    const isBeside = x == null && paths.length > 1;
+    const hits = isBeside ? common(paths, view.span()) : paths.map(({ points }) => near(points));
     const first = hits.find(Boolean);
-    const isOne = x != null || hits.every((hit) => hit?.step === first?.step);
-    const place = !isOne ? () => "at the end of each" : view.axis === "step" || paths.length === 1 ? (p) => `step ${number(p.step)}`
+    const place = view.axis === "step" || paths.length === 1 ? (p) => `step ${number(p.step)}${isBeside && this.isSmooth ? ", averaged" : ""}`
       : (p) => (view.axis === "time" ? duration(p.x) : `${number(p.x)} ${view.axis}`);
     const texts = hits.map((hit, i) => {
       const { points, bucket, counts } = paths[i];
       const other = hit && x != null && !hit.gone && points.find((p) => p.gone && p.step === hit.step);
       const undone = hit?.gone ? " (undone)" : other ? ` (undone: ${number(other.value)})` : "";
-      const mean = hit && bucket > 1 ? ` mean of ${number(hit.n)}` : "";
+      const mean = hit?.n && bucket > 1 ? ` mean of ${number(hit.n)}` : "";
       const finite = hit && x == null && isNaN(hit.value) && counts[0].length
         ? ` last finite ${number(counts[3].at(-1))}, step ${number(counts[6].at(-1))}` : "";
       return h("span", paths.length > 1 ? { class: `run${i + 1}` } : {}, number(hit?.value) + undone, h("small", {}, mean + finite));
     });
-    this.value.replaceChildren(first ? h("small", {}, `${place(first)} ·`) : "", ...texts);
+    const own = this.wide && paths.length === 1 && view.ranks?.length > 1 ? `rank ${this.heads[0].rank}, ` : "";
+    this.value.replaceChildren(first ? h("small", {}, `${own}${place(first)} ·`) : "", ...texts);
   }
 
   // Incidents, rollbacks, the limit of the rule and what is not finite, over the curves.
@@ -277,24 +293,21 @@ class Chart {
     for (const incident of view.incidents) {
       const name = { SEV0: "red", SEV1: "amber" }[incident.severity] || "gone";
       for (const [from, to] of view.ranges(incident)) {
-        c.fillStyle = `${colour(name)}18`;
+        c.fillStyle = `${colour(name)}2a`;
         c.fillRect(place(from), top, Math.max(place(to) - place(from), pixel), height);
       }
       c.strokeStyle = colour(name);
       const x = place(view.at(incident));
       line(x, top, x, top + height);
     }
-    c.font = `600 ${11 * pixel}px system-ui`;
-    view.lines.forEach(({ tone, dash, text, isLeft, ...moment }, i) => {
+    const labels = [];
+    view.lines.forEach(({ tone, dash, text, ...moment }) => {
       const x = place(view.at(moment));
       c.strokeStyle = c.fillStyle = colour(tone);
       line(x, top, x, top + height, dash);
-      if (!this.wide || !text || x < left || x > left + width) return;
-      const room = c.measureText(text).width + 5 * pixel;
-      c.textAlign = "left";
-      c.fillText(text, Math.max(left, Math.min(isLeft ? x - room : x + 5 * pixel, left + width - room)), top + (12 + 14 * i) * pixel);
+      if (this.wide && text && x >= left && x <= left + width) labels.push([text, x, c.fillStyle]);
     });
-    if (this.limit != null) {
+    if (this.hasLimit) {
       c.strokeStyle = colour("dim");
       const y = u.valToPos(this.limit, "y", true);
       line(left, y, left + width, y, [2, 4]);
@@ -308,6 +321,15 @@ class Chart {
       c.fillText("✕", x, top + height - 6 * pixel);
       last = x;
     }
+    c.restore();
+    c.save(); // texts: over the plot, where they hide no curve
+    c.font = `600 ${11 * pixel}px system-ui`;
+    c.textAlign = "left";
+    labels.forEach(([text, x, tone], i) => {
+      const row = labels.length <= ROWS ? i : i % ROWS;
+      c.fillStyle = tone;
+      c.fillText(text, Math.max(left, Math.min(x, left + width - c.measureText(text).width)), top - (4 + LABEL * row) * pixel);
+    });
     c.restore();
   }
 
@@ -475,16 +497,16 @@ function legend(view) {
   const box = h("div", { class: "legend" });
   view.changed.push(() => {
     const { heads = [], charts, sources, lines } = view;
-    const one = view.ranks?.length > 1 && heads[0] ? [["line", `rank ${heads[0].rank}${view.rank == null ? ", the lead" : ""}`]] : [];
+    const one = view.ranks?.length > 1 && heads[0] ? [["line", `rank ${heads[0].rank}`]] : [];
     const own = sources.length > 1 ? sources.map(({ label }, i) => [`line run${i + 1}`, label]) : one;
     const items = [...own,
       charts.some((c) => c.isSmooth) && ["line faint", "as measured, behind its average"],
       charts.some((c) => c.isDotted) && ["dot", "one sample"],
       heads.some((head) => head.bucket > 1) && ["shade band", "lowest to highest of a point's steps"],
       heads.some((head) => head.stretches.some((s) => s.undone.length)) && ["line gone", "undone: does not count"],
-      ...new Map(lines.filter((l) => l.kind).map((l) => [l.kind, [`line ${l.tone}`, l.kind]])).values(),
-      view.incidents.length > 0 && ["shade", "incident"],
-      charts.some((c) => c.limit != null) && ["line limit", "limit of the rule"],
+      ...new Map(lines.filter((l) => l.kind).map((l) => [l.kind, [`line dashed ${l.tone}`, l.kind]])).values(),
+      ...[...new Set(view.incidents.map((i) => i.severity))].map((grave) => [`shade ${grave.toLowerCase()}`, `incident of ${grave}`]),
+      charts.some((c) => c.hasLimit) && ["line limit", "limit of the rule"],
       charts.some((c) => c.broken?.length) && ["bad", "NaN or Inf"]].filter(Boolean);
     box.replaceChildren(...items.map(([kind, text]) => h("span", {}, h("i", { class: kind }, kind === "bad" ? "✕ " : ""), text)));
     box.hidden = !items.length;
@@ -532,7 +554,7 @@ function controls(view, ranks = []) {
   return [
     choice("x axis", Object.keys(COLUMNS), view.axis, axis),
     menu("smoothing", spans, view.smooth, smooth),
-    ranks.length > 1 && menu("rank", [["", "lead"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
+    ranks.length > 1 && menu("rank", [["", "first"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
       view.rank ?? "", rank),
     whole,
   ];

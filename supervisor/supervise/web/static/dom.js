@@ -24,8 +24,7 @@ const $ = (selector) => document.querySelector(selector);
 const MAIN = $("main");
 
 // A colour of the stylesheet, as canvas needs it.
-const colour = (name) =>
-  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function number(value) {
   if (value == null) return "–";
@@ -53,7 +52,8 @@ const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) :
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const PLAIN = { lease_s: "for at most s", held_s: "paused for s", rejoined: "the loss came back", eval_shifted: "evaluations moved",
+const PLAIN = { hold_rate: "cap the learning rate", commit: "action", abort: "action", intent: "action ordered",
+  rebaseline: "new normal level", rejoined: "the loss came back", eval_shifted: "evaluations moved",
   norms_stayed: "norms stayed normal", else_happened: "something else happened" };
 const words = (name) => PLAIN[name] || String(name).replaceAll("_", " ");
 
@@ -83,9 +83,12 @@ function command(text) {
   return h("div", { class: "command" }, code, button);
 }
 
-// A text, and each command in it once more, to copy.
+// A text, its commands to copy.
 const COMMANDS = /supervise [a-z-]+(?: (?:show|test|flush|verify|add))?(?: --?[\w-]+ [\w./:@%+-]*\w| [\w./:@%+-]*[/\d][\w./:@%+-]*\w)*/g;
-const withCommands = (text) => [text, ...[...new Set(text.match(COMMANDS) || [])].map(command)];
+function withCommands(text) {
+  const lines = text.match(COMMANDS) || [];
+  return text.split(COMMANDS).map((part, i) => [part.replace(/^[;,] /, ""), lines[i] && command(lines[i])]);
+}
 
 function card(title, note, ...children) {
   const heading = h("h2", {}, title, note ? h("small", {}, ` ${note}`) : "");
@@ -94,15 +97,9 @@ function card(title, note, ...children) {
 
 // `head`: [text, "n" for numbers]. A cell is text or elements; on a phone it names its column.
 function table(head, rows, kind = "stack") {
-  const cells = (row) =>
-    row.map((cell, i) => h("td", { class: head[i][1], "data-of": head[i][0] }, cell));
+  const cells = (row) => row.map((cell, i) => h("td", { class: head[i][1], "data-of": head[i][0] }, cell));
   const heads = head.map(([text, align, title]) => h("th", { scope: "col", class: align, title }, text));
-  return h(
-    "table",
-    { class: kind },
-    h("thead", {}, h("tr", {}, heads)),
-    h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))),
-  );
+  return h("table", { class: kind }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
 }
 
 // The loss of a run in a row of a list; `marks`: where it was rolled back, as shares of the width.
@@ -112,36 +109,23 @@ function sparkline(values, marks = []) {
   const low = Math.min(...finite);
   const span = Math.max(...finite) - low || 1;
   const x = (i) => ((i / (values.length - 1)) * 100).toFixed(1);
-  const points = values.map((y, i) =>
-    Number.isFinite(y) ? `${x(i)} ${(24 - ((y - low) / span) * 22).toFixed(1)}` : null,
-  );
+  const points = values.map((y, i) => (Number.isFinite(y) ? `${x(i)} ${(24 - ((y - low) / span) * 22).toFixed(1)}` : null));
   const path = points.map((p, i) => (p ? `${points[i - 1] ? "L" : "M"}${p}` : "")).join("");
   const bad = values.flatMap((y, i) => (y == null || Number.isFinite(y) ? [] : [i]));
   const text = `loss ${number(finite[0])} to ${number(finite.at(-1))}${bad.length ? `, ${bad.length} of ${values.length} NaN or Inf` : ""}`;
   const rolled = marks.length ? `, rolled back ${plural(marks.length, "time")}` : "";
   const lines = marks.map((m) => svg("line", { x1: m * 100, x2: m * 100, y1: 0, y2: 26 }));
-  return svg(
-    "svg",
-    { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img",
-      "aria-label": text + rolled },
-    ...lines,
-    svg("path", { d: path }),
-    ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })),
-  );
+  return svg("svg", { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img", "aria-label": text + rolled },
+    ...lines, svg("path", { d: path }), ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })));
 }
 
 function crumbs(...parts) {
   const separator = () => h("span", { class: "sep", "aria-hidden": "true" }, "›");
-  const theme = h("button", { type: "button", class: "quiet", "aria-label": "dark or light",
-    title: "dark or light", onclick: flip }, "◐");
+  const quiet = (text, name, onclick) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick }, text);
   $("#top").replaceChildren(
     h("nav", { "aria-label": "breadcrumb" }, h("a", { href: FROZEN ? null : UP, class: "brand" }, "supervise"),
       parts.map((part) => [separator(), part])),
-    h("span", { id: "live", role: "status" }),
-    h("button", { type: "button", class: "quiet", "aria-label": "keyboard help", title: "keys (?)",
-      onclick: help }, "?"),
-    theme,
-  );
+    h("span", { id: "live", role: "status" }), quiet("?", "keyboard help (?)", help), quiet("◐", "dark or light", flip));
 }
 
 function live(text, on = false) {
@@ -167,8 +151,7 @@ try {
 
 const KEYS = [["← →", "earlier, later"], ["+ −", "zoom in, out"], ["0", "the whole run"],
   ["1 – 5", "boards"], ["/", "search or filter"], ["?", "this help"],
-  ["drag", "zoom to a range"], ["double click", "the whole run"],
-  ["Ctrl + wheel", "zoom at the pointer"]];
+  ["drag", "zoom to a range"], ["double click", "the whole run"], ["Ctrl + wheel", "zoom at the pointer"]];
 
 function help() {
   const close = h("button", { type: "button", autofocus: true, onclick: () => box.remove() }, "close");

@@ -37,7 +37,8 @@ async function runsPage() {
     count.textContent = rows.length === list.runs.length ? plural(rows.length, "run") : `${rows.length} of ${plural(list.runs.length, "run")}`;
     const value = SORTS[sort] || SORTS.age;
     rows.sort((a, b) => (value(a) < value(b) ? 1 : value(a) > value(b) ? -1 : 0) * (down ? 1 : -1));
-    body.replaceChildren(list.runs.length ? runTable(rows, { picked, pick, sort, down, by }) : noRuns(list.directory));
+    const hosts = new Set(list.runs.map((r) => r.host).filter(Boolean));
+    body.replaceChildren(list.runs.length ? runTable(rows, { picked, pick, sort, down, by, hosts }) : noRuns(list.directory));
     MAIN.dataset.ready = "curves";
   }
 
@@ -78,11 +79,11 @@ const SORTS = {
   age: (r) => r.created || "",
 };
 
-function runTable(rows, { picked, pick, sort, down, by }) {
+function runTable(rows, { picked, pick, sort, down, by, hosts }) {
   const order = (name, text) => h("button", { type: "button", class: "order", onclick: () => by(name) }, text,
     h("span", { "aria-hidden": "true" }, sort === name ? (down ? " ↓" : " ↑") : ""));
   const head = [["", "", h("span", { class: "hidden" }, "compare")], ["run", ""], ["state", ""], ["step", "n"], ["loss", "n"],
-    ["curve", "", "curve of the loss"], ["incident", ""], ["protection", "", "way back"], ["age", "n"]];
+    ["curve", "", "curve of the loss"], ["incident", ""], ["protection", "", "can go back"], ["age", "n"]];
   const columns = head.map(([name, align, label]) => h("th", { scope: "col", class: align,
     "aria-sort": sort === name ? (down ? "descending" : "ascending") : null }, label || order(name, name)));
   const row = (r) => {
@@ -92,9 +93,9 @@ function runTable(rows, { picked, pick, sort, down, by }) {
     const span = steps?.at(-1) - steps?.[0] || 1;
     const marks = (r.rollbacks || []).map((step) => (step - steps[0]) / span).filter((x) => x >= 0 && x <= 1);
     const cells = [tick,
-      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), h("small", {}, r.host || ""),
+      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || ""),
         r.tags.map((tag) => chip(tag)), r.note && h("small", { class: "note" }, r.note)],
-      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? TONES[r.ending.kind] || "bad" : TONES[r.state] || "bad"), stateText(r)],
+      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
       h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
@@ -104,15 +105,15 @@ function runTable(rows, { picked, pick, sort, down, by }) {
 }
 
 function stateText(r) {
-  const text = r.ending ? troubles(r).join(", ") : r.verdict;
+  const text = r.ending ? troubles(r)[0] : r.verdict; // the others are under "Needs you"
   return text && text !== r.state && h("small", { class: "clamped", title: text }, text);
 }
 
 function gravest(r) {
-  if (!r.gravest) return h("span", { class: "dim" }, "none");
+  if (!r.gravest) return null;
   const { id, severity: name, headline: text, phase, title, unsettled } = r.gravest;
   return [severity(name), " ", h("a", { class: "clamped", title: text, href: `${UP}${runPath(r.run)}/incident/${id}/` }, title || text || id),
-    " ", h("small", {}, `${unsettled ? "not over when the job ended" : phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
+    " ", h("small", {}, `${unsettled ? UNRESOLVED : phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
 }
 
 // Of a live run what can be done to it; of an ended one what is left to begin from.
@@ -132,52 +133,72 @@ async function comparePage() {
   const answer = await json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`);
   const plain = runs.map((run) => run.match(CHOSEN)[1]);
   const [abouts, documents] = await Promise.all([Promise.all(plain.map((run) => metrics(run))), Promise.all(plain.map(facts))]);
-  const view = new View(runs, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
-  const about = Object.fromEntries(answer.metrics.filter((name) => abouts[0][name]).map((name) => [name, abouts[0][name]]));
+  const drawn = runs.filter((_, i) => Object.keys(abouts[i]).length); // one without a journal has no curves
+  const bare = runs.filter((run) => !drawn.includes(run));
+  const own = abouts[runs.indexOf(drawn[0])] || {};
+  const view = new View(drawn, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
+  const about = Object.fromEntries(answer.metrics.filter((name) => own[name]).map((name) => [name, own[name]]));
   const area = h("div");
-  const board = () => {
-    view.show(leading(Object.keys(about)).map((name, i) => new Chart(view, name, about[name], { wide: i === 0 })));
-    area.replaceChildren(h("section", { class: "grid", "aria-label": "curves" }, view.charts.map((chart) => chart.element)));
-  };
   const others = h("button", { type: "button", onclick: () => search(view, about, area).then(() => view.load()) },
     `all ${answer.metrics.length} metrics`);
   const names = answer.runs.map((r) => (r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt}`));
-  const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map((r, i) => h("th", { scope: "col" }, h("i", { class: `line run${i + 1}` }),
-    h("a", { href: `${UP}${runPath(r.run)}/` }, names[i])))));
-  const row = (label, cells, same) => h("tr", { class: same && "same" }, h("th", { scope: "row" }, label),
-    same ? h("td", { colspan: runs.length }, cells[0]) : cells.map((cell, i) => h("td", { "data-of": names[i] }, cell)));
-  // A number of each run, and how it compares with that of the first.
-  const beside = (get, text, differ) => answer.runs.map((r, i) => {
-    const [first, own] = [get(answer.runs[0]), get(r)];
-    return [text(own), i && Number.isFinite(first) && Number.isFinite(own) ? h("small", {}, ` ${differ(own, first)}`) : ""];
-  });
+  const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map((r, i) => h("th", { scope: "col" },
+    drawn.includes(runs[i]) && h("i", { class: `line run${drawn.indexOf(runs[i]) + 1}` }), h("a", { href: `${UP}${runPath(r.run)}/` }, names[i])))));
+  const row = (label, cells) => h("tr", {}, h("th", { scope: "row" }, label), cells.map((cell, i) => h("td", { "data-of": names[i] }, cell)));
   const worst = ({ run, worst: w }) => (w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none");
+  const twin = (r, i) => [r.id, answer.runs.findIndex(({ id }) => id === r.id) < i && h("small", {}, " the same run, or a copy of it")];
+  const measured = h("tbody"); // from the curves, once they are here
+  const rate = (r, i) => [duration(r.steps_per_s && 1 / r.steps_per_s), i > 0 && r.steps_per_s > 0 && h("small", {}, ` ×${+(answer.runs[0].steps_per_s / r.steps_per_s).toPrecision(2)}`)];
   const results = [["end", answer.runs.map((r) => r.verdict || r.state)], ["step", answer.runs.map((r) => number(r.step))],
-    ["loss at the end", beside((r) => r.loss, number, (b, a) => (b === a ? "the same" : `${b < a ? "" : "+"}${number(b - a)}`))],
-    ["drill", answer.runs.map((r) => r.drill || "none")], ["worst incident", answer.runs.map(worst)],
-    ["time of a step", beside((r) => r.steps_per_s && 1 / r.steps_per_s, duration, (b, a) => `×${+(b / a).toPrecision(2)}`)]].map(([label, cells]) => row(label, cells));
+    ["worst incident", answer.runs.map(worst)], ["actions", answer.runs.map((r) => (r.actions.length ? r.actions.map((text) => h("div", {}, text)) : "none"))],
+    ["drill", answer.runs.map((r) => r.drill || "none")], ["run", answer.runs.map(twin)],
+    [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], answer.runs.map(rate)]].map(([label, cells]) => row(label, cells));
   const line = (d) => row(d.name.startsWith(d.group) ? d.name : [h("small", {}, `${d.group} `), d.name],
-    answer.runs.map((r) => d.values[r.key] ?? "–"), d.same);
-  const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules";
-  const [same, differing] = [answer.differs.filter((d) => d.same), answer.differs.filter((d) => !d.same)];
-  const more = (text, rows) => rows.length > 0 && h("details", {}, h("summary", {}, text),
-    h("table", { class: "compared stack" }, h("tbody", {}, rows.map(line))));
-  const bare = runs.filter((_, i) => !Object.keys(abouts[i]).length);
-  view.lines = documents.flatMap((run, i) => run.incidents.map(({ attempt, step, t, severity: grave }) =>
-    ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${names[i]}` })));
-  MAIN.replaceChildren(...[h("h1", {}, title), h("p", {}, answer.sentence),
-    h("section", { class: "card", "aria-label": "differences" }, h("table", { class: "compared stack" }, heads,
-      h("tbody", {}, results, differing.filter((d) => !isLong(d)).map(line))),
-    more(`Whole commands, digests and policies: ${plural(differing.filter(isLong).length, "difference")}`, differing.filter(isLong)),
-    more(`${plural(same.length, "setting")} and fingerprints are the same`, same)),
-    bare.length || !answer.metrics.length ? h("p", { class: "card" }, bare.length ? `There are no curves of ${bare.join(", ")}: without a journal.` : "No metric is in all of them.")
-      : [h("div", { class: "bar" }, legend(view), h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
-        h("div", { class: "compare" }, area)]].flat());
-  board();
+    answer.runs.map((r) => (d.values[r.key] === "–" && d.group === "command" ? "not set" : d.values[r.key])));
+  const isPath = (d) => Object.values(d.values).every((value) => /^(–$|\/)/.test(value));
+  const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules" || isPath(d);
+  const long = answer.differs.filter(isLong);
+  view.lines = drawn.flatMap((run, i) => documents[runs.indexOf(run)].incidents.map(({ attempt, step, t, severity: grave }) =>
+    ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${names[runs.indexOf(run)]}` })));
+  MAIN.replaceChildren(...[h("h1", {}, title),
+    h("section", { class: "card", "aria-label": "differences" }, h("table", { class: "compared stack" }, heads, measured,
+      h("tbody", {}, results, answer.differs.filter((d) => !isLong(d)).map(line))),
+    long.length > 0 && h("details", {}, h("summary", {}, `Whole commands, paths, digests and policies: ${plural(long.length, "difference")}`),
+      h("table", { class: "compared stack" }, h("tbody", {}, long.map(line)))),
+    h("p", { class: "sub" }, `${plural(answer.same, "setting")} and fingerprints are the same.`)),
+    (bare.length > 0 || !answer.metrics.length) && h("p", { class: "card" }, bare.length ? `There are no curves of ${bare.join(", ")}: without a journal.` : "No metric is in all of them."),
+    answer.metrics.length > 0 && [h("div", { class: "bar" }, legend(view), h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
+      h("div", { class: "compare" }, area)]].flat().filter(Boolean));
+  view.show(leading(Object.keys(about)).map((name, i) => new Chart(view, name, about[name], { wide: i === 0 })));
+  area.replaceChildren(grid(view.charts, "curves"));
   MAIN.dataset.ready = "facts";
   keys(view);
   await view.load();
+  const cells = (values) => runs.map((run) => values[drawn.indexOf(run)] ?? "–");
+  measured.replaceChildren(...[["train_loss_raw", "train_loss"].find((name) => about[name]), about.learning_rate && "learning_rate"].filter(Boolean)
+    .map((name) => row(...(name === "learning_rate" ? highest(view, name) : lastCommon(view, name, about[name])).map((part, i) => (i ? cells(part) : part)))));
 }
+
+// The loss of each run as the chart has it, at the last step that counts in all of them.
+function lastCommon(view, name, about) {
+  const paths = view.heads.map((head) => columns(head, name, view.axis).counts)
+    .map((counts) => ({ counts, mean: averaged(counts, about, view.span()) || counts[3] }));
+  const [first, ...others] = common(paths, view.span());
+  const place = view.axis === "step" ? `at step ${number(first?.step)}` : view.axis === "time" ? `after ${duration(first?.x)}` : `at ${number(first?.x)} tokens`;
+  const beside = (hit) => {
+    const [by, limit] = [hit?.value - first?.value, 2 * Math.hypot(hit?.noise, first?.noise)];
+    const isNoise = Math.abs(by) < limit;
+    return [number(hit?.value), isFinite(by) && h("small", { class: isNoise ? "dim" : "fact" },
+      ` ${by < 0 ? "" : "+"}${number(by)}${isNoise ? `, within the noise of ±${+limit.toPrecision(2)}` : ""}`)];
+  };
+  return [["loss ", h("small", {}, `averaged, ${place}, the last of all`)], [number(first?.value), ...others.map(beside)]];
+}
+
+const highest = (view, name) => ["highest learning rate that counts", view.heads.map((head) => {
+  const { counts } = columns(head, name, view.axis);
+  const most = counts[2].reduce((a, b) => Math.max(a, b), -Infinity);
+  return counts[2].length ? `${number(most)} at step ${number(counts[6][counts[2].indexOf(most)])}` : "–";
+})];
 
 function failed(error) {
   live("failed");

@@ -16,7 +16,8 @@ const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incid
 const BOARD = 14; // charts of a board at most
 const TOGETHER = 16; // ranks whose curves are built at once; any other when it is chosen
 const STEPS = 64; // newest ones, over which the speed of a rank is averaged
-const NEWEST = 8; // decisions, before the rest is opened
+const NEWEST = 20; // decisions, before the rest is opened
+const UNRESOLVED = "unresolved at the end";
 const FOLDED = 6; // charts of a board on a phone, before the button
 
 async function runPage() {
@@ -45,7 +46,6 @@ async function runPage() {
         sections.add(["rule_states", "silenced"], rules),
         sections.add(["ranks", "step"], ranks),
         sections.add(["checkpoints"], checkpoints),
-        sections.add(["protection", "budgets", "ending"], protection),
         sections.add(["state", "phase", "needs", "incidents"], operate),
         sections.add(["facts"], about))),
     FROZEN ? frozenIncidents() : "");
@@ -77,8 +77,8 @@ function share(view, run) {
   view.attempts = run.attempts;
   view.lines = run.actions.filter((a) => a.outcome === "done" && (a.restored || a.verb === "relaunch")).map((a) => {
     const moment = { incident: a.incident, attempt: a.attempt, step: a.restored?.from_step ?? a.step, t: a.end_t };
-    return a.restored ? { ...moment, tone: "good", dash: [4, 3], kind: "weights restored", text: `weights of step ${a.restored.step} restored` }
-      : { ...moment, tone: "dim", dash: [7, 3], kind: "job started again", text: "job started again" };
+    return a.restored ? { ...moment, tone: "good", dash: [4, 3], kind: "weights restored", text: `step ${moment.step}: weights of step ${a.restored.step} restored` }
+      : { ...moment, tone: "run2", dash: [7, 3], kind: "job started again", text: "job started again" };
   });
 }
 
@@ -137,8 +137,10 @@ function follow(view, run, sections, pace) {
 }
 
 // The colour of a run: by its end, or by what is open.
+const endTone = ({ kind }, isUnsettled) => (kind === "finished" && isUnsettled ? "busy" : TONES[kind] || "bad");
+
 function tone(run) {
-  if (run.ending) return TONES[run.ending.kind] || "bad";
+  if (run.ending) return endTone(run.ending, run.incidents.some((i) => i.unsettled));
   const open = run.incidents.filter((i) => i.phase !== "closed");
   if (open.some((i) => i.severity !== "SEV2") || run.phase === "holding") return "bad";
   return open.length || run.needs.length ? "busy" : TONES[run.state] || "bad";
@@ -162,21 +164,21 @@ const lastGood = ({ checkpoint }) => (checkpoint ? `step ${number(checkpoint.ste
 function verdict(run) {
   const several = run.ranks.length > 1;
   const facts = [
-    ["step", run.step < 0 ? "before the first" : run.planned_steps ? `${number(run.step)} of ${number(run.planned_steps)}` : number(run.step)],
-    [several ? `loss, ${run.loss_metric === "job_loss" ? "mean over ranks" : "lead rank"}` : "loss", run.loss],
-    ["tokens/s, mean of 64 steps", run.tokens_per_s && Math.round(run.tokens_per_s)],
+    ["step", run.step < 0 ? "before the first" : !run.planned_steps ? number(run.step)
+      : run.step + 1 === run.planned_steps ? `${number(run.step)}, the last of ${number(run.planned_steps)}` : `${number(run.step)} of ${number(run.planned_steps)}`],
+    [several ? `loss, ${run.loss_metric === "job_loss" ? "mean over ranks" : `rank ${run.lead ?? 0}`}` : "loss", run.loss],
+    [`tokens/s${several ? run.tokens_of === "rank" ? " a rank" : " of all ranks" : ""}, mean of 64 steps`, run.tokens_per_s && Math.round(run.tokens_per_s)],
     ["steps/s, mean of 64 steps", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
     ["rollbacks and restarts", run.attempt || null],
-    ["ranks", several ? run.ranks.length : null],
     ["last good checkpoint", run.ending && lastGood(run.ending)],
-    ["supervisor", run.ending ? (ALONE[run.ending.kind] ? "died" : "ended") : (PHASES[run.phase] || [run.phase]).filter(Boolean).join(": ")],
+    ["supervisor", run.ending ? null : (PHASES[run.phase] || [run.phase]).filter(Boolean).join(": ")],
     ["policy", `${run.policy} (${run.mode})`],
     ["started", run.created && `${age(run.created)} ago`],
   ].filter(([, value]) => value != null && value !== "");
   const [title, more] = headline(run);
-  const same = run.needs.find((need) => need.kind === "incident"); // the title says it
-  const others = run.needs.filter((need) => need !== same && need.kind !== run.ending?.kind);
+  const same = run.needs.find((need) => need.kind === (run.ending?.kind || "incident")); // the title says it
+  const others = run.needs.filter((need) => need !== same);
   const next = run.ending?.command || same?.command;
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
     h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
@@ -184,7 +186,7 @@ function verdict(run) {
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
     h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : "no incident")),
     more && h("p", {}, more),
-    next && command(next),
+    same?.advice ? h("div", {}, withCommands(same.advice)) : next && command(next),
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
@@ -192,22 +194,22 @@ function verdict(run) {
 }
 
 // A thing that waits for a person: sentence, deadline, command.
-function needed({ run, text, command: line, severity: grave, incident, left_s }, named) {
-  const target = `${UP}${runPath(run)}/${incident ? `incident/${incident}/` : ""}`;
+function needed({ run, text, command: line, severity: grave, incident, title, advice, left_s }, named) {
+  const home = `${UP}${runPath(run)}/`;
   return h("li", {},
     h("div", {}, grave && severity(grave), " ",
-      named && [h("a", { href: target }, h("b", {}, run)), " "],
-      h("span", {}, text), left_s != null && h("b", { class: "left" }, ` ${duration(left_s)} left`)),
-    line && command(line));
+      named && [h("a", { href: home }, h("b", {}, run)), " "],
+      title && [h("a", { href: `${home}incident/${incident}/` }, title), ": "], h("span", {}, text), left_s != null && h("b", { class: "left" }, ` ${duration(left_s)} left`)),
+    advice ? h("div", {}, withCommands(advice)) : line && command(line));
 }
 
-function standing({ incidents: all, ending }) {
+function standing({ incidents: all }) {
   const open = all.filter((i) => i.phase !== "closed").length;
   if (open) return `${open} open`;
-  return ending?.facts.some((fact) => fact.kind === "unsettled") ? "not over when the job ended" : "all closed";
+  return all.some((i) => i.unsettled) ? UNRESOLVED : "all closed";
 }
 
-const outcome = (incident) => (incident.phase === "closed" ? incident.end_text || "closed" : incident.phase);
+const outcome = ({ phase, unsettled, end_text: text }) => (unsettled ? `${UNRESOLVED}: ${text}` : phase === "closed" ? text || "closed" : phase);
 
 function incidents(run) {
   const count = run.incidents.length;
@@ -231,7 +233,7 @@ function rules(run) {
   const about = Object.fromEntries(run.rules.map((rule) => [rule.id, rule]));
   const glyph = (state, title) => h("i", { class: `rule ${state}`, title, "aria-hidden": "true" }, GLYPHS[state] || "?");
   const line = (isWhole) => ([rule, state]) => h("li", {}, glyph(state), " ", h("b", {}, about[rule]?.title || rule), " ",
-    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : STATES[state] || state,
+    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : STATES[state] || state, run.ending && " at the end",
     h("small", {}, rule, about[rule] && [` · ${about[rule].severity}${about[rule].runbook ? `, runs ${about[rule].runbook}` : ""}`,
       isWhole && h("code", {}, ` · ${about[rule].when}`)]));
   const packs = [...new Set(all.map(([rule]) => rule.split(".")[0]))].map((name) => {
@@ -277,7 +279,7 @@ function ranks(run) {
     ...(pace ? (pace[r.rank] || [null, null]).map(duration) : []), ...(ending ? [] : [words(r.phase ?? "–"), duration(r.silent_s)])]);
   const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
   const head = [["rank"], ["behind", "n", "steps behind the first"],
-    ...(pace ? [["step", "n", "in a step a rank waits for the slowest"], ["forward", "n", "in its forward pass it does not"]] : []),
+    ...(pace ? [["step time", "n", "in a step a rank waits for the slowest"], ["forward time", "n", "in its forward pass it does not"]] : []),
     ...(ending ? [] : [["doing"], ["quiet", "n", "since its last sign of life"]])];
   const dear = Math.max(...run.ranks.map((r) => r.overhead || 0));
   const own = Object.entries(pace || {}).map(([rank, speed]) => [rank, speed.at(-1)]).filter(([, time]) => time > 0).sort((a, b) => b[1] - a[1]);
@@ -300,7 +302,7 @@ function checkpoints(run) {
     h("small", { title: c.path }, c.name, c.pinned ? " · never removed" : "", c.present === false ? " · gone" : ""),
     c.problems.length > 0 && h("small", {}, c.problems[0], c.problems.length > 1 ? ` · and ${c.problems.length - 1} more like this` : ""));
   const rows = [...run.checkpoints].reverse();
-  return h("section", { class: "card first", hidden: !rows.length },
+  return h("section", { class: "card", hidden: !rows.length },
     h("h2", {}, plural(rows.length, "checkpoint")), h("ul", { class: "list" }, rows.slice(0, 5).map(item)),
     rows.length > 5 && h("details", { "data-key": "more" }, h("summary", {}, `${rows.length - 5} older`),
       h("ul", { class: "list" }, rows.slice(5, 100).map(item))));
@@ -310,22 +312,15 @@ function decisions(run) {
   const item = (d) => h("li", {},
     h("time", { datetime: d.wall, title: d.wall }, (d.wall || "").slice(11, 19)),
     h("span", { "aria-hidden": "true" }, ICONS[d.kind] || "·"),
-    h("span", {}, d.severity ? [severity(d.severity), " "] : "", d.text, h("small", {}, ` ${d.kind.replaceAll("_", " ")}, step ${number(d.step)}`)));
-  const [newest, rest] = [run.decisions.slice(0, NEWEST), run.decisions.slice(NEWEST)];
+    h("span", {}, d.severity ? [severity(d.severity), " "] : "", d.text, h("small", {}, ` ${words(d.kind)}${d.step < 0 ? "" : `, step ${number(d.step)}`}`)));
+  const chief = run.decisions.filter((d) => d.is_chief);
   const list = (rows) => h("ul", { class: "list log" }, rows.map(item));
-  return h("section", { class: "card" }, h("h2", {}, "Decisions ", h("small", {}, "newest first")), list(newest),
-    rest.length > 0 && h("details", { "data-key": "older" }, h("summary", {}, `${rest.length} older`), list(rest)));
+  return h("section", { class: "card" }, h("h2", {}, "Decisions ", h("small", {}, "newest first, UTC")), list(chief.slice(0, NEWEST)),
+    run.decisions.length > 0 && h("details", { "data-key": "all" }, h("summary", {}, `The newest ${plural(run.decisions.length, "record")}`), list(run.decisions)));
 }
 
 function pairs(rows) {
   return h("dl", { class: "pairs" }, rows.map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]));
-}
-
-function protection(run) {
-  const rows = Object.entries(run.protection);
-  return h("section", { class: "card", hidden: run.ending || (!rows.length && !run.budgets.length) },
-    h("h2", {}, "Protection"), pairs(rows.map(([k, v]) => [words(k), v])),
-    run.budgets.length > 0 && h("p", { class: "sub" }, `budget: ${run.budgets.map(words).join(", ")}`));
 }
 
 // Commands to the supervisor: to copy, or where `supervise web --write` allows it to send.
