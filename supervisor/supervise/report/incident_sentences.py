@@ -556,10 +556,9 @@ def _check_weights(action: Action) -> str:
 
 
 def _hold_rate(action: Action) -> str:
-    order, effect = action.order, action.effect
-    limit = effect.rate_limit
+    order, limit, step = action.order, action.effect.rate_limit, action.effect.ack_step
     if order.limit is None and limit is not None:
-        since = "" if effect.ack_step is None else f" from step {effect.ack_step + 1} on"
+        since = "" if step is None else f" from step {step + 1} on"
         return f"learning rate capped at {limit:.3g}{since}"
     if order.limit is not None:
         return f"learning rate capped at {order.limit:.3g} ({order.harmful:.3g} did the harm)"
@@ -592,12 +591,9 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
 
 def _plan(suppressed: Iterable[Suppression]) -> tuple[str, str] | None:
     """Return `(mode, plan)` of the newest runbook that a mode kept from running, None for none."""
-    newest = None
-    for suppression in suppressed:
-        cause, mode = Suppressor.from_record(suppression.suppressed_by)
-        if cause == "mode" and suppression.runbook:
-            newest = mode, _planned(suppression)
-    return newest
+    causes = [(Suppressor.from_record(s.suppressed_by), s) for s in suppressed if s.runbook]
+    plans = [(mode, _planned(s)) for (cause, mode), s in causes if cause == "mode"]
+    return plans[-1] if plans else None
 
 
 def _planned(intended: Suppression | Approval) -> str:
