@@ -374,6 +374,19 @@ def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
     assert titles.count("inc-1: automatic action started: back") == 1
 
 
+@pytest.mark.parametrize(("loss", "taken_back"), [(2.2, False), (BAD, True)])
+def test_weights_that_were_good_are_the_measure_where_no_older_savepoint_is_left(
+    tell, loss, taken_back
+):
+    answers = iter([{"loss": GOOD, "was": WAS}, {"loss": loss, "was": [[60, 1.9], [85, 1.9]]}])
+    story = checked(tell, lambda key: next(answers), 5.0, again=40, healthy=40)
+    story.frames(8.0)
+    story.frames(4.0, times=40)
+
+    once = ["check_weights", "snapshot"]
+    assert verbs(story) == [*once * 2, *["touch"] * taken_back]
+
+
 def test_the_trouble_counts_as_one_of_the_data(asked):
     story = asked(*[GOOD] * 9)
     story.frames(4.0, times=360)

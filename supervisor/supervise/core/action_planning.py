@@ -322,6 +322,13 @@ def explain_good_weights(
         return f"nothing new speaks against the weights since step {old.step}"
     loss = outcome.loss
     if old is not None and loss is not None:
+        # In a long trouble no savepoint of before the onset is left: what was good then counts.
+        has_none = not outcome.loss_before(order.before_step)
+        if has_none and loss <= order.within * old.loss < math.inf:
+            return (
+                f"the weights show no damage: the probe batch has a loss of {loss:.4g}, and had "
+                f"{old.loss:.4g} when they were good, by step {old.step}"
+            )
         return explain_forgotten_data(state, incident, old, loss)
     # Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
     # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
