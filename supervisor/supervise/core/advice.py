@@ -443,8 +443,12 @@ def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
         stop = f"supervise stop RUN, mend what the model is given, then {start}"
         ways = [stop, "" if incident.case.rolled_back else back]  # the batches are as they were
     else:
-        has_start = choose_checkpoint(state.checkpoints.good(), _boundary(incident)) is not None
-        ways = [stop, back] if incident.case.rolled_back and has_start else [back, stop]
+        ways = [stop, back] if incident.case.rolled_back else [back, stop]
+        if incident.case.rolled_back and not choose_checkpoint(
+            state.checkpoints.good(), _boundary(incident)
+        ):
+            look = f"look at what the model is given from step {onset_of(incident)} on, and at what"
+            ways.insert(0, f"{look} was changed last, as a rollback did not end this")
     if state.job.paused:
         ways.insert(0, "supervise resume RUN")
     recommended, *others = filter(None, ways)
