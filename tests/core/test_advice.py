@@ -12,7 +12,7 @@ from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
 from supervise.core.model import Advice, JobSettings, Ladder, Lead, RelaunchSettings, SpikeClass
 
-from .conftest import Verify, above, messages, one_rule, rule_on, runbook_of, save
+from .conftest import NAMES, Verify, above, messages, one_rule, rule_on, runbook_of, save
 
 BACK = "supervise rollback RUN --before 150"
 WORDS = {
@@ -258,6 +258,25 @@ def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
         "damaged": "list the files, as no good checkpoint is known: supervise checkpoints RUN",
     }
     assert expected[judged] in messages(story)[-1]["next"]
+
+
+def test_a_damaged_checkpoint_is_named_while_it_is_the_newest(tell):
+    """With what is wrong, and the one to go back to; the same at the end if no good one came."""
+    alarm = replace(above("checkpoint_ok", 0.0), gt=None, lte=0.0)
+    damaged = one_rule(alarm, "SEV1", see="checkpoint-failure")
+    for good_again in (False, True):
+        story = tell(**damaged, names=(*NAMES, "checkpoint_ok"), healthy=40)
+        save(story, "ckpt-1", 29)
+        save(story, "ckpt-2", 39, ok=False, damage="it is empty")
+        story.rows({"train_loss_raw": 2.0, "checkpoint_ok": 0.0})
+        named = "/c/ckpt-2: it is empty; the newest good one is ckpt-1 of step 29: supervise checkp"
+        assert named in messages(story)[-1]["next"]
+        if good_again:
+            save(story, "ckpt-3", 40)
+        story.frames(2.0, times=10)
+        story.exit(0)
+        closed = [m["next"] for m in messages(story) if m["title"] == "inc-1: closed"]
+        assert [named in then for then in closed] == [not good_again]
 
 
 @pytest.mark.parametrize("when", ["before", "since", "overwritten", "given-up"])

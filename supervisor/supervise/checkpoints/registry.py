@@ -146,7 +146,9 @@ class Entry(msgspec.Struct, eq=False):
         # A file found by a pattern is seen late, and so is the step of the run; a plausible step
         # count inside it corrects both.
         inside = self.internal_step
-        if self.how == GLOB and inside is not None and abs(self.step - inside + 1) <= NEAR:
+        if self.how != GLOB or self.step < 0 or inside is None:
+            return
+        if abs(self.step - (inside - 1)) <= NEAR:
             self.step = inside - 1
 
 
@@ -340,7 +342,8 @@ class CheckpointNotifications:
     """
 
     def __init__(self) -> None:
-        self._events: deque[Notice | LateFrame] = deque()
+        # With the metrics of a frame, which follow the event: whoever reads them knows the file.
+        self._events: deque[tuple[Notice | LateFrame, dict[str, float]]] = deque()
         self._frames: deque[dict[str, float]] = deque()
         self._notes: set[str] = set()
         self.delivered: set[str] = set()
@@ -377,7 +380,7 @@ class CheckpointNotifications:
     def evaluated(self, entry: Entry, values: Mapping[str, float], reason: str) -> None:
         """Report what an evaluation measured; `reason`: why nothing is known, "" where it is."""
         now_ns, step = system.monotonic_ns(), max(0, entry.step)
-        self._events.append(LateFrame(now_ns, "checkpoint", entry.attempt, step, values))
+        self._events.append((LateFrame(now_ns, "checkpoint", entry.attempt, step, values), {}))
         if reason:
             text = f"nothing is known of the model in checkpoint {entry.label}: {reason}"
             self.note(text, once=f"unknown {reason}")
@@ -397,14 +400,16 @@ class CheckpointNotifications:
             return
         self._notes.add(once)
         now_ns = system.monotonic_ns()
-        self._events.append(Notice(now_ns, "note", sentence, data=Payload(data)))
+        self._events.append((Notice(now_ns, "note", sentence, data=Payload(data)), {}))
 
     def take(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
         events: list[Event] = []
         while self._events:
-            event = self._events.popleft()
+            event, measured = self._events.popleft()
             events.append(event)
+            if measured:
+                self._frames.append(measured)
             if isinstance(event, Notice) and event.kind == "checkpoint":
                 self.delivered.add(event.data.parse(CheckpointState).id)
         return events
@@ -416,12 +421,10 @@ class CheckpointNotifications:
     def _event(
         self, entry: Entry, ok: bool, text: str, *, measured: bool, damage: str = ""
     ) -> None:
-        if measured:
-            values = [float(ok)]
-            # Tensors only: other files in a checkpoint grow independently.
-            if ok:
-                values.append(float(entry.tensor_bytes or entry.bytes))
-            self._frames.append(dict(zip(METRICS, values, strict=False)))
+        values = [float(ok)] if measured else []
+        # Tensors only: other files in a checkpoint grow independently.
+        if measured and ok:
+            values.append(float(entry.tensor_bytes or entry.bytes))
         data: dict[str, Json] = {
             "id": entry.id,
             "step": entry.step,
@@ -438,4 +441,5 @@ class CheckpointNotifications:
         step_text = "" if step is None else f" of step {step}"
         message = f"checkpoint {entry.id}{step_text} {text}"
         now_ns = system.monotonic_ns()
-        self._events.append(Notice(now_ns, "checkpoint", message, step=step, data=Payload(data)))
+        notice = Notice(now_ns, "checkpoint", message, step=step, data=Payload(data))
+        self._events.append((notice, dict(zip(METRICS, values, strict=False))))

@@ -28,6 +28,7 @@ from .trends import TOKENS, median
 
 NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
 SKIPS_APART = 16  # steps at most between two skipped updates of one trouble; project default
+CHECKPOINT_OK = "checkpoint_ok"
 SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
 
 
@@ -564,9 +565,29 @@ def machine_checks(policy: Policy, state: State, incident: Incident) -> str:
 
 def lasting_checks(policy: Policy, state: State, incident: Incident) -> str:
     """Return what to check of what still fires, by the runbook of its gravest rule."""
-    firing = {*state.firing(policy)} & {*incident.rules}
-    rules = [rule for rule in policy.rules if rule.id in firing and rule.see]
-    return show_runbook_command(min(rules, key=lambda rule: rule.severity).see) if rules else ""
+    firing, newest = state.firing(policy), state.checkpoints.newest()
+    damaged = newest is not None and bool(newest.damage)  # for as long as no good one follows
+    rules = [
+        rule
+        for rule in policy.rules
+        if rule.id in incident.rules and rule.see
+        if rule.id in firing or (damaged and CHECKPOINT_OK in rule_scope.rule_metrics(policy, rule))
+    ]
+    if not rules:
+        return ""
+    return look_closer(policy, state, min(rules, key=lambda rule: rule.severity))
+
+
+def look_closer(policy: Policy, state: State, rule: Rule) -> str:
+    """Return what to look at behind a rule: its runbook, or the checkpoint that is damaged."""
+    newest, good = state.checkpoints.newest(), state.checkpoints.good()
+    is_of_it = CHECKPOINT_OK in rule_scope.rule_metrics(policy, rule)
+    if not is_of_it or newest is None or not newest.damage:
+        return show_runbook_command(rule.see)
+    last = "no checkpoint of this run is good"
+    if good:
+        last = f"the newest good one is {good[-1].id} of step {good[-1].step}"
+    return f"{newest.path}: {newest.damage}; {last}: supervise checkpoints RUN"
 
 
 MEMORY, GROWTH, DAY_S = "host_mem_used", "host_mem_growth", 86_400.0

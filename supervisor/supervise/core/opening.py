@@ -267,7 +267,7 @@ def _report(
         now = None
     now = Lead.OFF if incident.phase == HELD else now
     form: type[notices.OfRule] = notices.RuleFires
-    then, subject = advice.show_runbook_command(rule.see), rule.id
+    then, subject = advice.look_closer(ctx.policy, ctx.state, rule), rule.id
     if isinstance(alarm, RuleBlind):
         form, then = notices.RuleIsBlind, "state of the probe: supervise status RUN"
     else:

@@ -169,6 +169,7 @@ UNITS = {
 
 # Metrics whose values are codes: what each means, from 0 on.
 CODES: Mapping[str, Sequence[str]] = {
+    "checkpoint_ok": ("a checkpoint cannot be loaded", "a checkpoint was verified"),
     "update_skipped": ("the update was applied", "an update was skipped"),
     "skip_reason": (
         "the update was applied",
