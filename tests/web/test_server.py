@@ -392,13 +392,14 @@ const { counts, undone } = context.columns({ stretches: [stretch] }, "loss", "st
 const report = { what: { onset: { metric: "loss", step: 150 }, moves: [] },
   opened: { attempt: 0, step: 151 }, updated: { step: 160, attempt: 0 } };
 const rows = (head) => context.stepTable(report, {}, [], head, ["loss"], { loss: {} });
-const path = (...mean) => {
-  const [steps, ones] = [[...mean.keys()], mean.map(() => 1)];
+const path = (from, ...mean) => {
+  const [steps, ones] = [mean.map((_, i) => from + i), mean.map(() => 1)];
   return { counts: [steps, mean, mean, mean, ones, steps, steps], mean };
 };
 console.log(JSON.stringify([counts[6], undone.map((path) => path[6]),
   rows({ bucket: 64, stretches: [stretch] }), rows({ bucket: 64, stretches: [] }),
-  context.common([path(5, 4, 3, 2), path(5, 3)], 1).map(({ step, value }) => [step, value])]));
+  [[path(0, 5, 4, 3, 2), path(0, 5, 3)], [path(0, 5, 4), path(7, 3)]].map((runs) =>
+    context.common(runs, 1).map(({ x, step, value }) => [x, step, value]))]));
 """
 
 
@@ -410,7 +411,8 @@ def test_a_bucket_that_has_the_trouble_in_it_is_not_taken_for_what_was_before():
     assert (counts, undone) == ([0, 64], [[None, 128]]), "the newest bucket, undone in part"
     assert steps == [[None, 6, "–", 7]], "before, the first bad one, after"
     assert without == [[None, "–", "–", "–"]]
-    assert last == [[1, 4], [1, 3]], "two runs are compared where both have a step"
+    assert last[0] == [[1, 1, 4], [1, 1, 3]], "two runs are compared where both have a step"
+    assert last[1] == [[None, 1, 4], [None, 7, 3]], "nowhere: each at its own end"
 
 
 def test_the_page_of_a_run_has_what_the_commands_say(client):

@@ -65,16 +65,17 @@ function smoothed([, , , mean, found, step], span) {
   });
 }
 
-// Of runs beside each other: what each has, with its noise, at the last place that counts in all.
+// Of runs beside each other: what each has, with its noise, at the last place that counts in all,
+// or at its own end, without x, where one begins behind the end of another.
 function common(paths, span) {
-  const end = Math.min(...paths.map(({ counts }) => counts[0].at(-1) ?? Infinity));
+  const [begin, end] = [Math.max(...paths.map(({ counts }) => counts[0][0] ?? -Infinity)), Math.min(...paths.map(({ counts }) => counts[0].at(-1) ?? Infinity))];
   return paths.map(({ counts, mean }) => {
-    const i = counts[0].findLastIndex((x) => x <= end);
+    const i = begin > end ? counts[0].length - 1 : counts[0].findLastIndex((x) => x <= end);
     if (i < 0) return null;
     const [width, from] = [Math.max(span, 3), Math.max(0, i - STEPS)];
     const rest = smoothed(counts, width).slice(from, i + 1).map((y, k) => counts[3][from + k] - y);
     const share = rest.length * (mean === counts[3] ? 1 : 2 * width);
-    return { x: end, step: counts[6][i], value: mean[i], noise: Math.hypot(...rest) / Math.sqrt(share) };
+    return { x: begin > end ? null : end, step: counts[6][i], value: mean[i], noise: Math.hypot(...rest) / Math.sqrt(share) };
   });
 }
 
@@ -256,7 +257,7 @@ class Chart {
     const isBeside = x == null && paths.length > 1;
     const hits = isBeside ? common(paths, view.span()) : paths.map(({ points }) => near(points));
     const first = hits.find(Boolean);
-    const place = view.axis === "step" || paths.length === 1 ? (p) => `step ${number(p.step)}${isBeside && this.isSmooth ? ", averaged" : ""}`
+    const place = first?.x == null ? () => "at the end of each" : view.axis === "step" || paths.length === 1 ? (p) => `step ${number(p.step)}`
       : (p) => (view.axis === "time" ? duration(p.x) : `${number(p.x)} ${view.axis}`);
     const texts = hits.map((hit, i) => {
       const { points, bucket, counts } = paths[i];
@@ -268,7 +269,7 @@ class Chart {
       return h("span", paths.length > 1 ? { class: `run${i + 1}` } : {}, number(hit?.value) + undone, h("small", {}, mean + finite));
     });
     const own = this.wide && paths.length === 1 && view.ranks?.length > 1 ? `rank ${this.heads[0].rank}, ` : "";
-    this.value.replaceChildren(first ? h("small", {}, `${own}${place(first)} ·`) : "", ...texts);
+    this.value.replaceChildren(first ? h("small", {}, `${own}${place(first)}${isBeside && this.isSmooth ? ", averaged" : ""} ·`) : "", ...texts);
   }
 
   // Incidents, rollbacks, the limit of the rule and what is not finite, over the curves.

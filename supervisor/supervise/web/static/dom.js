@@ -52,18 +52,14 @@ const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) :
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const PLAIN = { hold_rate: "cap the learning rate", commit: "action", abort: "action", intent: "action ordered",
+const PLAIN = { hold_rate: "cap the learning rate", commit: "action", abort: "action", verify: "check", intent: "action ordered",
   rebaseline: "new normal level", rejoined: "the loss came back", eval_shifted: "evaluations moved",
   norms_stayed: "norms stayed normal", else_happened: "something else happened" };
 const words = (name) => PLAIN[name] || String(name).replaceAll("_", " ");
 
-function severity(name) {
-  return h("b", { class: `sev ${String(name).toLowerCase()}` }, name);
-}
+const severity = (name) => h("b", { class: `sev ${String(name).toLowerCase()}` }, name);
 
-function chip(text, tone = "") {
-  return h("span", { class: `chip ${tone}` }, text);
-}
+const chip = (text, tone = "") => h("span", { class: `chip ${tone}` }, text);
 
 // A command, and the button that copies it.
 function command(text) {

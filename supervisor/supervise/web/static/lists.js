@@ -184,14 +184,15 @@ function lastCommon(view, name, about) {
   const paths = view.heads.map((head) => columns(head, name, view.axis).counts)
     .map((counts) => ({ counts, mean: averaged(counts, about, view.span()) || counts[3] }));
   const [first, ...others] = common(paths, view.span());
-  const place = view.axis === "step" ? `at step ${number(first?.step)}` : view.axis === "time" ? `after ${duration(first?.x)}` : `at ${number(first?.x)} tokens`;
+  const isApart = first?.x == null;
+  const place = isApart ? "" : view.axis === "step" ? `at step ${number(first?.step)}` : view.axis === "time" ? `after ${duration(first?.x)}` : `at ${number(first?.x)} tokens`;
   const beside = (hit) => {
     const [by, limit] = [hit?.value - first?.value, 2 * Math.hypot(hit?.noise, first?.noise)];
     const isNoise = Math.abs(by) < limit;
-    return [number(hit?.value), isFinite(by) && h("small", { class: isNoise ? "dim" : "fact" },
+    return [number(hit?.value), !isApart && isFinite(by) && h("small", { class: isNoise ? "dim" : "fact" },
       ` ${by < 0 ? "" : "+"}${number(by)}${isNoise ? `, within the noise of ±${+limit.toPrecision(2)}` : ""}`)];
   };
-  return [["loss ", h("small", {}, `averaged, ${place}, the last of all`)], [number(first?.value), ...others.map(beside)]];
+  return [["loss ", h("small", {}, isApart ? "averaged, at the end of each" : `averaged, ${place}, the last of all`)], [number(first?.value), ...others.map(beside)]];
 }
 
 const highest = (view, name) => ["highest learning rate that counts", view.heads.map((head) => {

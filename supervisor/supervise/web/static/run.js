@@ -130,6 +130,8 @@ function follow(view, run, sections, pace) {
     },
     status: take,
     record(decision) {
+      const ordered = /^(commit|abort|in doubt)$/.test(decision.kind) && run.decisions.find((d) => d.kind === "intent");
+      if (ordered) ordered.is_chief = false; // its outcome says it
       run.decisions = [decision, ...run.decisions].slice(0, 200);
       sections.update({ decisions: true });
     },
