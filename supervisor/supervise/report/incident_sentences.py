@@ -123,7 +123,7 @@ def change_text(move: Move) -> str:
     """Return how far a signal went from its healthy value just before: "update norm ×28"."""
     name, ratio = formats.readable_metric(move.metric), move.ratio
     if not math.isfinite(move.peak):
-        return f"{name} NaN or Inf too"
+        return f"{name} NaN or Inf"
     if ratio is None or ratio < 0.0 or move.level < 0.0:
         return f"{name} {format_significant(move.level)} → {format_significant(move.peak)}"
     if ratio < 0.001:
