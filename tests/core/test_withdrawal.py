@@ -387,6 +387,16 @@ def test_weights_that_were_good_are_the_measure_where_no_older_savepoint_is_left
     assert verbs(story) == [*once * 2, *["touch"] * taken_back]
 
 
+@pytest.mark.parametrize(("answers", "sound"), [([GOOD] * 9, True), ([BAD], False)])
+def test_the_end_puts_no_checkpoint_in_doubt_whose_weights_were_tested(asked, answers, sound):
+    story = asked(*answers)
+    story.frames(4.0, times=120)
+    story.exit(0)
+
+    (end,) = [m["next"] for m in messages(story) if m["title"] == "inc-1: closed"]
+    assert ("use no checkpoint" in end) is not sound
+
+
 def test_the_trouble_counts_as_one_of_the_data(asked):
     story = asked(*[GOOD] * 9)
     story.frames(4.0, times=360)

@@ -720,7 +720,9 @@ def advice_at_end(
         and (monitor is None or monitor.is_objective)  # else a higher loss is not worse
         and not is_loss_rejoined(verdict)
     )
-    if ended and then.lead is None and is_bad:
+    check = incident.deferred.weights_check
+    is_sound = check is not None and check.loss < math.inf and not incident.case.rolled_back
+    if ended and then.lead is None and is_bad and not is_sound:
         use = f"use no checkpoint that was saved since step {onset_of(incident)}: move them away"
         then = Advice(None, f"{use}; {then.rest}", then.live)
     if wrong := wrong_after_restart(state, incident):
