@@ -22,6 +22,7 @@ from supervise.core.model import (
     ActionOrder,
     ActionPlanned,
     ActionRef,
+    Announced,
     ElseHappened,
     EvalShifted,
     Failure,
@@ -680,6 +681,18 @@ def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, 
         said = "  the probe took 31 % of a step; its parts: supervise status "
         assert sum(line.startswith(said) for line in closing_receipt(run)) == shown
         assert sum("the probe took" in line for line in closing_receipt(run)) == shown
+
+
+def test_the_end_of_a_run_says_what_was_wrong_with_the_wiring(keep_run):
+    """It is no incident, and the message may be long ago."""
+    names = ("train_loss_raw", "learning_rate", "update_to_weight")
+    begin = [Announced(0, 0, 1, 1, names)]
+    rates = [1e-3] * 100 + [0.0] * 40
+    frames = [Frame(n * SECOND, 0, 0, n, (4.0, rate, rate)) for n, rate in enumerate(rates)]
+    first, told, *_ = closing_receipt(keep_run(frames, policy="nano", begin=begin))
+
+    assert "no incident" in first
+    assert told == "  SEV2 the learning rate is 0 from step 100 on, and the loop goes on"
 
 
 @pytest.mark.parametrize(

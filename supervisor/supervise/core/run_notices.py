@@ -66,7 +66,7 @@ class LossCutOff(OfWiring, frozen=True, kw_only=True):
 
 
 class WithoutOptimizer(OfWiring, frozen=True, kw_only=True):
-    TITLE = "[{count} ]tensors of the model have gradients and are in no optimizer[: {names}]"
+    TITLE = "tensors of the model have gradients and are in no optimizer[ ({count})][: {names}]"
     WHAT = "these weights stay as they began, while the others train"
     NEXT = (
         "give them to the optimizer, and make it when the model is complete, or freeze them by "

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.model.decisions import Suppressed
+from ..core.model.decisions import Notified, Suppressed
 from ..core.model.policy import Policy
+from ..core.rule_scope import WIRING
 from ..store import audit
 from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
@@ -56,6 +57,9 @@ def closing_receipt(run: RunDir, policies: Mapping[str, Policy] | None = None) -
     for row in [summarize_incident(records, name, policies or {}) for name in incidents]:
         command = f"supervise why {run_path(run)} {row.id}"
         lines.append(f"  {row.id} {row.severity} {row.status}: {row.title}; {command}")
+    messages = (r.decision.message for r in records if isinstance(r.decision, Notified))
+    wiring = (m for m in messages if str(m.facts.get("rule")).startswith(f"{WIRING}."))
+    lines += [f"  {message.severity} {message.title}" for message in wiring]
     verify = audit.verify_audit(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {run_path(run)}")
     lines.append(f"  stability record: supervise record {run_path(run)}")
