@@ -247,10 +247,11 @@ class RunView:
         self._rules: tuple[str, list[dict[str, Any]]] = ("", [])
         self._marks: tuple[int, dict[str, Any]] = (-1, {})
         self._marks_lock = threading.Lock()
-        self._incident_marks: dict[str, tuple[int, IncidentMark]] = {}
+        self._by_incident: dict[str, list[Record]] = {}
+        self._incident_marks: dict[str, tuple[int, IncidentMark, dict[int, str]]] = {}
         self._listed = -UNSEEN_S, ""
         self._about: tuple[object, tuple[str, str]] = (None, ("", ""))
-        self._texts: tuple[int, dict[int, str]] = (-1, {})
+        self._texts: dict[int, str] = {}
         self.problem, self.version = "", 0
 
     def update(self) -> bool:
@@ -291,7 +292,9 @@ class RunView:
             if not all(isinstance(getattr(record, name), form) for name, form in SHAPE.items()):
                 raise TypeError(record.seq)
             self._outcome.take(raw)
-            self.records.append(record)
+            if record.incident:
+                self._by_incident.setdefault(record.incident, []).append(record)
+            self.records.append(record)  # last: others read meanwhile
         except MISSHAPEN as error:  # of another version: the others count
             self.problem = f"a record cannot be understood: {type(error).__name__}"
 
@@ -515,26 +518,8 @@ class RunView:
 
     def _chief_texts(self) -> dict[int, str]:
         """Return what records of incidents and of their actions say, as their cards say it."""
-        if self._texts[0] != len(self.records):
-            count, texts = len(self.records), dict[int, str]()
-            marks = {mark["id"]: mark for mark in self.marks()["incidents"]}
-            for record in self.records:
-                made, mark = record.decision, marks.get(record.incident or "")
-                if isinstance(made, decisions.ApprovalRequested):
-                    plan = ", ".join(step.verb for step in made.args)
-                    texts[record.seq] = f"{made.id}: approve {made.runbook} ({plan})?"
-                elif isinstance(made, decisions.IncidentOpened) and mark:
-                    texts[record.seq] = f"{record.incident} opened: {mark['title']}"
-                elif isinstance(made, decisions.IncidentClosed) and mark:
-                    end = "unresolved at the end" if mark["unsettled"] else mark["state"].lower()
-                    texts[record.seq] = f"{record.incident} {end}: {made.finding or made.cause}"
-            for name in marks:
-                actions = intended_actions(r for r in self.records if r.incident == name)
-                last = {action.record: action.outcome_record for action in actions}
-                own = action_texts(actions, newest=math.inf, has_new_batches=False)
-                texts |= {last[number] or number: text for number, text in own}
-            self._texts = count, texts
-        return self._texts[1]
+        self.marks()
+        return self._texts
 
     def action_lines(self) -> list[str]:
         """Return what was done to the job, in order."""
@@ -567,15 +552,14 @@ class RunView:
             return self._marks[1]
 
     def _incidents(self) -> list[IncidentMark]:
-        by_incident: dict[str, list[Record]] = {}
-        for record in self.records:
-            if record.incident:
-                by_incident.setdefault(record.incident, []).append(record)
         for name in incident_ids(self.records):
-            own = by_incident[name]
+            own = self._by_incident[name]
             if self._incident_marks.get(name, (0,))[0] != len(own):
-                self._incident_marks[name] = len(own), self._incident(name, own)
-        return [mark for _, mark in self._incident_marks.values()]
+                count, mark = len(own), self._incident(name, own)
+                self._incident_marks[name] = count, mark, _texts_of(mark, own)
+        marked = self._incident_marks.values()
+        self._texts = {number: text for *_, texts in marked for number, text in texts.items()}
+        return [mark for _, mark, _ in marked]
 
     def _incident(self, name: str, own: Sequence[Record]) -> IncidentMark:
         opened = next(r for r in own if isinstance(r.decision, decisions.IncidentOpened))
@@ -668,6 +652,25 @@ class RunView:
         origin = RunOrigin.from_description(self.described, run_path(self.run), phase)
         tapes = read_tapes(self.run, self.records, incident)
         return build_incident_report(self.records, incident, origin, self.policies(), tapes)
+
+
+def _texts_of(mark: IncidentMark, own: Sequence[Record]) -> dict[int, str]:
+    """Return what the records of an incident and of its actions say, by number."""
+    texts: dict[int, str] = {}
+    for record in own:
+        made = record.decision
+        if isinstance(made, decisions.ApprovalRequested):
+            plan = ", ".join(step.verb for step in made.args)
+            texts[record.seq] = f"{made.id}: approve {made.runbook} ({plan})?"
+        elif isinstance(made, decisions.IncidentOpened):
+            texts[record.seq] = f"{mark.id} opened: {mark.title}"
+        elif isinstance(made, decisions.IncidentClosed):
+            end = "unresolved at the end" if mark.unsettled else mark.state.lower()
+            texts[record.seq] = f"{mark.id} {end}: {made.finding or made.cause}"
+    actions = intended_actions(own)
+    last = {action.record: action.outcome_record for action in actions}
+    done = action_texts(actions, newest=math.inf, has_new_batches=False)
+    return texts | {last[number] or number: text for number, text in done}
 
 
 def _restored(made: decisions.Decision | None) -> Restored | None:
