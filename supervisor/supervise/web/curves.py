@@ -43,10 +43,12 @@ _building = threading.Lock()  # one at a time: the machine trains
 def _turn() -> Iterator[None]:
     """Wait until no other run is read, unless that one hangs."""
     global _building
-    turn = _building
-    if not turn.acquire(timeout=TURN_S):
-        turn = _building = threading.Lock()
-        turn.acquire()
+    while not (turn := _building).acquire(timeout=TURN_S):
+        if turn is _building:  # else another has taken its place: there is one in turn again
+            turn = threading.Lock()
+            turn.acquire()
+            _building = turn
+            break
     try:
         yield
     finally:
