@@ -262,7 +262,7 @@ def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "open", hangs(os.open))
     monkeypatch.setattr(os, "stat", hangs(os.stat))
-    monkeypatch.setattr("supervise.web.server.READ_S", 0.5, raising=False)
+    monkeypatch.setattr("supervise.web.server.REQUEST_S", 0.5)
     monkeypatch.setattr("supervise.web.curves.TURN_S", 0.1, raising=False)
     page = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache"))
 
@@ -295,6 +295,57 @@ def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch
     finally:
         answers.set()
     page.close()
+
+
+def test_no_row_of_the_list_waits_for_another(directory, tmp_path, monkeypatch):
+    """Here each waits until all have begun, and there are more than are read at once."""
+    names = {*map(str, range(6))}
+    for name in names:
+        shutil.copytree(directory / "runs" / "spike", tmp_path / "runs" / name)
+    together, waiting, stat = threading.Barrier(len(names)), set(names), os.stat
+
+    def wait(path, *args, **options):
+        if str(path).endswith("run.json") and Path(path).parent.name in waiting:
+            waiting.discard(Path(path).parent.name)
+            together.wait(20)
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", wait)
+    page = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache"))
+
+    async def browse():
+        transport = httpx.ASGITransport(app=page.application, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get("/api/runs")).json()
+
+    rows = asyncio.run(browse())["runs"]
+    assert {row["run"]: row["problem"] for row in rows} == dict.fromkeys(names)
+
+
+def test_a_run_is_read_again_once_there_are_threads(directory, tmp_path, monkeypatch):
+    page = Page(Settings(directory=directory / "runs", cache=tmp_path / "cache"))
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Exception, match="not read yet"):
+            page.view("spike")
+    assert page.view("spike").records
+
+
+def test_a_log_that_grows_says_the_same_as_one_that_is_read_at_once(directory, tmp_path):
+    log = shutil.copytree(directory / "runs" / "spike", tmp_path / "runs" / "spike") / "audit.log"
+    lines = log.read_bytes().splitlines(keepends=True)
+    settings = Settings(directory=tmp_path / "runs", cache=tmp_path / "cache")
+    page = Page(settings)
+    for number in range(1, len(lines) + 1):
+        log.write_bytes(b"".join(lines[:number]))
+        grown, whole = page.view("spike"), Page(settings).view("spike")
+        assert grown.decisions(-1) == whole.decisions(-1)
+        assert grown.marks() == whole.marks()
+    assert len(whole.records) == len(lines) and whole.action_lines()
 
 
 def test_a_board_asks_for_what_a_run_can_have():

@@ -20,8 +20,8 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -51,10 +51,11 @@ from .run_view import RunView, describe_metrics, write_note
 
 FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
 LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
-MAX_LIVE, MAX_OPEN, MAX_COMPARED = 32, 8, 6
+MAX_LIVE, MAX_OPEN, MAX_COMPARED, MAX_READ = 32, 8, 6, 4
 IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
-READ_S, ROW_S = 5.0, 0.2  # what the files of a run may take; of a row in the list, where others did
+LIST_S, ROW_S = 5.0, 0.2  # for all rows of the list; until one more is read, where MAX_READ hang
+UNREAD = "its files are not read yet: a disk may be slow"
 TYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
@@ -111,25 +112,36 @@ class RunReader:
         self._lock = threading.Lock()
         self._late: Future[Any] | None = None
 
-    def read(self, work: Callable[[], T], within_s: float) -> T:
+    def read(self, work: Callable[[], T]) -> T:
         """Return what `work` returns. Raises ProblemError where it, or one before, takes longer."""
-        is_late = self._late is not None and not self._late.done()
-        if not is_late and self._lock.acquire(timeout=within_s):
-            result = Future[T]()
-            threading.Thread(target=self._run, args=(work, result), daemon=True).start()
-            try:
-                return result.result(within_s)
-            except TimeoutError:
+        return self.finish(self.start(work), REQUEST_S)
+
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Begin to read, after the one before; where that is late there is a ProblemError."""
+        result = Future[T]()
+        if self._late is None or self._late.done():
+            with suppress(RuntimeError):  # there may be no more threads
+                threading.Thread(target=self._run, args=(work, result), daemon=True).start()
+                return result
+        result.set_exception(ProblemError(503, UNREAD))
+        return result
+
+    def finish(self, result: Future[T], within_s: float) -> T:
+        """Return what was started. Raises ProblemError where it takes longer."""
+        try:
+            return result.result(within_s)
+        except TimeoutError:
+            if not result.cancel():  # it has its turn, so it is what the others wait for
                 self._late = result
-        raise ProblemError(503, "its files are not read yet: a disk may be slow")
+            raise ProblemError(503, UNREAD) from None
 
     def _run(self, work: Callable[[], T], result: Future[T]) -> None:
-        try:
-            result.set_result(work())
-        except Exception as error:
-            result.set_exception(error)
-        finally:
-            self._lock.release()
+        with self._lock:
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(work())
+                except Exception as error:
+                    result.set_exception(error)
 
 
 async def _on_thread(work: Callable[..., T], *args: Any, limit_s: float | None = REQUEST_S) -> T:
@@ -208,7 +220,7 @@ class Page:
                 if now_s - self._used[other] > IDLE_S:
                     del self._used[other]
                     self._drop(other)
-        return self._reader(name).read(lambda: self._updated_view(name), READ_S)
+        return self._reader(name).read(lambda: self._updated_view(name))
 
     def _names(self) -> list[str]:
         """Return the names that may be runs, without a look at any: its disk may hang."""
@@ -252,7 +264,7 @@ class Page:
                 self._curves[name] = RunCurves(view, folder)
             return self._curves[name]
 
-        return self._curves.get(name) or self._reader(name).read(open_curves, READ_S)
+        return self._curves.get(name) or self._reader(name).read(open_curves)
 
     def _reading(
         self, answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
@@ -316,12 +328,11 @@ class Page:
     # ── documents ──
 
     def _run_list(self, request: Request) -> Response:
-        names, until_s = self._names(), time.monotonic() + READ_S
-        for name in set(self._listed).difference(names):
-            self._listed.pop(name, None)
-            self._rows.pop(name, None)
-        stamped = [self._row(name, max(ROW_S, until_s - time.monotonic())) for name in names]
-        stamped.sort(key=itemgetter(0), reverse=True)
+        names = self._names()
+        for name in set(self._readers).difference(names):
+            for table in (self._listed, self._rows, self._readers):
+                table.pop(name, None)
+        stamped = sorted(self._stamped_rows(names), key=itemgetter(0), reverse=True)
         rows = [row for _, row in stamped if row]
         needs = [need for row in rows for need in row["needs"]]
         order = sorted(needs, key=_urgency)
@@ -335,13 +346,26 @@ class Page:
             }
         )
 
-    def _row(self, name: str, within_s: float) -> tuple[float, Mapping[str, Any]]:
-        """Return when a run began, and its row; of one that is not read in time its problem."""
-        path = self.settings.directory / name
-        try:
-            return self._reader(name).read(lambda: self._read_row(path), within_s)
-        except ProblemError as error:
-            return math.inf, _problem_row(runs.RunSummary(name, str(path), problem=str(error)))
+    def _stamped_rows(self, names: Sequence[str]) -> Iterator[tuple[float, Mapping[str, Any]]]:
+        """Yield when a run began, and its row; of one that is not read in time its problem."""
+        until_s = time.monotonic() + LIST_S
+        started: dict[str, Future[tuple[float, Mapping[str, Any]]]] = {}
+        pending: set[Future[Any]] = set()
+        for name in names:
+            if len(pending) >= MAX_READ:
+                pending = wait(pending, ROW_S, FIRST_COMPLETED).not_done
+            if time.monotonic() > until_s:
+                break
+            work = partial(self._read_row, self.settings.directory / name)
+            started[name] = self._reader(name).start(work)
+            pending.add(started[name])
+        for name in names:
+            left_s = max(0.0, until_s - time.monotonic())
+            try:
+                yield self._reader(name).finish(started.get(name) or Future(), left_s)
+            except ProblemError as error:
+                path = str(self.settings.directory / name)
+                yield math.inf, _problem_row(runs.RunSummary(name, path, problem=str(error)))
 
     def _read_row(self, path: Path) -> tuple[float, Mapping[str, Any]]:
         """Return the same of the files; one that cannot be read has its problem, and no page."""
