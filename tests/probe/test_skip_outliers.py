@@ -1,6 +1,7 @@
-"""Which batches are outliers, and when the skipping of their updates ends."""
+"""Which batches are outliers, until when their updates are skipped, and which ranks are alike."""
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from supervise_probe.safeguards.bad_steps import (
     OutlierRule,
     SkipOutliers,
 )
+from supervise_probe.torch_state.structure import replicated_parameters
 
 BAD = "the weights are bad: the probe batch has a loss of 3.1, and had 2"
 
@@ -151,3 +153,25 @@ def test_what_cannot_be_judged_is_said(ranks, loss, why):
 def test_what_is_not_finite_is_left_to_others():
     job = Job()
     assert job.run([*losses(100), float("nan"), float("inf"), 4.0]) == [102]
+
+
+class DistributedDataParallel:
+    """As apex and Megatron have one: no process group of this name, no names that are ignored."""
+
+    def __init__(self, weights, **groups):
+        self.module = SimpleNamespace(named_parameters=lambda: weights.items())
+        for name, ranks in groups.items():
+            setattr(self, name, SimpleNamespace(size=partial(int, ranks)))
+
+
+@pytest.mark.parametrize(
+    ("groups", "copies"), [({}, 1), ({"dp_cp_group": 4}, 1), ({"dp_cp_group": 2}, 0)]
+)
+def test_a_wrapper_of_another_library_makes_replicas_of_all_ranks_but_those_it_parts(
+    groups, copies
+):
+    weight = SimpleNamespace(numel=lambda: 8)
+    wrapper = DistributedDataParallel({"weight": weight}, **groups)
+    found = replicated_parameters(SimpleNamespace(modules=[wrapper]), 4)
+
+    assert found == set([id(weight)][:copies])

@@ -251,6 +251,7 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
 
 
 WRAPPER = "DistributedDataParallel"
+GROUPS = ("process_group", "dp_cp_group")  # PyTorch's, Megatron's; one of apex has all ranks
 
 
 def replicated_parameters(registry: Registry, ranks: int) -> set[int]:
@@ -261,11 +262,16 @@ def replicated_parameters(registry: Registry, ranks: int) -> set[int]:
     return {
         id(p)
         for wrapper in registry.modules
-        if type(wrapper).__name__ == WRAPPER and wrapper.process_group.size() == ranks
+        if type(wrapper).__name__ == WRAPPER and _wrapper_ranks(wrapper, ranks) == ranks
         for name, p in wrapper.module.named_parameters()
-        if p.numel() and name not in wrapper.parameters_to_ignore
+        if p.numel() and name not in getattr(wrapper, "parameters_to_ignore", ())
         if not hasattr(p, "_local_tensor")
     }
+
+
+def _wrapper_ranks(wrapper: Any, ranks: int) -> int:
+    groups = (getattr(wrapper, name, None) for name in GROUPS)
+    return next((int(group.size()) for group in groups if group is not None), ranks)
 
 
 class Replicas:
