@@ -149,9 +149,9 @@ def test_a_rank_gets_the_worst_of_its_devices_and_their_critical_errors(tmp_path
 
 
 def test_a_lost_device_is_not_taken_for_a_busy_one_and_hides_no_other(tmp_path):
-    """What does not answer is asked again once the job is started again; its memory may be ours."""
+    """What failed is reported once for each launch; its memory may be the host's."""
     own = [os.getpid()]
-    looked = hardware(tmp_path, driver := Driver({0: own, 1: own}, shared=True))
+    looked = hardware(tmp_path, driver := Driver({0: own, 1: own}, shared=True), answer_s=0.0)
     shares = []
     for driver.lost in (set(), {0}, {0}, {0, 1}, {0, 1}, {0, 1}):
         looked.look()
@@ -167,6 +167,25 @@ def test_a_lost_device_is_not_taken_for_a_busy_one_and_hides_no_other(tmp_path):
     looked.reset()
     looked.look()
     assert (looked.device_share, looked.troubles()) == (0.9, [])
+
+
+def test_a_device_that_fails_for_a_moment_is_as_busy_as_before_and_asked_again(tmp_path):
+    own = [os.getpid()]
+    looked = hardware(tmp_path, driver := Driver({0: own}, count=1))
+
+    def share(lost):
+        driver.lost = lost
+        looked.look()
+        return looked.device_share
+
+    assert [share(lost) for lost in (set(), {0}, {0}, {0})] == [0.9] * 4
+
+    looked = hardware(tmp_path, driver, answer_s=0.5)
+    assert [share(lost) for lost in (set(), {0}, {0})] == [0.9] * 3
+    wait_until(lambda: share({0}) == 0.0, "the end of what it told last")
+    wait_until(lambda: share(set()) == 0.9, "an answer")
+    assert [share({0}) for _ in range(3)] == [0.9] * 3
+    assert len(looked.troubles()) == 1
 
 
 def test_a_subject_that_keeps_failing_is_given_up_and_said_but_a_missing_driver_is_no_fault(

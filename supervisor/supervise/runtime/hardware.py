@@ -154,6 +154,10 @@ EVERY_S = 2.0  # between two looks
 MEMBERS_S = 10.0  # between two searches for the processes of the job, which read all of /proc
 STALE_S = 30.0  # an answer older than that is no answer
 STRIKES = 2
+# The last answer of a device that fails stands in for so long: a driver that fails for a moment
+# must not make a job idle that works on its devices only, nor a lost one keep it busy for ever.
+ANSWER_S = 60.0
+RETRIES = 6  # of what has failed, in that time
 ELSEWHERE = 0  # stands for pids of another namespace: in a container the driver tells the host's
 
 HOST = ("host_mem_used", "host_mem_growth", "host_cpu_wait", "open_files", "disk_free")
@@ -181,6 +185,7 @@ class Hardware:
         disk: a path on the file system that the job writes to.
         nvml: the `pynvml` module, or whatever has its functions.
         disks: returns paths on further file systems that the run needs.
+        answer_s: how long the last answer of a device stands in for one that fails.
     """
 
     def __init__(
@@ -191,6 +196,7 @@ class Hardware:
         every_s: float = EVERY_S,
         members_every_s: float = MEMBERS_S,
         disks: Callable[[], Iterable[Path]] = tuple,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._members = members
         self._disk, self._disks = disk, disks
@@ -200,7 +206,9 @@ class Hardware:
         self._members_every_s = members_every_s
         self._over = threading.Event()
         self._thread = Thread(target=self._run, name="hardware", daemon=True)
-        self._strikes: dict[str, int] = {}
+        self._answer_s = answer_s
+        self._strikes: dict[str, tuple[int, float]] = {}  # how many in a row, and when the last
+        self._failed: set[str] = set()  # subjects whose trouble was reported
         self._device_total: int | None = None
         self._xids: Xids
         self._growth = MemoryGrowth()
@@ -210,6 +218,7 @@ class Hardware:
         self._host: Mapping[str, float] = {}
         self._of_pid: Mapping[int, Mapping[str, float]] = {}
         self._device_share = 0.0
+        self._shares: dict[int, tuple[float, float]] = {}  # of the job's devices, and since when
         self._at = float("-inf")
         self._cpu: tuple[float, float, dict[int, tuple[float, float]]] | None = None
         self._found: list[psutil.Process] = []
@@ -231,6 +240,7 @@ class Hardware:
     def reset(self) -> None:
         """The job was started again: its memory grows anew, and what failed is asked again."""
         self._strikes.clear()
+        self._failed.clear()
         with self._launch:
             self._growth, self._steps = MemoryGrowth(), False
             self._found_at = float("-inf")
@@ -283,23 +293,24 @@ class Hardware:
         host |= self._guarded("disk", self._free, {})
         with self._launch:
             self._host = host if growth is self._growth else _without_growth(host)
-        # Of devices that do not answer nobody knows, whatever the last look has seen.
         self._device_share, self._of_pid = self._guarded("devices", self._by_pid, (0.0, {}))
         self._at = time.monotonic()
 
     def _guarded(self, subject: str, ask: Callable[[], Any], otherwise: Any) -> Any:
-        if self._strikes.get(subject, 0) >= STRIKES:
+        strikes, failed_at = self._strikes.get(subject, (0, 0.0))
+        if strikes >= STRIKES and time.monotonic() < failed_at + self._answer_s / RETRIES:
             return otherwise
         try:
             answer = ask()
         except Exception as error:
-            strikes = self._strikes[subject] = self._strikes.get(subject, 0) + 1
-            if strikes == STRIKES:
+            self._strikes[subject] = strikes + 1, time.monotonic()
+            if strikes + 1 >= STRIKES and subject not in self._failed:
+                self._failed.add(subject)
                 text = f"{subject} cannot be measured: {type(error).__name__}: {error}"
                 self._troubles.append(text)
                 _log.exception("%s", text)
             return otherwise
-        self._strikes[subject] = 0
+        self._strikes.pop(subject, None)
         return answer
 
     # ── the host ──────────────────────────────────────────────────────────────────────────────────
@@ -362,20 +373,26 @@ class Hardware:
             self._device_total = count_devices(nvml)
             self._xids = Xids(nvml, self._device_total)
         by_pid: dict[int, dict[str, float]] = {}
-        errors, share = self._xids.count(), 0.0
+        errors, now_s = self._xids.count(), time.monotonic()
         ours = {ELSEWHERE, *(process.pid for process in self._found)}
         for index in range(self._device_total):
             ask = partial(self._device, nvml, index)
-            users, values = self._guarded(f"device {index}", ask, ((), {}))
+            answer = self._guarded(f"device {index}", ask, None)
+            if answer is None:
+                continue
+            users, values = answer
             values["gpu_xid_errors"] = float(errors)
-            if ours & {pid if psutil.pid_exists(pid) else ELSEWHERE for pid in users}:
-                share = max(share, values.get("gpu_util", 0.0) / 100.0)
+            if not ours & {pid if psutil.pid_exists(pid) else ELSEWHERE for pid in users}:
+                self._shares.pop(index, None)
+            elif "gpu_util" in values:
+                self._shares[index] = values["gpu_util"] / 100.0, now_s
             for pid in users:
                 mine = by_pid.setdefault(pid if psutil.pid_exists(pid) else ELSEWHERE, {})
                 for name, value in values.items():
                     worse = min if name == "gpu_util" else max
                     mine[name] = worse(mine.get(name, value), value)
-        return share, by_pid
+        young = (s for s, at in self._shares.values() if now_s - at <= self._answer_s)
+        return max(young, default=0.0), by_pid
 
     def _device(self, nvml: Any, index: int) -> tuple[list[int], dict[str, float]]:
         """Return who computes on a device, and what it tells, as far as it is supported."""
