@@ -356,6 +356,29 @@ def test_a_sampled_metric_that_ends_is_no_drift_nor_are_losses_that_are_nan_blin
     assert not any("is blind" in message["title"] for message in messages(story))
 
 
+@pytest.mark.parametrize(
+    ("update", "skipped", "told"), [(0.0, 1.0, [0, 1, 1]), (NAN, 0.0, [0, 0, 1])]
+)
+def test_what_has_no_part_in_gradients_that_are_nan_is_blindness(update, skipped, told):
+    """At once where the weights were kept, else once they are good again."""
+    names = (
+        "train_loss_raw",
+        "grad_global_norm",
+        "update_norm",
+        "update_skipped",
+        "dataloader_stall_frac",
+    )
+    good = dict.fromkeys(names, 1.0) | {"update_skipped": 0.0, "dataloader_stall_frac": 0.1}
+    bad = {"grad_global_norm": NAN, "update_norm": update, "update_skipped": skipped}
+    story, counts = Story(shipped_policy("nano"), names), []
+    for row in (good, good | bad | {names[-1]: NAN}, good | {names[-1]: NAN}):
+        story.rows(*[row] * 300)
+        story.tick()
+        said = [message["title"] for message in messages(story)]
+        counts.append(sum("throughput.stall is blind" in text for text in said))
+    assert counts == told
+
+
 def test_a_schedule_that_is_over_is_told_once_and_nothing_of_updates_that_are_zero():
     names = ("train_loss_raw", "update_norm", "update_to_weight", "learning_rate")
     moving = [(4.0 + 0.01 * (n % 5), 0.1, 1e-3, 1e-3) for n in range(100)]

@@ -313,7 +313,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         if changes:
             rule_fired.on_rules_changed(ctx, monitor, rank, changes)
         for r in monitor.newly_blind(state.frame_count, tick.at_ns):
-            _on_blind_rule(ctx, ctx.policy.rules[r], rank)
+            _on_blind_rule(ctx, r, rank)
     incident, run = state.incident, state.run()
     if incident is not None and run is not None and run.intent.action_id is not None:
         if tick.at_ns > run.intent.deadline_ns:
@@ -367,22 +367,27 @@ def _record_notes(ctx: StepContext, monitor: RankMonitor) -> None:
     monitor.notes.clear()
 
 
-def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
+def _on_blind_rule(ctx: StepContext, index: int, rank: int) -> None:
     """A metric that was there went missing: an incident of its own, not health."""
+    rule, monitor = ctx.policy.rules[index], ctx.state.monitors[rank]
     if ctx.state.silence(rule.id) is not None:
         return
-    severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
-    monitor = ctx.state.monitors[rank]
-    reason = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
     missing = _missing_metrics(ctx.policy, monitor, rule)
+    is_broken = bool(missing) and all(monitor.value(metric) is not None for metric in missing)
+    follows = is_broken and rule_scope.MOVED_BY_SPIKE.issuperset(missing)
+    incident = ctx.state.incident
+    if is_broken and not follows and incident is not None and incident.case.excursion.lasting:
+        monitor.rules[index].blind = False  # it may follow too: asked again once that is over
+        return
+    severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
+    reason = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
     reason += ", ".join(missing) or "its metrics"
     alarm = RuleBlind(reason=reason, rule=rule.id, severity=severity, rank=rank)
     blind = replace(rule, severity=severity)
     rule_fired.end_machine_incident(ctx, [blind])  # what is recorded is of the next one
     ctx.record(alarm)
     incident = ctx.state.incident
-    is_broken = bool(missing) and all(monitor.value(metric) is not None for metric in missing)
-    if is_broken and incident is not None and incident.case.excursion.is_nonfinite:
+    if follows and incident is not None and incident.case.excursion.is_nonfinite:
         return  # what is NaN or Inf is what the incident is about
     if rule_scope.incident_alongside(ctx.policy, ctx.state.incident, blind):
         opening.notify_alongside(ctx, blind, alarm)

@@ -349,7 +349,9 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
     key, report = f"beside {incident.id}", state.rules.reported.get(rule.id)
     if rule.id in state.rules.flapping or (report is not None and report.incident == key):
         return
-    heights = rule_news.breach_peaks(alarm.numbers) if isinstance(alarm, RuleFired) else {}
+    subject, heights = f"rule {rule.id} is blind", {}
+    if isinstance(alarm, RuleFired):
+        subject, heights = rule.title or rule.id, rule_news.breach_peaks(alarm.numbers)
     state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
     then = "; ".join(filter(None, (f"beside {incident.id}", advice.show_runbook_command(rule.see))))
     beside = notices.RuleFiresBeside(
@@ -358,7 +360,7 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
         expression=rule.text,
         numbers=_text(rule, alarm),
         step=_step(state, alarm),
-        subject=rule.title or rule.id,
+        subject=subject,
         advice=Advice(None, then),
     )
     ctx.send(beside)
