@@ -549,8 +549,8 @@ def quarantine(operands: tuple[str, ...]) -> Order:
 def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:
     """End a hold: the policy may act again.
 
-    The incident closes, and the rules learn their baselines again. A rule that is still in
-    breach fires again.
+    The incident closes. Rules with a baseline learn it again; a fixed limit that is still
+    exceeded fires again.
 
     \b
     Examples:

@@ -144,8 +144,8 @@ def run_command(
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
     A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then D.3)
-    from the newest verified checkpoint, by `job.relaunch` (64: the policy has none, or none of the
-    checkpoints is verified). If the job wrote none, or with --fresh, COMMAND starts unchanged.
+    from the newest verified checkpoint, by `job.relaunch`. Without one, or without `job.relaunch`,
+    the exit code is 64. With --fresh, or if the job never saved, COMMAND starts unchanged.
 
     \b
     Examples:

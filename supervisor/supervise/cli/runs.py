@@ -281,8 +281,8 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
 
     Without --verify it reads only the run directory: it works from any terminal, and after the run.
     A checkpoint in state `found` is not verified yet. A pinned one is kept as a copy in
-    RUN/checkpoints/ID. When the job has ended, its newest checkpoint is verified for up to 60 s; if
-    that was too short, --verify does it without a limit.
+    RUN/checkpoints/ID. At the end of the job the supervisor verifies its newest checkpoint, for at
+    most 60 s; --verify does it here, without a limit.
     `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
 
     \b

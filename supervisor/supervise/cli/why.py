@@ -66,7 +66,7 @@ def why_command(
 
     What happened, why, what was done, the cost, the proof, and what is next. Without INCIDENT all
     incidents are listed and the newest is explained; `inc-2` without RUN is that incident of the
-    newest run. Of a run that has none, the errors that made processes of the job exit are shown.
+    newest run. If the run has no incident, the errors that made its processes exit are shown.
     Reads only the run directory: it works during the run, after it, and after its supervisor was
     killed. To find out why something did not happen, use `supervise why-not`.
 
