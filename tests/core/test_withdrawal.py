@@ -351,6 +351,20 @@ def test_what_was_skipped_each_time_is_taken_back_only_where_the_weights_are_bad
         assert not any("rollback" in m["next"] for m in messages(story))
 
 
+def test_two_batches_that_were_skipped_stop_no_job_that_trains_again(tell):
+    """The answer about the weights comes behind steps that were made."""
+    keys, names = [], (*NAMES, "update_skipped")
+    story = checked(
+        tell, keys.append, None, again=40, severity="SEV0", for_steps=2, healthy=40, names=names
+    )
+    for loss in (NAN, NAN, *[2.0] * 5):
+        story.rows(dict(zip(names, (loss, loss, float(loss != loss)), strict=True)))
+    story.finish(keys[0], {"loss": GOOD, "was": WAS})
+
+    (withdrawn,) = [m for m in messages(story) if "is called off" in m["title"]]
+    assert not any("stop" in withdrawn[part] for part in ("verdict", "next"))
+
+
 @pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": JobSettings()}])
 def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(asked, changes):
     assert verbs(asked(changes=changes)) == ["snapshot", "touch"]
@@ -429,7 +443,9 @@ def learned(tell):
         found = iter(answers)
 
         def probe(key):
-            story.asked = story.step + 3, key, {"loss": next(found), "was": WAS}
+            answer = next(found)
+            answer = answer if isinstance(answer, dict) else {"loss": answer, "was": WAS}
+            story.asked = story.step + 3, key, answer
 
         story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names)
         story.asked = None
@@ -481,6 +497,18 @@ def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(learned)
         "the weights were good" in started["why"]
         and "the loss jumped again, by 3." in started["why"]
     )
+
+
+def test_weights_that_were_left_for_other_data_are_no_measure_of_good_ones(learned):
+    """The probe batch was worse: nobody said that the weights are good."""
+    story = learned(BAD, *[{"loss": BAD, "was": [[90, BAD]]}] * 9)
+    feed(story, falling(5.5, 2.25, 60), drift=0.4)
+    feed(story, [6.0] * 20)
+
+    assert verbs(story)[-1] == "touch"
+    (started,) = [m for m in messages(story) if "started" in m["title"]]
+    assert "the data had changed" in started["why"]
+    assert "the weights were good" not in started["why"]
 
 
 @pytest.mark.parametrize("losses", [falling(4.0, 2.02, 80), [4.0, 4.0, *[2.02] * 78]])

@@ -301,6 +301,22 @@ def is_each_skipped(incident: Incident) -> bool:
     return bool(excursion.skipped) and excursion.nonfinite is None
 
 
+def has_good_weights(incident: Incident, run: RunbookExecution, result: Payload) -> bool:
+    """Return whether the probe batch says that the weights are good.
+
+    In a long trouble no savepoint of before the onset is left: what was good then counts.
+    """
+    old, action, args = incident.deferred.weights_check, run.intent.action, run.intent.args
+    order, outcome = args.parse(WeightsArgs), result.read(Outcome)
+    if action is None or outcome.loss is None:
+        return False
+    if action.objection(args, result):
+        return True
+    if old is None or not old.good or outcome.loss_before(order.before_step):
+        return False
+    return outcome.loss <= order.within * old.loss
+
+
 def explain_good_weights(
     state: State, incident: Incident, run: RunbookExecution, result: Payload
 ) -> str:
@@ -322,9 +338,7 @@ def explain_good_weights(
         return f"nothing new speaks against the weights since step {old.step}"
     loss = outcome.loss
     if old is not None and loss is not None:
-        # In a long trouble no savepoint of before the onset is left: what was good then counts.
-        has_none = not outcome.loss_before(order.before_step)
-        if has_none and loss <= order.within * old.loss < math.inf:
+        if has_good_weights(incident, run, result):
             return (
                 f"the weights show no damage: the probe batch has a loss of {loss:.4g}, and had "
                 f"{old.loss:.4g} when they were good, by step {old.step}"
@@ -338,17 +352,18 @@ def explain_good_weights(
 
 
 def reduce_to_evidence(
-    ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str, loss: float
+    ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str, result: Payload
 ) -> None:
     """Leave of the runbook its evidence, and note from when on it may be asked again.
 
     Args:
-        loss: of the probe batch, with weights that are good; infinite where that is not known.
+        result: of the question whether the weights are good.
     """
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
-    order = run.intent.args.parse(WeightsArgs)
+    order, measured = run.intent.args.parse(WeightsArgs), result.read(Outcome).loss
     waits, event = order.again, order.data_event
-    is_known = loss < math.inf
+    is_known = measured is not None
+    loss = math.inf if measured is None else measured
     if not is_known:
         waits = max(1, waits // SOONER)
     if old is not None:
@@ -361,6 +376,7 @@ def reduce_to_evidence(
         state.frame_count + waits,
         waits,
         loss if old is None else min(loss, old.loss),
+        (old is not None and old.good) or has_good_weights(incident, run, result),
         event,
     )
     run.terms.reduced_reason = reason
@@ -392,9 +408,10 @@ def evidence_for_rollback(state: State, incident: Incident, result: Payload) -> 
         return ""
     new = new_evidence_against_weights(state, incident, old)
     loss = result.read(Outcome).loss
-    was_judged = old.loss < math.inf
+    was_asked = old.loss < math.inf
     probe = "" if loss is None else f"; the probe batch has a loss of {loss:.4g}"
-    if probe and was_judged:
+    if probe and was_asked:
         probe += f", {old.loss:.4g} then"
-    judged = "the weights were good" if was_judged else "nothing could judge the weights"
+    judged = "the data had changed" if was_asked else "nothing could judge the weights"
+    judged = "the weights were good" if old.good else judged
     return f"{new}; at step {old.step} {judged}{probe}"

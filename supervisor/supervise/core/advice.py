@@ -475,7 +475,9 @@ def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
 def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what is left to do where an action was not carried out."""
     onset = onset_of(incident)
-    if incident.severity == "SEV0" and action_planning.is_each_skipped(incident):
+    is_nonfinite = incident.case.excursion.bad_losses > 1  # still, behind what was skipped
+    each = is_nonfinite and action_planning.is_each_skipped(incident)
+    if incident.severity == "SEV0" and each:
         onset = _all_skips(state, incident, incident.case.excursion.skipped)[0]
         stop = "" if state.job.has_ended else "supervise stop RUN; "
         start = start_again(policy, state, onset)
@@ -694,6 +696,14 @@ def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
     return f"the learning rate is capped {height} until the job asks for no more", FREE_RATE
 
 
+def are_weights_sound(state: State, incident: Incident) -> bool:
+    """Return whether the weights were tested and good, and nothing new speaks against them."""
+    check = incident.deferred.weights_check
+    if check is None or not check.good or incident.case.rolled_back:
+        return False
+    return not action_planning.new_evidence_against_weights(state, incident, check)
+
+
 def advice_at_end(
     policy: Policy, state: State, incident: Incident, verdict: Verdict | None
 ) -> Advice:
@@ -720,9 +730,7 @@ def advice_at_end(
         and (monitor is None or monitor.is_objective)  # else a higher loss is not worse
         and not is_loss_rejoined(verdict)
     )
-    check = incident.deferred.weights_check
-    is_sound = check is not None and check.loss < math.inf and not incident.case.rolled_back
-    if ended and then.lead is None and is_bad and not is_sound:
+    if ended and then.lead is None and is_bad and not are_weights_sound(state, incident):
         use = f"use no checkpoint that was saved since step {onset_of(incident)}: move them away"
         then = Advice(None, f"{use}; {then.rest}", then.live)
     if wrong := wrong_after_restart(state, incident):

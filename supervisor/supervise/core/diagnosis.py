@@ -404,6 +404,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         about_loss=incident_judges_loss(policy, incident),
         objective=monitor.is_objective,
         rolled_back=case.rolled_back,
+        sound=(check := incident.deferred.weights_check) is not None and check.good,
     )
 
 

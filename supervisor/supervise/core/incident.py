@@ -313,7 +313,7 @@ class WithdrawnRunbook:
         name, level, escalated: it, as it was started.
         step: of the decision. retry_frame: frame count from which new evidence may start it again.
         waits: steps until then.
-        loss: of the probe batch with these weights, the lowest one.
+        loss: of the probe batch with these weights, the lowest one. good: it said that they are.
         data_event: how it is known that the data changed, "" where it is not.
     """
 
@@ -324,6 +324,7 @@ class WithdrawnRunbook:
     retry_frame: int
     waits: int
     loss: float
+    good: bool
     data_event: str
 
 

@@ -7,8 +7,6 @@ what it can, then follows `if_it_fails`; one that did not help is taken back bef
 
 from __future__ import annotations
 
-from math import inf
-
 from . import (
     action_planning,
     advice,
@@ -491,10 +489,7 @@ def _on_weights_checked(
 ) -> None:
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
     if reason := action_planning.explain_good_weights(ctx.state, incident, run, result):
-        loss = result.read(Outcome).loss
-        action_planning.reduce_to_evidence(
-            ctx, incident, run, reason, inf if loss is None else loss
-        )
+        action_planning.reduce_to_evidence(ctx, incident, run, reason, result)
         _untry(ctx, incident, reason)
         return
     new = action_planning.evidence_for_rollback(ctx.state, incident, result)

@@ -97,7 +97,7 @@ class Evidence:
         recurring: why it counts as recurring, "" when it does not.
         about_loss: a rule of the incident judges how large the loss is.
         objective: the loss has descended in this run, or nobody knows.
-        rolled_back: `after` is a new attempt.
+        rolled_back: `after` is a new attempt. sound: the weights were tested, and good.
     """
 
     band: Band | None
@@ -119,6 +119,7 @@ class Evidence:
     about_loss: bool = True
     objective: bool = True
     rolled_back: bool = False
+    sound: bool = False
 
 
 def is_loss_rejoined(verdict: Verdict) -> bool:
@@ -171,7 +172,7 @@ def _class(case: Evidence, questions: Questions) -> SpikeClass:
     shifted, normal = questions.eval_shifted.answer, questions.norms_stayed.answer
     # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not,
     # unless the weights were tested.
-    again = case.bad_losses > 1 and not (case.skipped and _happened(case, "weights"))
+    again = case.bad_losses > 1 and not (case.skipped and case.sound)
     again |= bool(case.skipped and case.rolled_back)
     if case.nonfinite is not None or again:
         return SpikeClass.NUMERIC

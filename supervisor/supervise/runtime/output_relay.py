@@ -46,9 +46,10 @@ class OutputLog:
         waiting: bytes that wait for the disk. lost: bytes that were not kept since the last note.
     """
 
-    def __init__(self, path: str, max_bytes: int = MOST_KEPT) -> None:
+    def __init__(self, path: str, max_bytes: int = MOST_KEPT, waiting: int = MOST_WAITING) -> None:
         self._path = path
         self._most = max_bytes
+        self._most_waiting = waiting
         self._queue: deque[bytes] = deque()
         self.waiting = self.lost = 0
         self._over = False
@@ -63,7 +64,7 @@ class OutputLog:
         if not data:
             return
         with self._change:
-            if self.waiting + len(data) > MOST_WAITING:
+            if self.waiting + len(data) > self._most_waiting:
                 self.lost += len(data)
                 return
             if self.lost:
