@@ -123,11 +123,14 @@ class Baseline:
         Where samples became rarer, those of a short time at first are not the usual level. Not the
         steps since the one before: those between may have been flagged.
         """
-        first_index = self._first_index()
+        first_index, count = self._first_index(), len(self._steps)
+        # In each step there is one, as mostly: nothing to weigh. This runs for every frame.
+        if not count or self._steps[-1] - self._steps[first_index] < count - first_index:
+            return self.middle()
         steps, values = self._steps[first_index:], self._values[first_index:]
-        if len(values) < 2:
-            return values[0] if values else None
         gaps = [later - step for step, later in pairwise(steps)]
+        if min(gaps) == max(gaps):
+            return self.middle()
         spans = [*map(min, [gaps[0], *gaps], [*gaps, gaps[-1]])]
         half, passed = sum(spans) / 2, 0
         ordered = sorted(zip(values, spans, strict=True))
