@@ -77,9 +77,15 @@ class Lives:
         return Records(self.run).events(kind)
 
     def wait_for_the_end_of_the_job(self) -> None:
-        job = psutil.Process(json.loads((self.run / "launch.json").read_text())["pid"])
-        over = lambda: not job.is_running() or job.status() == psutil.STATUS_ZOMBIE  # noqa: E731
-        wait_until(over, "the end of the job")
+        pid = json.loads((self.run / "launch.json").read_text())["pid"]
+
+        def is_over():
+            try:
+                return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:  # before anybody looked
+                return True
+
+        wait_until(is_over, "the end of the job")
 
 
 @pytest.fixture
