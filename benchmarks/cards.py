@@ -198,6 +198,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=10**9, help="so many runs")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after this time")
     options = parser.parse_args()
+    if options.today is not None and options.today.resolve() == options.keep.resolve():
+        parser.error("--today is the folder of the runs: the texts of a run replace its folder")
     keep, until = options.keep.resolve(), time.monotonic() + options.seconds
     chosen = [cell for cell in cells() if options.only in cell.name][: options.first]
     rows, kinds, count = [], Counter[str](), Counter[str]()
