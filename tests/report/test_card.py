@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import jsonschema
@@ -596,7 +597,7 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames, capsy
 def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frames):
     """The card and the receipt say what was done, and what was tried in vain."""
     report, _, records = made(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
-    run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="other")
+    run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="the other")
 
     assert report.response.acted is False
     assert "lr scale FAILED: the rank is gone" in report.response.text
@@ -606,7 +607,7 @@ def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frame
     first, listed, *_ = closing_receipt(run)
     assert "1 incident, no action on the job, 2 failed" in first
     assert listed.startswith(f"  inc-1 {report.severity} {report.status}: ")
-    assert listed.endswith(f"; supervise why {run.path} inc-1")
+    assert listed.endswith(f"; supervise why {shlex.quote(str(run.path))} inc-1")
 
 
 def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_frames):

@@ -196,7 +196,7 @@ def _unverified(run: RunDir, newest: Entry | None) -> list[str]:
         return []
     return [
         f"  newest checkpoint not verified: {newest.label} in {newest.path}; "
-        f"supervise checkpoints --verify {receipt.run_path(run)}"
+        f"supervise checkpoints --verify {receipt.run_operand(run)}"
     ]
 
 

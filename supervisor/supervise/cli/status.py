@@ -22,7 +22,7 @@ from ..core.model.state_machine import HALTED
 from ..errors import StoreError, reading_recorded_data
 from ..notifiers.heartbeat import Health
 from ..report.incident_facts import sparkline
-from ..report.receipt import run_path
+from ..report.receipt import run_operand
 from ..runtime import late_messages
 from ..runtime.status import (
     DERIVED,
@@ -116,7 +116,7 @@ def read_status(
             outcome.end is not None or run.describe().host != socket.gethostname()
         )
         alive = run_life(run, outcome, brief=is_brief)
-    path = run_path(run)
+    path = run_operand(run)
     if alive.supervisor == "running":
         old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest else None
         verdict = judge_status(newest, old_s).replace(" RUN", f" {path}")

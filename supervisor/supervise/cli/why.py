@@ -22,7 +22,7 @@ from ..report import incident_views
 from ..report.incident_builder import build_incident_report, summarize_incident
 from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
-from ..report.receipt import run_path
+from ..report.receipt import run_operand, run_path
 from ..report.records import (
     Record,
     decision_detail,
@@ -501,7 +501,7 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
             if isinstance(record.decision, IncidentOpened)
         ]
     reasons = _absence_reasons(directory, wanted - points.keys())
-    found = judge_regression(points, opened, good, run_path(directory), reasons)
+    found = judge_regression(points, opened, good, run_operand(directory), reasons)
     if as_json:
         echo_json(msgspec.to_builtins(found))
         return

@@ -37,6 +37,7 @@ def closing_receipt(run: RunDir, policies: Mapping[str, Policy] | None = None) -
     end = next((record for record in records if record.kind == "run_end"), None)
     if end is None:
         return [f"supervise: the audit log of {run_path(run)} is incomplete: no record of the end"]
+    argument = run_operand(run)
     position = f"at step {end.step}" if end.step >= 0 else "before the first step"
     ending = end.data.parse(RunEnd)
     incidents = list_troubles(records)
@@ -47,22 +48,22 @@ def closing_receipt(run: RunDir, policies: Mapping[str, Policy] | None = None) -
     ]
     identities = [r for r in records if r.kind == "identity" and r.data.get("differs")]
     lines += [f"  {record.reason}" for record in identities]
-    lines += cost_warning_lines(ending.probe_share, run_path(run))
+    lines += cost_warning_lines(ending.probe_share, argument)
     suppressed = [r.decision for r in records if isinstance(r.decision, Suppressed)]
     if contended := sum(decision.cause == "host" for decision in suppressed):
         lines.append(f"  {count_noun(contended, 'time')} steps were slow as others had the CPUs")
-    lines += _undelivered(ending.undelivered, run_path(run))
+    lines += _undelivered(ending.undelivered, argument)
     if gap := incomplete_record(log):
         lines.append(f"  {gap['reason']}")
     for row in [summarize_incident(records, name, policies or {}) for name in incidents]:
-        command = f"supervise why {run_path(run)} {row.id}"
+        command = f"supervise why {argument} {row.id}"
         lines.append(f"  {row.id} {row.severity} {row.status}: {row.title}; {command}")
     messages = (r.decision.message for r in records if isinstance(r.decision, Notified))
     wiring = (m for m in messages if str(m.facts.get("rule")).startswith(f"{WIRING}."))
     lines += [f"  {message.severity} {message.title}" for message in wiring]
     verify = audit.verify_audit(run.audit_path)
-    lines.append(f"  audit log: {verify.message}; supervise audit show {run_path(run)}")
-    lines.append(f"  stability record: supervise record {run_path(run)}")
+    lines.append(f"  audit log: {verify.message}; supervise audit show {argument}")
+    lines.append(f"  stability record: supervise record {argument}")
     return lines
 
 
@@ -131,6 +132,11 @@ def count_noun(number: int, noun: str) -> str:
 def run_path(run: RunDir) -> str:
     """Return the run's path as typed from the working directory."""
     return _typed(run.path)
+
+
+def run_operand(run: RunDir) -> str:
+    """Return the same as an argument of a command that is to be pasted."""
+    return shlex.quote(run_path(run))
 
 
 def _typed(path: str | Path) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ..notifiers.outbox import Outbox
-from ..report.receipt import count_noun, run_path
+from ..report.receipt import count_noun, run_operand, run_path
 from ..store import files
 from ..system import Thread
 from .loop import App
@@ -139,7 +139,7 @@ class Foreground:
     def _abandon(self, process: Process, trouble: str) -> int:
         """Let out what needs no disk, say what is lost, and return the exit code."""
         app = self._app
-        code, location = app.exit_code(process), run_path(app.settings.run)
+        code, location = app.exit_code(process), run_operand(app.settings.run)
         ending = f"supervise: exit code {code}; the disk of {location} {trouble}. "
         if app.closed:
             self._app.settings.print_line(

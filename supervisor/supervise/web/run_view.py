@@ -35,7 +35,7 @@ from ..report.incident_facts import intended_actions
 from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
-from ..report.receipt import run_path
+from ..report.receipt import run_operand, run_path
 from ..report.records import Record, find_action_outcome, incident_ids
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
@@ -412,7 +412,7 @@ class RunView:
         return [] if self.state is None else list(self._needs(self.state, listed))
 
     def _needs(self, state: RunStatus, listed: str) -> Iterator[Need]:
-        newest, path = state.newest, run_path(self.run)
+        newest, path = state.newest, run_operand(self.run)
         incident = next(iter(current_incidents(state)), None)
         about = {
             "severity": None if incident is None else incident.severity,
