@@ -348,6 +348,25 @@ def test_a_log_that_grows_says_the_same_as_one_that_is_read_at_once(directory, t
     assert len(whole.records) == len(lines) and whole.action_lines()
 
 
+def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(directory, tmp_path):
+    log = shutil.copytree(directory / "runs" / "spike", tmp_path / "runs" / "spike") / "audit.log"
+    records = [json.loads(line[65:]) for line in log.read_bytes().splitlines()]
+    count, lines = 300, []
+    for number in range(count):
+        for record in records:
+            moved = {"seq": len(lines), "event": record.get("event", -1) + 1000 * number}
+            if record.get("incident"):
+                moved["incident"] = f"inc-{number + 1}"
+            lines.append(f"{'0' * 64} {json.dumps(record | moved)}\n")
+    log.write_text("".join(lines))
+    view = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache")).view("spike")
+    before_s = time.thread_time()
+    incidents = view.marks()["incidents"]
+    assert time.thread_time() - before_s < 3.0, "as long as the log is, it was 30 s"
+    assert len(view.records) == len(lines) and len(incidents) == count
+    assert {incident["title"] for incident in incidents} == {"Loss out of its limit"}
+
+
 def test_a_board_asks_for_what_a_run_can_have():
     names = {name for board in BOARDS.values() for name in board}
     assert names <= all_metrics().keys() and names.isdisjoint(BUILD)

@@ -24,6 +24,7 @@ from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.receipt import run_operand, run_path
 from ..report.records import (
+    IncidentIndex,
     Record,
     decision_detail,
     decode_log,
@@ -105,7 +106,8 @@ def why_command(
         return
     lines: list[str] = []
     if incident is None and len(ids) > 1:
-        summaries = [summarize_incident(records, name, policies) for name in ids]
+        index = IncidentIndex(records)
+        summaries = [summarize_incident(index, name, policies) for name in ids]
         lines += [f"run {directory.id}: {ending}", *incident_views.incident_rows(summaries), ""]
     lines += incident_views.render_full(report) if full else incident_views.render_card(report)
     if lacking:

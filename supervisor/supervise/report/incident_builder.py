@@ -50,6 +50,7 @@ from .incident_report import (
 from .records import (
     DONE,
     DOUBT,
+    IncidentIndex,
     Record,
     RunStart,
     action_outcomes,
@@ -348,14 +349,12 @@ class _Case:
         return band is None or not isinstance(peak, float) or peak > band.limit
 
 
-def summarize_incident(
-    records: Sequence[Record], incident: str, policies: Policies
-) -> IncidentSummary:
+def summarize_incident(index: IncidentIndex, incident: str, policies: Policies) -> IncidentSummary:
     """Return the summary of an incident for a list of several."""
-    own_records = records_of(records, incident)
+    own_records = index.records_of(incident)
     opening, _ = _opening(own_records)
-    _, _, rule_of = _policy_at(records, opening.seq, "", policies)
-    reported, spike = _failures(records, own_records), _diagnosis(own_records)
+    _, _, rule_of = _policy_at(index.history, opening.seq, "", policies)
+    reported, spike = _failures(index.history, own_records), _diagnosis(own_records)
     trigger = "" if reported or spike is None else sentences.CAUSES.get(spike.kind, "")
     return IncidentSummary(
         id=incident,

@@ -14,7 +14,15 @@ from ..store import audit
 from ..store.recorder import incomplete_record
 from ..store.run_directory import RunDir
 from .incident_builder import summarize_incident
-from .records import RunEnd, Undelivered, count_outcomes, decode_log, describe_counts, list_troubles
+from .records import (
+    IncidentIndex,
+    RunEnd,
+    Undelivered,
+    count_outcomes,
+    decode_log,
+    describe_counts,
+    list_troubles,
+)
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
@@ -55,7 +63,8 @@ def closing_receipt(run: RunDir, policies: Mapping[str, Policy] | None = None) -
     lines += _undelivered(ending.undelivered, argument)
     if gap := incomplete_record(log):
         lines.append(f"  {gap['reason']}")
-    for row in [summarize_incident(records, name, policies or {}) for name in incidents]:
+    index = IncidentIndex(records)
+    for row in [summarize_incident(index, name, policies or {}) for name in incidents]:
         command = f"supervise why {argument} {row.id}"
         lines.append(f"  {row.id} {row.severity} {row.status}: {row.title}; {command}")
     messages = (r.decision.message for r in records if isinstance(r.decision, Notified))

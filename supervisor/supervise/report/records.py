@@ -38,6 +38,8 @@ ATTACHED = (
         decisions.NearMiss,
     ),
 )
+JOINING = (decisions.IncidentOpened, decisions.RuleJoined, decisions.IncidentRaised)
+HISTORY = (decisions.PolicyReloaded, decisions.JobLaunched)
 
 
 class RunStart(Struct, frozen=True):
@@ -154,12 +156,7 @@ def list_troubles(records: Iterable[Record]) -> list[str]:
     for record in records:
         decision = record.decision
         is_order = isinstance(decision, decisions.IncidentOpened) and decision.requested_by
-        if (
-            isinstance(
-                decision, decisions.IncidentOpened | decisions.RuleJoined | decisions.IncidentRaised
-            )
-            and not is_order
-        ):
+        if isinstance(decision, JOINING) and not is_order:
             incidents.setdefault(str(record.incident))
     return list(incidents)
 
@@ -210,49 +207,64 @@ def count_outcomes(records: Iterable[Record]) -> Counter[str]:
     return Counter(action_outcomes(records))
 
 
-def records_of(records: Sequence[Record], incident: str) -> list[Record]:
-    """Return the records of an incident, and related ones of its first and last event.
+class IncidentIndex:
+    """The records of each incident, by one pass over a log, which may go on.
 
-    A rule that was muted when it fired joins later: where it fired is part of the incident.
+    A decision without an incident belongs to one if it comes from its first or last event. A rule
+    that was muted when it fired joins later: where it fired is part of the incident.
+
+    Attributes:
+        history: starts of the run and of its job, reloads, and failures of processes.
     """
-    events = {
-        record.event
-        for record in records
-        if record.incident == incident and record.kind == "incident" and record.event >= 0
-    }
-    closings = (r.seq for r in records if r.incident == incident and is_closing(r))
-    closed_at = next(closings, math.inf)
-    muted = _muted_firings(records, incident)
-    return [
-        record
-        for record in records
-        if record.incident == incident
-        or record.seq in muted
-        or (
-            isinstance(record.decision, ATTACHED)
-            and not record.incident
-            and record.event in events
-            and not getattr(record.decision, "alongside", "")
-            and not (record.kind == "rule" and record.seq > closed_at)  # it begins the next one
-        )
-    ]
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.history: list[Record] = []
+        self._own: dict[str, list[Record]] = {}
+        self._attached: dict[int, list[Record]] = {}  # by event
+        self._muted: dict[str, list[Record]] = {}
+        self._firings: dict[str | None, Record] = {}  # the newest of each rule
+        for record in records:
+            self.take(record)
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        made = record.decision
+        if record.incident:
+            self._own.setdefault(record.incident, []).append(record)
+        elif isinstance(made, ATTACHED) and not getattr(made, "alongside", ""):
+            self._attached.setdefault(record.event, []).append(record)
+        if isinstance(made, decisions.RuleFired):
+            self._firings[made.rule] = record
+        elif record.incident and isinstance(made, JOINING):
+            fired = self._firings.get(made.rule)
+            if fired is not None and not fired.incident:
+                self._muted.setdefault(record.incident, []).append(fired)
+        is_failure = isinstance(made, decisions.NoticeTaken) and made.what == FAILURE_NOTICE
+        if is_failure or record.kind == "run_start" or isinstance(made, HISTORY):
+            self.history.append(record)
+
+    def own_records(self, incident: str) -> list[Record]:
+        """Return the records that name an incident, oldest first."""
+        return self._own[incident]
+
+    def records_of(self, incident: str) -> list[Record]:
+        """Return the records of an incident with those that belong to it, oldest first."""
+        own = self._own.get(incident, [])
+        events = {record.event for record in own if record.kind == "incident"} - {-1}
+        closed_at = next((record.seq for record in own if is_closing(record)), math.inf)
+        attached = [
+            record
+            for event in events
+            for record in self._attached.get(event, ())
+            if record.kind != "rule" or record.seq <= closed_at  # else it begins the next one
+        ]
+        by_number = {r.seq: r for r in (*own, *attached, *self._muted.get(incident, ()))}
+        return [by_number[number] for number in sorted(by_number)]
 
 
-def _muted_firings(records: Iterable[Record], incident: str) -> set[int]:
-    """Return the records of rules that fired while they were muted, and joined it later."""
-    newest: dict[str | None, Record] = {}
-    firings: set[int] = set()
-    for record in records:
-        decision = record.decision
-        if isinstance(decision, decisions.RuleFired):
-            newest[decision.rule] = record
-        elif record.incident == incident and isinstance(
-            decision,
-            decisions.IncidentOpened | decisions.RuleJoined | decisions.IncidentRaised,
-        ):
-            fired = newest.get(decision.rule)
-            firings |= {fired.seq} if fired is not None and not fired.incident else set()
-    return firings
+def records_of(records: Iterable[Record], incident: str) -> list[Record]:
+    """Return the records of an incident with those that belong to it, see `IncidentIndex`."""
+    return IncidentIndex(records).records_of(incident)
 
 
 def is_closing(record: Record) -> bool:

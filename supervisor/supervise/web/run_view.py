@@ -36,7 +36,7 @@ from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
-from ..report.records import Record, find_action_outcome, incident_ids
+from ..report.records import IncidentIndex, Record, find_action_outcome, incident_ids
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
@@ -247,7 +247,7 @@ class RunView:
         self._rules: tuple[str, list[dict[str, Any]]] = ("", [])
         self._marks: tuple[int, dict[str, Any]] = (-1, {})
         self._marks_lock = threading.Lock()
-        self._by_incident: dict[str, list[Record]] = {}
+        self._index = IncidentIndex()
         self._incident_marks: dict[str, tuple[int, IncidentMark, dict[int, str]]] = {}
         self._listed = -UNSEEN_S, ""
         self._about: tuple[object, tuple[str, str]] = (None, ("", ""))
@@ -292,8 +292,7 @@ class RunView:
             if not all(isinstance(getattr(record, name), form) for name, form in SHAPE.items()):
                 raise TypeError(record.seq)
             self._outcome.take(raw)
-            if record.incident:
-                self._by_incident.setdefault(record.incident, []).append(record)
+            self._index.take(record)
             self.records.append(record)  # last: others read meanwhile
         except MISSHAPEN as error:  # of another version: the others count
             self.problem = f"a record cannot be understood: {type(error).__name__}"
@@ -553,7 +552,7 @@ class RunView:
 
     def _incidents(self) -> list[IncidentMark]:
         for name in incident_ids(self.records):
-            own = self._by_incident[name]
+            own = self._index.own_records(name)
             if self._incident_marks.get(name, (0,))[0] != len(own):
                 count, mark = len(own), self._incident(name, own)
                 self._incident_marks[name] = count, mark, _texts_of(mark, own)
@@ -565,7 +564,7 @@ class RunView:
         opened = next(r for r in own if isinstance(r.decision, decisions.IncidentOpened))
         closed = next((r for r in own if isinstance(r.decision, decisions.IncidentClosed)), None)
         outcome = self._outcome.incidents[name]
-        summary = summarize_incident(self.records, name, self.policies())
+        summary = summarize_incident(self._index, name, self.policies())
         rules = [r.decision.rule for r in own if r.kind in ("incident", "rule") and r.decision]
         end = self._moment(closed) if closed else {}
         return IncidentMark(
