@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.test_architecture import ROOT, read_modules, within
 
 FORBIDDEN = {
     "a note to self; finish it or file it": r"\b(TODO|FIXME|XXX|HACK)\b",
@@ -41,23 +42,29 @@ def published() -> list[str]:
 
 
 @cache
-def lines() -> list[tuple[str, str]]:
-    """Return every line of every text file with its `path:line`."""
-    found = []
+def texts() -> dict[str, str]:
+    """Return the text of every file that is one."""
+    by_name = {}
     for name in published():
         try:
-            text = (ROOT / name).read_text(encoding="utf-8")
+            by_name[name] = (ROOT / name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue  # a recording
-        found += [(f"{name}:{n}", line) for n, line in enumerate(text.splitlines(), 1)]
-    return found
+    return by_name
 
 
-@pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_file_holds(what):
-    places = [where for where, line in lines() if re.search(FORBIDDEN[what], line)]
+def matches(pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield `path:line` and text of all that matches a pattern, which is of one line."""
+    for name, text in texts().items():
+        for match in re.finditer(pattern, text, re.MULTILINE):
+            yield f"{name}:{text.count(chr(10), 0, match.start()) + 1}", match.group()
 
-    assert not places, "".join(f"\n{where} holds {what}" for where in places)
+
+@pytest.mark.parametrize("reason", FORBIDDEN)
+def test_no_file_holds(reason):
+    places = [where for where, _ in matches(FORBIDDEN[reason])]
+
+    assert not places, "".join(f"\n{where} holds {reason}" for where in places)
 
 
 def test_nothing_big_or_built_is_published():
@@ -74,19 +81,18 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "[!.]*/*.md")
     for path in ROOT.glob(pattern)
 )
-
-
 PRINTED = re.compile(r"benchmarks/(?!README)")  # tables, written by their scripts
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if not PRINTED.match(name)])
-def test_a_readme_fits_a_terminal(name):
-    """No line of prose is wider than 100 columns; a table row, or what a program prints, may be."""
-    wide, fenced = [], False
-    for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
-        fenced ^= line.startswith("```")
-        if len(line) > 100 and not fenced and not line.startswith("|"):
-            wide.append(f"{name}:{number}")
+def test_prose_is_at_most_100_columns_wide():
+    """A row of a table, or what a program prints, may be wider."""
+    wide = []
+    for name in (name for name in DOCUMENTS if not PRINTED.match(name)):
+        fenced = False
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+            fenced ^= line.startswith("```")
+            if len(line) > 100 and not fenced and not line.startswith("|"):
+                wide.append(f"{name}:{number}")
     assert wide == []
 
 
@@ -119,26 +125,21 @@ def test_every_cited_decision_exists():
     records = decision_records()
     dangling = [
         f"{where} cites {number}"
-        for where, line in lines()
-        if re.search(r"\.(md|py|yaml|toml):", where)
-        for number in re.findall(r"(?<![\w.])D\d{1,3}\b", line)
-        if number not in records
+        for where, number in matches(r"(?<![\w.])D\d{1,3}\b")
+        if number not in records and re.search(r"\.(md|py|yaml|toml):", where)
     ]
     assert dangling == []
 
 
 def test_a_decision_has_ten_lines_at_most():
-    assert {
-        number: len(body) for number, body in decision_records().items() if len(body) > 10
-    } == {}
+    long = [number for number, body in decision_records().items() if len(body) > 10]
+    assert long == []
 
 
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 NAMED = re.compile(
     r"`(?!RUN/|[\w/]*\bmy_)([\w./-]+/[\w.-]+\.(?:py|md|yaml|json|toml|svg|service|yml))`"
 )
-
-
 IN_TREE = re.compile(
     r"(?<![\w./<-])((?:benchmarks|docs|examples|probes|supervisor)"
     r"/[\w./-]+\.(?:py|md|yaml|json|svg|service|yml|sh))\b"
@@ -176,50 +177,40 @@ STANDARD = frozenset(("_exit", "_getframe", "_replace", "_make", "_asdict", "_ru
 PRIVATE_READS = 7  # may only fall
 
 
-def private_reads(text: str) -> list[str]:
+def private_reads(nodes: Iterable[ast.AST]) -> list[str]:
     """Return the private names of other objects, or of product modules, that a test reads."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
+    names = []
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not own and re.match("_[^_]", node.attr) and node.attr not in STANDARD:
-                found.append(node.attr)
+                names.append(node.attr)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("supervise"):
             helpers = (node.module or "").rpartition(".")[2] in ("cli", "detectors", "notifiers")
-            found += [a.name for a in node.names if a.name.startswith("_") and not helpers]
-    return found
+            names += [a.name for a in node.names if a.name.startswith("_") and not helpers]
+    return names
 
 
 def test_no_test_reads_more_private_names_of_the_product():
     """A test of internals breaks when the code gets better; test what a caller sees."""
-    found = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for name in private_reads(path.read_text())
+    reads = [
+        f"{module.path}: {name}"
+        for module in read_modules()
+        if module.name.startswith("tests.")
+        for name in private_reads(module.nodes)
     ]
-    assert len(found) <= PRIVATE_READS, "\n" + "\n".join(found)
-
-
-def test_a_private_name_is_found():
-    """On another object and by import; not on `self`, and not what the standard library offers."""
+    assert len(reads) <= PRIVATE_READS, "\n" + "\n".join(reads)
     text = "from supervise.runtime.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
-    assert private_reads(text) == ["_x", "_b"]
+    assert private_reads(ast.walk(ast.parse(text))) == ["_x", "_b"]
 
 
 # Words in the names of sentences: what is in one is a typed fact, too, and code reads that.
 SENTENCES = {*("answer", "cause", "error", "gate", "headline", "message", "muted", "problem")}
 SENTENCES |= {*("reason", "refusal", "settled", "standstill", "status", "suppressed", "text")}
 SENTENCES |= {*("title", "verdict", "why")}
-CUTS = (
-    "startswith",
-    "endswith",
-    "removeprefix",
-    "removesuffix",
-    "partition",
-    "rpartition",
-    "split",
-)
-PARSERS = re.compile(r"supervise/(catalog|data|notifiers|store|recordings)")  # of foreign text
+CUTS = ("startswith", "endswith", "removeprefix", "removesuffix", "split")
+CUTS += ("partition", "rpartition")
+PARSERS = re.compile("catalog|data|notifiers|store|recordings")  # of foreign text
 # The codec of a record, what another program wrote, lines and arguments.
 READERS = """
 cli/__init__ cli/__init__ cli/_params cli/_streams cli/doctor cli/policy_commands
@@ -229,10 +220,10 @@ runtime/stacks
 """
 
 
-def sentence_cuts(text: str) -> list[str]:
+def sentence_cuts(nodes: Iterable[ast.AST]) -> list[str]:
     """Return the calls that take a sentence apart."""
     calls = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         subject = [node.func.value] if node.func.attr in CUTS else []
@@ -245,16 +236,15 @@ def sentence_cuts(text: str) -> list[str]:
 
 
 def test_no_code_reads_a_sentence_back():
-    root = ROOT / "supervisor" / "supervise"
-    cuts = []
-    for path in root.rglob("*.py"):
-        if not PARSERS.search(path.as_posix()):
-            name = path.relative_to(root).with_suffix("").as_posix()
-            cuts += [(name, call) for call in sentence_cuts(path.read_text())]
-
-    assert sorted(name for name, _ in cuts) == READERS.split(), cuts
+    cuts = [
+        (module.path.removesuffix(".py"), call)
+        for module in read_modules()
+        if within(module.name, ("supervise",)) and not PARSERS.match(module.path)
+        for call in sentence_cuts(module.nodes)
+    ]
+    assert sorted(path for path, _ in cuts) == READERS.split(), cuts
     for code in ("muted.startswith('x:')", "str(a.reason).split('/')", "re.match('a', it.why)"):
-        assert sentence_cuts(code)
+        assert sentence_cuts(ast.walk(ast.parse(code)))
 
 
 ARGS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.M)
@@ -263,13 +253,11 @@ ENTRY = re.compile(r"(?:^    |\. )`?((?:[a-z_]\w*, )*[a-z_]\w*)`?: ", re.M)
 
 def test_a_docstring_names_parameters_that_exist():
     stale = []
-    for path in (path for top in ("supervisor", "probes") for path in (ROOT / top).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            described = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(
-                node
-            )
-            if described and (section := ARGS.search(described)):
+    for module in (each for each in read_modules() if each.name.startswith("supervise")):
+        for node in module.nodes:
+            documented = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            if documented and (section := ARGS.search(ast.get_docstring(node) or "")):
                 named = {name for head in ENTRY.findall(section[1]) for name in head.split(", ")}
                 named -= {getattr(n, "arg", getattr(n, "id", "")) for n in ast.walk(node)}
-                stale += [f"{path}:{node.lineno}: {name}" for name in named]
+                stale += [f"{module.path}:{node.lineno}: {name}" for name in named]
     assert not stale
