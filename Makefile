@@ -87,6 +87,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
 
 fuzz: .venv/installed-dev
+	$(PYTEST) -m 'not slow and not chaos' --hypothesis-profile random
 	$(BIN)/python -m tests.fuzz.drive --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 bench: .venv/installed-bench

@@ -223,3 +223,17 @@ def test_huge_numbers_do_not_overflow():
         codes = [code for code, _, _ in _feed(watch, usual)]
 
         assert codes[-1] & ~HAS_NOTE == OK, name
+
+
+def test_an_objective_is_forgotten_when_all_its_rows_are_undone_and_remembered_beyond_memory():
+    fall = [(step, 8.0 - step / 50 + step % 3 / 100) for step in range(200)]
+    undone = Descent("a", window=32).start()
+    _feed(undone, [(5, None), *((step + 6, value) for step, value in fall[:40])])
+    assert undone.raw == BREACH
+    undone.rewind(5)
+    assert _feed(undone, [(6, 0.0)]) == _feed(Descent("a", window=32).start(), [(6, 0.0)])
+
+    old = Descent("a", window=32).start()
+    _feed(old, fall)
+    old.rewind(10)  # the states of then are gone
+    assert [code for code, *_ in _feed(old, [(11, 4.0)])] == [BREACH]

@@ -375,6 +375,7 @@ class Series:
     Attributes:
         key: what the statistic was made with; it and the rows decide all else.
         excess: the statistic now. rows: those since the oldest state that a rewind can restore.
+        horizon: the step of the row before them.
         last: the newest step. verdict: of its row, None where that was absent or no number.
         lost, level: of the excursion, and the prediction, before that row.
     """
@@ -388,7 +389,7 @@ class Series:
         self.excess = Excess(*self.key)
         self.states: list[Excess] = []
         self.rows: list[tuple[int, float]] = []
-        self.last = NEVER
+        self.horizon = self.last = NEVER
         self.verdict: int | None = None
         self.lost, self.level = 0.0, math.nan
 
@@ -405,6 +406,7 @@ class Series:
         if len(self.rows) % window == 0:
             self.states.append(excess.copy())
             if len(self.states) > KEPT:
+                self.horizon = self.rows[window - 1][0]
                 del self.states[0], self.rows[:window]
         self.rows.append((step, sample))
         self.verdict = excess.feed(sample)
@@ -416,10 +418,13 @@ class Series:
         while self.rows and self.rows[-1][0] > step:
             del self.rows[-1]
         self.last = min(self.last, step)
-        if not self.rows:  # further back than what is kept
-            before = self.excess
+        if not self.rows:
+            before, oldest, horizon = self.excess, self.states[:1], self.horizon
             self.reset()
-            self.excess.keep_descent(before)
+            if step >= horizon:
+                self.excess = oldest[0] if oldest else before
+            else:  # no state of then is left
+                self.excess.keep_descent(before)
             return
         index = (len(self.rows) - 1) // window
         del self.states[index + 1 :]
