@@ -15,7 +15,16 @@ from typing import Any
 from supervise.checkpoints import RunPosition, save_report
 from supervise.core import initial_state
 from supervise.core import step as step_engine
-from supervise.core.model import Event, Launched, Notice, OperatorCommand, Tick, plain_json
+from supervise.core.model import (
+    Event,
+    Finished,
+    Launched,
+    Notice,
+    OperatorCommand,
+    Tick,
+    decision_record,
+    plain_json,
+)
 from supervise.errors import SuperviseError
 from supervise.runtime import (
     ControlInbox,
@@ -37,8 +46,8 @@ from .recorded import NAMES, SECOND, WALL, answer, events, policy
 class Judge:
     """Handles live events as the processor does: journal, engine, audit log."""
 
-    def __init__(self) -> None:
-        self.policy = policy()
+    def __init__(self, home: Path) -> None:
+        self.policy = policy(home)
         self.state = initial_state(self.policy)
         self.company = FrameEnricher(lambda pid, leads: {"host_memory": 1.0} if leads else {})
         self.chain = Chain("run")
@@ -49,26 +58,26 @@ class Judge:
         again = unpack_event(*pack_event(event))
         assert type(again) is type(event)
         self.state, made = step_engine(self.policy, self.state, event)
-        follow: list[Event] = []
+        about = {
+            "run": "run",
+            "epoch": 1,
+            "mono_ns": 5,
+            "wall": WALL,
+            "actor": "engine",
+            "event": 1,
+        }
+        outcomes: list[Event] = []
         for decision in made:
-            body = {
-                "seq": self.chain.size,
-                "prev": self.chain.head,
-                "run": "run",
-                "epoch": 1,
-                "mono_ns": 5,
-                "wall": WALL,
-                "actor": "engine",
-                "event": 1,
-                **engine_record(decision),
-            }
-            self.chain.check_fields(self.chain.take(self.chain.line(body)))
+            links = {"seq": self.chain.size, "prev": self.chain.head}
+            line = self.chain.line({**links, **about, **decision_record(decision)})
+            self.chain.check_fields(self.chain.take(line))
             if decision.kind == "intent":
                 result = self.results.pop(0) if self.results else {}
                 action = decision.data["action"]
-                follow.append(answer(action, event.at_ns, self.state.step, result))
-        for each in follow:
-            self.take(each)
+                result = {"ack_step": self.state.step, **answer(action), **result}
+                outcomes.append(Finished(event.at_ns, action["id"], True, result))
+        for outcome in outcomes:
+            self.take(outcome)
 
     def hear(self, found: Iterable[Event]) -> None:
         for event in found:
@@ -84,12 +93,6 @@ class Judge:
         json.dumps(plain_json(found.document()), allow_nan=False).encode()
 
 
-def engine_record(decision: Any) -> dict[str, Any]:
-    from supervise.core.model import decision_record as recorded
-
-    return recorded(decision)
-
-
 def clock() -> int:
     return 100 * SECOND
 
@@ -102,7 +105,7 @@ def use_notices(home: Path, raw: bytes) -> None:
     control = home / "control"
     control.mkdir(exist_ok=True)
     words = ControlInbox(home, clock)
-    judge = Judge()
+    judge = Judge(home)
     segment = Segment.open(writer.path, clock)
     try:
         writer.announce(NAMES)
@@ -183,20 +186,14 @@ def base(home: Path) -> bytes:
     writer.close()
     raw = bytearray(Path(writer.path).read_bytes())
     Path(writer.path).unlink()
-    struct.pack_into("<QQQ", raw, _FIELDS["pid"][0], 4242, 1, 1)
+    struct.pack_into("<QQQ", raw, PID_AT, 4242, 1, 1)
     return _sealed(raw)
 
 
-_FIELDS = {
-    "file_size": (64, "<Q"),
-    "pid": (72, "<Q"),
-    "start_ticks": (80, "<Q"),
-    "created_ns": (88, "<Q"),
-    "rank": (96, "<I"),
-    "world_size": (100, "<I"),
-    "slots": (20, "<I"),
-    "capacity": (24, "<I"),
-}
+PID_AT = 72
+# Slots, capacity, file size, pid, start, creation, rank and world size in the header.
+_FIELDS = [(20, "<I"), (24, "<I"), *((at, "<Q") for at in (64, PID_AT, 80, 88))]
+_FIELDS += [(96, "<I"), (100, "<I")]
 
 
 def _sealed(raw: bytearray) -> bytes:
@@ -215,7 +212,7 @@ def use_segment(home: Path, raw: bytes) -> None:
     for at, changed in patches:
         damaged[at : at + len(changed)] = changed
     path.write_bytes(damaged)
-    judge, segments = Judge(), Segments(folder, marks, clock)
+    judge, segments = Judge(home), Segments(folder, marks, clock)
     try:
         for turn in range(5):
             judge.hear(segments.poll())
@@ -247,7 +244,7 @@ def change_segment(raw: bytes, chance: Random) -> bytes:
     for _ in range(chance.choice((1, 1, 2, 3))):
         how = chance.randrange(7)
         if how == 0:
-            at, form = _FIELDS[chance.choice(list(_FIELDS))]
+            at, form = chance.choice(_FIELDS)
             limit = 8 * struct.calcsize(form)
             struct.pack_into(form, image, at, chance.choice(mutation.NUMBERS) % 2**limit)
             image = bytearray(_sealed(image))

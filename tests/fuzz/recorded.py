@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,12 @@ from typing import Any
 from supervise.catalog import load_policy
 from supervise.checkpoints import VERIFIED, Register
 from supervise.cli import invoke
-from supervise.core import initial_state
-from supervise.core import step as step_engine
 from supervise.core.model import (
     Adopted,
     Announced,
     Beat,
     Event,
     Exited,
-    Finished,
     Frame,
     Gap,
     Launched,
@@ -32,11 +28,9 @@ from supervise.core.model import (
     Tick,
 )
 from supervise.runtime import RankView, build_status
-from supervise.store import Audit, Journal, Recorder, RunDir
-from tests.support.recorded_run import shipped_policy
+from supervise.store import RunDir
+from tests.support.recorded_run import SECOND, WALL, Judge
 
-WALL = "2026-01-05T10:11:12.345Z"
-SECOND = 10**9
 CODES = frozenset((0, 1, 2, 64, 65))
 NAMES = ("train_loss_raw", "grad_global_norm", "batch_shard", "loss_scale", "clip_bound")
 
@@ -79,15 +73,10 @@ probation: 5
 
 
 @cache
-def policy(name: str = "") -> Policy:
-    if name:
-        return shipped_policy(name)
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"fuzzed-{os.getpid()}.yaml"
-    path.write_text(POLICY)
-    try:
-        return load_policy(path)
-    finally:
-        path.unlink()
+def policy(home: Path) -> Policy:
+    """Return the policy, from the file `fuzzed.yaml` in this directory."""
+    (home / "fuzzed.yaml").write_text(POLICY)
+    return load_policy(home / "fuzzed.yaml")
 
 
 def events() -> list[Event]:
@@ -98,32 +87,16 @@ def events() -> list[Event]:
         norm = 30.0 if step in (20, 21) else 1.0
         found.append(Frame((10 + step) * SECOND, 0, 0, step, (loss, norm, step // 8, 1024.0, None)))
     at = 60 * SECOND
-    notices = [
+    saved = {"path": "/c/1.pt", "step": 8, "attempt": 0, "how": "torch.save", "seconds": 0.1}
+    saved |= {"ranks": 1, "python": "/usr/bin/python3"}
+    saved |= {"file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 4}}
+    continuity = {"step": 9, "fingerprint": "same", "ok": False}
+    continuity |= {"loss": {"was": 2.0, "is": 9.0}, "lr": {"was": 0.1, "is": 0.1}}
+    notices: list[tuple[str, dict[str, Any]]] = [
         ("shard", {"shards": {"0": "data/0.tar", "1": "data/1.tar"}}),
         ("checkpoint", {"id": "ckpt-1", "step": 8, "attempt": 0, "ok": True, "path": "/c/1.pt"}),
-        (
-            "checkpoint-saved",
-            {
-                "path": "/c/1.pt",
-                "step": 8,
-                "attempt": 0,
-                "how": "torch.save",
-                "seconds": 0.1,
-                "ranks": 1,
-                "python": "/usr/bin/python3",
-                "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 4},
-            },
-        ),
-        (
-            "continuity",
-            {
-                "step": 9,
-                "fingerprint": "same",
-                "ok": False,
-                "loss": {"was": 2.0, "is": 9.0},
-                "lr": {"was": 0.1, "is": 0.1},
-            },
-        ),
+        ("checkpoint-saved", saved),
+        ("continuity", continuity),
         ("signal", {"final": False, "typed": True}),
     ]
     found += [
@@ -141,52 +114,37 @@ def events() -> list[Event]:
     return found
 
 
-def record(path: Path, happened: Iterable[Event]) -> RunDir:
-    """Judge events and write them down, as the processor does; every action is done."""
-    chosen = policy()
-    run = RunDir.create(path, argv=["train"], policy=chosen, wall=WALL)
-    log = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
-    recorder = Recorder(Journal.open(run.journal_path), log, lambda: (5, WALL), print)
-    started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
-    recorder.note("run_start", -1, "the job was started", {**started, "channels": ["console"]})
-    state, last, queue = initial_state(chosen), None, list(happened)
-    while queue:
-        event = queue.pop(0)
-        number = recorder.event(event)
-        state, made = step_engine(chosen, state, event)
-        for decision in made:
-            last = decision
-            recorder.decision(decision, number, event.at_ns)
-            if decision.kind == "intent":
-                queue.insert(0, answer(decision.data["action"], event.at_ns, state.step, {}))
-    ranks = {0: RankView(7, "step", 5, Payload({"collectors": {"loss": "on"}}))}
-    found = build_status(
-        chosen, state, ranks, wall=WALL, now_ns=9, tier="T1", last=last, trouble=None
-    )
-    run.write_json("state.json", found.document())
-    run.write_json("launch.json", {"attempt": 0, "pid": 2**22 + 7, "start_ticks": 5})
-    register = Register(run.path)
-    register.add("/c/1.pt", step=8, state=VERIFIED)
-    register.write()
-    recorder.note("run_end", state.step, "exit code 0", {"exit_code": 0})
-    recorder.close()
-    return run
-
-
-def answer(action: Any, at_ns: int, step: int, result: dict[str, Any]) -> Finished:
-    """Return the outcome of an action that was done."""
-    done: dict[str, Any] = {"ack_step": step, "ranks": 1}
-    if action["verb"] == "rollback":
-        done |= {"attempt": 1, "step": max(0, step - 4)}
-    done |= {"loss_scale": 1024.0} if action["verb"] == "loss_scale" else {}
-    done |= {"clip_bound": None} if action["verb"] == "clip" else {}
-    return Finished(at_ns, action["id"], True, {**done, **result})
+def answer(action: Any) -> dict[str, Any]:
+    """Return the result of an action that was done."""
+    results: dict[str, dict[str, Any]] = {
+        "rollback": {"attempt": 1, "step": 17},
+        "loss_scale": {"loss_scale": 1024.0},
+        "clip": {"clip_bound": None},
+    }
+    return {"ranks": 1} | results.get(action["verb"], {})
 
 
 @cache
 def sample(home: Path) -> RunDir:
-    """Return the run whose files the targets replace."""
-    return record(home / "run", events())
+    """Return the run whose files the targets replace: it has every document of a run."""
+    chosen = policy(home)
+    run = RunDir.create(home / "run", argv=["train"], policy=chosen, wall=WALL)
+    judge = Judge(run, home / "fuzzed.yaml", answer=answer)
+    started = {"policy": chosen.name, "policy_digest": chosen.digest, "mode": chosen.mode}
+    started |= {"channels": ["console"]}
+    judge.recorder.note("run_start", -1, "the job was started", started)
+    judge.judge(*events())
+    ranks = {0: RankView(7, "step", 5, Payload({"collectors": {"loss": "on"}}))}
+    about: dict[str, Any] = {"wall": WALL, "now_ns": 9, "tier": "T1", "last": None}
+    status = build_status(chosen, judge.state, ranks, **about, trouble=None)
+    run.write_json("state.json", status.document())
+    run.write_json("launch.json", {"attempt": 0, "pid": 2**22 + 7, "start_ticks": 5})
+    register = Register(run.path)
+    register.add("/c/1.pt", step=8, state=VERIFIED)
+    register.write()
+    judge.recorder.note("run_end", judge.state.step, "exit code 0", {"exit_code": 0})
+    judge.recorder.close()
+    return run
 
 
 @contextlib.contextmanager
@@ -204,8 +162,7 @@ def replaced(path: Path, raw: bytes) -> Iterator[None]:
 
 def say(*argv: str) -> None:
     """Run a command; its exit code must be a documented one, and its output must be text."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = invoke(list(argv))
     if code not in CODES:

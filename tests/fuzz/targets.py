@@ -77,9 +77,8 @@ def look(run: RunDir, paths: Iterable[str] = ()) -> None:
 def use_journal(home: Path, raw: bytes) -> None:
     run = sample(home)
     with replaced(run.journal_path / "00000.jrn", raw):
-        for argv in (["status"], ["replay"], ["export", "--csv"]):
-            say(*argv, str(run.path))
-        say("why-not", str(run.path), "--rule", "spike", "--step", "25")
+        for command in ("status", "replay", "export --csv", "why-not --rule spike --step 25"):
+            say(*command.split(), str(run.path))
         with contextlib.suppress(StoreError):
             RecoveredRun.read(run, load_policy)
         look(run)
@@ -89,21 +88,12 @@ def use_journal(home: Path, raw: bytes) -> None:
 def use_audit(home: Path, raw: bytes) -> None:
     run = sample(home)
     with replaced(run.audit_path, raw):
-        for argv in (
-            ["audit", "verify"],
-            ["audit", "show"],
-            ["audit", "show", "--json"],
-            ["status"],
-            ["status", "--json"],
-            ["why"],
-            ["why", "--json"],
-            ["replay"],
-            ["events"],
-            ["events", "--all", "--json", "--since", "1h"],
-            ["export", "--csv"],
-            ["why-not", "--rule", "spike", "--step", "25"],
+        for command in (
+            *("audit verify", "audit show", "audit show --json", "status", "status --json"),
+            *("why", "why --json", "replay", "events", "events --all --json --since 1h"),
+            *("export --csv", "why-not --rule spike --step 25"),
         ):
-            say(*argv, str(run.path))
+            say(*command.split(), str(run.path))
         say("runs", "--runs", str(run.path.parent))
         look(run)
         with contextlib.suppress(StoreError):
@@ -126,9 +116,8 @@ def use_status(home: Path, raw: bytes) -> None:
     if name.decode("ascii", "replace") not in DOCUMENTS:
         return
     with replaced(run.path / name.decode(), content):
-        for argv in (["status"], ["status", "--json"], ["checkpoints"], ["checkpoints", "--json"]):
-            say(*argv, str(run.path))
-        say("why", str(run.path))
+        for command in ("status", "status --json", "checkpoints", "checkpoints --json", "why"):
+            say(*command.split(), str(run.path))
         say("runs", "--json", "--runs", str(run.path.parent))
         look(run)
         for read in (lambda: Register(run.path), lambda: Quarantine(run.quarantine_path).read()):
