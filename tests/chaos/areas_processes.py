@@ -91,17 +91,12 @@ def signal_is_handled(case: Case) -> None:
 @scenario("signals")
 def storm(case: Case) -> None:
     """Hundreds of signals in a burst end nothing that they would not end without us."""
-    body = (
-        "for n in ('USR1', 'USR2', 'HUP', 'WINCH'):\n"
-        "    signal.signal(getattr(signal, 'SIG' + n), lambda *_: None)\n"
-        f"open('up', 'w')\n{WAITING}"
-    )
-    watcher = case.start(job=case.plain(body, 5))
+    signums = [*map(int, (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGWINCH))]
+    ignore = f"for n in {signums}: signal.signal(n, lambda *_: None)"
+    watcher = case.start(job=case.plain(f"{ignore}\nopen('up', 'w')\n{WAITING}", 5))
     case.ready()
     for _ in range(case.draw.randrange(100, 500)):
-        watcher.send_signal(
-            signal.Signals[f"SIG{case.draw.choice(['USR1', 'USR2', 'HUP', 'WINCH'])}"]
-        )
+        watcher.send_signal(case.draw.choice(signums))
         time.sleep(case.draw.choice([0, 0, 0.001]))
     case.fine(5)
 
@@ -109,23 +104,14 @@ def storm(case: Case) -> None:
 @scenario("signals")
 def job_dies_of(case: Case) -> None:
     """What kills the job itself is its code: 128 + n."""
-    signum = case.draw.choice(
-        [
-            signal.SIGKILL,
-            signal.SIGSEGV,
-            signal.SIGABRT,
-            signal.SIGBUS,
-            signal.SIGPIPE,
-            signal.SIGXCPU,
-            signal.SIGTERM,
-        ]
-    )
+    names = ("KILL", "SEGV", "ABRT", "BUS", "PIPE", "XCPU", "TERM")
+    signum = signal.Signals[f"SIG{case.draw.choice(names)}"]
     body = f"signal.signal(13, signal.SIG_DFL)\ntime.sleep({case.draw.uniform(0, 1)})\n"
     case.start(job=case.plain(f"{body}os.kill(os.getpid(), {int(signum)})"))
     case.fine(128 + signum, done=False)
 
 
-@scenario("signals", seeds=16)
+@scenario("signals", seeds=24)
 def term_at_the_start(case: Case) -> None:
     """TERM while we start: the job was not started, or it got it; nothing is left."""
     watcher = case.start(job=case.plain("time.sleep(60)"))
@@ -135,7 +121,7 @@ def term_at_the_start(case: Case) -> None:
     case.clean()
 
 
-@scenario("signals", seeds=16)
+@scenario("signals", seeds=24)
 def signals_at_the_end(case: Case) -> None:
     """Second signals, while we end: neither the code nor the last record is lost."""
     code = case.draw.randrange(60)

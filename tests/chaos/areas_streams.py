@@ -6,8 +6,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -100,24 +98,13 @@ def few_files(case: Case) -> None:
     alike(case, job, run, *words, replay=(0, 2) if most < 32 else (0,))
 
 
-def _soft_fsize(size: int) -> Callable[[], None]:
-    import resource
-
-    def before() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-    return before
-
-
 @scenario("limits")
 def small_files(case: Case) -> None:
     """RLIMIT_FSIZE: the records cannot grow beyond it."""
     size = case.draw.choice([0, 1000, 4096, 10_000, 40_000, 1 << 20])
     job = case.plain("time.sleep(1.2)" if size else "os.unlink('pid'); time.sleep(1)", 7)
-    case.start(
-        job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job],
-        preexec_fn=_soft_fsize(size),
-    )
+    before = ["prlimit", f"--fsize={size}:unlimited"]
+    case.start(job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job], before=before)
     case.follow = list
     case.ends(7 if size >= 1 << 20 else (7, 64, 73, 74), done=None)  # a policy is 100 kB
     case.clean()
@@ -134,18 +121,10 @@ def _kind(case: Case) -> list[str]:
 @scenario("limits")
 def odd_limits(case: Case) -> None:
     """A small stack, no locked memory, no core, little CPU time for the job."""
-    name, value = case.draw.choice(
-        [
-            ("stack", 512 << 10),
-            ("memlock", 0),
-            ("core", 0),
-            ("cpu", 30),
-            ("sigpending", 4),
-            ("nice", 0),
-            ("msgqueue", 0),
-        ]
-    )
-    _limited(case, _kind(case), *quiet(case), **{name: value})
+    limits = {"stack": 512 << 10, "memlock": 0, "core": 0, "cpu": 30, "sigpending": 4}
+    limits |= {"nice": 0, "msgqueue": 0}
+    name = case.draw.choice(list(limits))
+    _limited(case, _kind(case), *quiet(case), **{name: limits[name]})
 
 
 @scenario("limits")
@@ -258,29 +237,25 @@ def interpreter_flags(case: Case) -> None:
     _same_output(case, [python, flag, *rest])
 
 
+HOOKS_OF_TRAINING = (
+    "import signal; signal.signal(17, signal.SIG_IGN)",
+    "import signal; signal.signal(14, lambda *_: None);"
+    " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003); import atexit;"
+    " atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)",  # else it ends the exit
+    "import sys; sys.settrace(lambda *a: None)",
+    "import sys; sys.setprofile(lambda *a: None)",
+    "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(500)",
+    "import gc; gc.disable()",
+    "import sys; sys.setrecursionlimit(250)",
+    "import os; os.environ.clear()",
+    "import warnings; warnings.simplefilter('error')",
+    "import threading; threading.stack_size(1 << 18)",
+)
+
+
 @scenario("hooks", seeds=10)
 def hooked_training(case: Case) -> None:
     """Handlers, hooks and timers in a real training; its weights are those without us."""
-    before = case.draw.choice(
-        [
-            "import signal; signal.signal(17, signal.SIG_IGN)",
-            "import signal; signal.signal(14, lambda *_: None);"
-            " signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003); import atexit;"
-            " atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)",  # else it ends the exit
-            "import sys; sys.settrace(lambda *a: None)",
-            "import sys; sys.setprofile(lambda *a: None)",
-            "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(500)",
-            "import gc; gc.disable()",
-            "import sys; sys.setrecursionlimit(250)",
-            "import os; os.environ.clear()",
-            "import warnings; warnings.simplefilter('error')",
-            "import threading; threading.stack_size(1 << 18)",
-        ]
-    )
-    code = case.draw.randrange(60)
+    before, code = case.draw.choice(HOOKS_OF_TRAINING), case.draw.randrange(60)
     case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=code, before=before))
     case.unharmed(code)
-
-
-assert sys.platform == "linux"
-assert signal.SIGCHLD == 17

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 
 import areas_hostile  # noqa: F401
 import areas_processes  # noqa: F401
-import areas_resources  # noqa: F401
 import areas_storage  # noqa: F401
 import areas_streams  # noqa: F401
 import areas_time  # noqa: F401

@@ -163,6 +163,13 @@ class Case:
         (self.home / name).write_text(text)
         return [sys.executable, name]
 
+    def job(self, seconds: float) -> tuple[list[str], int]:
+        """Return a job that trains or that waits for so long, and its exit code."""
+        code = self.draw.randrange(60)
+        if self.draw.random() < 0.5:
+            return self.train(max(5, int(seconds / 0.02)), sleep=0.02, exit=code), code
+        return self.plain(f"time.sleep({seconds})", code), code
+
     def train(self, steps: int = 60, **options: object) -> list[str]:
         """Return a job of real, tiny training; it writes what it came to into `result`."""
         words = [f"--{name}={value}" for name, value in options.items()]
@@ -318,11 +325,12 @@ class Case:
         self.clean()
         self.readable(replay)
 
-    def survived(self, code: int | Sequence[int] = 0) -> None:
+    def survived(self, code: int | Sequence[int] = 0, verify: Sequence[int] = (0, 2)) -> None:
         """Insist on the job's end and on readable records, which may be incomplete."""
         self.ends(code, done=None)
+        assert self.text("done") or self.text("result"), "the job did not come to its end"
         self.clean()
-        self.readable(replay=(0, 2), verify=(0, 2))
+        self.readable((0, 2), verify)
 
     def unharmed(self, code: int = 0, actions: int | None = 0) -> None:
         """Insist on all of it for `train`, whose weights must be those of a run without us."""
@@ -352,7 +360,18 @@ class Case:
                 found.append(process)
         return found
 
-    # ── disks ─────────────────────────────────────────────────────────────────────────────────────
+    # ── disks and clocks ──────────────────────────────────────────────────────────────────────────
+
+    def preload(self, source: str, **environ: object) -> None:
+        """Build a shim of C, and put it before all that is started from here on."""
+        (self.home / "shim.c").write_text(source)
+        build = ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", "shim.so", "shim.c", "-ldl"]
+        try:
+            subprocess.run(build, cwd=self.home, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            raise Skip("a shim before the C library needs a C compiler") from None
+        self.env |= {"LD_PRELOAD": str(self.home / "shim.so")}
+        self.env |= {name: str(value) for name, value in environ.items()}
 
     def tmpfs(self, name: str, options: str) -> Path:
         """Mount a file system of its own under home and return where."""
