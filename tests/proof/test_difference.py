@@ -1,4 +1,4 @@
-"""What another policy does differently, and what that means."""
+"""The differences of two policies, and their effects for the person who approves one."""
 
 from __future__ import annotations
 
@@ -35,71 +35,65 @@ def replaced(text: str, *changes: tuple[str, str]) -> str:
     return text
 
 
-HIGH, WILD = "gt: 5.0, clear: 4.0", "gt: 9.0"
-
-ONE = [
-    ((HIGH, "gt: 8.0, clear: 4.0"), "detector high", "gt", 5.0, 8.0, "threshold loosened"),
-    ((WILD, "gt: 9.0, for: 3"), "detector wild", "for", 1, 3, "fires later"),
-    ((", run: calm", ""), "rule spike", "run", "calm", None, "no longer acts"),
-    (("for: 2", "for: 2, run: calm"), "rule grad", "run", None, "calm", "acts where it did not"),
-    (("for: 2", "for: 9"), "rule grad", "for", 2, 9, "fires later"),
-    (("sev: SEV1", "sev: SEV0"), "rule spike", "sev", "SEV1", "SEV0", "more severe"),
-    (
-        ("run: calm}", "run: calm, mode: shadow}"),
-        "rule spike",
-        "mode",
-        None,
-        "shadow",
-        "no longer acts",
-    ),
-    (("mode: enforce", "mode: shadow"), "mode", "", "enforce", "shadow", "no longer acts"),
-    (("all: {max: 4}", "all: {max: 5}"), "budget all", "max", 4, 5, "may act more often"),
-    (("per: 1000", "per: 2000"), "budget lr_scale", "per", 1000, 2000, "may act less often"),
-    (("mute: [grad]", "mute: [both]"), "rule both", "muted by", None, "spike", "muted more"),
-    (("every: 5", "every: 6"), "savepoints", "every", 5, 6, "changed"),
-    (
-        ("high and wild", "high or wild"),
-        "rule both",
-        "when",
-        "high and wild",
-        "high or wild",
-        "changed",
-    ),
-]
+LOOSER = ("gt: 5.0, clear: 4.0", "gt: 8.0, clear: 4.0")
+ACTS = ("for: 2", "for: 2, run: calm")
+SHADOW = ("run: calm}", "run: calm, mode: shadow}")
+ANY = ("high and wild", "high or wild")
 
 
-@pytest.mark.parametrize(("change", "part", "key", "old", "new", "effect"), ONE)
-def test_a_change_is_told_with_what_it_means(
+@pytest.mark.parametrize(
+    ("change", "part", "key", "old", "new", "effect"),
+    [
+        (LOOSER, "detector high", "gt", 5.0, 8.0, "threshold loosened"),
+        (("gt: 9.0", "gt: 9.0, for: 3"), "detector wild", "for", 1, 3, "fires later"),
+        ((", run: calm", ""), "rule spike", "run", "calm", None, "no longer acts"),
+        (ACTS, "rule grad", "run", None, "calm", "acts where it did not"),
+        (("for: 2", "for: 9"), "rule grad", "for", 2, 9, "fires later"),
+        (("sev: SEV1", "sev: SEV0"), "rule spike", "sev", "SEV1", "SEV0", "more severe"),
+        (SHADOW, "rule spike", "mode", None, "shadow", "no longer acts"),
+        (("mode: enforce", "mode: shadow"), "mode", "", "enforce", "shadow", "no longer acts"),
+        (("all: {max: 4}", "all: {max: 5}"), "budget all", "max", 4, 5, "may act more often"),
+        (("per: 1000", "per: 9000"), "budget lr_scale", "per", 1000, 9000, "may act less often"),
+        (("mute: [grad]", "mute: [both]"), "rule both", "muted by", None, "spike", "muted more"),
+        (("every: 5", "every: 6"), "savepoints", "every", 5, 6, "changed"),
+        (ANY, "rule both", "when", *ANY, "changed"),
+    ],
+)
+def test_a_change_has_its_old_and_new_value_and_its_effect(
     change: tuple[str, str], part: str, key: str, old: Any, new: Any, effect: str, diff: Diff
 ) -> None:
-    """Old and new value, and a word for the person who approves it."""
     assert Change(part, key, old, new, effect) in diff(change)
 
 
-def test_parts_come_and_go(diff: Diff) -> None:
-    """A rule that acts is not the same news as one that tells."""
-    line = "  - {id: spike, when: high, sev: SEV1, run: calm}\n"
-    told = {(c.part, c.effect) for c in diff((line, ""), ("by_rule: spike", "by_rule: both"))}
-    assert ("rule spike", "no longer acts") in told
-    other = line.replace("spike", "x")
-    told = {(c.part, c.effect) for c in diff((", for: 2}\n", ", for: 2}\n" + other))}
-    assert told == {("rule x", "acts where it did not")}
-    quiet = line.replace("spike", "x").replace(", run: calm", "")
-    told = {(c.part, c.effect) for c in diff((", for: 2}\n", ", for: 2}\n" + quiet))}
-    assert told == {("rule x", "watches more")}
+def test_a_rule_that_acts_and_one_that_only_reports_differ_where_they_come_or_go(
+    diff: Diff,
+) -> None:
+    rule = "  - {id: spike, when: high, sev: SEV1, run: calm}\n"
+
+    def effects(*changes: tuple[str, str]) -> set[tuple[str, str]]:
+        return {(change.part, change.effect) for change in diff(*changes)}
+
+    def added(other: str) -> tuple[str, str]:
+        return ", for: 2}\n", f", for: 2}}\n{other.replace('spike', 'x')}"
+
+    removed = effects((rule, ""), ("by_rule: spike", "by_rule: both"))
+    assert ("rule spike", "no longer acts") in removed
+    assert effects(added(rule)) == {("rule x", "acts where it did not")}
+    assert effects(added(rule.replace(", run: calm", ""))) == {("rule x", "watches more")}
 
 
-def test_what_does_nothing_is_no_difference(diff: Diff, small: str) -> None:
-    """Names, summaries, how mutes are grouped, defaults that are spelt out."""
+def test_names_grouped_mutes_and_defaults_that_are_spelt_out_are_no_difference(
+    diff: Diff, small: str
+) -> None:
     assert diff(("policy: p", "policy: q\nsummary: other")) == []
     assert diff(("gt: 9.0", "gt: 9.0, for: 1")) == []
-    first = "  - {by_rule: spike, mute: [grad]}\n"
-    two, one = first + first.replace("grad", "both"), first.replace("[grad]", "[grad, both]")
-    assert diff((two, one), base=replaced(small, (first, two))) == []
+    mute = "  - {by_rule: spike, mute: [grad]}\n"
+    two, joined = mute + mute.replace("grad", "both"), mute.replace("[grad]", "[grad, both]")
+    assert diff((two, joined), base=replaced(small, (mute, two))) == []
 
 
-def test_the_gravest_comes_first(diff: Diff) -> None:
-    found = diff((HIGH, "gt: 8.0, clear: 4.0"), ("for: 2", "for: 2, run: calm"))
+def test_the_gravest_difference_comes_first(diff: Diff) -> None:
+    changes = diff(LOOSER, ACTS)
 
-    assert (found[0].part, found[0].effect) == ("rule grad", "acts where it did not")
-    assert found[-1].effect == "threshold loosened"
+    assert (changes[0].part, changes[0].effect) == ("rule grad", "acts where it did not")
+    assert changes[-1].effect == "threshold loosened"

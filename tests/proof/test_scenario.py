@@ -36,23 +36,18 @@ def kinds(outcome: Outcome, kind: str) -> list[tuple[int, Decision]]:
     return [(at, decision) for at, decision in outcome.result.log if decision.kind == kind]
 
 
-def states(outcome: Outcome) -> list[str]:
-    return list(dict.fromkeys(outcome.result.states))
-
-
 def test_a_quiet_run_warms_up_and_a_spike_has_its_actions_performed_and_verified(
     outcome: Play,
 ) -> None:
-    quiet, found = outcome(QUIET), outcome(SPIKE)
+    quiet, spike = outcome(QUIET).result, outcome(SPIKE).result
 
-    assert (len(quiet.result.states), quiet.result.states.index("nominal")) == (60, 9)
-    assert (states(quiet), quiet.result.intents()) == (["warming", "nominal"], [])
-    assert quiet.result.active == {"spike", "both", "grad", "dead"}
-    assert found.result.intents() == [(30, "snapshot"), (30, "lr_scale")]
-    assert states(found) == ["warming", "nominal", "acting", "probation"]
-    assert len(kinds(found, "commit")) == 2
-    assert found.result.changes("spike", "fired") == [30]
-    assert found.result.changes("spike", "cleared") == [33]
+    assert (len(quiet.states), quiet.states.index("nominal")) == (60, 9)
+    assert (set(quiet.states), quiet.intents()) == ({"warming", "nominal"}, [])
+    assert quiet.active == {"spike", "both", "grad", "dead"}
+    assert spike.intents() == [(30, "snapshot"), (30, "lr_scale")]
+    assert list(dict.fromkeys(spike.states)) == ["warming", "nominal", "acting", "probation"]
+    assert [decision.kind for _, decision in spike.log].count("commit") == 2
+    assert (spike.changes("spike", "fired"), spike.changes("spike", "cleared")) == ([30], [33])
 
 
 def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> None:
@@ -91,21 +86,16 @@ def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
     assert found.result.states[80] != "holding"
 
 
-KINDS = ["rule", "incident", "state", "intent", "commit", "verify", "notify_intent"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("story", [SPIKE, DEAD])
-def test_a_supervisor_that_dies_goes_on_as_if_it_had_not(
-    kind: str, story: str, outcome: Play
+def test_a_supervisor_that_dies_after_any_kind_of_decision_goes_on_as_if_it_had_not(
+    outcome: Play,
 ) -> None:
-    """After any kind of decision; the restarted one folds what was recorded."""
-    whole = outcome(story).result
-    again = outcome(f"{story}inject: [{{at: 0, crash_after: {kind}}}]\n").result
+    """The restarted one folds what was recorded."""
+    whole = outcome(DEAD).result
 
-    assert again.replay_differences == []
-    assert repr(again.log) == repr(whole.log)
-    assert again.states == whole.states
+    for kind in ("rule", "incident", "state", "intent", "commit", "verify", "notify_intent"):
+        again = outcome(f"{DEAD}inject: [{{at: 0, crash_after: {kind}}}]\n").result
+        assert again.replay_differences == []
+        assert (repr(again.log), again.states) == (repr(whole.log), whole.states)
 
 
 def test_a_fold_that_differs_is_a_failure(
@@ -223,69 +213,42 @@ def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
     [
         ("2.4", [2.4]),
         ("2.4x3", [2.4, 2.4, 2.4]),
-        ("2.4+0x2", [2.4, 2.4]),
-        ("5.0-0.5x3", [5.0, 4.5, 4.0]),
         ("-1+1x3", [-1.0, 0.0, 1.0]),
-        ("1e-3+1e-3x2", [0.001, 0.002]),
         ("5-1e-1x2", [5.0, 4.9]),
-        ("1*2x4", [1.0, 2.0, 4.0, 8.0]),
         ("8*.5x3", [8.0, 4.0, 2.0]),
-        ("_x2 1", [None, None, 1.0]),
+        ("_x2 nan", [None, None, math.nan]),
         ("inf -inf", [math.inf, -math.inf]),
+        ("1e200*1e200x2", [1e200, math.inf]),
         (" 1   2\n3 ", [1.0, 2.0, 3.0]),
         ("1x0 2", [2.0]),
     ],
 )
 def test_a_series_is_its_samples(text: str, wanted: list[float | None]) -> None:
     """As in promtool, but that `x3` is three samples."""
-    assert parse_series(text) == wanted
+    assert repr(parse_series(text)) == repr(wanted)
 
 
-def test_nan_is_a_sample_and_absent_is_none() -> None:
-    nan, absent = parse_series("nan _")
-
-    assert nan is not None
-    assert math.isnan(nan)
-    assert absent is None
-
-
-def test_growth_ends_in_infinity_and_not_in_an_error() -> None:
-    """10 to the 400th is more than a float holds."""
-    assert parse_series("1*10x400")[-1] == math.inf
-
-
-@pytest.mark.parametrize("text", ["1y3", "x3", "1+x3", "1x", "--1", "1x9999999", "1+1+1", "e5"])
-def test_what_is_no_series_is_refused(text: str) -> None:
-    """The loader says where; this is the last line."""
+@pytest.mark.parametrize("text", ["1y3", "1+x3", "1x9999999", "1+1+1"])
+def test_an_invalid_series_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="invalid piece"):
         parse_series(text)
 
 
-def taken(series: MetricSeries, steps: list[int]) -> list[Any]:
-    return [series.take(step) for step in steps]
-
-
-def test_a_track_goes_on_after_a_rollback_unless_it_has_a_sequel() -> None:
-    """Without one, time goes on and only the step goes back."""
-    series = MetricSeries({"a": "1+1x4"})
-    taken(series, [0, 1])
-    series.rolled_back(1)
-
-    assert taken(series, [0, 1]) == [[3.0], [4.0]]
-    assert series.over
-
-
-def test_each_rollback_has_its_sequel_and_the_last_one_serves_on() -> None:
-    """A metric that a sequel leaves out is what it was at this step."""
+def test_after_a_rollback_a_track_goes_on_unless_it_has_a_sequel() -> None:
+    """The last sequel serves on; a metric that it leaves out is what it was at this step."""
     series = MetricSeries({"a": "1+1x4", "b": "5+1x4"}, [{"a": "70x2"}, {"a": "80"}])
-    taken(series, [0, 1])
-    series.rolled_back(1)
+    alone = MetricSeries({"a": "1+1x4"})
+    for each in (series, alone):
+        each.take(0)
+        each.take(1)
+        each.rolled_back(1)
 
-    assert taken(series, [1, 2]) == [[70.0, 6.0], [70.0, 7.0]]
-    assert series.over
+    assert [alone.take(0), alone.take(1)] == [[3.0], [4.0]]
+    assert [series.take(1), series.take(2)] == [[70.0, 6.0], [70.0, 7.0]]
+    assert alone.over and series.over
     for times in (2, 3):
         series.rolled_back(times)
-        assert taken(series, [9]) == [[80.0, None]]
+        assert series.take(9) == [80.0, None]
         assert series.over
 
 
@@ -330,12 +293,10 @@ def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob
     assert job.command("rollback", args, key="k", deadline_s=1)["step"] == 50
     assert (job.next_step, job.attempt, list(job.kept)) == (61, 1, [40, 50])
     assert job.lr_factor() == pytest.approx(0.1)
-    for _ in range(5):
-        job.finish_step()
-    assert job.lr_factor() == pytest.approx(0.55)
-    for _ in range(5):
-        job.finish_step()
-    assert job.lr_factor() == 1.0
+    for factor in (0.55, 1.0):
+        for _ in range(5):
+            job.finish_step()
+        assert job.lr_factor() == pytest.approx(factor)
     with pytest.raises(ActionError, match="no savepoint before step 40"):
         job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
 
@@ -364,12 +325,10 @@ STORY = 'series: {train_loss_raw: "2x30 6x3 2x60", grad_global_norm: "1x30 10x3 
 EXPECTED = [
     ("at: 30, rule: spike", None),
     ("at: 31, rule: spike, is: firing", "spike fired at 30; expected at 31"),
-    ("by: 29, rule: spike", "spike fired at 30; expected by 29"),
     ("between: [31, 40], rule: spike", "spike fired at 30; expected between 31 and 40"),
     ("by: 32, rule: spike, is: cleared", "spike cleared at 33; expected by 32"),
     ("between: [30, 32], rule: spike, is: on", None),
     ("between: [30, 33], rule: spike, is: on", "spike does not fire at 33"),
-    ("at: 29, rule: spike, is: quiet", None),
     ("by: 40, rule: spike, is: quiet", "spike fires at 30"),
     ("between: [33, 92], rule: spike, is: quiet", None),
     ("by: 40, rule: grad, is: muted", None),
@@ -377,7 +336,6 @@ EXPECTED = [
     ("rule: spike, count: 1", None),
     ("rule: spike, count: 2", "spike fired 1 times, not 2: it occurred at 30"),
     ("at: 20, state: nominal", None),
-    ("at: 20, state: acting", "the state is nominal, not acting"),
     ("between: [20, 32], state: holding", "the state is nominal then acting, not holding"),
     ("end: true, state: probation", "the state is nominal, not probation"),
     ("by: 30, actions: [snapshot, lr_scale], count: 1", None),
@@ -402,32 +360,25 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("keys", "said"), EXPECTED)
-def test_an_expectation(keys: str, said: str | None, outcome: Callable[..., Outcome]) -> None:
-    """The sentence stands at the line of the expectation."""
-    found = outcome(f"{STORY}  - {{{keys}}}\n")
+def test_an_expectation_holds_or_fails_with_its_place(
+    keys: str, said: str | None, outcome: Play
+) -> None:
+    failures = outcome(f"{STORY}  - {{{keys}}}\n").failures
 
-    assert [message for _, message in found.failures if said is None] == []
-    if said is not None:
-        ((where, message),) = found.failures
-        assert said in message
-        assert where.endswith("p.test.yaml:7:9")
-
-
-def test_every_failure_is_told_at_its_own_line(outcome: Callable[..., Outcome]) -> None:
-    found = outcome(f"{STORY}  - {{never: [spike]}}\n  - {{by: 9, rule: dead}}\n")
-
-    assert [where.rpartition("p.test.yaml:")[2] for where, _ in found.failures] == ["7:9", "8:9"]
+    assert len(failures) == (said is not None)
+    for where, message in failures:
+        assert where.endswith("p.test.yaml:7:9") and said in message
 
 
 # ── what scenarios prove is counted: rules both ways, moves of the machine, budgets ───────────────
 
 
-COVERED_QUIET = (
-    "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
-)
-SPIKES = (
-    "  - {name: spikes, series: {train_loss_raw: '2x30 6x3 2x60 6x3 2x60'}, expect: []}\n"  # twice
-)
+COVERED_QUIET = """\
+  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}
+"""
+SPIKES = """\
+  - {name: spikes, series: {train_loss_raw: '2x30 6x3 2x60 6x3 2x60'}, expect: []}
+"""
 
 
 def covered(subject: Subject) -> Coverage:
