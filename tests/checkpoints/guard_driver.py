@@ -114,19 +114,23 @@ class GuardDriver:
             self.report(path, step)
         return path
 
+    def save(self, name, text, step=None):
+        """Write a file, and verify all."""
+        path = self.write(name, text, step)
+        self.run_once()
+        return path
+
     def report(self, path, step, **about):
-        found = path.stat()
+        stat = path.stat()
+        file = {"device": stat.st_dev, "inode": stat.st_ino}
+        file |= {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         data = {
             "path": str(path),
-            "file": {
-                "device": found.st_dev,
-                "inode": found.st_ino,
-                "size": found.st_size,
-                "mtime_ns": found.st_mtime_ns,
-            },
+            "file": file,
             "python": str(self.python),
+            "seconds": 0.5,
+            **about,
         }
-        data |= {"seconds": 0.5, **about}
         now_ns = time.monotonic_ns()
         self.guard.on_save(Notice(now_ns, "checkpoint-saved", "", 0, step + 1, data))
 
@@ -139,6 +143,10 @@ class GuardDriver:
         events = self.guard.poll()
         self.events += events
         return [(e.data["id"], e.data["step"], e.data["ok"]) for e in events if "id" in e.data]
+
+    def verdicts(self):
+        """Return the new verdicts: (id, ok)."""
+        return [(e.data["id"], e.data["ok"]) for e in self.guard.poll() if "id" in e.data]
 
     def verify_now(self, **within):
         """Verify at once, and wait until that is done."""

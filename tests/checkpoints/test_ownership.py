@@ -69,10 +69,8 @@ def test_unreported_files_need_a_pattern_for_one_directory(driver):
 def test_a_job_without_reports_owns_what_its_pattern_matches(driver):
     """Newer ones are set aside, as long as no other run claims them."""
     driver.open(glob=("../out/*.pt",), verify=())
-    driver.write("a.pt", "good 1")
-    driver.run_once()
-    driver.write("b.pt", "good 2")
-    driver.run_once()
+    driver.save("a.pt", "good 1")
+    driver.save("b.pt", "good 2")
 
     (moved,) = driver.guard.restore("ckpt-1").moved
 
@@ -82,8 +80,7 @@ def test_a_job_without_reports_owns_what_its_pattern_matches(driver):
 def test_copies_beside_reported_files_are_own(driver):
     """In each reported directory: a job that loads `latest.pt` must not load the newer one."""
     driver.open(glob=("../out*/**/*.pt",), verify=())
-    first = driver.write("rank0/a.pt", "good 1", step=9)
-    driver.run_once()
+    first = driver.save("rank0/a.pt", "good 1", step=9)
     second = driver.write("rank1/b.pt", "good 2", step=19)
     latest = driver.out / "rank0" / "latest.pt"
     shutil.copyfile(second, latest)
@@ -97,14 +94,12 @@ def test_copies_beside_reported_files_are_own(driver):
 def test_adopting_supervisor_knows_the_owners(driver):
     driver.open(glob=WIDE, verify=())
     driver.write("a.pt", "good 1", step=9)
-    driver.write("../out-b/x.pt", "good x")
-    driver.run_once()
+    driver.save("../out-b/x.pt", "good x")
     driver.guard.close()
 
     driver.open(glob=WIDE, verify=())
     driver.write("copy.pt", "good 2")
-    driver.write("../out-b/y.pt", "good y")
-    driver.run_once()
+    driver.save("../out-b/y.pt", "good y")
 
     states = {name: state for name, (state, *_) in listed(driver).items()}
     assert states == {
@@ -118,8 +113,7 @@ def test_adopting_supervisor_knows_the_owners(driver):
 def test_file_reported_to_another_run_is_foreign(driver, beside):
     """In one directory, also if this job reports nothing."""
     driver.open(glob=("../out-b/*.pt",), verify=())
-    theirs = beside.write("x.pt", "good x", step=9)
-    beside.run_once()
+    theirs = beside.save("x.pt", "good x", step=9)
 
     assert driver.run_once() == []
     assert listed(driver)["x.pt"] == (
@@ -131,8 +125,7 @@ def test_file_reported_to_another_run_is_foreign(driver, beside):
 
 def test_file_reported_to_another_run_later_becomes_foreign(driver, beside):
     driver.open(glob=("../out-b/*.pt",), verify=())
-    mine = driver.write("../out-b/a.pt", "good 1", step=9)
-    driver.run_once()
+    mine = driver.save("../out-b/a.pt", "good 1", step=9)
     theirs = driver.write("../out-b/x.pt", "good x")
     assert driver.run_once() == [("ckpt-2", -1, True)]
     beside.report(theirs, 19)
@@ -148,8 +141,7 @@ def test_file_reported_to_another_run_later_becomes_foreign(driver, beside):
 def test_unreported_file_found_by_two_runs_is_contested(driver, beside):
     for each in (driver, beside):
         each.open(glob=("../out/*.pt",), verify=())
-    driver.write("x.pt", "good x")
-    driver.run_once()
+    driver.save("x.pt", "good x")
     beside.run_once()
     driver.run_once()
     beside.run_once()
@@ -163,10 +155,8 @@ def test_unreported_file_found_by_two_runs_is_contested(driver, beside):
 
 def test_restore_does_not_replace_another_runs_file(driver, beside):
     """Both jobs save to one path; the restore is refused."""
-    path = driver.write("../out-b/a.pt", "good 1", step=9)
-    driver.run_once()
-    beside.write("a.pt", "good, but of another run", step=19)
-    beside.run_once()
+    path = driver.save("../out-b/a.pt", "good 1", step=9)
+    beside.save("a.pt", "good, but of another run", step=19)
 
     for call in (driver.guard.prepare, driver.guard.restore):
         with pytest.raises(StoreError, match="the run run-b has written"):
