@@ -40,6 +40,45 @@ runbooks:
 budgets: {all: {max: 6}, lr_scale: {max: 2, per: 5000}}
 """
 
+# A policy with each of its keys.
+WHOLE = """\
+version: supervise/v1
+policy: whole
+summary: text
+mode: enforce
+use: []
+override: {}
+baseline: {window: 128, min: 64}
+detectors:
+  a: {kind: threshold, metric: train_loss_raw, gt: 12, for: 2}
+  b: {kind: absence, after: {min: 1s, p99_multiple: 3}, grace: {eval: 1m}}
+  c: {kind: join, any: [a], within: 2}
+rules:
+  - {id: r, when: a, sev: SEV1, run: calm, for: 3, keep: 4, cooldown: 5, unknown: breach,
+     mode: shadow}
+inhibit: [{by_state: [acting, probation], mute: [r]}]
+budgets: {all: {max: 6}, lr_scale: {max: 2, per: 1800s}}
+escalate: {ladder: [calm, hold], reset_after: 10}
+runbooks:
+  calm:
+    meaning: what it means
+    impact: what it costs
+    steps: [snapshot, {lr_scale: {set: 0.5, rewarm: 20}}]
+    verify: {within: 50, clear_for: 10}
+    if_it_fails: hold
+    diagnose: [why]
+  other: [notify]
+machine: null
+savepoints: {every: 10, keep: 2, max_bytes: 1000}
+safeguards: {skip_nonfinite: {max: 3, per: 128}}
+job: {rollback: in_process}
+notify: {console: {min_sev: SEV1}, webhook: {url_env: HOOK, secret_env: SECRET}}
+warmup: 7
+probation: 8
+blind_after: {steps: 9, time: 500ms}
+hold_reminder: 2h
+"""
+
 # A policy that others extend, and the pack beside it.
 VERSION = "version: supervise/v1\n"
 BASE = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent, indent
@@ -36,9 +35,7 @@ VALID = jsonschema.Draft7Validator(SCHEMA)
     [(detectors, detector_classes()), (actions, action_classes())],
     ids=["detectors", "actions"],
 )
-def test_every_file_has_parts_named_after_their_class(
-    package: types.ModuleType, found: dict
-) -> None:
+def test_every_file_has_parts_named_after_their_class(package, found):
     """The face of the package offers every class; helpers begin with an underscore."""
     files = {path.stem for path in Path(package.__path__[0]).glob("*.py")}
     parts = [name for name in files if not name.startswith("_")]
@@ -57,7 +54,7 @@ def test_every_file_has_parts_named_after_their_class(
         assert form.__name__.lower() == name.replace("_", "")
 
 
-def test_a_policy_imports_only_what_it_names(tmp_path: Path) -> None:
+def test_a_policy_imports_only_what_it_names(tmp_path):
     """The start of a job waits for these imports."""
     policy = tmp_path / "one.yaml"
     policy.write_text(ONE)
@@ -75,7 +72,7 @@ print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith(PACKA
 
 
 @pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])
-def test_a_docstring_has_what_its_page_needs(name: str, form: type) -> None:
+def test_a_docstring_has_what_its_page_needs(name, form):
     """A sentence, a source, what a detector cannot see, how an action is taken back; an example.
 
     What people copy is valid, and is of that very kind.

@@ -25,7 +25,7 @@ FENCES = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("name", READMES)
-def test_the_tables_of_a_readme_are_current(name: str) -> None:
+def test_the_tables_of_a_readme_are_current(name):
     cog = cogapp.Cog()
     cog.options.prologue = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r}); import tables as docs"
@@ -38,11 +38,11 @@ def test_the_tables_of_a_readme_are_current(name: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"), [*schema_files()], ids=lambda value: Path(value).name[:30]
 )
-def test_the_committed_schema_is_current(path: Path, text: str) -> None:
+def test_the_committed_schema_is_current(path, text):
     assert path.read_text("utf-8") == text
 
 
-def test_every_part_of_the_language_is_in_a_table() -> None:
+def test_every_part_of_the_language_is_in_a_table():
     """Nothing that can be written is missing from the reference."""
     text = "".join((ROOT / name).read_text("utf-8") for name in READMES)
     forms = {path.name.partition(".")[0]: json.loads(text) for path, text in schema_files()}
@@ -73,7 +73,7 @@ def table_of(name: str) -> list[dict[str, str]]:
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:] if "--" not in row[0]]
 
 
-def test_the_lost_steps_of_the_readme_are_those_that_were_measured() -> None:
+def test_the_lost_steps_of_the_readme_are_those_that_were_measured():
     """ "All" is the 450 steps after the checkpoint before the fault."""
     measured = {row["fault"]: row for row in table_of("benchmarks/recovery.md")}
     shown = {row.pop("fault"): row for row in table_of("README.md")}
@@ -88,7 +88,7 @@ def test_the_lost_steps_of_the_readme_are_those_that_were_measured() -> None:
     }
 
 
-def test_the_example_of_the_policy_reference_loads(load) -> None:
+def test_the_example_of_the_policy_reference_loads(load):
     """What a newcomer copies first works; the same for the runbook, inside a policy."""
     text = (ROOT / "policies/README.md").read_text("utf-8")
     example = text.partition("```yaml\n")[2].partition("```")[0]
@@ -121,7 +121,7 @@ def unknown_words(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_shows_commands_and_options_that_exist(name: str) -> None:
+def test_a_document_shows_commands_and_options_that_exist(name):
     text = (ROOT / name).read_text("utf-8")
     shown = re.findall(r"^supervise (.*)$", "".join(FENCES.findall(text)), re.MULTILINE)
     shown += re.findall(r"`supervise ([^`]*)`", FENCES.sub("", text))
@@ -129,7 +129,7 @@ def test_a_document_shows_commands_and_options_that_exist(name: str) -> None:
     assert {line: words for line in shown if (words := unknown_words(line))} == {}
 
 
-def test_an_unknown_command_or_option_is_found() -> None:
+def test_an_unknown_command_or_option_is_found():
     assert unknown_words("statsu RUN") == ["statsu"]
     assert unknown_words("gc --dry-runs") == ["--dry-runs"]
     assert unknown_words("--policy nano -- python train.py --lr 1e-3") == []

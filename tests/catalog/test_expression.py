@@ -36,7 +36,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_it_agrees_with_kleenes_tables(tree) -> None:
+def test_it_agrees_with_kleenes_tables(tree):
     """and is the lower, or the higher, not turns around, for all readings of all inputs."""
     text, expected = tree
     when = parse_expression(text, limit=len(text)).compile(INDEX)
@@ -56,7 +56,7 @@ def test_it_agrees_with_kleenes_tables(tree) -> None:
         ("((a))", "a"),
     ],
 )
-def test_not_binds_closer_than_and_and_closer_than_or(text: str, same: str) -> None:
+def test_not_binds_closer_than_and_and_closer_than_or(text, same):
     one, other = parse_expression(text).compile(INDEX), parse_expression(same).compile(INDEX)
 
     for codes in itertools.product(CODES, repeat=len(NAMES)):
@@ -79,7 +79,7 @@ def test_not_binds_closer_than_and_and_closer_than_or(text: str, same: str) -> N
         ("a or " * 200 + "a", 500, "longer than 500 characters"),
     ],
 )
-def test_what_is_no_expression_is_refused_at_its_column(text: str, at: int, said: str) -> None:
+def test_what_is_no_expression_is_refused_at_its_column(text, at, said):
     """No arithmetic, no comparison, nothing that Python would quietly accept."""
     with pytest.raises(ExpressionError) as raised:
         parse_expression(text)
@@ -88,7 +88,7 @@ def test_what_is_no_expression_is_refused_at_its_column(text: str, at: int, said
     assert raised.value.at == at
 
 
-def test_names_can_be_replaced_where_they_stand() -> None:
+def test_names_can_be_replaced_where_they_stand():
     """A pack's short names become long ones, and the rest of the text stays as it was."""
     expression = parse_expression("a  and not (b or ab)").renamed({"a": "p.a", "ab": "p.ab"})
 
@@ -98,7 +98,7 @@ def test_names_can_be_replaced_where_they_stand() -> None:
 
 @given(st.text(max_size=80))
 @settings(max_examples=40)
-def test_any_text_gives_a_function_or_an_error(text: str) -> None:
+def test_any_text_gives_a_function_or_an_error(text):
     """Nothing escapes but ExpressionError, and it points into the text."""
     try:
         expression = parse_expression(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -26,31 +25,24 @@ def parser(request):
     ("text", "value"),
     [
         ("1e-3", 0.001),
-        ("+3", 3),
-        ("-0.25", -0.25),
         ("012", 12),
         ("0x10", 16),
         ("1_000", "1_000"),
         ("10:30", "10:30"),
         ("on", "on"),
-        ("yes", "yes"),
         ("true", True),
-        ("False", False),
         ("null", None),
-        ("~", None),
         ("", None),
         (".inf", float("inf")),
         ("'1'", "1"),
-        ('"true"', "true"),
         ("9" * 30, 1e30),
     ],
 )
-def test_scalars_mean_what_yaml_1_2_says(parser, text: str, value: object) -> None:
+def test_scalars_mean_what_yaml_1_2_says(parser, text, value):
     """`1e-3` is a number, `on` and `10:30` are text, nothing is a date."""
-    found = plain(f"key: {text}\n", parser=parser)["key"]
+    scalar = plain(f"key: {text}\n", parser=parser)["key"]
 
-    assert found == value
-    assert type(found) is type(value)
+    assert (scalar, type(scalar)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
@@ -70,16 +62,12 @@ def test_scalars_mean_what_yaml_1_2_says(parser, text: str, value: object) -> No
         ("a:\n\tb: 1\n", 2, 1, "tabs are not allowed here (indent with spaces)"),
         ("a: `x`\n", 1, 4, "put quotes around text that begins with `"),
         ("a: b: c\n", 1, 5, "put quotes around text that holds ': '"),
-        ("a: 'x\n", 1, 6, "not YAML"),
         ("a: {b: 1\n", 1, 9, "not YAML"),
-        ("a: x\0y\n", 1, 5, "cannot contain the control character '\\x00'"),
         ('a: "\\0"\n', 1, 4, "cannot contain the control character '\\x00'"),
         ("a: " + "[" * 30 + "]" * 30, 1, 27, "nested deeper than 24 levels"),
     ],
 )
-def test_a_surprise_is_refused_where_it_stands(
-    parser, text: str, line: int, col: int, said: str
-) -> None:
+def test_a_surprise_is_refused_where_it_stands(parser, text, line, col, said):
     """Each trap of YAML gives one sentence at its own place."""
     with pytest.raises(PolicyErrors) as raised:
         plain(text, parser=parser)
@@ -99,8 +87,7 @@ def test_a_surprise_is_refused_where_it_stands(
         (b"a: " + b"x" * 300_000, "1:1: the file is larger than 256 kB"),
     ],
 )
-def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str) -> None:
-    """Other encodings and large files are told apart from mistakes in YAML."""
+def test_a_file_of_another_encoding_or_too_large_is_refused(tmp_path, raw, said):
     path = tmp_path / "p.yaml"
     path.write_bytes(raw)
 
@@ -108,14 +95,14 @@ def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str)
         load_policy(path)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_bytes(b"\xef\xbb\xbfversion: supervise/v1\n")
 
     assert load_policy(path).name == "p"
 
 
-def test_mistakes_come_sorted_with_their_lines() -> None:
+def test_mistakes_come_sorted_with_their_lines():
     """`render` shows sentence, source line and caret; `str` is one line."""
     problems = Problems()
     parse_yaml(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
@@ -131,7 +118,7 @@ def test_mistakes_come_sorted_with_their_lines() -> None:
     ]
 
 
-def test_loading_a_policy_imports_nothing_heavy() -> None:
+def test_loading_a_policy_imports_nothing_heavy():
     """httpx costs more than the whole of loading; torch belongs to the job."""
     code = (
         "import sys; from supervise.catalog import load_policy; load_policy('nano');"

@@ -1,4 +1,4 @@
-"""Policies: found, read, resolved to one text that stands alone."""
+"""Policies: located, read, resolved to one text that stands alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from msgspec import to_builtins
 
-from supervise.catalog import PolicyErrors, load_policy, measured_metrics, shipped_names
+from supervise.catalog import (
+    PolicyErrors,
+    load_isolated_policy,
+    load_policy,
+    measured_metrics,
+    shipped_names,
+)
 from supervise.core.model import (
     BREACH,
     DEFAULT_TRANSITIONS,
@@ -24,11 +29,11 @@ from supervise.core.model import (
 from supervise.errors import InputError
 from tests.support.recorded_run import shipped_policy
 
-from .conftest import HEAD, Loader
+from .conftest import HEAD, WHOLE
 
 
 @pytest.mark.parametrize("name", shipped_names("policies"))
-def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -> None:
+def test_the_resolved_text_loads_to_the_same_policy(name, tmp_path):
     """The run directory's policy.yaml needs no other file, and its sha256 is the digest."""
     policy = shipped_policy(name)
     path = tmp_path / "policy.yaml"
@@ -45,16 +50,11 @@ def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -
         assert (one.id, one.text, one.uses) == (other.id, other.text, other.uses)
 
 
-def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
-    """`nano`, `nano.yaml`, and `policies/nano.yaml` where there is no such folder."""
-    here = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        digests = {load_policy(n).digest for n in ("nano", "nano.yaml", "policies/nano.yaml")}
-    finally:
-        os.chdir(here)
+@pytest.mark.parametrize("name", ["nano.yaml", "policies/nano.yaml"])
+def test_nano_is_found_by_its_file_name_where_there_is_no_such_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
-    assert digests == {shipped_policy("nano").digest}
+    assert load_policy(name).digest == shipped_policy("nano").digest
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
         ("x", "known: 'canary', 'large', 'medium', 'moe', 'nano', 'observe'"),
     ],
 )
-def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
+def test_an_unknown_policy_says_what_there_is(name, hint):
     with pytest.raises(InputError, match="no policy") as raised:
         load_policy(name)
 
@@ -73,7 +73,7 @@ def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
     assert raised.value.exit_code == 65
 
 
-def test_only_enforce_arms_reflexes_and_keeps_savepoints(load: Loader) -> None:
+def test_only_enforce_arms_reflexes_and_keeps_savepoints(load):
     """Weaker modes change nothing in the job, and cost it nothing; shadow is the default."""
     assert load("version: supervise/v1\n").mode == "shadow"
     acting, looking = shipped_policy("nano"), load_policy("nano", mode="shadow")
@@ -85,7 +85,7 @@ def test_only_enforce_arms_reflexes_and_keeps_savepoints(load: Loader) -> None:
     assert acting.digest != looking.digest
 
 
-def test_the_probe_gets_every_number_of_a_safeguard(load: Loader) -> None:
+def test_the_probe_gets_every_number_of_a_safeguard(load):
     """What is left out is the default; what is not named at all is not armed."""
     armed = load(
         "version: supervise/v1\nmode: enforce\n"
@@ -98,7 +98,7 @@ def test_the_probe_gets_every_number_of_a_safeguard(load: Loader) -> None:
     }
 
 
-def test_observing_needs_no_budget_but_enforcing_the_same_file_does() -> None:
+def test_observing_needs_no_budget_but_enforcing_the_same_file_does():
     """A budget is needed by what can be run, and the command line can ask for more."""
     assert shipped_policy("observe").budgets == {}
     with pytest.raises(PolicyErrors) as refused:
@@ -106,7 +106,7 @@ def test_observing_needs_no_budget_but_enforcing_the_same_file_does() -> None:
     assert any("no budget 'all'" in problem.message for problem in refused.value.problems)
 
 
-def test_inputs_come_before_the_detectors_that_read_them(load: Loader) -> None:
+def test_inputs_come_before_the_detectors_that_read_them(load):
     """The engine feeds them in this order, whatever order they were written in."""
     text = HEAD + (
         "detectors:\n"
@@ -127,75 +127,32 @@ def test_inputs_come_before_the_detectors_that_read_them(load: Loader) -> None:
     assert policy.rules[0].when(codes) == UNKNOWN
 
 
-def test_everything_a_policy_can_say_arrives(load: Loader) -> None:
+def test_everything_a_policy_can_say_arrives(load):
     """Steps are counts, times are seconds, names are names."""
-    text = """\
-version: supervise/v1
-policy: whole
-mode: enforce
-detectors: {high: {kind: threshold, metric: train_loss_raw, gt: 12, for: 2}}
-rules:
-  - id: r
-    when: high
-    sev: SEV1
-    run: calm
-    for: 3
-    keep: 4
-    cooldown: 5
-    unknown: breach
-    mode: shadow
-inhibit: [{by_state: [acting, probation], mute: [r]}]
-budgets:
-  all: {max: 6}
-  lr_scale: {max: 2, per: 1800s}
-escalate: {ladder: [calm, hold], reset_after: 10}
-runbooks:
-  calm:
-    meaning: what it means
-    impact: what it costs
-    steps: [snapshot, {lr_scale: {set: 0.5, rewarm: 20}}]
-    verify: {within: 50, clear_for: 10}
-    if_it_fails: hold
-    diagnose: [why]
-savepoints: {every: 10, keep: 2, max_bytes: 1000}
-notify: {console: {min_sev: SEV1}, webhook: {url_env: HOOK, secret_env: SECRET}}
-warmup: 7
-probation: 8
-blind_after: {steps: 9, time: 500ms}
-hold_reminder: 2h
-"""
-    policy = load(text)
-    rule = policy.rules[0]
-    calm = policy.runbooks["calm"]
+    policy = load(WHOLE)
+    rule, calm, budgets = policy.rules[0], policy.runbooks["calm"], policy.budgets
 
-    assert policy.name == "whole"
+    assert policy.name == "whole" and policy.machine is None
     assert (rule.for_steps, rule.keep_steps, rule.cooldown_steps) == (3, 4, 5)
     assert (rule.unknown, rule.mode, rule.runbook) == ("breach", "shadow", "calm")
-    assert rule.location.endswith("p.yaml:6:5")
+    assert rule.location.endswith("p.yaml:13:5")
     assert policy.inhibit[0].by_state == ("acting", "probation")
-    assert (policy.budgets["all"].per_steps, policy.budgets["all"].per_s) == (None, None)
-    assert policy.budgets["lr_scale"].per_s == 1800.0
+    assert (budgets["all"].per_steps, budgets["all"].per_s) == (None, None)
+    assert budgets["lr_scale"].per_s == 1800.0
     assert (policy.ladder.levels, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
     assert calm.verbs == ("snapshot", "lr_scale", "verify")
     assert (calm.steps[1].rewarm, calm.steps[2].within, calm.steps[2].clear_for) == (20, 50, 10)
-    assert (calm.meaning, calm.impact, calm.diagnose) == (
-        "what it means",
-        "what it costs",
-        ("why",),
-    )
+    assert (calm.meaning, calm.impact) == ("what it means", "what it costs")
+    assert calm.diagnose == ("why",)
     assert policy.savepoints == Savepoints(every=10, keep=2, max_bytes=1000)
     assert policy.notify["webhook"]["secret_env"] == "SECRET"
     assert policy.notify["console"] == {"min_sev": "SEV1"}
     assert (policy.warmup_steps, policy.probation_steps) == (7, 8)
-    assert (policy.blind_after_steps, policy.blind_after_s, policy.hold_reminder_s) == (
-        9,
-        0.5,
-        7200.0,
-    )
-    assert policy.machine is None
+    assert (policy.blind_after_steps, policy.blind_after_s) == (9, 0.5)
+    assert policy.hold_reminder_s == 7200.0
 
 
-def test_a_policy_may_bring_its_own_table_of_moves(load: Loader) -> None:
+def test_a_policy_may_bring_its_own_table_of_moves(load):
     """It replaces the default, and is part of the digest."""
     rows = "".join(f"  {state}: {dict(row)}\n" for state, row in DEFAULT_TRANSITIONS.items())
     text = HEAD + "machine:\n" + rows.replace("'", "")
@@ -207,7 +164,7 @@ def test_a_policy_may_bring_its_own_table_of_moves(load: Loader) -> None:
     assert policy.digest != load(HEAD).digest
 
 
-def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(load: Loader) -> None:
+def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(load):
     """Spacing, comments, order of keys and spelling of numbers are not part of the digest."""
     one = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 1e-3}}\nhold_reminder: 1h\n")
     other = load(
@@ -223,7 +180,7 @@ def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(loa
 
 
 @pytest.mark.slow
-def test_the_same_text_comes_out_under_any_hash_seed() -> None:
+def test_the_same_text_comes_out_under_any_hash_seed():
     """Nothing depends on the order of a set: replay on another machine needs the same digest."""
     code = "from supervise.catalog import load_policy; print(load_policy('nano').digest)"
     digests = {
@@ -248,3 +205,30 @@ def test_a_policy_knows_how_rarely_its_costly_metrics_may_come():
     assert "update_norm" in costly
     assert shipped_policy("nano").sparsest.items() <= costly.items()
     assert shipped_policy("nano").sparsest["update_norm"] == costly["update_norm"]
+
+
+ISOLATED = """\
+version: supervise/v1
+policy: own
+extends: nano
+notify: {webhook: {url_env: HOOK}}
+approvals: {rollback: {timeout: 60s}}
+job: {relaunch: {args: ["--resume"]}, on_crash: restart}
+"""
+
+
+def test_the_policy_of_trials_reaches_nobody_and_starts_nothing_again(tmp_path):
+    """Its rules are the real ones."""
+    path, trial = tmp_path / "own.yaml", tmp_path / "trial.yaml"
+    path.write_text(ISOLATED)
+
+    isolated = load_isolated_policy(str(path))
+
+    assert isolated.left_out == ("notify", "approvals", "job.relaunch", "job.on_crash")
+    trial.write_text(isolated.text)
+    policy = load_policy(trial)
+    assert set(policy.notify) == {"console"} and not policy.approvals
+    assert not policy.job.relaunch and not policy.job.on_crash
+    digests = [[p.digest_of(rule) for rule in p.rules] for p in (isolated.policy, policy)]
+    assert digests[0] == digests[1]
+    assert load_isolated_policy("nano").left_out == ()

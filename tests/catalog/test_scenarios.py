@@ -54,9 +54,7 @@ def small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "where", "said"), MISTAKES)
-def test_a_mistake_is_told_where_it_stands(
-    text: str, where: str, said: str, tmp_path: Path
-) -> None:
+def test_a_mistake_is_told_where_it_stands(text, where, said, tmp_path):
     (tmp_path / "t.yaml").write_text(HEAD + text, "utf-8")
     (problem,) = check_file(str(tmp_path / "t.yaml")).errors
 
@@ -64,7 +62,7 @@ def test_a_mistake_is_told_where_it_stands(
     assert problem.location.endswith(f"t.yaml:{where}")
 
 
-def test_what_is_right_is_right(tmp_path: Path) -> None:
+def test_what_is_right_is_right(tmp_path):
     text = (
         SERIES
         + """\

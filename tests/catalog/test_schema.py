@@ -16,7 +16,7 @@ import pytest
 from supervise.catalog import PolicyErrors, check_file, shipped_folder, shipped_names
 from tests.support.recorded_run import shipped_policy
 
-from .conftest import HEAD, plain
+from .conftest import HEAD, WHOLE, plain
 
 SORTS = {
     "policies": "policies/policy.schema.json",
@@ -40,7 +40,7 @@ def validator(kind: str) -> jsonschema.Draft7Validator:
 
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
-def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
+def test_what_is_shipped_is_valid(kind, name):
     """Every shipped file, under the schema that its first line names; a policy also resolved."""
     path = shipped_folder(kind) / f"{name}.yaml"
     text = path.read_text("utf-8")
@@ -62,33 +62,6 @@ FORM = re.compile(
     r"|no notifier|a name in | not available "
 )
 
-POLICY = """\
-version: supervise/v1
-policy: whole
-summary: text
-mode: enforce
-use: []
-override: {}
-baseline: {window: 128, min: 64}
-detectors:
-  a: {kind: threshold, metric: train_loss_raw, gt: 12, for: 2}
-  b: {kind: absence, after: {min: 1s, p99_multiple: 3}, grace: {eval: 1m}}
-  c: {kind: join, any: [a], within: 2}
-rules: [{id: r, when: a, sev: SEV1, run: calm, for: 3, keep: 1, unknown: breach, mode: shadow}]
-inhibit: [{by_state: [acting], mute: [r]}]
-budgets: {all: {max: 6}, lr_scale: {max: 2, per: 1800s}}
-escalate: {ladder: [calm, hold], reset_after: 10}
-runbooks:
-  calm: {steps: [snapshot, {lr_scale: {set: 0.5}}], verify: {within: 50}, diagnose: [why]}
-  other: [notify]
-machine: null
-savepoints: {every: 10, keep: 2}
-safeguards: {skip_nonfinite: {max: 3, per: 128}}
-job: {rollback: in_process}
-notify: {console: {min_sev: SEV1}}
-blind_after: {steps: 9, time: 500ms}
-hold_reminder: 2h
-"""
 TESTS = """\
 version: supervise/v1
 policy: ../p.yaml
@@ -130,7 +103,7 @@ USES = {
     ),
 }
 SUBJECTS = {
-    "policies": ("p.yaml", POLICY),
+    "policies": ("p.yaml", WHOLE),
     "policies/packs": (
         "packs/hang.yaml",
         (shipped_folder("policies/packs") / "hang.yaml").read_text("utf-8"),
@@ -163,7 +136,7 @@ def refused(kind: str, document: Any, load: Callable[..., object], folder: Path)
     """Return what the loader says of a file of this kind."""
     if kind == "policies/tests":
         (folder / "tests").mkdir(exist_ok=True)
-        (folder / "p.yaml").write_text(POLICY, "utf-8")
+        (folder / "p.yaml").write_text(WHOLE, "utf-8")
         (folder / "tests/p.yaml").write_text(json.dumps(document), "utf-8")
         return [problem.message for problem in check_file(str(folder / "tests/p.yaml")).errors]
     files = {SUBJECTS[kind][0]: json.dumps(document)}
@@ -176,9 +149,7 @@ def refused(kind: str, document: Any, load: Callable[..., object], folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SUBJECTS)
-def test_schema_and_loader_refuse_the_same_forms(
-    kind: str, load: Callable[..., object], tmp_path: Path
-) -> None:
+def test_schema_and_loader_refuse_the_same_forms(kind, load, tmp_path):
     """Files with one thing wrong, every sixteenth: where one judge says no, the other does."""
     judge, right = validator(kind), plain(SUBJECTS[kind][1])
     assert refused(kind, right, load, tmp_path) == []
