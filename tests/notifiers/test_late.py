@@ -43,16 +43,10 @@ def ended(environ, run, message):
     """A function that ends a run with undelivered messages, due two hours ago."""
 
     def end(*titles: str, age_s: float = 7200.0, severity: str = "SEV1") -> RunDir:
+        texts = [message(title=title, severity=severity) for title in titles]
         undelivered = [
-            Undelivered(
-                "webhook",
-                message(title=title, severity=severity),
-                (f"run-1:{number}", "x"),
-                age_s,
-                2,
-                "503",
-            )
-            for number, title in enumerate(titles)
+            Undelivered("webhook", text, (f"run-1:{number}", "x"), age_s, 2, "503")
+            for number, text in enumerate(texts)
         ]
         write_undelivered(run, undelivered, {"webhook": SETTINGS}, pytest.fail)
         add_run(run, environ)
@@ -109,11 +103,7 @@ def test_a_late_message_arrives_under_its_first_id(hook, environ, ended, outbox,
 
 
 @pytest.mark.parametrize(
-    ("status", "state", "remain"),
-    [
-        *[(status, "refused", 0) for status in (301, 400, 410)],
-        *[(status, "waits", 2) for status in (429, 503)],
-    ],
+    ("status", "state", "remain"), [(400, "refused", 0), (410, "refused", 0), (503, "waits", 2)]
 )
 def test_a_refusal_is_final_and_a_receiver_that_is_down_gets_one_try(
     hook, ended, outbox, status, state, remain

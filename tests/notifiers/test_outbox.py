@@ -1,7 +1,5 @@
 """What is sent when, to whom, and as how many messages."""
 
-from dataclasses import replace
-
 from msgspec import convert
 
 from supervise.core.model import Notified, NotifyError
@@ -117,12 +115,11 @@ def test_a_merged_message_keeps_what_the_graver_rule_found(outbox):
     """Also where less joins it in these seconds; what ends it replaces it."""
     sender = FakeSender(group_s=1000.0)
     box = outbox(sender)
-    found = {"inc-1": [("SEV1", "rank 2 is slow"), ("SEV2", "it waits for input")]}
-    found["inc-2"] = [*found["inc-1"], ("SEV1", "over")]
-    for incident, messages in found.items():
-        for number, (severity, verdict) in enumerate(messages):
-            each = message("slow", severity, incident, kind="updated")
-            box.post(replace(each, verdict=verdict), key=f"{incident}-{number}")
+    graver, less = ("SEV1", "rank 2 is slow"), ("SEV2", "it waits for input")
+    for incident, rows in (("inc-1", [graver, less]), ("inc-2", [graver, less, ("SEV1", "over")])):
+        for number, (severity, verdict) in enumerate(rows):
+            text = message("slow", severity, incident, verdict=verdict)
+            box.post(text, key=f"{incident}-{number}")
     box.close()
 
     verdicts = [sent.verdict for _, sent in sender.sent]
