@@ -70,6 +70,7 @@ CHANGES = [
     ("mode: enforce", "escalate: {ladder: [calm, ¦calm]}"),
     ("mode: enforce", "inhibit: [{by_rule: dead, mute: [¦dead]}]"),
     ("mode: enforce", "inhibit: [{by_rule: spike, mute: [¦dead]}]"),
+    ("sev: SEV0, for: 3}", "sev: SEV2}\ninhibit:\n  - {by_rule: dead, mute: [¦spike]}"),
     ("mode: enforce", "inhibit: [¦{mute: [spike]}]"),
     ("mode: enforce", "inhibit: [¦{by_rule: dead, mute: []}]"),
     ("sev: SEV0", "sev: SEV0, phases: {¦earl: off}"),

@@ -66,15 +66,9 @@ def run_a_little(served):
         id=name, verb="pause", runbook="r", args={}, destructive=False, touches_job=True
     )
     about = {"reason": "", "incident": "inc-9", "severity": "SEV1"}
-    served.observe(
-        events[0],
-        (),
-        [
-            IncidentOpened(**about, runbook="", breach_step=3, band=None),
-            ActionPlanned(**about, action=order, budget={}),
-            ActionFailed(**about, action=ActionRef(name)),
-        ],
-    )
+    opened = IncidentOpened(**about, runbook="", breach_step=3, band=None)
+    attempt = ActionPlanned(**about, action=order, budget={})
+    served.observe(events[0], (), [opened, attempt, ActionFailed(**about, action=ActionRef(name))])
     served.delivered("slack", ok=False)
     served.publish(policy, state, 10**10, None)
 
