@@ -12,7 +12,6 @@ from supervise.detectors import (
     Collapse,
     Cusum,
     Equal,
-    Join,
     Nonfinite,
     Paired,
     Rate,
@@ -20,8 +19,6 @@ from supervise.detectors import (
     Record,
     RobustZ,
     Sequence,
-    Threshold,
-    Trend,
 )
 
 from .test_laws import ALL
@@ -58,27 +55,26 @@ def test_a_constant_series_does_not_page_on_rounding(read, detector, samples, le
 
 
 @pytest.mark.parametrize(
-    ("detector", "before", "level", "freeze", "details"),
+    ("detector", "before", "details"),
     [
-        (SMALL_Z, QUIET[:15], 20.0, 8, {"median": 20.0, "steps": [15, 22]}),
-        (Ratio("norm", fast=1, slow=100, gt=2.0, freeze=4), [1.0] * 50, 30.0, 4, {}),
-        (Ratio("norm", fast=1, ref=20, gt=2.0, freeze=4), [1.0] * 50, 30.0, 4, {}),
+        (SMALL_Z, QUIET[:15], {"median": 20.0, "steps": [15, 22]}),
+        (Ratio("norm", fast=1, slow=100, gt=2.0, freeze=8), [1.0] * 50, {"reference": 20.0}),
     ],
 )
-def test_a_lasting_level_becomes_the_baseline_and_says_so(
-    read, detector, before, level, freeze, details
-):
+def test_a_lasting_level_becomes_the_baseline_and_says_so(detector, before, details):
     """The last flagged sample is noted; the next one is judged by the new level."""
     watch = detector.start()
-    read(watch, before)
+    steps = range(len(before), len(before) + 8)
+    for step, sample in enumerate(before):
+        watch.feed(sample, step)
 
-    codes = [watch.feed(level, step) for step in range(len(before), len(before) + freeze + 1)]
+    codes = [watch.feed(20.0, step) for step in steps]
     note = watch.note()
 
-    assert [code & ~HAS_NOTE for code in codes] == [BREACH] * freeze + [OK]
-    assert [bool(code & HAS_NOTE) for code in codes].index(True) == freeze - 1
+    assert codes == [BREACH] * 7 + [BREACH | HAS_NOTE]
+    assert watch.feed(20.0, steps.stop) == OK
     assert note.kind == "rebaseline"
-    assert note.details.items() >= (details or {"reference": level}).items()
+    assert note.details.items() >= details.items()
     assert watch.note() == Note()
 
 
@@ -96,24 +92,6 @@ def test_long_runs_take_no_more_memory(name):
     assert sizes[-1] < 1.2 * max(sizes[:2])
 
 
-def test_threshold_the_numbers_say_value_bound_and_count():
-    """Enough to write the sentence: 11 > 10, 2 of 2."""
-    watch = Threshold("loss", gt=10.0, clear=8.0, for_=2).start()
-    watch.feed(11.0, 0)
-    watch.feed(11.0, 1)
-
-    assert watch.numbers() == {
-        "step": 1,
-        "value": 11.0,
-        "gt": 10.0,
-        "threshold": 10.0,
-        "clear": 8.0,
-        "breaching": 2,
-        "needed": 2,
-        "of": 2,
-    }
-
-
 # ── not finite ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -122,21 +100,8 @@ def test_nonfinite_a_large_number_is_still_a_number_and_the_culprit_is_named():
     watch = Nonfinite(("loss", "grad")).start()
 
     assert watch.feed((1.7e308, 1.7e308), 0) == OK
-    watch.feed((1.5, INF), 7)
-    assert watch.numbers() == {
-        "step": 7,
-        "values": {"loss": 1.5, "grad": INF},
-        "nonfinite": ["grad"],
-    }
-
-
-@pytest.mark.parametrize("step", [100, 3])
-def test_nonfinite_step_ids_never_make_it_look_away(step):
-    """A NaN counts also when its step comes twice or the run went back unannounced."""
-    watch = Nonfinite(("loss",)).start()
-    watch.feed((1.0,), 100)
-
-    assert watch.feed((NAN,), step) == BREACH
+    assert watch.feed((1.5, INF), 7) == BREACH
+    assert watch.numbers()["nonfinite"] == ["grad"]
 
 
 def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
@@ -155,11 +120,6 @@ def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
 # ── rates and ratios ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_rate_a_share_is_of_the_whole_window(read):
-    """Half of four is two, also in the first steps of a run: one event is not all of one step."""
-    assert read(Rate("skip", window=4, share_gte=0.5).start(), [1, 1, 0, 0, 0]) == "oBBBo"
-
-
 @pytest.mark.parametrize(
     ("share", "window", "events"), [(0.07, 100, 7), (0.05, 200, 10), (1, 9, 9)]
 )
@@ -168,26 +128,6 @@ def test_rate_a_share_needs_the_least_count_that_reaches_it(read, share, window,
     letters = read(Rate("skip", window=window, share_gte=share).start(), [1] * window)
 
     assert letters.index("B") == events - 1
-
-
-def test_rate_a_run_that_begins_late_has_lost_nothing():
-    """A resumed run starts at step 5000 with a clean record."""
-    watch = Rate("skip", window=200, count_gte=1).start()
-
-    assert watch.feed(0.0, 5000) == OK
-    assert watch.feed(0.0, 1_005_000) == UNKNOWN
-
-
-def test_ratio_the_averages_are_bias_corrected(read):
-    """After one sample both are that sample; after 1, 3 a span of 3 gives (0.5 + 3) / 1.5."""
-    watch = Ratio("norm", fast=3, slow=9, gt=2.0, min_=1).start()
-    read(watch, [1.0, 3.0])
-
-    numbers = watch.numbers()
-
-    assert numbers["fast"] == pytest.approx(3.5 / 1.5)
-    assert numbers["reference"] == pytest.approx((0.8 * 1 + 3) / 1.8)
-    assert numbers["ratio"] == pytest.approx(numbers["fast"] / numbers["reference"])
 
 
 @pytest.mark.parametrize("step", [60, 47])
@@ -205,16 +145,6 @@ def test_ratio_rewind_goes_back_to_a_mark_not_far_before(read, step):
 # ── robust z and cusum ────────────────────────────────────────────────────────────────────────────
 
 
-def test_robust_z_jitter_is_of_neighbours_so_a_trend_is_none(read):
-    """One rises by 0.3 a sample, one goes from 9 to 11 and back: both have a MAD of 1 at least."""
-    steady = RobustZ("loss", gt=4.0, window=15, min_=8, freeze=8, rel_jitter=0.05)
-    trend, noise = steady.start(), steady.start()
-    read(trend, [10.0 + 0.3 * step for step in range(15)])
-    read(noise, [9.0, 11.0] * 8)
-
-    assert (trend.feed(40.0, 15), noise.feed(40.0, 16)) == (BREACH, OK)
-
-
 def test_robust_z_a_rollback_deeper_than_the_ring_leaves_it_unknown(read):
     """It does not judge by what it no longer holds."""
     watch = SMALL_Z.start()
@@ -222,14 +152,6 @@ def test_robust_z_a_rollback_deeper_than_the_ring_leaves_it_unknown(read):
     watch.rewind(33)
 
     assert watch.feed(10.0, 34) == UNKNOWN
-
-
-def test_robust_z_a_rollback_past_a_rebaseline_brings_the_old_baseline_back(read):
-    watch = SMALL_Z.start()
-    read(watch, [*QUIET[:15], *[20.0] * 10])
-    watch.rewind(14)
-
-    assert read(watch, [10.0, 20.0], first=15) == "oB"
 
 
 def test_cusum_small_excesses_add_up_and_a_lasting_drift_becomes_the_baseline(read):
@@ -257,22 +179,6 @@ def test_cusum_small_excesses_add_up_and_a_lasting_drift_becomes_the_baseline(re
 # ── trends and couplings ──────────────────────────────────────────────────────────────────────────
 
 
-def _climb(read, slope_per_1k, limit, noise=0.0, seed=0):
-    rng = random.Random(seed)
-    watch = Trend("loss", window=160, slope_per_1k_gt=limit, confidence=0.99).start()
-    line = [2.0 + slope_per_1k * step / 1000 + noise * rng.gauss(0, 1) for step in range(160)]
-    return read(watch, line)[-1], watch.numbers()["value"]
-
-
-def test_trend_a_clear_climb_breaches_and_neither_a_gentle_one_nor_noise_does(read):
-    """The slope of a straight line is found exactly; of 200 flat ones few as 99 % allows."""
-    assert _climb(read, 0.6, 0.5) == ("B", pytest.approx(0.6))
-    assert _climb(read, 0.4, 0.5)[0] == "o"
-    wrong = [_climb(read, 0.0, 0.0, 0.1, seed)[0] for seed in range(200)].count("B")
-
-    assert wrong <= 8
-
-
 CODES = {"B": BREACH, "?": UNKNOWN, ".": OK}
 
 
@@ -280,32 +186,7 @@ def _rows(*columns):
     return [tuple(CODES[letter] for letter in row) for row in zip(*columns, strict=True)]
 
 
-def test_join_the_numbers_say_when_each_breached(read):
-    watch = Join(all=("a", "b"), within=2).start()
-    read(watch, _rows("B.", ".B"))
-
-    assert watch.numbers() == {
-        "step": 1,
-        "value": 2,
-        "threshold": 2,
-        "within": 2,
-        "last_breach": {"a": 0, "b": 1},
-    }
-
-
 CHAIN = Sequence(("grad", "update", "loss"), within=3)
-
-
-def test_sequence_the_latest_start_is_the_one_that_counts(read):
-    """An early gradient spike does not hide the one that fits."""
-    watch = CHAIN.start()
-
-    assert read(watch, _rows("B..B..", "....B.", ".....B")) == "oooooB"
-    assert watch.numbers()["match"] == {
-        "first_step": 3,
-        "last_step": 5,
-        "steps": {"grad": 3, "update": 4, "loss": 5},
-    }
 
 
 def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
@@ -325,24 +206,6 @@ def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
 
 
 # ── equal and paired ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_equal_a_number(read):
-    watch = Equal("opt_state_finite", to=1.0).start()
-    values = [1.0, 0.0, 1.0, None, NAN, INF, 1.0000001]
-
-    assert read(watch, [(value,) for value in values]) == "oBo???B"
-    assert watch.numbers()["difference"] == pytest.approx(1e-7)
-    assert watch.numbers()["threshold"] == 1.0
-
-
-def test_equal_another_metric_of_the_same_step(read):
-    """Within a share of what is referred to; each of the two may be absent."""
-    watch = Equal("learning_rate", with_="learning_rate_expected", tolerance=1e-6).start()
-    pairs = [(1e-3, 1e-3), (1.0000005e-3, 1e-3), (1.00001e-3, 1e-3), (1e-4, 1e-3)]
-
-    assert read(watch, pairs) == "ooBB"
-    assert read(watch, [(None, 1.0), (1.0, None), (1.0, NAN)], 4) == "???"
 
 
 NOISE = [random.Random(seed).gauss(2.3, 0.03) for seed in range(64)]
@@ -481,14 +344,3 @@ def test_a_record_is_further_above_its_past_than_any_other_of_late(read, samples
     watch = Record("loss", ref=16, window=64, min_=8).start()
 
     assert read(watch, samples).endswith(letters)
-
-
-def test_record_the_numbers_say_what_was_the_limit(read):
-    """Of two samples about 2 the greatest rise was 0.1."""
-    watch = Record("loss", ref=16, window=64, min_=8).start()
-    read(watch, [*FOUR, 10.0])
-
-    numbers = watch.numbers()
-
-    assert (numbers["value"], numbers["rise"]) == (10.0, 8.0)
-    assert numbers["threshold"] == pytest.approx(2.2)
