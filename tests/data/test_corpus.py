@@ -27,6 +27,7 @@ from .conftest import texts, write_lines
 
 TEXTS = [*texts(30, high=60), "Ünïcode, 漢字 — and\ttabs", "x" * 40_000]
 IDS = [numpy.arange(3, 3 + n) % 500 for n in (5, 1, 900, 40, 77)]
+MDS, CHUNK = "shard.00000.mds", "chunk-0-0.bin"
 
 
 def lines() -> bytes:
@@ -61,7 +62,7 @@ def arrow(folder: Path, opened: Callable[..., object]) -> None:
     (folder / "dataset_info.json").write_text("{}")
 
 
-def shards(folder: Path, samples: list[bytes], index: dict[str, object], name: str) -> None:
+def shards(folder: Path, name: str, samples: list[bytes], index: dict[str, object]) -> None:
     """Write one shard as MosaicML and litdata do: count, offsets, samples; the index beside it."""
     head = 4 + 4 * (len(samples) + 1)
     edges = head + numpy.cumsum([0, *map(len, samples)])
@@ -70,32 +71,28 @@ def shards(folder: Path, samples: list[bytes], index: dict[str, object], name: s
     (folder / "index.json").write_text(json.dumps(index))
 
 
+def mds_shards(folder: Path, samples: list[bytes], columns: dict[str, tuple[str, int | None]]):
+    """Write a shard of MosaicML; `columns`: the encoding and the size of each."""
+    encodings, sizes = zip(*columns.values(), strict=True)
+    shard = {"column_names": [*columns], "column_encodings": encodings, "column_sizes": sizes}
+    shard |= {"raw_data": {"basename": MDS}, "zip_data": None, "compression": None}
+    shards(folder, MDS, samples, {"version": 2, "shards": [shard]})
+
+
+def litdata_chunk(folder: Path, samples: list[bytes], *formats: str) -> None:
+    config = {"data_format": formats, "compression": None}
+    chunks = [{"filename": CHUNK, "chunk_size": len(samples)}]
+    shards(folder, CHUNK, samples, {"chunks": chunks, "config": config})
+
+
 def mds(folder: Path) -> None:
-    samples = []
-    for text in TEXTS:
-        raw = text.encode()
-        samples.append(struct.pack("<I", len(raw)) + struct.pack("<q", 7) + raw)
-    shard = {
-        "column_names": ["number", "text"],
-        "column_encodings": ["int", "str"],
-        "column_sizes": [8, None],
-        "compression": None,
-        "raw_data": {"basename": "shard.00000.mds"},
-        "zip_data": None,
-    }
-    shards(folder, samples, {"version": 2, "shards": [shard]}, "shard.00000.mds")
+    rows = [struct.pack("<Iq", len(text.encode()), 7) + text.encode() for text in TEXTS]
+    mds_shards(folder, rows, {"number": ("int", 8), "text": ("str", None)})
 
 
 def litdata(folder: Path) -> None:
-    samples = []
-    for text in TEXTS:
-        raw = text.encode()
-        samples.append(struct.pack("<II", 8, len(raw)) + struct.pack("<q", 7) + raw)
-    index = {
-        "chunks": [{"filename": "chunk-0-0.bin", "chunk_size": len(TEXTS)}],
-        "config": {"data_format": ["int", "str"], "compression": None},
-    }
-    shards(folder, samples, index, "chunk-0-0.bin")
+    rows = [struct.pack("<IIq", 8, len(text.encode()), 7) + text.encode() for text in TEXTS]
+    litdata_chunk(folder, rows, "int", "str")
 
 
 def litdata_rows(folder: Path) -> None:
@@ -104,12 +101,8 @@ def litdata_rows(folder: Path) -> None:
     with pyarrow.ipc.new_file(sink, table().schema) as writer:
         writer.write_table(table(), 7)
     rows = sink.getvalue().to_pybytes()
-    index = {
-        "chunks": [{"filename": "chunk-0-0.bin", "chunk_size": len(TEXTS)}],
-        "config": {"data_format": ["int", "str"], "compression": None},
-    }
-    shards(folder, [b""] * len(TEXTS), index, "chunk-0-0.bin")
-    with (folder / "chunk-0-0.bin").open("ab") as file:
+    litdata_chunk(folder, [b""] * len(TEXTS), "int", "str")
+    with (folder / CHUNK).open("ab") as file:
         file.write(rows + struct.pack("<I", len(rows)) + b"LDARW01\0")
 
 
@@ -169,64 +162,45 @@ def megatron(folder: Path) -> None:
     tokens = numpy.concatenate(IDS).astype("<u2")
     (folder / "d_text_document.bin").write_bytes(tokens.tobytes())
     head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(IDS), len(IDS) + 1)
-    offsets = 2 * numpy.cumsum([0, *lengths[:-1]])
-    parts = (
-        numpy.array(lengths, "<i4"),
-        offsets.astype("<i8"),
-        numpy.arange(len(IDS) + 1, dtype="<i8"),
-    )
+    offsets = 2 * numpy.cumsum([0, *lengths[:-1]]).astype("<i8")
+    parts = (numpy.array(lengths, "<i4"), offsets, numpy.arange(len(IDS) + 1, dtype="<i8"))
     (folder / "d_text_document.idx").write_bytes(head + b"".join(p.tobytes() for p in parts))
 
 
 def tensors(folder: Path) -> None:
-    index = {
-        "chunks": [{"filename": "chunk-0-0.bin", "chunk_size": len(IDS)}],
-        "config": {"data_format": ["no_header_tensor:16"], "compression": None},
-    }
-    shards(folder, [ids.astype("<i4").tobytes() for ids in IDS], index, "chunk-0-0.bin")
+    litdata_chunk(folder, [ids.astype("<i4").tobytes() for ids in IDS], "no_header_tensor:16")
 
 
 def arrays(folder: Path) -> None:
-    samples = []
-    for ids in IDS:
-        raw = b"\x05" + struct.pack("<H", len(ids)) + ids.astype("<u2").tobytes()
-        samples.append(struct.pack("<I", len(raw)) + raw)
-    shard = {
-        "column_names": ["tokens"],
-        "column_encodings": ["ndarray:uint16"],
-        "column_sizes": [None],
-        "raw_data": {"basename": "shard.00000.mds"},
-    }
-    shards(folder, samples, {"shards": [shard]}, "shard.00000.mds")
+    rows = [b"\x05" + struct.pack("<H", len(ids)) + ids.astype("<u2").tobytes() for ids in IDS]
+    samples = [struct.pack("<I", len(row)) + row for row in rows]
+    mds_shards(folder, samples, {"tokens": ("ndarray:uint16", None)})
 
 
 LLM_C = struct.pack("<256i", 20240520, 1, *[0] * 254)
 LLAMA = struct.pack("<256i", 20240801, 7, *[0] * 254)
-OF_IDS: dict[str, tuple[Callable[[Path], object], int]] = {  # and tokens that mark an end
-    "flat, 2 bytes": (lambda folder: flat(folder, "<u2"), 1),
-    "flat, 4 bytes": (lambda folder: flat(folder, "<u4"), 1),
-    "flat with a header": (lambda folder: flat(folder, "<u2", LLM_C), 1),
-    "flat with a header, 4 bytes": (lambda folder: flat(folder, "<u4", LLAMA), 1),
-    "megatron": (megatron, 0),
-    "litdata": (tensors, 0),
-    "mds": (arrays, 0),
-    "lines": (
-        lambda folder: write_lines(
-            folder / "a.jsonl", [{"input_ids": ids.tolist()} for ids in IDS]
-        ),
-        0,
+OF_IDS: dict[str, Callable[[Path], object]] = {
+    "flat, 2 bytes": lambda folder: flat(folder, "<u2"),
+    "flat, 4 bytes": lambda folder: flat(folder, "<u4"),
+    "flat with a header": lambda folder: flat(folder, "<u2", LLM_C),
+    "flat with a header, 4 bytes": lambda folder: flat(folder, "<u4", LLAMA),
+    "megatron": megatron,
+    "litdata": tensors,
+    "mds": arrays,
+    "lines": lambda folder: write_lines(
+        folder / "a.jsonl", [{"input_ids": ids.tolist()} for ids in IDS]
     ),
 }
 
 
 @pytest.mark.parametrize("form", OF_IDS)
 def test_a_document_of_tokens_is_the_same_in_every_format(form, tmp_path, check):
-    write, marks = OF_IDS[form]
-    write(tmp_path)
+    OF_IDS[form](tmp_path)
 
     done = check(tmp_path, "--eos", "50256")
 
-    lengths = [len(ids) + marks for ids in IDS]
+    mark = form.startswith("flat")  # a token at the end of each
+    lengths = [len(ids) + mark for ids in IDS]
     assert done.metrics["doc_count"] == len(IDS)
     assert done.metrics["seq_len_p50"] == pytest.approx(numpy.median(lengths), rel=0.02)
     assert done.metrics["seq_len_p95"] == pytest.approx(max(lengths), rel=0.02)
@@ -291,7 +265,7 @@ def damage(raw: bytes, rng: random.Random) -> bytes:
 def test_two_hundred_damaged_files_cost_no_exception_and_no_other_file(tmp_path, check):
     """Each format, damaged in all ways; an index is damaged, too."""
     rng, count = random.Random(1), 0
-    writers = [*OF_TEXT.values(), *(write for write, _ in OF_IDS.values())]
+    writers = [*OF_TEXT.values(), *OF_IDS.values()]
     while count < 200:
         write = writers[count % len(writers)]
         folder = tmp_path / "bad" / f"{count:03d}"
@@ -338,48 +312,30 @@ OF_TWO = tar_of({f"{n}.json": b'"of two"' for n in (1, 2)})
 OF_LINES = b'{"text": "one"}\n{no json\n{"text": "\\ud800"}\n{"text": "two"}\n'
 
 
+LINES_OF_TAR = {"a.jsonl": OF_LINES, "b.txt": b"b"}
+TERMS = [{"text": "a b", "tokens": ["a", "b"]}, {"tokens": [7, 8]}]
+
+
 @pytest.mark.parametrize(
-    ("write", "documents", "damaged"),
+    ("files", "documents", "damaged"),
     [
-        (lambda folder: (folder / "a.tar").write_bytes(tar_of(SAMPLES)), 3, 0),
-        (
-            lambda folder: (folder / "a.tar").write_bytes(
-                tar_of({"a.jsonl": OF_LINES, "b.txt": b"b"})
-            ),
-            3,
-            2,
+        pytest.param({"a.tar": tar_of(SAMPLES)}, 3, 0, id="metadata of samples"),
+        pytest.param({"a.tar": tar_of(LINES_OF_TAR)}, 3, 2, id="lines in an archive"),
+        pytest.param(
+            {"a.tar": OF_TWO[:1100], "b.tar": OF_TWO[:1540]}, 2, 2, id="archives cut short"
         ),
-        (
-            lambda folder: [
-                (folder / f"{size}.tar").write_bytes(OF_TWO[:size]) for size in (1100, 1540)
-            ],
-            2,
-            2,
-        ),
-        (lambda folder: (folder / "a.tar").write_bytes(OF_TWO.replace(b"2.json", b"?.json")), 1, 1),
-        (lambda folder: write_lines(folder / "a.jsonl", [{"text": None}, "a", "b"]), 3, 0),
-        (
-            lambda folder: write_lines(
-                folder / "a.jsonl", [{"text": "a b", "tokens": ["a", "b"]}, {"tokens": [7, 8]}]
-            ),
-            2,
-            0,
-        ),
-        (lambda folder: (folder / "dataset_infos.json").write_text('{"default": {}}'), 0, 0),
-    ],
-    ids=[
-        "metadata of samples",
-        "lines in an archive",
-        "an archive cut short",
-        "a header",
-        "null",
-        "terms",
-        "facts of a data set",
+        pytest.param({"a.tar": OF_TWO.replace(b"2.json", b"?.json")}, 1, 1, id="a header"),
+        pytest.param({"a.jsonl": [{"text": None}, "a", "b"]}, 3, 0, id="null"),
+        pytest.param({"a.jsonl": TERMS}, 2, 0, id="terms"),
+        pytest.param({"dataset_infos.json": b'{"default": {}}'}, 0, 0, id="facts of a data set"),
     ],
 )
-def test_only_what_cannot_be_read_is_damage(write, documents, damaged, tmp_path, check):
-    write_lines(tmp_path / "z.jsonl", ["one more"])
-    write(tmp_path)
+def test_only_what_cannot_be_read_is_damage(files, documents, damaged, tmp_path, check):
+    for name, content in {"z.jsonl": ["one more"], **files}.items():
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        else:
+            write_lines(tmp_path / name, content)
 
     metrics = check(tmp_path, "--level", "cheap").metrics
 
@@ -398,9 +354,9 @@ def test_the_manifest_of_a_check_before_is_no_part_of_the_data(tmp_path, check):
 def test_a_packed_shard_is_unpacked_up_to_a_bound(tmp_path, check, monkeypatch):
     mds(tmp_path)
     index = json.loads((tmp_path / "index.json").read_text())
-    index["shards"][0] |= {"compression": "gz", "zip_data": {"basename": "shard.00000.mds.gz"}}
+    index["shards"][0] |= {"compression": "gz", "zip_data": {"basename": f"{MDS}.gz"}}
     (tmp_path / "index.json").write_text(json.dumps(index))
-    shard = tmp_path / "shard.00000.mds"
+    shard = tmp_path / MDS
     shard.with_suffix(".mds.gz").write_bytes(gzip.compress(shard.read_bytes()))
     shard.unlink()
 

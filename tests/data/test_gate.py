@@ -133,9 +133,8 @@ def test_open_files_do_not_grow_with_the_pieces(tmp_path, check):
     for number, text in enumerate(docs):
         write_lines(tmp_path / f"d/{number}.jsonl", [text, docs[0]])
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 40, limits[1])
-    )
+    few = len([*Path("/proc/self/fd").iterdir()]) + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
     try:
         done = check(tmp_path / "d", "--level", "cheap")
     finally:

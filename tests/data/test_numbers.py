@@ -164,13 +164,9 @@ def test_language_share_is_right_for_twenty_languages(tmp_path, check):
 
     metrics = check(tmp_path).metrics
 
-    right = [
-        code
-        for code in size
-        if metrics.get(f"language_share.{code}")
-        == pytest.approx(100 * size[code] / whole, abs=1e-4)
-    ]
-    assert len(right) >= 19, set(size) - {*right}
+    expected = {code: pytest.approx(100 * size[code] / whole, abs=1e-4) for code in size}
+    wrong = [code for code in size if metrics.get(f"language_share.{code}") != expected[code]]
+    assert len(wrong) <= 1, wrong
     assert metrics["language_share.und"] > 0
 
 
@@ -362,11 +358,10 @@ def test_filter_reject_rate_is_read_from_reports_and_from_folders(tmp_path, chec
     stats = [{"name": "Gopher", "stats": {"total": 1000, "dropped": {"total": 150}}}]
     (tmp_path / "stats.json").write_text(json.dumps(stats))
     (tmp_path / "dolma.json").write_text('{"url": {"removed": 7, "seen": 700}}')
-    sources = ("stats.json", "dolma.json", "short=short")
-    given = [f"--rejects={name.replace('=', f'={tmp_path}/')}" for name in sources[2:]]
-    given += [f"--rejects={tmp_path / name}" for name in sources[:2]]
+    sources = (tmp_path / "stats.json", tmp_path / "dolma.json", f"short={tmp_path}/short")
+    rejects = [f"--rejects={source}" for source in sources]
 
-    metrics = check(tmp_path / "d", *given).metrics
+    metrics = check(tmp_path / "d", *rejects).metrics
 
     assert metrics["filter_reject_rate.Gopher"] == 15.0
     assert metrics["filter_reject_rate.url"] == 1.0
@@ -389,7 +384,5 @@ def test_rtp_prompt_stats_are_those_of_the_file_and_a_row_that_is_missing_is_a_c
     other = check(tmp_path / "d", "--prompts", prompts, "--baseline", base)
 
     assert whole.metrics["rtp_prompt_stats.count"] == 100
-    assert whole.metrics["rtp_prompt_stats.toxic"] == sum(
-        r["prompt"]["toxicity"] >= 0.5 for r in rows
-    )
+    assert whole.metrics["rtp_prompt_stats.toxic"] == 50
     assert fewer.fired == other.fired == {"prompts"}

@@ -75,7 +75,7 @@ def frames_by_rank(run):
 def compare(pyramid, rows, rank, metrics, axis, low, high, pixels):
     """Return how many buckets were compared; each has what its frames have, and none is missed."""
     curves = pyramid.curves(rank, metrics, axis, low, high, pixels)
-    seen = 0
+    count = 0
     for number, (stretch, x, values) in enumerate(curves.stretches):
         later = curves.stretches[number + 1 :]
         end = later[0][0].ordinal if later else len(rows)
@@ -89,16 +89,14 @@ def compare(pyramid, rows, rank, metrics, axis, low, high, pixels):
             inside = rows[edges[index] : last]
             assert inside[0].step == x[1, index]
             for column, metric in enumerate(metrics):
-                check_bucket(
-                    [r.values[metric] for r in inside if metric in r.values],
-                    values[column, :, index],
-                )
-                seen += 1
+                present = [r.values[metric] for r in inside if metric in r.values]
+                check_bucket(present, values[column, :, index])
+                count += 1
         if axis == "step":
             wanted = [row.step for row in rows[stretch.ordinal : end] if low <= row.step <= high]
             if wanted:
                 assert x.shape[1] and x[1, 0] <= wanted[0], "the window is covered"
-    return seen
+    return count
 
 
 def next_edge(curves, stretch, ordinal):
@@ -127,7 +125,7 @@ def check_bucket(present, bucket):
         assert math.isnan(mean)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_each_bucket_of_random_windows_is_what_its_frames_are(tmp_path, seed):
     chance = random.Random(seed)
     run = RunDir(tmp_path, "r")
@@ -160,16 +158,8 @@ def snapshot(pyramid):
         for pixels in (5, 60, 4000):
             curves = pyramid.curves(rank, list(built.columns), "step", -1e9, 1e9, pixels)
             for stretch, x, values in curves.stretches:
-                answers.append(
-                    (
-                        rank,
-                        pixels,
-                        curves.bucket,
-                        stretch.attempt,
-                        x[:3].tobytes(),
-                        np.nan_to_num(values, nan=-7).tobytes(),
-                    )
-                )
+                planes = x[:3].tobytes(), np.nan_to_num(values, nan=-7).tobytes()
+                answers.append((rank, pixels, curves.bucket, stretch.attempt, *planes))
     return answers
 
 
@@ -258,22 +248,16 @@ def test_what_a_thinned_journal_lost_is_still_in_the_cache(tmp_path):
 def test_a_damaged_record_ends_the_curves_with_a_sentence(tmp_path):
     journal = tmp_path / "journal"
     write_journal(journal, random.Random(7), frames=1500)
-    path = journal / "00000.jrn"
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-    pyramid = Pyramid(journal)
-    pyramid.update()
-    assert "is damaged" in pyramid.damage and 0 < pyramid.ranks[0].length < 1500
-    newest = max(journal.glob("*.jrn"))
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-    raw = bytearray(newest.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    newest.write_bytes(raw)
-    pyramid = Pyramid(journal)
-    pyramid.update()
-    assert newest.name in pyramid.damage, "in the one that is written too"
+    for path in (journal / "00000.jrn", max(journal.glob("*.jrn"))):
+        whole = path.read_bytes()
+        raw = bytearray(whole)
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+        pyramid = Pyramid(journal)
+        pyramid.update()
+        assert path.name in pyramid.damage, "also in the one that is written"
+        assert 0 < pyramid.ranks[0].length < 1500
+        path.write_bytes(whole)
     shutil.rmtree(journal)
     assert Pyramid(journal).update() == 0
 
