@@ -19,6 +19,7 @@ from supervise.detectors import (
     Record,
     RobustZ,
     Sequence,
+    Trend,
 )
 
 from .test_laws import ALL
@@ -121,13 +122,25 @@ def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
 
 
 @pytest.mark.parametrize(
-    ("share", "window", "events"), [(0.07, 100, 7), (0.05, 200, 10), (1, 9, 9)]
+    ("share", "window", "events"), [(0.07, 100, 7), (0.29, 100, 29), (1, 9, 9)]
 )
 def test_rate_a_share_needs_the_least_count_that_reaches_it(read, share, window, events):
-    """0.07 of 100 is 7, though 0.07 * 100 is a little more in floats."""
+    """In floats 0.07 * 100 is a little more than 7, and 0.29 * 100 a little less than 29."""
     letters = read(Rate("skip", window=window, share_gte=share).start(), [1] * window)
 
     assert letters.index("B") == events - 1
+
+
+def test_ratio_the_averages_are_bias_corrected(read):
+    """After one sample both are that sample; after 1, 3 a span of 3 gives (0.5 + 3) / 1.5."""
+    watch = Ratio("norm", fast=3, slow=9, gt=2.0, min_=1).start()
+    read(watch, [1.0, 3.0])
+
+    numbers = watch.numbers()
+
+    assert numbers["fast"] == pytest.approx(3.5 / 1.5)
+    assert numbers["reference"] == pytest.approx((0.8 * 1 + 3) / 1.8)
+    assert numbers["ratio"] == pytest.approx(numbers["fast"] / numbers["reference"])
 
 
 @pytest.mark.parametrize("step", [60, 47])
@@ -177,6 +190,16 @@ def test_cusum_small_excesses_add_up_and_a_lasting_drift_becomes_the_baseline(re
 
 
 # ── trends and couplings ──────────────────────────────────────────────────────────────────────────
+
+
+def test_trend_noise_is_no_climb(read):
+    """Of 100 flat series as few as 99 % allows."""
+    chance, breaches = random.Random(0), 0
+    for _ in range(100):
+        watch = Trend("loss", window=160, slope_per_1k_gt=0.0, confidence=0.99).start()
+        breaches += read(watch, [chance.gauss(2.0, 0.1) for _ in range(160)])[-1] == "B"
+
+    assert breaches <= 4
 
 
 CODES = {"B": BREACH, "?": UNKNOWN, ".": OK}
