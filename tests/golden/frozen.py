@@ -40,8 +40,7 @@ from supervise.lab import load_suite, run_suite
 from supervise.report import IncidentReport, render_card, render_full, render_markdown
 from supervise.store import read_audit, read_journal
 
-from ..fuzz.recorded import events
-from ..fuzz.recorded import record as record_run
+from ..fuzz.recorded import sample
 from . import stories
 from .channels import channels
 from .messages import messages
@@ -140,7 +139,7 @@ def run() -> str:
     """Return the journal and the audit log of a run, and what is read of it, masked."""
     wide = mock.patch.dict(os.environ, COLUMNS="80")  # `status` cuts its lines to the terminal
     with wide, tempfile.TemporaryDirectory() as home:
-        made = record_run(Path(home) / "run", events())
+        made = sample(Path(home))
         text = ["== journal"]
         text += [str(entry) for entry in read_journal(made.journal_path)]
         text += ["== audit", *(json.dumps(each) for each in read_audit(made.audit_path))]
