@@ -57,14 +57,6 @@ model = Body()
 """
 
 FAULTS = {
-    "detached-inside": (
-        "tensors_without_gradient",
-        7,
-        ["table.weight", "norm.weight", "norm.bias"],
-        """
-train(model, adam(model.parameters()), forward=lambda x: model.head(model.features(x).detach()))
-""",
-    ),
     "reentrant-checkpoint": (
         "tensors_without_gradient",
         4,
@@ -103,15 +95,6 @@ model.head = nn.Linear(8, 16)
 train(model, optimizer)
 """,
     ),
-    "block-forgotten": (
-        "tensors_without_optimizer",
-        2,
-        ["blocks.1.weight", "blocks.1.bias"],
-        """
-train(model, adam([*model.table.parameters(), *model.head.parameters(), *model.norm.parameters(),
-                   *model.blocks[0].parameters()]))
-""",
-    ),
     "model-copied-later": (
         "tensors_of_others",
         9,
@@ -144,11 +127,6 @@ train(model, adam(model.parameters()))
 }
 
 HEALTHY = {
-    "frozen-backbone": """
-for part in (model.table, model.norm, model.blocks):
-    part.requires_grad_(False)
-train(model, adam(model.parameters()))
-""",
     "backbone-left-out": "train(model, adam(model.head.parameters()))",
     "backbone-in-eval": """
 class Tuned(nn.Module):
@@ -194,10 +172,6 @@ for step in range(STEPS):
     (-judge(fake).mean()).backward()
     first.step()
 """,
-    "tied-weights": """
-model.head.weight = model.table.weight
-train(model, adam(model.parameters()))
-""",
     "idle-experts": """
 class Experts(nn.Module):
     def __init__(self):
@@ -218,38 +192,6 @@ class Experts(nn.Module):
 model.blocks[1] = Experts()
 train(model, adam(model.parameters()))
 """,
-    "sam": """
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(STEPS):
-    x, y = batch()
-    loss_of(model(x), y).backward()
-    with torch.no_grad():
-        moves = [p.grad * 0.01 for p in model.parameters()]
-        torch._foreach_add_(list(model.parameters()), moves)
-    optimizer.zero_grad()
-    loss_of(model(x), y).backward()
-    with torch.no_grad():
-        torch._foreach_sub_(list(model.parameters()), moves)
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    "accumulation": """
-optimizer = adam(model.parameters())
-for step in range(STEPS):
-    for micro in range(4):
-        x, y = batch()
-        (loss_of(model(x), y) / 4).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    "moving-average": """
-mean = copy.deepcopy(model)
-def follow(step):
-    with torch.no_grad():
-        for a, b in zip(mean.parameters(), model.parameters()):
-            a.lerp_(b, 0.1)
-train(model, adam(model.parameters()), before=follow)
-""",
     "teacher-in-the-model": """
 class Pair(nn.Module):
     def __init__(self):
@@ -266,17 +208,6 @@ def follow(step):
     for a, b in zip(pair.teacher.parameters(), pair.student.parameters()):
         a.data.lerp_(b.data, 0.1)
 train(pair, adam(pair.parameters()), before=follow)
-""",
-    "lbfgs": """
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-x, y = batch()
-def closure():
-    optimizer.zero_grad()
-    loss = loss_of(model(x), y)
-    loss.backward()
-    return loss
-for step in range(STEPS):
-    optimizer.step(closure)
 """,
     "unfreezing": """
 for part in (model.table, model.norm, model.blocks):
@@ -299,35 +230,9 @@ turn = iter(range(10**6))
 train(model, adam(model.parameters()), forward=lambda x: (
     model.other if next(turn) % 2 else model.head)(model.features(x)))
 """,
-    "a-head-for-later": "model.other = nn.Linear(8, 16); train(model, adam(model.parameters()))",
     "a-token-for-later": """
 model.mask = nn.Parameter(torch.zeros(8))
 train(model, adam(model.parameters()))
-""",
-    "sparse-rows": """
-model.table = nn.Embedding(500, 8, sparse=True)
-rest = [p for p in model.parameters() if p is not model.table.weight]
-train(model, torch.optim.SparseAdam([model.table.weight]), adam(rest))
-""",
-    "target-network": """
-target = copy.deepcopy(model)
-def forward(x):
-    with torch.no_grad():
-        target(x)
-    return model(x)
-def follow(step):
-    if step % 10 == 9:
-        target.load_state_dict(model.state_dict())
-train(model, adam(model.parameters()), forward=forward, before=follow)
-""",
-    "evaluation-within": """
-def evaluate(step):
-    if step % 3 == 0:
-        model.eval()
-        with torch.no_grad():
-            model(batch()[0])
-        model.train()
-train(model, adam(model.parameters()), before=evaluate)
 """,
     "input-is-optimized": """
 image = torch.zeros(4, 8, requires_grad=True)
@@ -385,15 +290,11 @@ def test_a_program_that_is_meant_so_is_silent_and_keeps_its_weights(probed, bare
     assert job.output[-1] == run(bare, HEALTHY[name]).output[-1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rate", "low", "high"), [("bfloat16", 1e-5, 60, 100), ("bfloat16", 1e-2, 0, 40)]
-)
-def test_the_share_of_16_bit_weights_that_updates_leave_as_they_are(probed, kind, rate, low, high):
+@pytest.mark.parametrize(("rate", "low", "high"), [(1e-5, 60, 100), (1e-2, 0, 40)])
+def test_the_share_of_16_bit_weights_that_updates_leave_as_they_are(probed, rate, low, high):
     """Gains near 1 stay at any usual rate."""
-    source = (
-        f"model.to(torch.{kind}); train(model, adam(model.parameters(), lr={rate})); model.float()"
-    )
-    job = run(probed, source)
+    train = f"train(model, adam(model.parameters(), lr={rate}))"
+    job = run(probed, f"model.to(torch.bfloat16); {train}; model.float()")
     (share,) = [f["weights_rounded_away"] for f in job.frames if "weights_rounded_away" in f]
     assert low <= share <= high
     assert ("weights_rounded_away" in reports(job)) is (share > 50)
