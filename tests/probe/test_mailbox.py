@@ -40,20 +40,6 @@ def answers(segment: Segment) -> list[Ack]:
     return segment.acks()
 
 
-def test_an_order_and_its_answer_arrive_whole(mailbox, segment):
-    """Key, verb and arguments one way; step, outcome and result the other; each of them once."""
-    segment.send("inc-1/lr", "lr_scale", {"value": 0.5, "rewarm_steps": 200})
-    (command,) = mailbox.poll()
-    mailbox.ack(command, 140, True, {"lr_scale": 0.5, "learning_rate_before": 1e-3}, None)
-
-    assert (command.key, command.verb) == ("inc-1/lr", "lr_scale")
-    assert command.args == {"value": 0.5, "rewarm_steps": 200}
-    result = {"lr_scale": 0.5, "learning_rate_before": 1e-3}
-    assert answers(segment) == [Ack("inc-1/lr", "lr_scale", 140, True, result, None)]
-    assert answers(segment) == []
-    assert mailbox.poll() == []
-
-
 def test_a_new_supervisor_goes_on_where_the_old_one_died(writer, mailbox, segment):
     """Also when it died between the letter and the count: nothing is lost, skipped or repeated."""
     segment.send("a", "pause", {})
@@ -136,16 +122,6 @@ def test_an_answer_always_arrives(mailbox, segment, result):
     assert ack.error is not None
     assert ack.error.startswith("because")
     assert len(ack.result) == 1
-
-
-def test_notices_beyond_the_ring_are_counted(mailbox, segment):
-    for number in range(70):
-        mailbox.notice("note", f"message {number}", number)
-
-    seen = [event for _ in range(3) for event in segment.poll()]
-
-    assert [event.step for event in seen if event.step is not None] == list(range(6, 70))
-    assert ["6 letters" in event.message for event in seen if event.step is None] == [True]
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,6 @@ def test_absent_is_not_nan(tmp_path_factory, rows, repeat):
         assert repr(found[1].values) == repr(values)
 
 
-def test_a_header_comes_back_whole():
-    packed = wire.pack_header(header())
-
-    assert len(packed) == wire.FIXED_SIZE
-    assert wire.unpack_header(packed)._replace(run=b"run-7") == header()
-
-
 def test_every_damaged_byte_of_the_header_is_noticed():
     good = wire.pack_header(header())
 

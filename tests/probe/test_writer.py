@@ -35,6 +35,16 @@ def frames(writer: Writer) -> list[tuple[float | None, ...]]:
     return [event.values for event in read(writer) if type(event).__name__ == "Frame"]
 
 
+def write_all(writer: Writer) -> None:
+    """Use all that a writer has, as hooks do that know nothing of its end."""
+    writer.announce([*NAMES, "late"])
+    writer.publish(1, 0, [7.0, 7.0, 7.0], 20)
+    writer.beat(99, 1)
+    writer.status({"tier": "child"})
+    writer.post(b"{}")
+    writer.last_words(1, "child")
+
+
 def test_the_file_is_private_complete_and_alone(tmp_path):
     """Mode 0600 under any umask, fully allocated, named by rank and pid, nothing else beside it."""
     before = os.umask(0o277)
@@ -49,19 +59,6 @@ def test_the_file_is_private_complete_and_alone(tmp_path):
     assert info.st_size == wire.header_fields(16, 4)[-1]
     assert info.st_blocks * 512 >= info.st_size
     writer.close()
-
-
-def test_a_second_writer_does_not_take_the_first_ones_file(tmp_path, writer):
-    """After an exec the pid is the same: the second gets a name of its own, the first stays."""
-    writer.announce(NAMES)
-    writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
-
-    second = Writer.create(str(tmp_path), "run-7", 0, 1, slots=8, capacity=4)
-
-    assert second.path == writer.path.replace(".seg", ".1.seg")
-    assert sorted(map(str, tmp_path.iterdir())) == sorted([writer.path, second.path])
-    assert frames(writer) == [(1.0, 2.0, 3.0)] and frames(second) == []
-    second.close()
 
 
 @pytest.mark.parametrize(
@@ -82,19 +79,6 @@ def test_sizes_without_room_in_the_layout_leave_nothing_behind(tmp_path, bad):
         Writer.create(**wanted)
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_late_names_go_to_the_end(writer):
-    """Frames before them lack them, frames after them hold them; the reader sees one long table."""
-    writer.announce(["loss"])
-    writer.publish(0, 0, [1.0], 10)
-    writer.announce(["loss", "norm"])
-    writer.publish(1, 0, [2.0, 3.0], 20)
-
-    announced, *rest = read(writer)
-
-    assert announced.names == ("loss", "norm")
-    assert [frame.values for frame in rest] == [(1.0, None), (2.0, 3.0)]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +123,7 @@ def test_a_forked_child_is_inert(tmp_path, writer):
     if child == 0:
         code = 1
         try:
-            writer.publish(1, 0, [7.0, 7.0, 7.0], 20)
-            writer.announce([*NAMES, "late"])
-            writer.beat(99, 1)
-            writer.status({"tier": "child"})
-            writer.post(b"{}")
-            writer.last_words(1, "child")
+            write_all(writer)
             code = int((writer.commands_head(), writer.lease_until_ns()) != (0, 0))
             writer.close()
         finally:
@@ -163,12 +142,7 @@ def test_after_close_every_call_is_a_no_op(writer):
     writer.close()
     writer.close()
 
-    writer.announce([*NAMES, "late"])
-    writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
-    writer.beat(1, 1)
-    writer.status({})
-    writer.post(b"{}")
-    writer.last_words(0, "")
+    write_all(writer)
     assert (writer.commands_head(), writer.lease_until_ns()) == (0, 0)
     assert frames(writer) == []
 

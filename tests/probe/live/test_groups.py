@@ -46,20 +46,6 @@ second = Adam([{"params": embed.parameters()}, {"params": head.parameters()}], l
 members = {"0": [body.weight], "1": [body.bias], "embedding": [embed.weight],
            "3": [head.weight, head.bias]}
 """
-CLIPPED = (
-    TWO
-    + """
-for step in range(8):
-    backward()
-    watch(members)
-    CLIP
-    first.step()
-    second.step()
-    model.zero_grad()
-    told(members)
-"""
-)
-
 
 LOOPS = {
     "one-clip-over-two": TWO
@@ -92,16 +78,18 @@ for step in range(8):
     model.zero_grad()
     told(members)
 """,
-    "by-norm-then-value": CLIPPED.replace(
-        "CLIP",
-        "nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
-        "    nn.utils.clip_grad_value_(model.parameters(), 0.002)",
-    ),
-    "all-then-a-part": CLIPPED.replace(
-        "CLIP",
-        "nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
-        "    nn.utils.clip_grad_norm_(head.parameters(), 0.02)",
-    ),
+    "all-then-a-part": TWO
+    + """
+for step in range(8):
+    backward()
+    watch(members)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    nn.utils.clip_grad_norm_(head.parameters(), 0.02)
+    first.step()
+    second.step()
+    model.zero_grad()
+    told(members)
+""",
     "a-group-more": """
 late = nn.Linear(24, 32)
 first = SGD([{"params": [body.weight]}], lr=0.05)

@@ -127,6 +127,11 @@ train(model, adam(model.parameters()))
 }
 
 HEALTHY = {
+    "frozen-backbone": """
+for part in (model.table, model.norm, model.blocks):
+    part.requires_grad_(False)
+train(model, adam(model.parameters()))
+""",
     "backbone-left-out": "train(model, adam(model.head.parameters()))",
     "backbone-in-eval": """
 class Tuned(nn.Module):
@@ -208,14 +213,6 @@ def follow(step):
     for a, b in zip(pair.teacher.parameters(), pair.student.parameters()):
         a.data.lerp_(b.data, 0.1)
 train(pair, adam(pair.parameters()), before=follow)
-""",
-    "unfreezing": """
-for part in (model.table, model.norm, model.blocks):
-    part.requires_grad_(False)
-def thaw(step):
-    if step == 4:
-        model.requires_grad_(True)
-train(model, adam(model.parameters()), before=thaw)
 """,
     "unfreezing-by-groups": """
 optimizer = adam([*model.table.parameters(), *model.blocks.parameters(), *model.head.parameters()])

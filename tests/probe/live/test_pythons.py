@@ -51,9 +51,12 @@ sys.exit(3)
 """
 
 
-@pytest.fixture(params=interpreters())
+VERSIONS = sorted(interpreters(), key=lambda version: int(version.partition(".")[2]))
+
+
+@pytest.fixture(params=dict.fromkeys((VERSIONS[0], VERSIONS[-1])))
 def python(request: pytest.FixtureRequest) -> str:
-    """The path of one interpreter."""
+    """The path of an interpreter."""
     return interpreters()[request.param]
 
 

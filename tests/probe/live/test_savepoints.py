@@ -70,10 +70,7 @@ for step in range(30):
 """
 ADAM = "torch.optim.AdamW(model.parameters(), lr=0.01)"
 OPTIMIZERS = {
-    "adamw": ADAM,
-    "fused": "torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)",
-    "tensor-lr": "torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01))",
-    "momentum": "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)",
+    "fused, a tensor as its rate": ADAM.replace("0.01", "torch.tensor(0.01), fused=True"),
     "lbfgs": "torch.optim.LBFGS(model.parameters(), lr=0.01)",
 }
 ROOM = 1 << 24
@@ -134,16 +131,11 @@ def test_memory_stays_within_the_budget_and_going_back_is_exact(probed, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("limit", "only_one"),
-    [("keep", False), ("max_bytes", False), ("keep", True), ("max_bytes", True)],
-)
-def test_the_savepoint_that_is_retained_outlives_newer_ones(probed, limit, only_one):
+@pytest.mark.parametrize("only_one", [False, True])
+def test_the_savepoint_that_is_retained_outlives_newer_ones(probed, only_one):
     """Until the request is over. Where only one fits, no other is taken beside it."""
-    if limit == "keep":
-        room = {"keep": 1 if only_one else 3, "max_bytes": ROOM}
-    else:
-        room = {"keep": 9, "max_bytes": size(probed) * (2 if only_one else 3) - only_one}
+    room = {"keep": 9, "max_bytes": 2 * size(probed) - 1} if only_one else {"keep": 3}
+    room = {"max_bytes": ROOM, **room}
     job = probed.start(states(7, 20, 28), savepoints={"every": 5, "spill": None, **room})
     job.reached("at-7")
     job.segment().retain_before(9, time.monotonic_ns() + 10**12)

@@ -1,6 +1,4 @@
-"""Compilers and tracers of torch see torch's own functions, and as many graphs as ever."""
-
-import pytest
+"""Tracers of torch see torch's own functions; compilers: tests/matrix/test_compiled.py."""
 
 MODEL = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -13,62 +11,6 @@ def step():
     optimizer.step()
     return loss
 """
-
-COMPILED = """
-import warnings
-from torch._dynamo.utils import counters
-warnings.simplefilter("ignore")         # torch's own
-step()                                  # the probe sits on the model before it is compiled
-codes = []
-
-def keeping(graph, inputs):
-    codes.append(graph.code)
-    return graph.forward
-
-whole = torch.compile(model, backend=keeping, fullgraph=True)
-
-def loss_of(x, y):
-    return F.cross_entropy(model(x), y)
-
-inner = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
-
-@torch.compile(backend="aot_eager")
-def train(x, y):
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss
-
-for _ in range(3):
-    x, y = torch.randn(8, 8), torch.randint(0, 4, (8,))
-    optimizer.zero_grad()
-    F.cross_entropy(whole(x), y).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    inner(x, y).backward()
-    optimizer.step()
-    emit(loss=train(x, y).item())
-emit(graphs=counters["stats"]["unique_graphs"], recompiled=len(counters["recompiles"]), codes=codes)
-finish(model)
-"""
-
-
-@pytest.mark.chaos
-def test_compiled_code_has_no_more_graphs(probed, bare):
-    """fullgraph=True still works, nothing recompiles, and the losses are the same to the bit."""
-    script = MODEL + COMPILED
-    job, untouched = probed.run(script), bare.run(script)
-    assert job.output[:3] == untouched.output[:3] and job.output[-1] == untouched.output[-1]
-    assert job.output[3]["graphs"] <= untouched.output[3]["graphs"] + 2
-    for name in ("recompiled", "codes"):
-        assert job.output[3][name] == untouched.output[3][name] != []
-    assert len(job.frames) == 10
-    assert [f["train_loss_raw"] for f in job.frames[3::3]] == [
-        row["loss"] for row in job.output[:3]
-    ]
-
 
 TRANSFORMED = """
 import warnings
