@@ -144,52 +144,38 @@ def answers(tmp_path_factory):
     torch.save({"model": whole["model"]}, folder / "weights.pt")
     torch.save({**whole, "more": Evil()}, folder / "code.pt")
     (folder / "pickle.pt").write_bytes(pickle.dumps({"x": 1}))
-    whole["model"]["weight"][3, 3] = float("nan")
-    torch.save(whole, folder / "nan.pt")
-    whole["model"]["weight"][3, 3] = float("-inf")
-    torch.save(whole, folder / "inf.pt")
+    for name, value in (("nan.pt", float("nan")), ("inf.pt", float("-inf"))):
+        whole["model"]["weight"][3, 3] = value
+        torch.save(whole, folder / name)
     tensors = {"optimizer.m": torch.ones(8)}
     safetensors.save_file(tensors, folder / "a.safetensors")
     cut(folder / "a.safetensors", folder / "a-cut.safetensors")
     tensors["optimizer.m"][5] = float("nan")
     safetensors.save_file(tensors, folder / "a-nan.safetensors")
-    distributed(folder / "dcp")
-    distributed(folder / "nested" / "model_and_optim")
+    for name in ("dcp", "nested/model_and_optim", "dcp-lost", "dcp-cut", "dcp-evil"):
+        distributed(folder / name)
     torch.save({"step": 20}, folder / "nested" / "rank0.pt")
-    distributed(folder / "dcp-lost")
     (folder / "dcp-lost" / "__0_0.distcp").unlink()
-    distributed(folder / "dcp-cut")
     cut(folder / "dcp-cut" / "__0_0.distcp", folder / "dcp-cut" / "__0_0.distcp")
-    distributed(folder / "dcp-evil")
     (folder / "dcp-evil" / ".metadata").write_bytes(pickle.dumps(Evil()))
     for name, content in layouts().items():
         torch.save(content, folder / name)
     distributed(folder / "dcp-weights", optimizer=False)
     safetensors.save_file({"a.weight": torch.ones(4)}, folder / "b.safetensors")
-    trainer(folder / "checkpoint-30")
-    for left in ("optimizer.pt", "trainer_state.json", "optimizer"):
-        trainer(folder / f"without-{left}")
-        for path in (folder / f"without-{left}").glob(f"{left}*"):
-            path.rename(path.with_name("state.npz")) if left == "optimizer" else path.unlink()
-    trainer(folder / "checkpoint-31")
+    for name in ("checkpoint-30", "checkpoint-31", "no-optimizer", "no-step", "other-state"):
+        trainer(folder / name)
     (folder / "checkpoint-31" / "model-00002-of-00002.safetensors").unlink()
+    (folder / "no-optimizer" / "optimizer.pt").unlink()
+    (folder / "no-step" / "trainer_state.json").unlink()
+    (folder / "other-state" / "optimizer.pt").rename(folder / "other-state" / "state.npz")
     weapons(folder)
     paths = [*sorted(map(str, folder.iterdir())), str(folder / "nowhere.pt")]
-    request = {"paths": paths, "load": True, "finite": True, "optimizer": True}
-    done = subprocess.run(
-        [sys.executable, "-I", str(PROGRAM)],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=folder,
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    request = json.dumps({"paths": paths, "load": True, "finite": True, "optimizer": True})
+    command = [sys.executable, "-I", str(PROGRAM)]
+    output = subprocess.check_output(command, input=request, text=True, cwd=folder)
     assert not (folder / "ran").exists(), "code in a checkpoint was run"
-    return {
-        "environment": lines[0]["environment"],
-        **{Path(line["path"]).name: line for line in lines[1:]},
-    }
+    environment, *verdicts = map(json.loads, output.splitlines())
+    return environment | {Path(verdict["path"]).name: verdict for verdict in verdicts}
 
 
 @pytest.mark.parametrize(
@@ -271,15 +257,15 @@ def test_what_only_running_code_could_tell(answers, name):
     [
         ("full", "good.pt legacy.pt dcp nested checkpoint-30 gan.pt lightning.ckpt sgd.pt list.pt"),
         ("weights only", "flat.pt model.pt weights-lightning.ckpt b.safetensors dcp-weights"),
-        ("weights only", "without-optimizer.pt"),
+        ("weights only", "no-optimizer"),
         ("unknown", "a.safetensors optim_000100.pt by-hand.pt moments.pt code.pt nowhere.pt"),
-        ("unknown", "without-trainer_state.json without-optimizer"),
+        ("unknown", "no-step other-state"),
     ],
 )
 def test_what_a_job_can_resume_from(answers, resumable, names):
     """Weights and an optimizer's state; what nobody knows is never called weights only."""
-    told = {name: answers[name]["resumable"] for name in names.split()}
-    assert told == dict.fromkeys(told, resumable)
+    verdicts = {name: answers[name]["resumable"] for name in names.split()}
+    assert verdicts == dict.fromkeys(verdicts, resumable)
 
 
 def test_what_is_inside(answers):

@@ -63,10 +63,9 @@ def dense(rows):
     return found
 
 
-@pytest.mark.parametrize("scale", [1e-2, 1e-6])
-def test_a_pair_is_measured_as_dense_matrices_in_double_precision(spectra, scale, tmp_path):
+def test_a_pair_is_measured_as_dense_matrices_in_double_precision(spectra, tmp_path):
     """By the program as it is started, from a file as the probe writes it."""
-    rows, path = pairs(scale), tmp_path / "pair"
+    rows, path = pairs(scale=1e-6), tmp_path / "pair"
     names = ("name", "layer", "role", "heads", "rows", "columns")
     matrices = [dict(zip(names, (*row[:4], *row[4].shape), strict=True)) for row in rows]
     data = b"".join(m.numpy().tobytes() for *_, before, after in rows for m in (before, after))
@@ -74,14 +73,10 @@ def test_a_pair_is_measured_as_dense_matrices_in_double_precision(spectra, scale
     path.write_bytes(json.dumps(head).encode() + b"\n" + data)
     (tmp_path / "short").write_bytes(path.read_bytes()[:-8])
 
-    ran = subprocess.run(
-        [sys.executable, "-I", PROGRAM, "0"],
-        input=f"{path}\n{tmp_path}/short\n{path}\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answer, damaged, again = map(json.loads, ran.stdout.splitlines())
+    command = [sys.executable, "-I", PROGRAM, "0"]
+    requests = f"{path}\n{tmp_path}/short\n{path}\n"
+    output = subprocess.check_output(command, input=requests, text=True)
+    answer, damaged, again = map(json.loads, output.splitlines())
 
     assert (answer["step"], answer["attempt"]) == (124, 3)
     assert "ends too early" in damaged["error"]
@@ -113,7 +108,7 @@ def test_a_pair_is_measured_as_dense_matrices_in_double_precision(spectra, scale
     assert values["ht_sr_alpha"] == pytest.approx(tails[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("exponent", [2.0, 3.0, 4.5])
+@pytest.mark.parametrize("exponent", [2.0, 4.5])
 def test_a_tail_has_its_exponent(spectra, exponent):
     """Above a bulk of another law, which the fit leaves out."""
     draws = torch.rand(3000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
