@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.support import probed_job, recorded_run
+from tests.support import probed_job, receivers, recorded_run
 
 # A shell ignores these for what it starts in the background, and our jobs would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT):
@@ -149,28 +148,11 @@ def launch(make_folder):
 @pytest.fixture
 def receiver():
     """A function that starts a real receiver; it returns `(url, what was received)`."""
-    servers: list[HTTPServer] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(code: int) -> tuple[str, list[tuple[str, Any]]]:
-        received: list[tuple[str, Any]] = []
+        def start(code: int) -> tuple[str, list[tuple[str, Any]]]:
+            hook = stack.enter_context(receivers.http_server())
+            hook.answers = [(code, {}, b"")]
+            return hook.url.removesuffix(receivers.SECRET_PATH), hook.received
 
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                is_json = self.headers["Content-Type"] == "application/json"
-                received.append((self.path, json.loads(body) if is_json else body.decode()))
-                self.send_response(code)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        server = HTTPServer(("127.0.0.1", 0), Receiver)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}", received
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start

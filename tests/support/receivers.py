@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -11,17 +12,23 @@ from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
+SECRET_PATH = "/services/T0/SECRETSECRET"
 OK: tuple[int, dict[str, str], bytes] = (200, {}, b"ok")
 
 
 @dataclass
 class Hook:
-    """Attributes: `answers` are (status, headers, body) in turn, the last one for ever after."""
+    """Attributes: `answers` are (status, headers, body) in turn, the last one for ever after.
+
+    `received` are paths and bodies, decoded.
+    """
 
     url: str = ""
     answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    received: list[tuple[str, Any]] = field(default_factory=list)
     hang: threading.Event = field(default_factory=threading.Event)
     before: Callable[[], None] = lambda: None
 
@@ -36,6 +43,8 @@ def http_server() -> Iterator[Hook]:
             body = self.rfile.read(int(self.headers["content-length"]))
             headers = {name.lower(): value for name, value in self.headers.items()}
             state.requests.append((self.path, headers, body))
+            is_json = headers.get("content-type") == "application/json"
+            state.received.append((self.path, json.loads(body) if is_json else body.decode()))
             state.before()
             status, more, text = (
                 state.answers.pop(0) if len(state.answers) > 1 else (state.answers or [OK])[0]
@@ -55,7 +64,7 @@ def http_server() -> Iterator[Hook]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        state.url = f"http://127.0.0.1:{server.server_port}/services/T0/SECRETSECRET"
+        state.url = f"http://127.0.0.1:{server.server_port}{SECRET_PATH}"
         with _served(server):
             yield state
             state.hang.set()
