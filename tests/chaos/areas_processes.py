@@ -1,11 +1,13 @@
-"""Process trees and signals."""
+"""Process trees and signals, and files of other users."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
+import psutil
 from world import Case, Skip, alive, eventually, memory_group, scenario
 
 # ── process trees ─────────────────────────────────────────────────────────────────────────────────
@@ -141,7 +143,7 @@ def signals_at_the_end(case: Case) -> None:
     assert case.records("run_end"), "the last record is missing"
 
 
-@scenario("signals", seeds=6)
+@scenario("signals", seeds=16)
 def watcher_is_killed_in_the_start(case: Case) -> None:
     """kill -9 at any time of the first second and a half: the job, if there is one, runs on."""
     watcher = case.start(job=case.plain("time.sleep(2)"))
@@ -183,6 +185,52 @@ def dispositions(case: Case) -> None:
     ours, bare = (case.text(name) for name in ("stdout", "bare.stdout"))
     ours = ours.replace("SigIgn:\t000000018", "SigIgn:\t000000000")  # 32 and 33 are glibc's
     assert ours == bare, set(ours.splitlines()) ^ set(bare.splitlines())
+
+
+# ── hostile ──────────────────────────────────────────────────────────────────────────────────────
+
+NOBODY = 65534
+
+
+@scenario("hostile", seeds=16)
+def run_of_another_user(case: Case) -> None:
+    """Root does not take over what another user wrote, in whole or in part; nothing is touched."""
+    if os.getuid():
+        raise Skip("needs root, to be another user")
+    watcher = case.start(job=case.plain("open('up', 'w'); time.sleep(4)", 5))
+    case.ready()
+    eventually((case.run / "launch.json").exists, "the record of the launch")
+    watcher.kill()
+    watcher.wait()
+    paths = [case.run, *case.run.rglob("*")]
+    some = case.draw.choice([paths, [case.run / "probe.json"], [case.run / "launch.json"]])
+    for path in some:
+        os.chown(path, NOBODY, NOBODY)
+    done = case.call("adopt", case.run)
+    assert done.returncode == 64 and "belongs to user" in done.stderr, done.stderr
+    assert alive(case.job_pid), "the job was ended"
+    for path in some:
+        os.chown(path, 0, 0)
+    done = case.call("adopt", case.run)
+    assert done.returncode in (5, 255), done.stderr
+    case.clean()
+
+
+@scenario("hostile", seeds=2)
+def killed_backtest(case: Case) -> None:
+    """Its workers end with it."""
+    for name in ("a.csv", "b.csv"):
+        rows = "".join(f"{step},2.0\n" for step in range(200_000))
+        (case.home / name).write_text(f"step,loss\n{rows}")
+    words = ["backtest", "--policy", "nano", "--jobs", "2", "a.csv", "b.csv"]
+    parent = case.popen([sys.executable, "-m", "supervise", *words])
+    known = psutil.Process(parent.pid)
+    eventually(lambda: len(known.children(recursive=True)) >= 2, "its workers")
+    time.sleep(case.draw.uniform(0, 2))
+    workers = known.children(recursive=True)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    eventually(lambda: not any(alive(worker.pid) for worker in workers), "the end of its workers")
 
 
 @scenario("the driver", seeds=0)

@@ -118,7 +118,7 @@ def few_inodes(case: Case) -> None:
         case.readable(replay=(0, 2), verify=(0, 2))
 
 
-@scenario("disks", seeds=6)
+@scenario("disks", seeds=10)
 def becomes_immutable(case: Case) -> None:
     """Nothing in the run directory can be written any more."""
     job, code = case.job(3.0)
@@ -189,7 +189,7 @@ def planted_in_the_run(case: Case) -> None:
 # ── slow and stingy disks ─────────────────────────────────────────────────────────────────────────
 
 
-@scenario("slow disks", seeds=48)
+@scenario("slow disks", seeds=60)
 def slow_disk(case: Case) -> None:
     """Each write and each sync takes long: the job starts in time, and we end soon after it."""
     write, sync = case.draw.choice([0, 5, 50, 400, 1500]), case.draw.choice([0, 20, 300, 3000])

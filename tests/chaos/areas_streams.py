@@ -134,7 +134,7 @@ def little_memory(case: Case) -> None:
     _limited(case, job, **{"as": case.draw.choice([400, 600, 1000, 2000]) << 20})
 
 
-@scenario("limits", seeds=16)
+@scenario("limits", seeds=20)
 def few_processes(case: Case) -> None:
     """RLIMIT_NPROC: "can't start new thread" ends neither the job nor the watching.
 

@@ -55,7 +55,7 @@ int gettimeofday(struct timeval *at, void *zone) {
 DAY = 86400
 
 
-@scenario("clocks", seeds=16)
+@scenario("clocks", seeds=20)
 def wall_clock_jumps(case: Case) -> None:
     """The wall clock jumps, ahead or back, once or often: nothing is acted on."""
     clock, code = case.home / "by", case.draw.randrange(60)

@@ -29,7 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import areas_hostile  # noqa: F401
 import areas_processes  # noqa: F401
 import areas_storage  # noqa: F401
 import areas_streams  # noqa: F401
