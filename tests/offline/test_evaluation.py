@@ -29,6 +29,7 @@ from supervise.checkpoints import (
 )
 from supervise.core.model import Evaluate
 from supervise_probe.torch_state.structure import StructureError, pickle_structure
+from tests.support.supervised_run import FAST_TORCH
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -433,7 +434,8 @@ def saved(tmp_path, monkeypatch):
     def run(begin, end):
         text = SCRIPT.format(probes=str(PROGRAM.parents[1]), begin=begin, end=end)
         (tmp_path / "job.py").write_text(text)
-        subprocess.run([sys.executable, "job.py"], check=True)
+        environ = {**os.environ, "PYTHONPATH": FAST_TORCH}
+        subprocess.run([sys.executable, "job.py"], check=True, env=environ)
         facts = {
             "path": str(tmp_path / "batch.pt"),
             "value": float((tmp_path / "value").read_text()),
