@@ -43,6 +43,7 @@ from supervise.detectors import Threshold
 SECOND = 1_000_000_000
 NAMES = ("train_loss_raw", "grad_global_norm")
 NAN = float("nan")
+AMPLE = {name: Budget(9) for name in ("all", "touch", "restart", "rollback", "lr_scale")}
 
 
 def above(metric: str, gt: float) -> Threshold:
@@ -85,10 +86,25 @@ def index_of(name: str, names: Iterable[str]) -> Callable[[Any], int]:
 
 
 def rule_on(
-    detectors: Iterable[str], name: str, severity: str, runbook: str | None = None, **more: Any
+    detectors: Iterable[str],
+    name: str,
+    severity: str,
+    runbook: str | None = None,
+    *,
+    rule_id: str = "",
+    **more: Any,
 ) -> Rule:
-    """Return a rule of that name that fires when the detector of the same name does."""
-    return Rule(name, index_of(name, detectors), name, (name,), severity, runbook, **more)
+    """Return a rule that fires when the detector `name` does, called like it by default."""
+    when = index_of(name, detectors)
+    return Rule(rule_id or name, when, name, (name,), severity, runbook, **more)
+
+
+def rules_of(
+    detectors: Mapping[str, Detector], *rules: tuple[Any, ...], **more: Any
+) -> dict[str, Any]:
+    """Return what makes a policy of rules `(detector, severity, runbook)`, none of them muted."""
+    made = tuple(rule_on(detectors, *rule, **more) for rule in rules)
+    return {"detectors": detectors, "rules": made, "inhibit": ()}
 
 
 def runbook_of(name: str, *steps: Action, **more: Any) -> Runbook:
@@ -101,8 +117,7 @@ def one_rule(
     detector: Detector, severity: str, runbook: str | None = None, **more: Any
 ) -> dict[str, Any]:
     """Return what makes a policy of one rule, `only`, that fires when the detector does."""
-    rules = (rule_on(("only",), "only", severity, runbook, **more),)
-    return {"detectors": {"only": detector}, "rules": rules, "inhibit": ()}
+    return rules_of({"only": detector}, ("only", severity, runbook), **more)
 
 
 def replay_decisions(
