@@ -327,7 +327,7 @@ class Again(Action):
 AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))
 
 
-def crashing(tell, **changes):
+def crashing(tell, healthy=50, **changes):
     """A job of 50 steps with a checkpoint, that is started again when it crashes."""
     made = {
         "runbooks": {**tell().policy.runbooks, "again": AGAIN},
@@ -335,9 +335,9 @@ def crashing(tell, **changes):
         "job": JobSettings(on_crash="again"),
         "answer": lambda key: None if "relaunch" in key else {},
     }
-    story = tell(**(made | changes))
-    story.frames(2.0, times=50)
-    save(story, "ckpt-1", 40)
+    story = tell(**(made | changes), healthy=healthy)
+    if healthy:
+        save(story, "ckpt-1", 40)
     return story
 
 

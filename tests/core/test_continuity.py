@@ -7,13 +7,12 @@ from copy import deepcopy
 import pytest
 
 from supervise.actions import Relaunch, Rollback
-from supervise.core.model import Budget, JobSettings, Ladder, RelaunchSettings, Runbook
+from supervise.core.model import JobSettings, Ladder, RelaunchSettings, Runbook
 
-from .conftest import AGAIN, Verify, good, messages, relaunched, save
+from .conftest import AMPLE, NAN, Verify, crashing, good, messages, relaunched, save
 
-NAN = float("nan")
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "learning_rate_scheduled")
-VERIFY = (Verify(clear_for=10),)
+VERIFY = Verify(clear_for=10)
 REFUSED = "training did not go on from /c/a: it holds no optimizer state"
 
 
@@ -21,18 +20,17 @@ REFUSED = "training did not go on from /c/a: it holds no optimizer state"
 def back(tell):
     """Return a function: a trouble was answered by an action, up to its outcome."""
 
-    def begin(action, verb, verify=VERIFY):
-        def answer(key):
-            return None if verb in key else {}
-
-        book = Runbook("back", (action, *verify), (verb, *["verify"] * len(verify)))
-        changes = {
-            "runbooks": {**tell().policy.runbooks, "soften": book},
-            "budgets": {name: Budget(2) for name in ("restart", "rollback", "touch", "all")},
-            "ladder": Ladder(("soften", "hold")),
-            "job": JobSettings(relaunch=RelaunchSettings(resume="library")),
-        }
-        story = tell(answer=answer, names=NAMES, **changes)
+    def begin(action):
+        verb = type(action).__name__.lower()
+        book = Runbook("back", (action, VERIFY), (verb, "verify"))
+        story = tell(
+            answer=lambda key: None if verb in key else {},
+            names=NAMES,
+            runbooks={**tell().policy.runbooks, "soften": book},
+            budgets=AMPLE,
+            ladder=Ladder(("soften", "hold")),
+            job=JobSettings(relaunch=RelaunchSettings(resume="library")),
+        )
         steps(story, 2.0, 60)
         save(story, "a", 40)
         steps(story, 8.0, 1)
@@ -41,8 +39,7 @@ def back(tell):
         if verb == "relaunch":
             story.exit(-2)
             story.launch(2, 1)
-        result = {"pid": 2, "attempt": 1, "step": 40}
-        story.finish(action_id, result)
+        story.finish(action_id, {"pid": 2, "attempt": 1, "step": 40})
         if verb == "relaunch":
             story.announce(0, 1, 2, NAMES)
         return story
@@ -74,7 +71,6 @@ OTHER = {"fingerprint": "other", "loss": 2.1}
         (RELAUNCH, {}, True),
         (RELAUNCH, OTHER, True),
         (RELAUNCH, {"lr": 0.2}, True),
-        (RELAUNCH, {"lr": 0.2, **OTHER}, True),
         (RELAUNCH, {"lr": None, **OTHER}, True),
         (RELAUNCH, {"proof": "differs"}, False),
         (Relaunch(rewarm=0, continuity="exact"), {}, True),
@@ -88,15 +84,14 @@ OTHER = {"fingerprint": "other", "loss": 2.1}
 )
 def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, holds):
     """Where the action promises more than it does. A rate alone is told with the steps behind."""
-    story = back(action, type(action).__name__.lower())
+    story = back(action)
     steps(story, 2.0, 1)
     compared(story, **told)
     steps(story, 2.0, 20)
 
     assert bool(story.kinds("verify", "passed")) is holds
-    assert [d.reason for d in story.kinds("verify", "failed")] == [
-        "step 41 was made again" for _ in range(not holds)
-    ]
+    reasons = [d.reason for d in story.kinds("verify", "failed")]
+    assert reasons == ["step 41 was made again"] * (not holds)
     assert story.state.machine == ("probation" if holds else "holding")
     relapse = "if it comes back within 20 steps: no further try, as the policy's ladder has none"
     assert messages(story)[-1]["next"].startswith(relapse) is holds
@@ -115,14 +110,13 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, hold
         (RELAUNCH, {"fingerprint": "unknown", "loss": 0.1}, False),
         (RELAUNCH, {"fingerprint": "other", "loss": NAN}, False),
         (RELAUNCH, {"fingerprint": "other", "loss": 2.25, "was": 2.2}, False),
-        (RELAUNCH, {"fingerprint": "other", "loss": 2.25, "proof": "equal"}, False),
         (Relaunch(rewarm=0, continuity="any"), {"loss": 9.0}, False),
         (Relaunch(rewarm=0, continuity="exact"), {"loss": 9.0}, True),
     ],
 )
 def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, action, told, anew):
     """The band is 5 % wide at least, twice that where it is not known to be the same batch."""
-    story = back(action, "relaunch")
+    story = back(action)
     steps(story, 2.0, 1)
     compared(story, **{"proof": "not judged", **told})
     steps(story, 2.0, 1)
@@ -130,13 +124,10 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
 
     assert story.state.checkpoints.wrong_checkpoint is anew
     assert (story.state.checkpoints.suspects() == {"b"}) is anew
-    assert [d.reason.split("; ")[0] for d in story.kinds("verify", "failed")] == [
-        "step 41 was made again" for _ in range(anew)
-    ]
+    assert len(story.kinds("verify", "failed")) == anew
     held = [m["next"] for m in messages(story) if "a person is needed" in m["title"]]
-    assert [way.partition(", then ")[0] for way in held] == [
-        "supervise stop RUN, mend how the job loads its checkpoint" for _ in range(anew)
-    ]
+    mend = "supervise stop RUN, mend how the job loads its checkpoint"
+    assert [way.partition(", then ")[0] for way in held] == [mend] * anew
     (message,) = (each for each in messages(story) if each["title"].startswith("step 41"))
     assert ("it did not load all of its checkpoint" in message["title"]) is anew
     reshuffled = "fingerprint" in told and told["loss"] == told["loss"]
@@ -145,7 +136,7 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
 
 def test_recovered_is_said_beyond_the_first_breach_only(back):
     """Quiet steps before it prove nothing, and do not count against the deadline."""
-    story = back(RELAUNCH, "relaunch")
+    story = back(RELAUNCH)
     until = story.state.incident.run.verification.deadline_frame
     steps(story, 2.0, 20)  # the trouble was at step 60
     assert not story.kinds("verify", "passed")
@@ -157,7 +148,7 @@ def test_recovered_is_said_beyond_the_first_breach_only(back):
 
 def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(back):
     """Of this launch only, before and after the notice, whoever verifies; a person may take it."""
-    refused = back(RELAUNCH, "relaunch")
+    refused = back(RELAUNCH)
     refused.notice("resume-refused", REFUSED, 0, 0, {"path": "/c/a"})
     steps(refused, 2.0, 1)
     assert [d.reason for d in refused.kinds("verify", "failed")] == [REFUSED]
@@ -165,7 +156,7 @@ def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(b
     (severity,) = (m["severity"] for m in messages(refused) if m["title"] == REFUSED)
     assert severity == "SEV1"
 
-    story = back(RELAUNCH, "relaunch")
+    story = back(RELAUNCH)
     steps(story, 2.0, 21)
     assert story.state.machine == "probation"
     save(story, "b", 45, attempt=1)
@@ -187,10 +178,9 @@ def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(b
 
 def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(back):
     """Step numbers go on; what was seen of the weights that are gone is forgotten."""
-    story = back(Rollback(at_least=10, rewarm=0), "rollback")
+    story = back(Rollback(at_least=10, rewarm=0))
     monitor, story.step = story.state.monitors[0], 60
-    data = {"attempt": 1, "to": 40}
-    story.notice("weights-restored", "the weights are back", 0, 60, data)
+    story.notice("weights-restored", "the weights are back", 0, 60, {"attempt": 1, "to": 40})
     steps(story, 2.0, 5)
     assert [f.step for f in monitor.history.frames][-7:] == [39, 40, 61, 62, 63, 64, 65]
     steps(story, 2.0, 10)
@@ -229,15 +219,9 @@ def row(step, **changes):
 def crashed(tell):
     """A function from a checkpoint's step to a job that crashed and was started again from it."""
 
-    def begin(saved=CRASH - 30, resumable="full", **changes):
-        story = tell(
-            runbooks={**tell().policy.runbooks, "again": AGAIN},
-            budgets={"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
-            job=JobSettings(on_crash="again"),
-            answer=lambda key: None if "relaunch" in key else {},
-            names=REPEATED_NAMES,
-        )
-        story.rows(*(row(step, **changes) for step in range(CRASH)))
+    def begin(saved=CRASH - 30, resumable="full"):
+        story = crashing(tell, healthy=0, names=REPEATED_NAMES)
+        story.rows(*(row(step) for step in range(CRASH)))
         save(story, "ckpt-1", saved, resumable=resumable)
         story.exit(1)
         relaunched(story, saved)
@@ -291,7 +275,7 @@ def no_batch_at_first(step):
 def test_what_is_not_as_before_is_reported_within_five_steps(
     crashed, change, severity, text, remedy
 ):
-    """With both numbers and what to do; nothing is rolled back, and no recovery hides it."""
+    """Nothing is rolled back, and no recovery hides it."""
     story = crashed()
     before = len(messages(story))
     story.rows(*(row(s, **change(s)) for s in range(31, 36)))
@@ -319,16 +303,13 @@ def test_a_checkpoint_without_moments_is_not_started_from_again_for_them(crashed
 
 
 def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed):
-    for change, cause, brief in (
-        (new_rate, "started over", "the schedule is 31 steps behind"),
-        (half, "is not where it was", "where it was 0.00"),
-    ):
+    for change, cause in ((new_rate, "started over"), (half, "is not where it was")):
         story = crashed()
         story.rows(*(row(s, **change(s)) for s in range(31, 36)))
         message = messages(story)[-1]
         assert f"the schedule {cause}" in message["verdict"]
-        stop, _, how = message["next"].partition(f"{brief}")
-        assert stop.startswith("stop it now, unless it is meant (") and "supervise stop RUN" in how
+        assert message["next"].startswith("stop it now, unless it is meant (")
+        assert "supervise stop RUN" in message["next"]
 
 
 def test_weights_that_were_not_loaded_say_nothing_of_the_moments(crashed):
@@ -372,10 +353,3 @@ def test_a_recovery_waits_for_twenty_repeated_steps_or_all(crashed, saved, steps
     assert not story.kinds("verify", "passed")
     story.rows(row(saved + steps))
     assert story.kinds("verify", "passed")
-
-
-def test_one_batch_that_is_always_the_same_is_no_repetition(crashed):
-    story = crashed(batch_fingerprint=5.0)
-    before = len(messages(story))
-    story.rows(*(row(s, batch_fingerprint=5.0) for s in range(31, 50)))
-    assert messages(story)[before:] == []
