@@ -16,13 +16,11 @@ from supervise.core.model import (
     Gap,
     Ladder,
     Ledger,
-    Rule,
-    Runbook,
     find_flaws,
 )
 from supervise.detectors import Absence, RobustZ
 
-from .conftest import one_rule, rule_on
+from .conftest import Touch, one_rule, rule_on, runbook_of
 
 
 def test_a_spike_is_softened_verified_and_closed(tell):
@@ -57,22 +55,9 @@ def test_a_verification_that_fails_climbs_the_ladder(tell):
     assert len(story.actions()) == 3
 
 
-def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
-    """SEV2 changes nothing in training and clears by itself."""
-    story = tell(healthy=50)
-    story.frames(2.0, grad=20.0)
-    assert story.state.machine == "suspect"
-    story.frames(2.0, times=30)
-
-    assert story.kinds("intent") == []
-    assert story.state.machine == "nominal"
-    assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
-
-
 def test_a_spent_budget_holds_and_pages(tell):
-    story = tell(
-        budgets={"touch": Budget(1, per=1000), "all": Budget(9, per=1000)}, healthy=50, then=99.0
-    )
+    budgets = {"touch": Budget(1, per=1000), "all": Budget(9, per=1000)}
+    story = tell(budgets=budgets, healthy=50, then=99.0)
     story.frames(2.0, times=40)
     assert story.state.machine == "nominal"
     story.frames(99.0)
@@ -109,12 +94,12 @@ def test_absent_values_are_unknown_and_long_unknown_is_blind(tell):
     story = tell(blind_after_steps=30, healthy=50)
     story.frames(None, times=40)
 
-    blind = story.kinds("blind")
-    assert [d.rule for d in blind] == []  # judged on ticks, not on frames
+    assert not story.kinds("blind")  # judged on ticks, not on frames
     story.tick()
-    blind = story.kinds("blind")
-    assert {d.rule for d in blind} == {"spike", "gone"}
-    assert {d.severity for d in blind} == {"SEV1", "SEV0"}
+    assert {(d.rule, d.severity) for d in story.kinds("blind")} == {
+        ("spike", "SEV1"),
+        ("gone", "SEV0"),
+    }
     assert story.state.machine == "suspect"
     story.tick()
     assert len(story.kinds("blind")) == 2
@@ -138,23 +123,6 @@ def test_what_is_sampled_never_came_or_is_slow_to_begin_is_not_missing(tell):
         slow.tick(6)
 
     assert [story.kinds("blind") for story in (sampled, never, slow)] == [[], [], []]
-
-
-def test_a_metric_that_becomes_rarer_is_not_missing(tell):
-    """A collector may stretch its interval while a detector still gathers its samples."""
-    story = tell(
-        **one_rule(RobustZ("train_loss_raw", gt=6.0), "SEV2"), runbooks={}, blind_after_steps=30
-    )
-    story.frames(2.0, times=4)
-    for _ in range(10):
-        story.frames(2.0)
-        story.frames(None, times=15)
-        story.tick()
-
-    assert story.kinds("blind") == []
-    story.frames(None, times=40)
-    story.tick()
-    assert [d.rule for d in story.kinds("blind")] == ["only"]
 
 
 def test_a_new_baseline_is_no_recovery(tell):
@@ -191,22 +159,18 @@ def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell, kind)
     assert spikes("grad_global_norm") == ["train_loss_raw"]
 
 
-SECOND = 1_000_000_000
-
-
 def hang_story(tell, **changes):
-    touch = tell().policy.runbooks["back"].steps[0]
+    """A job of 50 steps that is ended when it makes no step for 30 seconds."""
     base = tell().policy
     detectors = {**base.detectors, "hung": Absence("step", {"min": 30.0})}
-    rules = (*base.rules, Rule("stuck", lambda codes: codes[3], "hung", ("hung",), "SEV0", "end"))
-    runbooks = {**base.runbooks, "end": Runbook("end", (touch,), ("end",))}
-    return tell(detectors=detectors, rules=rules, runbooks=runbooks, **changes)
+    rules = (*base.rules, rule_on(detectors, "hung", "SEV0", "end"))
+    runbooks = {**base.runbooks, "end": runbook_of("end", Touch())}
+    return tell(detectors=detectors, rules=rules, runbooks=runbooks, **changes, healthy=50)
 
 
 def test_silence_counts_only_while_the_probe_is_known_to_be_there(tell):
     """No beat, a probe that is off, a job that is exiting: nothing is stopped for it."""
     story = hang_story(tell)
-    story.frames(2.0, times=50)
     story.tick()
     story.beat(40, "exiting")
     story.notice("probe-off", "it failed", rank=0)
@@ -218,20 +182,16 @@ def test_silence_counts_only_while_the_probe_is_known_to_be_there(tell):
 
 def test_a_hang_is_answered_whatever_was_tried_before(tell):
     """A runbook off the ladder runs after a recovery, on probation, and in a hold."""
-    for recovered in (8, 60):
-        story = hang_story(tell)
-        story.frames(2.0, times=50)
-        story.frames(8.0)
-        story.frames(2.0, times=recovered)
+    for losses, machine in (
+        ([8.0, *[2.0] * 60], "nominal"),
+        ([8.0, *[2.0] * 8], "probation"),
+        ([8.0] * 60, "holding"),
+    ):
+        story = hang_story(tell, ladder=Ladder(("soften", "hold")))
+        story.frames(*losses)
+        assert story.state.machine == machine
         story.beat(40)
-        assert story.actions()[-1].endswith("0-end"), story.actions()
-
-    story = hang_story(tell, ladder=Ladder(("soften", "hold")))
-    story.frames(2.0, times=50)
-    story.frames(8.0, times=60)
-    assert story.state.machine == "holding"
-    story.beat(40)
-    assert story.actions()[-1].endswith("0-end")
+        assert story.actions()[-1].endswith("0-touch")
 
 
 def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
@@ -242,16 +202,6 @@ def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
 
     assert story.actions() == ["inc-1/1/0-reach"]
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["mode:shadow"]
-
-
-def test_a_new_trouble_on_probation_gets_its_own_runbook(tell):
-    """It asks for a higher level than was tried: that one, and not the one above it."""
-    story = tell(healthy=50, then=8.0)
-    story.frames(2.0, times=8)
-    story.frames(99.0)
-
-    assert story.actions() == ["inc-1/1/0-reach", "inc-1/2/0-touch"]
-    assert story.state.machine == "acting"
 
 
 def test_ranks_without_rank_0_have_a_pace(tell):
@@ -267,18 +217,6 @@ def test_ranks_without_rank_0_have_a_pace(tell):
     assert (story.state.frame_count, story.state.step, story.state.machine) == (50, 49, "nominal")
 
 
-def test_a_verification_waits_for_the_effect(tell):
-
-    def answer(action_id):
-        return {"attempt": 1, "step": 40}
-
-    story = tell(answer=answer, healthy=50, then=8.0)
-    story.frames(2.0, times=40)
-
-    assert story.kinds("verify", "passed") == []
-    assert "effect" in story.kinds("verify", "failed")[0].reason
-
-
 def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
     """`keep` holds the rule firing, so there is no edge; the breach itself counts."""
     rules = list(tell().policy.rules)
@@ -289,15 +227,6 @@ def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
     story.frames(8.0, times=3)
 
     assert story.actions()[-1].endswith("0-touch")
-
-
-def test_a_muted_rule_speaks_when_its_inhibitor_is_gone(tell):
-    """SEV0 cleared, SEV1 still in breach: it is enlisted then."""
-    story = tell(mode="observe", healthy=50, then=99.0)
-    assert story.state.incident.rules == ["gone"]
-    story.frames(8.0, times=3)
-
-    assert "spike" in story.state.incident.rules
 
 
 def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(tell):

@@ -7,23 +7,20 @@ from dataclasses import replace
 import pytest
 
 from supervise.core import find_slow_step
-from supervise.core.model import SEVERITIES, Beat, Tick
+from supervise.core.model import Beat, Tick
 from supervise.detectors import Absence, Ratio, RobustZ
 from supervise.report import describe_observation
 
-from .conftest import NAN, Reach, above, messages, one_rule, rule_on, runbook_of
+from .conftest import NAN, Reach, above, messages, one_rule, rules_of, runbook_of
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(tell, order):
     detectors = {f"d{i}": above("train_loss_raw", 5.0 + i / 100) for i in range(100)}
-    rules = [
-        rule_on(detectors, f"d{i}", SEVERITIES[min(i, 2)], "back" if i == 0 else "soften")
-        for i in range(100)
-    ][::order]
-    story = tell(detectors=detectors, rules=tuple(rules), inhibit=(), healthy=50)
+    milder = ((name, "SEV1" if name == "d1" else "SEV2", "soften") for name in [*detectors][1:])
+    rules = rules_of(detectors, *[("d0", "SEV0", "back"), *milder][::order])
+    story = tell(**rules, healthy=50, answer=lambda key: None)
     told = len(messages(story))
-    story.answer = lambda key: None
     story.frames(9.0)
 
     assert len(story.kinds("incident", "opened")) == 1
@@ -49,13 +46,10 @@ def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
 
 
 @pytest.mark.parametrize("hole", [None, NAN])
-@pytest.mark.parametrize("frames", [1, 3])
-def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
+def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole):
     """`for: 4` with samples missing in the middle fires on the fourth bad one that was seen."""
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2", for_steps=4), healthy=20)
-    story.frames(8.0, 8.0)
-    story.frames(hole, times=frames)
-    story.frames(8.0)
+    story.frames(8.0, 8.0, hole, hole, hole, 8.0)
     assert not story.kinds("rule", "fired")
     story.frames(8.0)
 
@@ -83,20 +77,6 @@ def test_a_rule_counts_rows_or_the_steps_between_them(tell, unit, every, absent,
     assert changes == [("fired", fires), ("cleared", clears)]
 
 
-@pytest.mark.parametrize("unit", ["rows", "steps"])
-def test_a_sampled_metric_that_stays_bad_fires_once(tell, unit):
-    """`keep: 50` counts from the newest bad sample, of one each 20 steps; holes say nothing."""
-    kept = {"unknown": "ignore", "keep_steps": 50, "unit": unit}
-    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2", **kept), healthy=0)
-    for step in range(400):
-        story.frames(None if step % 20 else 8.0 if 40 <= step < 200 else 2.0)
-
-    assert [(d.data["what"], d.step) for d in story.kinds("rule")] == [
-        ("fired", 40),
-        ("cleared", 230),
-    ]
-
-
 def test_a_rule_in_steps_that_went_back_with_the_run_keeps_firing_as_long(tell):
     rule = one_rule(above("train_loss_raw", 5.0), "SEV2", keep_steps=20, unit="steps")
     story = tell(**rule, healthy=100)
@@ -108,7 +88,6 @@ def test_a_rule_in_steps_that_went_back_with_the_run_keeps_firing_as_long(tell):
 
 
 def test_a_hole_is_no_relapse_and_no_recovery(tell):
-    """Samples are missing while it is verified, and for ten steps of probation: it goes on."""
     story = tell(healthy=50, then=8.0)
     story.frames(None, times=8)
     assert not story.kinds("verify", "passed")
@@ -123,7 +102,6 @@ def test_a_hole_is_no_relapse_and_no_recovery(tell):
 
 
 def test_a_silent_rank_is_a_stall_of_its_own(tell):
-    """Rank 3 of 4 stops sending: its clock fires, and names the rank."""
     story = tell(**one_rule(Absence(signal="step", after={"min": 30.0}), "SEV1"))
     for rank in range(1, 4):
         story.announce(rank, 4, rank + 1)
@@ -135,17 +113,6 @@ def test_a_silent_rank_is_a_stall_of_its_own(tell):
         story.send(Tick(story.at_ns, beats))
 
     assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [3]
-
-
-def test_a_clock_that_goes_back_gives_no_decision(tell):
-    story = tell(healthy=30)
-    newest = story.state.at_ns
-    story.send(Tick(newest - 3600 * 10**9))
-    story.at_ns -= 3600 * 10**9
-    story.frames(2.0, times=30)
-
-    assert story.state.at_ns == newest
-    assert [d.kind for d in story.log] == ["state", "state"]
 
 
 def test_a_suspended_machine_is_no_stall(tell):
@@ -167,8 +134,7 @@ def test_step_ids_that_jump_are_survived(tell, jump):
         "z": RobustZ("train_loss_raw", gt=6.0, window=32, min_=16),
         "x": Ratio("train_loss_raw", fast=1, ref=16, gt=1.4),
     }
-    rules = tuple(rule_on(detectors, name, "SEV1", "soften") for name in detectors)
-    story = tell(detectors=detectors, rules=rules)
+    story = tell(**rules_of(detectors, ("z", "SEV1", "soften"), ("x", "SEV1", "soften")))
     story.frames(2.0, 2.1, 1.9, times=40)
     story.step += jump - (jump == 0)
     story.frames(2.0, 2.1, 1.9, times=40)
@@ -178,7 +144,6 @@ def test_step_ids_that_jump_are_survived(tell, jump):
 
 
 def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
-    """What fires without a change for as long as it takes to flap is no noise."""
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2"), healthy=20)
     story.frames(*[4.9, 5.1] * 100)
     before = len(story.kinds("notify_intent"))
@@ -231,41 +196,40 @@ def row(**parts):
     ],
 )
 def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words):
-    detectors = {"slow": replace(above("step_time", 0.05), for_=20)}
-    rule = replace(rule_on(detectors, "slow", "SEV2", see="throughput"), id="throughput.drift")
-    story = tell(names=NAMES, detectors=detectors, rules=(rule,), inhibit=())
-    story.rows(*[row()] * 100, *[row(**part)] * 30)
+    begun = slowing(tell, for_=20)
+    begun.rows(*[row(**part)] * 30)
 
-    (told,) = messages(story)
+    (told,) = messages(begun)
     assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
-    (opened,) = story.kinds("incident", "opened")
+    (opened,) = begun.kinds("incident", "opened")
     assert describe_observation(opened, [], [], None) == told["verdict"]
 
-    story.exit(0)
-    closing = messages(story)[-2]
+    begun.exit(0)
+    closing = messages(begun)[-2]
     assert closing["next"].startswith("to look closer: "), "what lasts is not nothing to do"
 
 
 SLOW = {"other_time": 0.124}  # 15 times as long
 
 
-@pytest.fixture
-def begun(tell):
+def slowing(tell, for_=3, **more):
     """A job of a hundred steps, under a rule that fires at the third slow one."""
-    detectors = {"slow": replace(above("step_time", 0.05), for_=3)}
-    rule = replace(rule_on(detectors, "slow", "SEV2", see="throughput", keep_steps=40), id="t.slow")
-    names = (*NAMES, "host_cpu_wait")
-    story = tell(names=names, detectors=detectors, rules=(rule,), inhibit=())
+    rules = one_rule(replace(above("step_time", 0.05), for_=for_), "SEV2", see="throughput", **more)
+    story = tell(names=(*NAMES, "host_cpu_wait"), **rules)
     story.rows(*[row(host_cpu_wait=0.5)] * 100)
     return story
 
 
+@pytest.fixture
+def begun(tell):
+    return slowing(tell, keep_steps=40)
+
+
 def test_the_rank_that_the_others_wait_for_is_named_and_not_where_they_wait(tell):
-    detectors = {"slow": replace(above("straggler_ratio", 1.33), for_=20)}
-    rule = replace(rule_on(detectors, "slow", "SEV1", see="straggler"), id="ranks.costly_rank")
+    slow = replace(above("straggler_ratio", 1.33), for_=20)
     usual = {"straggler_ratio": 1.0, "straggler_rank": 0.0, "straggler_part": 0.0}
     late = usual | {"straggler_ratio": 5.0, "straggler_rank": 2.0}
-    story = tell(names=(*NAMES, *usual), detectors=detectors, rules=(rule,), inhibit=())
+    story = tell(names=(*NAMES, *usual), **one_rule(slow, "SEV1", see="straggler"))
     story.rows(*[row(host_cpu_wait=0.5) | usual] * 100)
     story.rows(*[row(backward_time=0.124, host_cpu_wait=0.5) | late] * 40)
 
@@ -288,9 +252,8 @@ def test_slow_steps_that_wait_for_cpus_of_others_are_on_record_only(begun, wait,
     """As far as that explains how slow they are; where the wait is over, they are told."""
     begun.rows(*[row(**SLOW, host_cpu_wait=wait)] * 40)
     assert bool(messages(begun)) is told
-    assert (
-        any(d.data["suppressed_by"].startswith("host:") for d in begun.kinds("suppressed")) or told
-    )
+    reasons = [d.data["suppressed_by"] for d in begun.kinds("suppressed")]
+    assert told or any(reason.startswith("host:") for reason in reasons)
 
     begun.rows(*[row(**SLOW, host_cpu_wait=1.0)] * 3)
     assert len(messages(begun)) == 1
