@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.actions import Snapshot
-from supervise.core.model import Approval, Budget, Ladder, Notice, Reloaded
+from supervise.core.model import Approval, Budget, Ladder, Reloaded
 
-from .conftest import Reach, Touch, Verify, crashing, relaunched, runbook_of
+from .conftest import Reach, Touch, Verify, runbook_of
 
 
 def asked(tell, **changes):
@@ -41,25 +40,6 @@ def test_nothing_touches_the_job_before_a_person_said_yes(tell):
     assert story.state.machine == "nominal"
 
 
-def test_evidence_is_taken_while_people_are_asked(tell):
-    book = runbook_of("soften", Snapshot(), Reach(), Verify())
-    base = tell().policy.runbooks
-    story = tell(
-        mode="approve",
-        runbooks={**base, "soften": book},
-        answer=lambda key: None,
-        healthy=50,
-        then=8.0,
-    )
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    assert story.say("approve", id="ask-1").data["ok"]
-    assert len(story.actions()) == 1
-    story.finish("inc-1/1/0-snapshot")
-
-    assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
-    assert story.kinds("approval")[0].data["operator"] == "anna"
-
-
 @pytest.mark.parametrize(
     ("word", "on_timeout", "what"),
     [("deny", "deny", "denied"), (None, "deny", "denied"), (None, "allow", "approved")],
@@ -89,30 +69,27 @@ def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):
     """An outage of the channels is no answer. A late delivery does not begin it anew."""
     story = asked(tell, approvals={"all": Approval(900.0, "allow")})
     story.tick(3600 + 899)
-    delivered = Notice(story.at_ns, "approval-delivered", "at last", data={"id": "ask-1"})
-    story.send(delivered)
+    story.notice("approval-delivered", "at last", data={"id": "ask-1"})
     assert story.actions() == []
     story.tick(1)
 
     assert story.kinds("approval")[0].data["what"] == "approved"
-    story.send(delivered)  # it waits no more
+    story.notice("approval-delivered", "again", data={"id": "ask-1"})  # it waits no more
 
 
 def test_a_second_yes_is_harmless_and_one_to_other_arguments_is_none(tell):
     story = asked(tell)
     sha = story.kinds("approval_requested")[0].data["args_sha256"]
-    said = story.say("approve", id="ask-1", sha="abcdef")
-    assert not said.data["ok"]
-    assert "has other arguments" in said.data["answer"]
+    said = story.say("approve", id="ask-1", sha="abcdef").data
+    assert not said["ok"] and "has other arguments" in said["answer"]
     assert story.say("approve", id="ask-1", sha=sha[7:15]).data["ok"]
-    said = story.say("approve", "bo", id="ask-1")
 
-    assert said.data["ok"]
-    assert said.data["answer"].startswith("no change: ask-1 was approved at step 50: by anna")
+    said = story.say("approve", "bo", id="ask-1").data
+    again = "no change: ask-1 was approved at step 50: by anna"
+    assert said["ok"] and said["answer"].startswith(again)
     assert len(story.actions()) == 1
-    said = story.say("deny", "bo", id="ask-1")
-    assert not said.data["ok"]
-    assert said.data["answer"].startswith("too late: ask-1 was approved")
+    said = story.say("deny", "bo", id="ask-1").data
+    assert not said["ok"] and said["answer"].startswith("too late: ask-1 was approved")
 
 
 def test_what_ended_by_itself_needs_no_answer(tell):
@@ -159,41 +136,21 @@ def test_terms_are_found_by_verb_runbook_and_all_in_this_order(tell):
     assert story.state.approvals.pending.runbook == "soften"
 
 
-def test_a_rule_may_ask_in_a_policy_that_acts(tell):
-    rules = list(tell().policy.rules)
-    rules[0] = replace(rules[0], mode="approve")
-    story = asked(tell, mode="enforce", rules=tuple(rules))
-    story.say("approve", id="ask-1")
-    story.frames(8.0, times=40)
-
-    assert story.actions() == ["inc-1/2/0-reach", "inc-1/2/undo-untouch"]
-    assert story.state.approvals.pending.runbook == "back"
-
-
 @pytest.mark.parametrize(
-    ("reach", "touch", "found"),
+    ("terms", "found"),
     [
-        (Approval(60, "allow"), Approval(900, "deny"), (900, "deny")),
-        (Approval(60, "deny"), Approval(30, "allow"), (60, "deny")),
-        (Approval(300, "deny"), Approval(60, "deny"), (60, "deny")),
-        (Approval(60, "allow"), Approval(90, "allow"), (90, "allow")),
-        (Approval(60, "allow"), None, (900, "deny")),
+        ({"reach": Approval(60, "deny"), "touch": Approval(30, "allow")}, (60, "deny")),
+        ({"reach": Approval(300, "deny"), "touch": Approval(60, "deny")}, (60, "deny")),
+        ({"reach": Approval(60, "allow"), "touch": Approval(90, "allow")}, (90, "allow")),
+        ({"reach": Approval(60, "allow")}, (900, "deny")),
     ],
 )
-def test_one_request_has_the_strictest_terms_of_its_steps(tell, reach, touch, found):
+def test_one_request_has_the_strictest_terms_of_its_steps(tell, terms, found):
     book = runbook_of("soften", Reach(), Touch(), Verify())
-    terms = {"reach": reach} | ({} if touch is None else {"touch": touch})
     story = asked(tell, runbooks={**tell().policy.runbooks, "soften": book}, approvals=terms)
     request = story.kinds("approval_requested")[0].data
 
     assert (request["timeout_s"], request["on_timeout"]) == found
-
-
-def held(tell, **more):
-    story = tell(ladder=Ladder(("soften", "hold")), **more, healthy=50)
-    story.frames(8.0, times=60)
-    assert story.state.machine == "holding"
-    return story
 
 
 def test_a_rate_is_set_in_an_incident_of_its_own(tell):
@@ -214,10 +171,8 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
     ("word", "args", "why"),
     [
         ("lr", {}, "needs `value`, a number"),
-        ("lr", {"value": "0.5"}, "needs `value`, a number"),
         ("lr", {"value": float("nan")}, "needs `value`, a number"),
         ("lr", {"value": 10**400}, "needs `value`, a number, not 1000"),
-        ("lr", {"value": 0.5, "rewarm": 10**400}, "needs `rewarm`, a whole number, not 1000"),
         ("lr", {"value": 3.0}, "lr_scale: the factor must be above 0"),
         ("lr", {"value": 0.5, "rewarm": True}, "needs `rewarm`, a whole number"),
         ("skip", {"steps": 0}, "skip_step: count must be between"),
@@ -230,7 +185,6 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
         ("silence", {"rule": "spike", "steps": 9}, "silence has no argument 'steps'; it has rule"),
         ("pause", {"for": 9}, "pause has no argument 'for'; it has none"),
-        ("pause", {"was": [1]}, "pause has no argument 'was'"),
         ("pause", {"x": {"was": [[1, "a"]]}}, "pause has no argument 'x'"),
         ("plan", {"to": 5, "what": "mix"}, "step 5 is over; the run is at step 19"),
         ("plan", {"from": 40, "to": 30, "what": "mix"}, "plan: to comes before from: 40"),
@@ -240,7 +194,6 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("plan", {"to": 30, "what": "mix", "expect": "away"}, "expect must be up, down or either"),
         ("ack", {}, "no incident is open"),
         ("release", {}, "nothing to release: automatic actions are on"),
-        ("approve", {"id": "ask-1"}, "no request 'ask-1' is waiting"),
         ("deny", {"id": "ask-1"}, "no request 'ask-1' is waiting"),
     ],
 )
@@ -248,10 +201,8 @@ def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, wh
     story = tell(healthy=20)
     said = story.say(word, **args)
 
-    assert not said.data["ok"]
-    assert why in said.data["answer"]
-    assert story.actions() == []
-    assert story.state.incident is None
+    assert not said.data["ok"] and why in said.data["answer"]
+    assert (story.actions(), story.state.incident) == ([], None)
 
 
 def test_a_planned_change_is_replaced_and_taken_back_by_its_words(tell):
@@ -274,14 +225,6 @@ def test_a_planned_change_is_replaced_and_taken_back_by_its_words(tell):
     assert story.replayed() == story.recorded()
 
 
-def asking(tell):
-    story = tell()
-    names = {"0": "data/s1.tar", "1": "data/s2.tar"}
-    story.notice("shard", "the job asks about them", 0, 0, {"shards": names})
-    story.frames(2.0, times=20)
-    return story
-
-
 @pytest.mark.parametrize(
     ("shards", "told"),
     [
@@ -289,13 +232,15 @@ def asking(tell):
         (["data/s3.tar"], "data/s3.tar"),  # another shard, no mistyped one
         (["s1.tar", "data/s2.tar"], "s1.tar (did you mean data/s1.tar?)"),
         (["data/s2.tra"], "data/s2.tra (did you mean data/s2.tar?)"),
-        (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
         (["a" * 50, *"bcdefg", "h" * 60], f"{'a' * 50}, b, c and 5 more"),
     ],
 )
 def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards, told):
     """A person may know of more; a mistyped name would leave out nothing, for ever."""
-    story = asking(tell)
+    story = tell()
+    names = {"0": "data/s1.tar", "1": "data/s2.tar"}
+    story.notice("shard", "the job asks about them", 0, 0, {"shards": names})
+    story.frames(2.0, times=20)
     said = story.say("quarantine", shards=shards)
     args = story.kinds("intent")[0].data["action"]["args"]
 
@@ -336,27 +281,6 @@ def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(te
     assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith("stopped by anna")
 
 
-def test_stop_waits_for_a_start_under_way(tell):
-    story = crashing(tell, answer=lambda key: None if "relaunch" in key else {})
-    story.exit(1)
-    said = story.say("stop")
-    assert said.data["answer"] == "queued until inc-1/1/1-relaunch has finished"
-    assert "in progress" in story.say("lr", value=0.5).data["answer"]
-    relaunched(story, 40)
-
-    assert story.actions()[-1] == "inc-1/2/0-stop"
-
-
-def test_a_verification_gives_way_to_a_person(tell):
-    story = tell(healthy=50, then=8.0)
-    story.say("lr", value=0.25)
-    story.frames(8.0, 8.0)
-
-    assert story.kinds("verify", "preempted")[0].reason == "soften preempted by anna"
-    assert story.actions()[:2] == ["inc-1/1/0-reach", "inc-1/2/0-lr_scale"]
-    assert not any("undo-lr_scale" in action for action in story.actions())
-
-
 def test_a_person_may_exceed_a_budget_and_it_counts(tell):
     story = tell(budgets={"lr_scale": Budget(1), "all": Budget(9)}, healthy=50)
     for _ in range(2):
@@ -371,7 +295,6 @@ def test_a_person_may_exceed_a_budget_and_it_counts(tell):
 
 @pytest.mark.parametrize(("word", "verb"), [("savepoint", "savepoint"), ("save", "checkpoint")])
 def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell, word, verb):
-    """No ladder, no hold: the answer of the job is on record and the run goes on."""
     story = tell(answer=lambda key: ({}, "no room"), healthy=50)
     story.say(word)
 
@@ -415,43 +338,40 @@ def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
     story.frames(8.0, times=20)
 
     assert story.actions()[0] == "inc-1/1/0-reach"
-    assert (
-        story.say("silence", rule="spike", **{"for": 0}).data["answer"]
-        == "silence on spike removed"
-    )
+    said = story.say("silence", rule="spike", **{"for": 0})
+    assert said.data["answer"] == "silence on spike removed"
 
 
 def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
     """`ack` ends the reminders of a hold, and nothing else."""
-    story = held(tell, hold_reminder_s=100.0)
+    story = tell(ladder=Ladder(("soften", "hold")), hold_reminder_s=100.0, healthy=50)
+    story.frames(8.0, times=60)
     story.tick(200)
-    reminded = [d for d in story.kinds("notify_intent") if "still off" in d.reason]
-    assert len(reminded) == 1
+    assert reminders(story, "still off") == 1
     assert not story.say("ack", incident="inc-7").data["ok"]
     assert story.say("ack").data["ok"]
     story.tick(200)
 
-    assert len([d for d in story.kinds("notify_intent") if "still off" in d.reason]) == 1
+    assert reminders(story, "still off") == 1
     assert story.state.machine == "holding"
+
+
+def reminders(story, text):
+    return len([d for d in story.kinds("notify_intent") if text in d.reason])
 
 
 def test_an_open_incident_is_told_again_until_somebody_acknowledges_it(tell):
     story = tell(mode="observe", repeat_s=1800.0, healthy=50, then=8.0)
-    count = lambda: len([d for d in story.kinds("notify_intent") if "still open" in d.reason])  # noqa: E731
-    story.tick(1800)
-    assert count() == 0
-    story.tick(1)
-    story.tick(1)
-    assert count() == 1
-    story.tick(1800)
-    assert count() == 2
+    for seconds, times in ((1800, 0), (1, 1), (1, 1), (1800, 2)):
+        story.tick(seconds)
+        assert reminders(story, "still open") == times
     story.say("ack")
     told = story.kinds("notify_intent")[-1]
     assert told.reason == "inc-1: acknowledged by anna"
     assert told.data["message"]["acknowledged_by"] == "anna"
     story.tick(4000)
 
-    assert count() == 2
+    assert reminders(story, "still open") == 2
 
 
 def test_a_yes_to_what_has_changed_meanwhile_is_asked_for_again(tell):
