@@ -18,14 +18,11 @@ from supervise.core.model import (
     Ladder,
     PolicyChanges,
     Reloaded,
-    Runbook,
     decision_record,
 )
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
-from .conftest import Story, above, one_rule, rule_on
-
-NAN = float("nan")
+from .conftest import NAN, Story, above, one_rule, rule_on
 
 
 def detectors():
@@ -54,10 +51,8 @@ def rich(make_policy, **changes):
         rule_on(found, "x", "SEV2", unknown="breach"),
         rule_on(found, "still", "SEV1"),
     )
-    return make_policy(
-        **{"detectors": found, "rules": rules, "inhibit": (Inhibit(mute=("z",), by_rule="bad"),)}
-        | changes
-    )
+    inhibit = (Inhibit(mute=("z",), by_rule="bad"),)
+    return make_policy(**{"detectors": found, "rules": rules, "inhibit": inhibit} | changes)
 
 
 def reloaded(policy, at_ns=0, before="sha256:0", changes=None, refused=None):
@@ -83,7 +78,7 @@ GRAD = st.sampled_from([1.0, 1.1, 0.9, 8.0, None])
 
 # Both fixtures are functions without a memory.
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     rows=st.lists(st.tuples(LOSS, GRAD), min_size=20, max_size=70),
@@ -116,10 +111,6 @@ def load(story, policy, **more):
     return story.send(reloaded(policy, story.at_ns, **more))
 
 
-def bank_of(story, rank=0):
-    return story.state.monitors[rank]
-
-
 def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, tell):
     base = rich(make_policy)
     story = warm(base)
@@ -128,7 +119,7 @@ def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, 
 
     made = load(story, new, changes=policy_differences(base, new, base))
 
-    monitor = bank_of(story)
+    monitor = story.state.monitors[0]
     assert monitor.watches[0].numbers()["samples"] == 16
     assert monitor.watches[5].numbers()["samples"] == 0
     [told] = [d for d in made if d.kind == "policy_load"]
@@ -142,7 +133,7 @@ def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
     base = rich(make_policy)
     story = warm(base)
     story.frames(9.0, times=2)
-    assert bank_of(story).rules[1].firing
+    assert story.state.monitors[0].rules[1].firing
     found = {**detectors(), "low": Threshold("grad_global_norm", gt=0.5)}
     rules = (*(r for r in rich(make_policy).rules if r.id != "up"), rule_on(found, "low", "SEV2"))
     made = load(story, rich(make_policy, detectors=found, rules=rules, digest="sha256:1"))
@@ -172,24 +163,18 @@ def test_no_reload_refunds_a_budget(tell):
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:all"
 
 
-def test_a_runbook_in_progress_ends_as_it_began(tell):
+def test_a_runbook_in_progress_ends_as_it_began(make_policy, tell):
     """Its steps are the old ones; what it would have gone on to is gone, so it holds."""
-    story = tell(answer=lambda action_id: None, healthy=20)
-    base = story.policy
-    books = {
-        "soften": replace(base.runbooks["soften"], if_it_fails="back"),
-        "back": base.runbooks["back"],
-    }
-    story.policy = replace(base, runbooks=books)
-    load(story, story.policy)
-    story.frames(8.0)
+    base = make_policy()
+    soften = replace(base.runbooks["soften"], if_it_fails="back")
+    books = {**base.runbooks, "soften": soften}
+    story = tell(answer=lambda action_id: None, runbooks=books, healthy=20, then=8.0)
     waiting = story.state.incident.run.intent.action_id
     assert waiting == "inc-1/1/0-reach"
 
-    fewer = {"soften": Runbook("soften", base.runbooks["back"].steps, ("touch", "verify"))}
-    made = load(
-        story, replace(base, runbooks=fewer, rules=base.rules[:2], ladder=Ladder(("soften",)))
-    )
+    fewer = {"soften": replace(base.runbooks["back"], name="soften")}
+    changes = {"runbooks": fewer, "rules": base.rules[:2], "ladder": Ladder(("soften",))}
+    made = load(story, replace(base, **changes))
 
     assert [d.data["what"] for d in made if d.kind == "note"] == ["if-it-fails"]
     assert story.state.incident.run.intent.action_id == waiting
@@ -219,7 +204,7 @@ def test_a_refused_reload_changes_nothing_and_is_told(tell):
     assert "mine.yaml:3:1" in made[0].reason
     assert made[1].severity == "SEV2"
     assert story.state.monitors[0].rules[0].code == before.monitors[0].rules[0].code
-    assert bank_of(story).policy is story.policy
+    assert story.state.monitors[0].policy is story.policy
 
 
 def test_replay_follows_a_reload(make_policy, tell):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from supervise.core import explain_withdrawal
@@ -20,16 +22,7 @@ def another(story: Story, rank: int = 0, segment: int = 9):
 
 @pytest.fixture
 def begun(tell):
-    stories = []
-
-    def make(**changes):
-        story = tell(**changes, healthy=40)
-        stories.append(story)
-        return story
-
-    yield make
-    for story in stories:
-        assert story.replayed() == story.recorded()
+    return partial(tell, healthy=40)
 
 
 def test_an_incident_ends_with_its_training(begun):
@@ -44,7 +37,6 @@ def test_an_incident_ends_with_its_training(begun):
     assert closed.reason == "closed: " + OVER.format(44)
     told = messages(story)[-1]
     assert (told["severity"], told["title"]) == ("SEV1", "inc-1: closed")
-    assert OVER.format(44) in told["verdict"]
     assert [d.reason for d in story.kinds("rule", "cleared")] == [
         "spike cleared: its training session ended"
     ]
@@ -54,10 +46,17 @@ def test_an_incident_ends_with_its_training(begun):
     story.frames(2.0, times=40)
     assert story.state.machine == "nominal"
     assert len(story.kinds("incident", "opened")) == 1
+    assert story.replayed() == story.recorded()
 
 
-def test_a_verification_ends_and_nothing_follows_it(begun):
+def test_a_request_and_a_verification_end_and_nothing_follows_them(begun):
     """The new training's frames neither fulfil it nor fail it; what stands is taken back."""
+    asked = begun(mode="approve", then=8.0)
+    another(asked)
+    assert [d.data["what"] for d in asked.kinds("approval")] == ["withdrawn"]
+    late = asked.say("approve", id="ask-1").data
+    assert not late["ok"] and "withdrawn" in late["answer"]
+
     story = begun()
     story.frames(8.0, times=3)
     assert story.kinds("verify", "started")
@@ -66,23 +65,10 @@ def test_a_verification_ends_and_nothing_follows_it(begun):
 
     assert not story.kinds("verify", "passed") and not story.kinds("verify", "failed")
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    assert [d.data["action"]["verb"] for d in story.kinds("intent")] == ["reach", "untouch"]
     assert story.kinds("incident", "closed")[0].data["acted"] is True
 
 
-def test_a_request_is_withdrawn(begun):
-    story = begun(mode="approve")
-    story.frames(8.0, times=2)
-    another(story)
-
-    assert [d.data["what"] for d in story.kinds("approval")] == ["withdrawn"]
-    late = story.say("approve", id="ask-1").data
-    assert not late["ok"] and "withdrawn" in late["answer"]
-    assert story.actions() == []
-
-
 def test_a_hold_ends(begun):
-    """It kept hands off a training that is no more; of the next one nobody is reminded."""
     story = begun(ladder=Ladder(("soften", "hold"), reset_after_steps=500))
     story.frames(8.0, times=60)
     assert story.state.machine == "holding"
@@ -97,7 +83,6 @@ def test_a_hold_ends(begun):
 
 
 def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
-    """Only one is performed at a time: what fires meanwhile is an incident of its own then."""
     story = begun(answer=lambda key: None)
     story.frames(8.0, 8.0)
     (waiting,) = story.actions()
@@ -123,7 +108,6 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
 
 
 def test_trainings_that_pass_until_an_action_is_over_do_not_count(begun):
-    """The incident ended with its own, whichever is under way when it can be closed."""
     story = begun(answer=lambda key: None)
     story.frames(8.0, 8.0)
     (waiting,) = story.actions()

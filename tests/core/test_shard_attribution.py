@@ -11,7 +11,7 @@ import pytest
 from supervise.core import ShardAttribution, plan_context
 from supervise.core.model import Frame, Ladder
 
-from .conftest import above, replay_decisions, rule_on
+from .conftest import above, one_rule
 
 NAMES = ("train_loss_raw", "batch_shard")
 
@@ -107,9 +107,9 @@ def test_of_neighbours_the_one_with_the_high_loss_is_the_suspect():
 
 
 def test_healthy_shards_are_hardly_ever_blamed():
-    """300 runs of random shards and random troubles: at most 1 % of them blame any shard."""
+    """150 runs of random shards and random troubles: at most 1 % of them blame any shard."""
     chance, wrong = random.Random(11), 0
-    for run in range(300):
+    for run in range(150):
         stretch = (1, 10)[run % 2]
         order = [chance.randrange(40) for _ in range(400)]
         blame = fed([order[step // stretch] for step in range(400)])
@@ -117,7 +117,7 @@ def test_healthy_shards_are_hardly_ever_blamed():
             blame.incident(f"inc-{n}", chance.randrange(5, 400), 0)
         wrong += bool(blame.suspects())
 
-    assert wrong <= 3
+    assert wrong <= 1
 
 
 def test_a_copy_is_independent_and_memory_is_bounded():
@@ -144,6 +144,12 @@ def where(story):
     return plan_context(story.state, story.state.incident)
 
 
+def blamed(story, name="37.tar"):
+    """Return how often a shard is blamed, of how many troubles."""
+    told = story.state.context.attribution.account(name)
+    return told.blamed, told.troubles
+
+
 EPOCH = 600  # 60 shards of 10 steps, in the same order each time
 
 
@@ -156,33 +162,21 @@ def epochs(story, first, last, bad):
     story.step = last - 1
 
 
-def told_of(story, name="37.tar"):
-    told = story.state.context.attribution.account(name)
-    return told.blamed, told.troubles
-
-
-def begin(tell, high, runbook="hold", **changes):
-    """A run of 60 shards, with a rule that acts and an advisory one."""
-    detectors = {"high": high, "wild": above("grad_global_norm", 9.0)}
-    rules = rule_on(detectors, "high", "SEV1", runbook), rule_on(detectors, "wild", "SEV2")
-    made = tell(names=METRICS, detectors=detectors, rules=rules, inhibit=(), **changes)
-    for first in range(0, 60, 6):
-        names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
-        made.notice("shard", "new shards", 0, first, {"shards": names})
-    return made
-
-
 @pytest.fixture
 def held(tell):
-    """A run that is held at the first loss above 5, and stays so."""
-    return begin(tell, above("train_loss_raw", 5.0), ladder=Ladder(("hold",)))
+    """A run of 60 shards that is held at the first loss above 5, and stays so."""
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV1", "hold")
+    story = tell(names=METRICS, **rule, ladder=Ladder(("hold",)))
+    names = {str(n): f"{n}.tar" for n in range(60)}
+    story.notice("shard", "new shards", 0, 0, {"shards": names})
+    return story
 
 
 def test_each_epoch_of_a_held_incident_is_evidence(held):
     """The same shard three times, in one incident: named with the third, as three incidents do."""
     bad = {373 + EPOCH * n for n in range(3)}
     epochs(held, 0, 2 * EPOCH, bad)
-    assert told_of(held) == (2, 2) and where(held).suspects == ()
+    assert blamed(held) == (2, 2) and where(held).suspects == ()
 
     epochs(held, 2 * EPOCH, 3 * EPOCH, bad)
 
@@ -191,6 +185,7 @@ def test_each_epoch_of_a_held_incident_is_evidence(held):
     (note,) = held.kinds("note", "shard-suspects")
     assert note.step == 1573 and "37.tar (3 of 3" in note.reason
     assert where(held).breach_step == 373, "what is gone back before is as it was"
+    assert held.replayed() == held.recorded()
 
 
 @pytest.mark.parametrize(
@@ -200,24 +195,9 @@ def test_an_onset_of_its_own_comes_behind_twenty_quiet_steps(held, bad, troubles
     """What flaps within 20 steps, up to the third shard behind, counts once: the first was it."""
     epochs(held, 0, EPOCH, bad)
 
-    assert len([d for d in held.kinds("rule", "fired") if d.rule == "high"]) == len(bad)
-    assert told_of(held) == (1, troubles)
-    assert told_of(held, "42.tar")[0] == 0
-
-
-def test_replay_finds_the_same_suspects(held):
-    kept, events = None, len(held.events)
-    bad = {373 + EPOCH * n + k for n in range(4) for k in (0, 9, 40)}
-    epochs(held, 0, 985, bad)
-    kept, events = deepcopy(held.state), len(held.events)
-    done = len(held.log)
-    epochs(held, 985, 4 * EPOCH, bad)
-
-    whole = held.recorded()
-    assert held.kinds("note", "shard-suspects")
-    assert held.replayed() == whole
-    rest = replay_decisions(held.policy, enumerate(held.events[events:]), kept)
-    assert [d for _, d in rest] == whole[done:]
+    assert len(held.kinds("rule", "fired")) == len(bad)
+    assert blamed(held) == (1, troubles)
+    assert blamed(held, "42.tar")[0] == 0
 
 
 def steps_of(batches):
