@@ -105,7 +105,7 @@ def looked(story, *found):
 
 def test_a_host_that_is_not_fit_is_in_the_message_of_the_end(tell):
     """One message, with what is wrong and what to do; the failure that ended the job is in it."""
-    story = crashing(tell, answer=lambda key: None if "relaunch" in key else {})
+    story = crashing(tell)
     story.exit(-9)
     before = len(messages(story))
     looked(story, ("devices", "bad"), ("matmul", "undecided"))
@@ -127,11 +127,9 @@ def test_a_doubt_prevents_no_start_and_is_told_once(tell):
         relaunched(story, 40)
         story.frames(2.0, times=40 * times)
 
-    told = [m for m in messages(story) if "could not be checked in full" in m["title"]]
-    assert [(m["severity"], m["verdict"]) for m in told] == [
-        ("SEV2", "the job is started all the same")
-    ]
-    assert told[0]["title"].endswith("in full: matmul: no answer")
+    (told,) = [m for m in messages(story) if "could not be checked in full" in m["title"]]
+    assert (told["severity"], told["verdict"]) == ("SEV2", "the job is started all the same")
+    assert told["title"].endswith("in full: matmul: no answer")
     assert not story.state.job.over
 
 
@@ -144,77 +142,53 @@ DONE = IDLE._replace(collective=Collective(120, "all_reduce", False))
 LOADS = DONE._replace(place="train.py:9 in load")
 BACKWARD = IDLE._replace(place="train.py:28 in step()", in_backward=True)
 BARRIER = IDLE._replace(collective=Collective(121, "barrier", True), place="train.py:40 in save")
+STOPPED = REDUCES._replace(state="stopped")
+EARLIER = REDUCES._replace(collective=Collective(120, "all_reduce", True))
 WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
+PATH = "rank 1 took another path: it"
 
 
 @pytest.mark.parametrize(
-    ("second", "others", "ranks", "text"),
+    ("second", "others", "text"),
     [
-        (LOADS, REDUCES, (1,), f"rank 1 waits at train.py:9 in load, after step 59; {WAIT}"),
-        (LOADS._replace(cpu=0.4), REDUCES, (1,), "rank 1 computes at train.py:9 in load"),
-        (
-            REDUCES._replace(state="stopped"),
-            REDUCES,
-            (1,),
-            f"rank 1: its process is stopped (SIGSTOP or a debugger); kill -CONT 71 lets it go on; "
-            f"{WAIT}",
-        ),
-        (REDUCES._replace(state="exited", cpu=None), REDUCES, (1,), f"its process ended; {WAIT}"),
-        (REDUCES._replace(state="disk"), REDUCES, (1,), "for a disk or a device"),
-        (
-            BARRIER,
-            REDUCES,
-            (1,),
-            "rank 1 took another path: it waits in barrier at train.py:40 in save; ranks 0, 2 wait "
-            "in all_reduce (call 121)",
-        ),
-        (
-            REDUCES._replace(collective=Collective(120, "all_reduce", True)),
-            REDUCES,
-            (1,),
-            "rank 1 waits in all_reduce (call 120)",
-        ),
-        (REDUCES, REDUCES, (), "all 3 ranks wait in all_reduce (call 121): no rank is late"),
-        (LOADS, BACKWARD, (1,), "in load, after step 59; ranks 0, 2 wait in the backward"),
-        (BACKWARD, BACKWARD, (), "all 3 ranks are in the backward: no rank is late"),
-        (
-            IDLE._replace(step=57),
-            IDLE,
-            (1,),
-            "rank 1 waits at a place that is not known, after step 57; the others made step 59",
-        ),
-        (
-            REDUCES,
-            BACKWARD,
-            (1,),
-            "rank 1 took another path: it waits in all_reduce (call 121) at train.py:30 in step; "
-            "ranks 0, 2 wait in the backward",
-        ),
-        (
-            BACKWARD,
-            REDUCES,
-            (1,),
-            "path: it waits in the backward at train.py:28 in step(); ranks 0",
-        ),
-        (BACKWARD._replace(cpu=0.9), REDUCES, (1,), "rank 1 computes at train.py:28 in step"),
-        (IDLE, IDLE, (), "which of 3 ranks the others wait for is unknown"),
-        (IDLE, BACKWARD, (), "which of 3 ranks the others wait for is unknown"),
+        (LOADS, REDUCES, f"rank 1 waits at train.py:9 in load, after step 59; {WAIT}"),
+        (LOADS._replace(cpu=0.4), REDUCES, "rank 1 computes at train.py:9 in load"),
+        (STOPPED, REDUCES, "stopped (SIGSTOP or a debugger); kill -CONT 71 lets it go on; " + WAIT),
+        (REDUCES._replace(state="exited", cpu=None), REDUCES, f"its process ended; {WAIT}"),
+        (REDUCES._replace(state="disk"), REDUCES, "for a disk or a device"),
+        (BARRIER, REDUCES, f"{PATH} waits in barrier at train.py:40 in save; {WAIT}"),
+        (EARLIER, REDUCES, "rank 1 waits in all_reduce (call 120)"),
+        (LOADS, BACKWARD, "in load, after step 59; ranks 0, 2 wait in the backward"),
+        (IDLE._replace(step=57), IDLE, "is not known, after step 57; the others made step 59"),
+        (REDUCES, BACKWARD, f"{PATH} waits in all_reduce (call 121) at train.py:30 in step; ranks"),
+        (BACKWARD, REDUCES, f"{PATH} waits in the backward at train.py:28 in step(); ranks 0, 2"),
+        (BACKWARD._replace(cpu=0.9), REDUCES, "rank 1 computes at train.py:28 in step"),
     ],
 )
-def test_the_rank_that_the_others_wait_for_is_named(second, others, ranks, text):
+def test_the_rank_that_the_others_wait_for_is_named(second, others, text):
     found = explain_standstill({0: others, 1: second, 2: others}, {0: 70, 1: 71, 2: 72})
-    assert found.ranks == ranks and text in found.text
+    assert found.ranks == (1,) and text in found.text
+
+
+@pytest.mark.parametrize(
+    ("second", "others", "text"),
+    [
+        (REDUCES, REDUCES, "all 3 ranks wait in all_reduce (call 121): no rank is late"),
+        (BACKWARD, BACKWARD, "all 3 ranks are in the backward: no rank is late"),
+        (IDLE, BACKWARD, "which of 3 ranks the others wait for is unknown"),
+    ],
+)
+def test_no_rank_is_named_where_none_is_late_or_nobody_knows(second, others, text):
+    found = explain_standstill({0: others, 1: second, 2: others}, {0: 70, 1: 71, 2: 72})
+    assert found.ranks == () and text in found.text
 
 
 def test_several_ranks_that_took_other_paths_are_named_and_none_of_two():
     ranks = {0: REDUCES, 1: BARRIER, 2: REDUCES, 3: BARRIER, 4: REDUCES}
     found = explain_standstill(ranks, {rank: 70 + rank for rank in ranks})
 
-    assert found == (
-        (1, 3),
-        "ranks 1, 3 took other paths: rank 1 in barrier, rank 3 in barrier; ranks 0, 2, 4 wait in "
-        "all_reduce (call 121)",
-    )
+    assert found.ranks == (1, 3)
+    assert found.text.startswith("ranks 1, 3 took other paths: rank 1 in barrier, rank 3 in barr")
     both = explain_standstill({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
     assert (both.ranks, "different paths" in both.text) == ((), True)
     alone = explain_standstill({0: LOADS._replace(cpu=1.0)}, {0: 70})
@@ -224,6 +198,7 @@ def test_several_ranks_that_took_other_paths_are_named_and_none_of_two():
 LOCKED = LoaderWorker(80, "", 0.0, "busy", "train.py:9 in read", waits_for_lock=True)
 READS = LoaderWorker(81, "", 0.6, "busy", "train.py:7 in read")
 WITHOUT_WORK = LoaderWorker(82, "", 0.0, "idle")
+UNKNOWN = LoaderWorker(84, "", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +210,8 @@ WITHOUT_WORK = LoaderWorker(82, "", 0.0, "idle")
             "; worker pid 83, 80 waits for a lock at train.py:9 in read; worker pid 81 computes at "
             "train.py:7 in read",
         ),
-        ([WITHOUT_WORK, WITHOUT_WORK], "; its 2 workers are idle: no batch is asked for"),
-        (
-            [LoaderWorker(84, "", 0.0)],
-            "; worker pid 84 does not run the probe: its stack is not known",
-        ),
+        ([WITHOUT_WORK] * 2, "; its 2 workers are idle: no batch is asked for"),
+        ([UNKNOWN], "; worker pid 84 does not run the probe: its stack is not known"),
         ([LOCKED._replace(state="stopped")], "; worker pid 80 is stopped (SIGSTOP or a debugger)"),
         ([], ""),
     ],
