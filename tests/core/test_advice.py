@@ -235,7 +235,6 @@ def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
 
 
 def test_a_damaged_checkpoint_is_named_while_it_is_the_newest(tell):
-    """With what is wrong, and the one to go back to; the same at the end if no good one came."""
     alarm = replace(above("checkpoint_ok", 0.0), gt=None, lte=0.0)
     damaged = one_rule(alarm, "SEV1", see="checkpoint-failure")
     for good_again in (False, True):
@@ -255,7 +254,6 @@ def test_a_damaged_checkpoint_is_named_while_it_is_the_newest(tell):
 
 @pytest.mark.parametrize("when", ["before", "since", "overwritten", "given-up"])
 def test_a_save_of_the_trouble_or_without_hope_of_a_verdict_is_not_named(tell, when):
-    """Whether it was reported before the incident opened or after, or wrote over an older one."""
     alarm = replace(above("train_loss_raw", 5.0), m_of_n=(3, 50))
     story = tell(**one_rule(alarm, "SEV1"), healthy=60, answer=lambda key: None)
 
@@ -336,7 +334,6 @@ def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
 
 
 def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):
-    """The loss is as before, and a notice about something else lasts to the end."""
     story = tell(healthy=60, **one_rule(above("grad_global_norm", 9.0), "SEV2", see="data-skew"))
     story.frames(2.0, times=60, grad=20.0)
     story.exit(0)
@@ -347,7 +344,6 @@ def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):
 
 
 def test_what_was_done_is_not_denied_by_a_later_message(tell):
-    """An update was skipped some steps before another rule fires."""
     healthy = {"train_loss_raw": 2.0, "update_skipped": 0.0, "grad_global_norm": 1.0}
     rules = rules_of(HIGH_AND_WILD, ("high", "SEV2"), ("wild", "SEV1"))
     story = tell(names=tuple(healthy), **rules)

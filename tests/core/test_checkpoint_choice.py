@@ -73,7 +73,6 @@ def stopped(stopping):
 
 
 def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
-    """On record, under the same action; its effect is looked for behind the newer one."""
     save(stopped, "b", 39)
 
     assert choose(stopped) == ["b"]
@@ -158,7 +157,6 @@ def refused(tell, make_policy):
 
 @pytest.mark.parametrize("ladder", [Ladder(("soften", "hold")), Ladder(())])
 def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
-    """Once, and the budget of one is enough; people had been told what is waited for."""
     story = refused(ladder=ladder)
     assert story.actions() == [FIRST]
     assert messages(story)[0]["title"] == "inc-1: soften waits for a good checkpoint"
@@ -213,7 +211,6 @@ def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
 
 
 def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
-    """Before it, after it, while it is open, of another attempt; not those of an advisory rule."""
     story = tell(healthy=50)
     save(story, "a", 30)
     save(story, "b", 49)
@@ -344,7 +341,6 @@ def test_smaller_steps_do_not_end_a_wait(refused, make_policy, left, last):
 
 
 def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
-    """It does not train on; a person may let it."""
     story = paused(refused)
     story.finish(PAUSE, {"paused_step": story.step})
     search(story, 0)

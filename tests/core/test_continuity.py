@@ -177,7 +177,6 @@ def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(b
 
 
 def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(back):
-    """Step numbers go on; what was seen of the weights that are gone is forgotten."""
     story = back(Rollback(at_least=10, rewarm=0))
     monitor, story.step = story.state.monitors[0], 60
     story.notice("weights-restored", "the weights are back", 0, 60, {"attempt": 1, "to": 40})
@@ -275,7 +274,6 @@ def no_batch_at_first(step):
 def test_what_is_not_as_before_is_reported_within_five_steps(
     crashed, change, severity, text, remedy
 ):
-    """Nothing is rolled back, and no recovery hides it."""
     story = crashed()
     before = len(messages(story))
     story.rows(*(row(s, **change(s)) for s in range(31, 36)))
@@ -347,7 +345,6 @@ def test_a_job_that_goes_on_as_before_is_not_reported(crashed, change):
 
 @pytest.mark.parametrize(("saved", "steps"), [(CRASH - 10, 9), (CRASH - 31, 20)])
 def test_a_recovery_waits_for_twenty_repeated_steps_or_all(crashed, saved, steps):
-    """Five clear steps are enough for this runbook where nothing is repeated."""
     story = crashed(saved)
     story.rows(*(row(s) for s in range(saved + 1, saved + steps)))
     assert not story.kinds("verify", "passed")

@@ -24,7 +24,6 @@ from .conftest import Touch, one_rule, rule_on, runbook_of
 
 
 def test_a_spike_is_softened_verified_and_closed(tell):
-    """One incident, one action, verified by quiet frames, closed after probation."""
     story = tell(healthy=50)
     assert [d.kind for d in story.log] == ["state", "state"], "a quiet run decides nothing else"
     story.frames(8.0, times=3)
@@ -44,7 +43,6 @@ def test_a_spike_is_softened_verified_and_closed(tell):
 
 
 def test_a_verification_that_fails_climbs_the_ladder(tell):
-    """The loss stays up: soften, taken back, then back, then hold; never a third force."""
     story = tell(healthy=50)
     story.frames(8.0, times=100)
 
@@ -90,7 +88,6 @@ def test_holding_stays_until_a_person_releases_it(tell):
 
 
 def test_absent_values_are_unknown_and_long_unknown_is_blind(tell):
-    """A metric that was there and went missing is an incident of its own, not health."""
     story = tell(blind_after_steps=30, healthy=50)
     story.frames(None, times=40)
 
@@ -195,7 +192,6 @@ def test_a_hang_is_answered_whatever_was_tried_before(tell):
 
 
 def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
-    """SEV0 in shadow and SEV1 in enforce in one frame: one is planned, the other runs."""
     rules = list(tell().policy.rules)
     rules[2] = replace(rules[2], mode="shadow")
     story = tell(rules=tuple(rules), inhibit=(), healthy=50, then=99.0)
@@ -244,7 +240,6 @@ def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(te
 
 
 def test_steps_without_a_frame_are_told(tell):
-    """Once, whoever lost them; people hear of many. A gap that was told explains its own."""
     story = tell(healthy=50)
     story.step = 59
     story.frames(2.0, times=20)
@@ -279,7 +274,6 @@ def test_a_bad_table_is_explained_and_the_default_one_has_no_flaw():
 
 
 def test_a_budget_counts_at_its_edges():
-    """n is allowed, n+1 is not; the window slides by frame_count."""
     budgets = {"rollback": Budget(2, per=100), "all": Budget(3, per=60.0)}
     ledger = Ledger()
     for frame_count in (0, 50):
@@ -295,7 +289,6 @@ def test_a_budget_counts_at_its_edges():
 
 
 def test_the_drawing_in_the_readme_is_the_table():
-    """Moves of the row `any` are notes."""
     table = DEFAULT_TRANSITIONS
     moves = [(state, *move) for state in STATES for move in table.get(state, {}).items()]
     notes = [f"note right of {to}: from any state on {e!r}" for e, to in table["any"].items()]

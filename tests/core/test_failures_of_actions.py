@@ -35,8 +35,6 @@ def mending(name):
 @pytest.mark.parametrize(("name", "at"), ALL_STEPS)
 @pytest.mark.parametrize("how", ["fails", "late"])
 def test_each_step_of_each_runbook_may_fail(tell, name, at, how):
-    """Held with what can be taken back taken back, later steps never asked for, nothing twice."""
-
     def answer(key):
         return None if f"/{at}-" in key else BACK
 
@@ -85,7 +83,6 @@ def test_on_a_full_disk_the_remedy_comes_without_evidence(tell):
 
 @pytest.mark.parametrize(("calm", "second"), [(100, "touch"), (560, "reach")])
 def test_the_ladder_resets_only_after_clean_steps(tell, calm, second):
-    """A new incident 100 steps after a recovery enters no lower; after 500 it starts below."""
     story = tell(
         ladder=Ladder(("soften", "back", "hold"), reset_after_steps=500), healthy=50, then=8.0
     )
@@ -109,7 +106,6 @@ def test_source_and_target_in_one_step_do_not_depend_on_their_order(tell, order)
 
 
 def test_a_mute_by_state_ends_with_the_state(tell):
-    """What is muted while something acts speaks afterwards, if it is still there."""
     inhibit = (Inhibit(mute=("grad",), by_state=("acting", "probation")),)
     story = tell(inhibit=inhibit, healthy=50, then=8.0)
     story.frames(2.0, times=3, grad=20.0)
@@ -287,7 +283,6 @@ def test_where_nothing_can_help_that_is_a_sev0_and_repeated(tell, how):
 
 
 def test_a_policy_that_gives_up_stops_what_lasts(tell):
-    """With evidence, for a person; not what is over within 20 steps, nor against a person."""
     story = helpless(tell, "budget", give_up="stop")
     assert "is stopped unless it recovers within 20 steps" in messages(story)[-1]["next"]
     story.frames(8.0, times=18)

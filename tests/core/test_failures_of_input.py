@@ -31,7 +31,6 @@ def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(te
 
 
 def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
-    """It is one incident, and a few records in a hundred steps, however often it would change."""
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2"), healthy=20)
     story.frames(*[4.9, 5.1] * 500)
     records = [*story.kinds("rule"), *story.kinds("incident")]
@@ -62,7 +61,6 @@ def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole):
     [("rows", 1, 23, 83), ("steps", 1, 23, 83), ("rows", 10, 50, 110), ("steps", 10, 20, 80)],
 )
 def test_a_rule_counts_rows_or_the_steps_between_them(tell, unit, every, absent, fires, clears):
-    """`for: 4, keep: 60`, where rows come each so many steps, or samples are absent in between."""
     rule = one_rule(above("train_loss_raw", 5.0), "SEV2", for_steps=4, keep_steps=60, unit=unit)
     story = tell(**rule, healthy=0)
     for step in range(700):
@@ -156,7 +154,6 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
 
 
 def test_one_trouble_seen_by_two_ranks_is_answered_once(tell):
-    """The other rank's firing neither climbs the ladder nor runs the runbook again."""
     books = {"soften": runbook_of("soften", Reach())}
     names = ("residual_rms", "grad_global_norm")
     rule = one_rule(above("residual_rms", 5.0), "SEV1", "soften", cooldown_steps=50)

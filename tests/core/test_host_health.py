@@ -104,7 +104,6 @@ def looked(story, *found):
 
 
 def test_a_host_that_is_not_fit_is_in_the_message_of_the_end(tell):
-    """One message, with what is wrong and what to do; the failure that ended the job is in it."""
     story = crashing(tell)
     story.exit(-9)
     before = len(messages(story))

@@ -93,7 +93,6 @@ def test_the_next_process_gets_what_waited(offered):
     ],
 )
 def test_people_are_notified_once_of_what_is_lost(tell, phase, severity, title):
-    """At the moment; the end itself, which was asked for, is then no news. Nothing restarts it."""
     story = crashing(tell)
     held = {"signal": "SIGTERM", "final": True, "held": True}
     story.notice("signal", "SIGTERM waits", data=held)
@@ -224,7 +223,6 @@ def launch_again(story):
     ],
 )
 def test_the_rest_of_an_epoch_that_is_given_up_is_reported(tell, again, told):
-    """A checkpoint of step 47, in epoch 1.2; the launch before made 60 steps."""
     story = tell(names=NAMES)
     train(story, 0, 60, lambda step: step / EPOCH_STEPS)
     launch_again(story)
@@ -235,7 +233,6 @@ def test_the_rest_of_an_epoch_that_is_given_up_is_reported(tell, again, told):
 
 
 def test_whole_epochs_and_short_launches_tell_nothing(tell):
-    """And no rollback, which is no launch: its loop goes on."""
     story = tell(names=NAMES)
     train(story, 0, 60, lambda step: float(step // EPOCH_STEPS))
     launch_again(story)
@@ -262,7 +259,6 @@ def test_whole_epochs_and_short_launches_tell_nothing(tell):
 def test_every_channel_is_told_what_to_free_unless_the_run_is_only_observed(
     tell, kind, acts, severity
 ):
-    """With path, bytes and command; what only observes loses no protection."""
     story = tell()
     data = {"need_bytes": 19_000_000, "reserve_bytes": 18_000_000, "seconds": 720}
     data |= {"mount": "/data", "runs": "/data/runs", "acts": acts}

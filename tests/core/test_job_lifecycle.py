@@ -12,7 +12,6 @@ from .conftest import SECOND, crashing, messages, one_rule, relaunched, save
 
 
 def test_a_crash_is_answered_and_the_run_goes_on(tell):
-    """One incident from the crash to its recovery, and no end in between."""
     story = crashing(tell)
     story.exit(-9)
     assert story.kinds("incident", "opened")[0].reason.startswith(
@@ -103,7 +102,6 @@ def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
 
 
 def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
-    """Three starts for one farthest step; beyond it they count from the beginning."""
     story = crashing(tell, budgets={})
     for step in (49, 44, 45, 58, 54, 52, 50):
         assert not story.state.job.over
@@ -136,7 +134,6 @@ def failed(story, cls, relaunch):
     ],
 )
 def test_a_crash_is_answered_by_its_class(tell, relaunch, starts, why):
-    """A mistake is never started again, what the same size would do again once."""
     story = crashing(tell, budgets={"restart": Budget(2), "all": Budget(9)})
     for progress in range(4):
         failed(story, "odd", relaunch)
@@ -246,7 +243,6 @@ def test_a_crash_that_is_not_answered_ends_the_run_with_the_reason(
 
 
 def test_a_crash_may_have_to_be_asked_for(tell):
-    """The run waits for the answer though nothing runs; no means the end."""
     for word in ("approve", "deny"):
         story = crashing(tell, mode="approve")
         story.exit(1)
@@ -331,7 +327,6 @@ ASKS = RelaunchSettings(args=("--from={checkpoint}", "--fast"), env={"START": "{
     ],
 )
 def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
-    """A flag that the script does not know: its runbook failed, and people hear where to look."""
     story = crashing(tell, job=JobSettings(on_crash="again", relaunch=job))
     story.exit(1)
     relaunched(story, 40)
@@ -396,7 +391,6 @@ def starts(story):
 
 
 def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
-    """Two more starts came to the same step: it is ended with evidence, and not held for ever."""
     story = stuck
     hang_again(story)
     hang_again(story)

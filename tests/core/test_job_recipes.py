@@ -104,7 +104,6 @@ def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, comma
 
 @pytest.mark.parametrize("option", ['"--resume", type=int', '"--resume", choices=["a"]', '"--lr"'])
 def test_an_unknown_job_has_no_recipe(option):
-    """Nor has one whose option takes something else than a path."""
     assert recognise_recipe(ScriptCode(RESUMES % option), ["python", "t.py"]) is None
 
 

@@ -146,7 +146,6 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
 
 @pytest.mark.parametrize(("severity", "end"), [("SEV2", "INFO"), ("SEV1", "SEV1")])
 def test_the_end_of_a_notice_that_cleared_by_itself_is_no_alarm(tell, severity, end):
-    """Whoever heard of the incident hears of its end all the same."""
     story = watched(tell, ("loss_spike.extreme", severity))
     story.rows(*[row(8.0)] * 3, *[row()] * 400)
 
@@ -186,7 +185,6 @@ def test_what_the_model_is_given_is_told_beside_the_loss_that_it_explains(tell):
 
 
 def test_a_fault_of_the_wiring_is_told_once_by_names_and_opens_no_incident(tell):
-    """Nor does it keep an incident of the training open."""
     metric, other = "tensors_without_gradient", "modules_in_eval"
     detectors = {
         "wiring.gradient": above(metric, 0.0),
@@ -215,7 +213,6 @@ def test_a_fault_of_the_wiring_is_told_once_by_names_and_opens_no_incident(tell)
 
 
 def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
-    """The verdict is about that step, not about the slow host long before it."""
     story = slow()
     order = {"order": "skip_nonfinite"}
     text = "skip_nonfinite kept step 200 from the weights: the loss is nan"

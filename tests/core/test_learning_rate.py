@@ -46,7 +46,6 @@ def cosine(steps, warm):
     ],
 )
 def test_a_schedule_has_its_phases(rows, steady, late):
-    """`early` at first and never again."""
     found = phases(rows)
 
     assert set(found[:steady]) == {"early"} and "early" not in found[steady:]
@@ -82,7 +81,6 @@ def opened(story: Story) -> list[tuple[int, str | None, str | None]]:
 
 
 def test_a_rule_that_is_off_is_recorded_and_told_when_its_phase_is_over():
-    """With the runbook that it then runs."""
     story = tell("SEV1", {"early": "off"}, "soften")
 
     (muted,) = [d for d in story.kinds("suppressed") if d.data["suppressed_by"] == "phase:early"]

@@ -152,7 +152,6 @@ def test_an_onset_is_a_change_against_the_noise_of_the_run(level, shape, step, d
 
 
 def test_what_is_measured_rarely_began_after_its_newest_healthy_sample():
-    """Never before the data that could have shown it."""
     points = [(i, 5.0 + 0.01 * (i % 7)) for i in range(0, 400, 20)] + [(400, 9.0), (420, 9.0)]
     change = find_change(points, 405)
 

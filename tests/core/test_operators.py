@@ -20,7 +20,6 @@ def asked(tell, **changes):
 
 
 def test_nothing_touches_the_job_before_a_person_said_yes(tell):
-    """The message holds the command; the job goes on; then it runs as ever."""
     story = asked(tell)
     request = story.kinds("approval_requested")[0].data
     assert request["args"] == [{"verb": "reach", "args": {}}]
@@ -327,7 +326,6 @@ def test_in_shadow_a_person_acts_and_the_policy_still_does_not(tell):
 
 
 def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
-    """Its firing stays on record; when it still fires after its time, it is answered."""
     story = tell(healthy=50)
     story.say("silence", rule="spike", **{"for": 20})
     told = len(story.kinds("notify_intent"))
@@ -343,7 +341,6 @@ def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
 
 
 def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
-    """`ack` ends the reminders of a hold, and nothing else."""
     story = tell(ladder=Ladder(("soften", "hold")), hold_reminder_s=100.0, healthy=50)
     story.frames(8.0, times=60)
     story.tick(200)

@@ -46,7 +46,6 @@ def watch_only(tell, **changes):
 
 
 def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
-    """Class and four answers in the record and in the message."""
     story = tell(mode="observe", healthy=100)
     story.frames(8.0, times=3)
     story.frames(2.0, times=60)
@@ -93,7 +92,6 @@ def test_a_quiet_incident_waits_for_its_loss_and_not_for_ever(tell):
     ],
 )
 def test_the_metrics_decide_the_class(tell, loss, update, entropy, value, kind):
-    """Loss, norms, evaluation and the batch of the onset come from the frames."""
     story = watch_only(tell)
     story.rows(*evaluated(300), *[row(8.0, batch_token_entropy=entropy)] * 3)
     story.rows(*evaluated(400, loss, value, update_norm=update))
@@ -135,7 +133,6 @@ def test_a_loss_that_stays_nan_is_not_contained(tell):
 
 
 def test_question_four_knows_what_happened(tell):
-    """Planned, noticed, told, a jump of the rate, skipped updates; what is far away is left out."""
     plan = Planned(290, 310, "new data mix", "down")
     story = watch_only(tell, planned=(plan,))
     story.rows(*[row(2.0)] * 200)
@@ -209,7 +206,6 @@ def test_a_plan_does_not_hide_what_it_cannot_move(tell):
 
 
 def test_the_questions_are_asked_of_the_loss_of_the_job(tell):
-    """Rank 1 spikes and rank 0 does not: peak and band are those of their mean."""
     story = tell(mode="observe")
     for rank in (0, 1):
         story.announce(rank, 2, rank + 1)
@@ -222,7 +218,6 @@ def test_the_questions_are_asked_of_the_loss_of_the_job(tell):
 
 
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
-    """The last level cannot work here, and the numbers say structural after 350 frames."""
     story = tell(
         names=FULL,
         **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
@@ -304,7 +299,6 @@ def test_only_a_rate_that_the_job_asked_for_and_that_jumped_is_its_schedule(tell
 
 @pytest.mark.parametrize("loss", [4.0, 2.0])  # the loss is back, the large updates are not
 def test_a_jump_of_the_schedule_needs_no_evaluation_to_be_classified(tell, loss):
-    """350 frames later, where the last frames of before the onset still are; and long after."""
     story = scheduled(tell, mode="observe")
     story.rows(*[jumped(8.0)] * 3, *[jumped(loss)] * 400)
     assert story.kinds("incident", "classified")[0].data["spike"]["class"] == "learning rate jump"

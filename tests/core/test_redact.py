@@ -87,7 +87,6 @@ def test_every_form_of_a_secret_in_a_command_is_found(words):
     ],
 )
 def test_a_secret_that_nobody_named_is_known_by_its_form(text):
-    """What a job, a tool or an exception says; done once or twice, it is the same."""
     clean = Redactor().text(text)
 
     assert S not in clean and "hf_abc" not in clean and REDACTED in clean
@@ -146,7 +145,6 @@ def test_it_is_fast_whatever_it_reads():
 
 
 def test_events_lose_what_a_job_or_an_exception_says():
-    """Before they are written and judged, so that replay sees what was judged."""
     redactor = Redactor({"HF_TOKEN": S})
     noticed = Notice(1, "note", f"{S} is off", 0, 5, {"why": [S], S: 1.5}, 7, 8)
     finished = Finished(1, "inc-1/1/0-lr_scale", False, {"traceback": f"x\n{S}\n"}, f"no {S}")

@@ -164,7 +164,6 @@ def test_no_reload_refunds_a_budget(tell):
 
 
 def test_a_runbook_in_progress_ends_as_it_began(make_policy, tell):
-    """Its steps are the old ones; what it would have gone on to is gone, so it holds."""
     base = make_policy()
     soften = replace(base.runbooks["soften"], if_it_fails="back")
     books = {**base.runbooks, "soften": soften}
@@ -245,7 +244,6 @@ def test_replay_follows_a_reload(make_policy, tell):
     ],
 )
 def test_what_is_different_is_named(make_policy, change, found):
-    """By part and name; what the job was told at its start is named as such."""
     old = make_policy()
 
     assert to_builtins(policy_differences(old, make_policy(**change), old)) == found

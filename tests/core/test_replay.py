@@ -132,7 +132,6 @@ def test_it_is_on_record_and_replay_agrees(tell):
 
 
 def test_the_time_in_which_nobody_looked_counts_against_nothing(tell):
-    """Neither an action under way, nor a verification, nor a request for an answer."""
     acting = tell(answer=lambda action_id: None, healthy=30, then=8.0)
     verifying, asking = tell(healthy=30, then=8.0), tell(mode="approve", healthy=50, then=8.0)
     verifying.frames(2.0)

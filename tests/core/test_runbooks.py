@@ -105,7 +105,6 @@ def holding(tell, **changes):
 
 
 def test_evidence_is_taken_and_then_nothing_acts(tell):
-    """The job goes on, later rules are told and held back, and its own end is the end."""
     story = holding(tell)
 
     assert story.actions() == ["inc-1/1/0-snapshot"]
@@ -126,7 +125,6 @@ def test_evidence_is_taken_and_then_nothing_acts(tell):
 
 
 def test_evidence_that_fails_does_not_keep_it_from_holding(tell):
-    """The person who comes hears both: what is wrong, and that there is no bundle."""
     story = holding(tell, answer=lambda key: ({}, "no room on the disk"))
 
     assert story.state.machine == "holding"
@@ -364,7 +362,6 @@ def test_a_command_that_some_ranks_carried_out_is_followed_by_a_relaunch_or_a_pe
 
 
 def test_ranks_that_cannot_act_at_one_step_are_asked_once_in_a_launch(tell):
-    """The reason is reported once; what needs no step of all ranks is still done."""
     why = "rank 1 waits in a collective for what rank 0 does only behind the end of its step"
     ease = runbook_of("ease", LrScale(set=0.5), Verify(), if_refused="look")
 

@@ -26,7 +26,6 @@ def begun(tell):
 
 
 def test_an_incident_ends_with_its_training(begun):
-    """People who were told of it are told so, and the new one is judged by itself."""
     story = begun(mode="shadow")
     story.frames(8.0, times=5)
     made = another(story)
@@ -140,7 +139,6 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
 
 @pytest.mark.parametrize("error", [None, "a rank refused"])
 def test_what_stands_is_taken_back_from_the_next_training(begun, error):
-    """Before the incident is closed; where that fails people know, and it is not tried again."""
     story = begun(answer=lambda key: None)
     story.frames(8.0)
     story.finish("inc-1/1/0-reach", {"ack_step": story.step})

@@ -107,7 +107,6 @@ def test_of_neighbours_the_one_with_the_high_loss_is_the_suspect():
 
 
 def test_healthy_shards_are_hardly_ever_blamed():
-    """150 runs of random shards and random troubles: at most 1 % of them blame any shard."""
     chance, wrong = random.Random(11), 0
     for run in range(150):
         stretch = (1, 10)[run % 2]
@@ -121,7 +120,6 @@ def test_healthy_shards_are_hardly_ever_blamed():
 
 
 def test_a_copy_is_independent_and_memory_is_bounded():
-    """Endless shards: the first give way, those that were blamed stay, the number is kept."""
     blame = fed([0] * 10)
     blame.incident("inc-1", 9, 0)
     twin = deepcopy(blame)

@@ -337,7 +337,6 @@ def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(a
 
 
 def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
-    """Then after twice as many steps; people hear of it once, and when something is done."""
     story, once = asked(GOOD, GOOD, BAD), ["check_weights", "snapshot"]
     assert verbs(story) == once
     story.frames(4.0, times=39)
