@@ -41,7 +41,7 @@ IDLE_AT_ONCE = 8
 
 
 class Outcome(NamedTuple):
-    """What came of one scenario: `how` is ok, failed or skipped."""
+    """Of one scenario: `how` is ok, failed or skipped."""
 
     scenario: Scenario
     seed: int
@@ -134,11 +134,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # a shell's `&` and nohup
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    picked = [
-        each
-        for each in SCENARIOS.values()
-        if (each.name in args.scenario if args.scenario else each.area in args.only)
-    ]
+    names = args.scenario or [each.name for each in SCENARIOS.values() if each.area in args.only]
+    picked = [SCENARIOS[name] for name in names]
     pairs = [(s, n) for s in picked for n in (range(s.seeds) if args.seed is None else [args.seed])]
     if args.list:
         for each in picked:

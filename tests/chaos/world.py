@@ -29,6 +29,9 @@ import psutil
 from supervise.cli import invoke
 from supervise.store import read_audit
 
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.support.waiting import slack, wait_until
+
 JOBS = Path(__file__).with_name("jobs")
 MARK = "SUPERVISE_CHAOS_CASE"
 LATE_S = 10.0  # supervise may end so much later than its job
@@ -74,19 +77,9 @@ def scenario(
     return enter
 
 
-def slack() -> float:
-    """Return by how much all takes longer here: how many wait for each processor, 1 to 6."""
-    return min(6.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
-
-
 def eventually(check: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
     """Return the first true answer of `check`."""
-    began = time.monotonic()
-    while not (found := check()):
-        late = time.monotonic() - began > within_s * slack()
-        assert not late, f"{what} did not come within {within_s:g} s"
-        time.sleep(0.05)
-    return found
+    return wait_until(check, what, within_s=within_s, every_s=0.05)
 
 
 def alive(pid: int) -> bool:
@@ -201,26 +194,18 @@ class Case:
         """Start `BEFORE supervise WORDS --run-dir run -- JOB`; its output goes to files."""
         command = [*before, sys.executable, "-m", "supervise", *map(str, words)]
         command += ["--run-dir", str(self.run), "--", *job]
-        if SCENARIOS[self.name].idle:
-            with GATE:
-                self.watcher = self.popen(command, **options)
-                self.steps(1)
-        else:
+        idle = SCENARIOS[self.name].idle
+        with GATE if idle else contextlib.nullcontext():
             self.watcher = self.popen(command, **options)
+            if idle:
+                self.steps(1)
         return self.watcher
 
     def call(self, *words: object, within_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Say something to the run."""
         command = [sys.executable, "-m", "supervise", *map(str, words)]
-        return subprocess.run(
-            command,
-            cwd=self.home,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            check=False,
-        )
+        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": within_s}
+        return subprocess.run(command, cwd=self.home, env=self.env, **how)
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         with contextlib.ExitStack() as stack:

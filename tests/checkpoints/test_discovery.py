@@ -82,38 +82,27 @@ def test_shard_belongs_to_its_directory(driver):
     assert found == ["model.pt", "named", "shards"]
 
 
-def test_a_renamed_file_is_followed(tmp_path):
-    """By device, inode, size and mtime, of whatever clock, within its directory."""
-    old, new = tmp_path / "a.partial", tmp_path / "a.pt"
-    old.write_bytes(b"x")
-    found = old.stat()
-    stat = (found.st_size, found.st_mtime_ns, found.st_ino)
-    identity = FileIdentity(found.st_dev, stat, 0.0, 0.0)  # clock of a file server
-    assert find_current_path(str(old), identity) == str(old)
-    old.rename(new)
-    old.write_bytes(b"another one")
-
-    assert find_current_path(str(old), identity) == str(new)
-    assert find_current_path(str(old), None) is None
-    assert find_current_path(str(tmp_path / "no" / "a"), identity) is None
-
-
-def test_inode_is_not_enough(tmp_path):
-    """Another file may reuse it; size and mtime of the report or of a scan must match too."""
-    path, folder = tmp_path / "best.pt", tmp_path / "dir"
+def test_a_renamed_file_is_followed_by_its_inode_size_and_mtime(tmp_path):
+    """Another file may reuse the inode; those of the report or of a scan must match too."""
+    path, folder, old = tmp_path / "best.pt", tmp_path / "dir", str(tmp_path / "a.pt")
     folder.mkdir()
     (folder / "weights").write_bytes(b"x")
     path.write_bytes(b"x")
     for place in (path, folder):
-        found = place.stat()
-        early_ns = found.st_mtime_ns - 600_000_000
-        identity = FileIdentity(found.st_dev, (1, early_ns, found.st_ino), early_ns, early_ns)
+        stat = place.stat()
+        early_ns = stat.st_mtime_ns - 600_000_000
+        identity = FileIdentity(stat.st_dev, (1, early_ns, stat.st_ino), early_ns, early_ns)
 
-        assert find_current_path(str(tmp_path / "a.pt"), identity) is None
-        seen = stamp_files(str(place))
-        assert find_current_path(str(tmp_path / "a.pt"), identity, seen) == str(place)
-        seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
-        assert find_current_path(str(tmp_path / "a.pt"), identity, seen) is None
+        assert find_current_path(old, identity) is None
+        stamp = stamp_files(str(place))
+        assert find_current_path(old, identity, stamp) == str(place)
+        assert find_current_path(old, None, stamp) is None
+        assert find_current_path(str(tmp_path / "no" / "a"), identity, stamp) is None
+        other = tuple((name, size + 1, at, node) for name, size, at, node in stamp)
+        assert find_current_path(old, identity, other) is None
+    stat = path.stat()
+    server = FileIdentity(stat.st_dev, (1, stat.st_mtime_ns, stat.st_ino), 0.0, 0.0)  # its clock
+    assert find_current_path(old, server) == find_current_path(str(path), server) == str(path)
 
 
 def test_the_files_of_one_step_are_one_checkpoint(tmp_path):

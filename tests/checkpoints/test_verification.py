@@ -127,16 +127,6 @@ def test_files_of_several_ranks_are_no_checkpoint(driver):
     assert driver.pinned() == []
 
 
-def test_adopting_supervisor_continues_the_register(driver):
-    """Ids continue, and nothing is verified twice."""
-    driver.save("a.pt", "good 1", step=9)
-    driver.guard.close()
-    driver.open(glob=("*.pt",))
-    driver.write("b.pt", "bad 2", step=19)
-
-    assert driver.run_once() == [("ckpt-2", 19, False)]
-
-
 def test_close_cancels_a_verification(driver):
     driver.write("a.pt", "hang", step=9)
     driver.guard.start()

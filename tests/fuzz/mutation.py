@@ -78,6 +78,14 @@ def dumped(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
+def reworded(raw: bytes, chance: Random) -> bytes:
+    """Return JSON with one to three of its nodes changed, anything else with bytes changed."""
+    try:
+        return dumped(twisted(json.loads(raw), chance))
+    except (ValueError, RecursionError):
+        return bitten(raw, chance)
+
+
 def bitten(raw: bytes, chance: Random) -> bytes:
     """Return bytes with a few of them changed, doubled, dropped or cut off."""
     data = bytearray(raw)
@@ -142,10 +150,7 @@ def of_journal(raw: bytes, chance: Random) -> bytes:
         elif kind == 1:
             rows[at] = (1, _frame(payload, chance))
         else:
-            try:
-                rows[at] = (kind, dumped(twisted(json.loads(payload), chance)))
-            except (ValueError, RecursionError):
-                rows[at] = (kind, bitten(payload, chance))
+            rows[at] = (kind, reworded(payload, chance))
         if not rows:
             break
     first = 0 if chance.random() < 0.95 else chance.choice(NUMBERS)

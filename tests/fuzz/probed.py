@@ -160,10 +160,7 @@ def change_notices(raw: bytes, chance: Random) -> bytes:
     letters = raw.split(b"\0")
     for _ in range(chance.choice((1, 2, 3))):
         at = chance.randrange(len(letters))
-        try:
-            letters[at] = mutation.dumped(mutation.twisted(json.loads(letters[at]), chance))
-        except (ValueError, RecursionError):
-            letters[at] = mutation.bitten(letters[at], chance)
+        letters[at] = mutation.reworded(letters[at], chance)
         if chance.random() < 0.15:
             letters[at] = mutation.bitten(letters[at], chance)
     return b"\0".join(letters)
@@ -251,13 +248,12 @@ def change_segment(raw: bytes, chance: Random) -> bytes:
         elif how == 1:
             _change_slot(image, chance)
         elif how == 2:
-            _change_letter(image, chance)
+            at = wire.LETTERS_AT + chance.randrange(9) * wire.LETTER_SIZE
+            _put_letter(image, at, wire.LETTER_SIZE, chance)
         elif how == 3:
-            half = chance.randrange(2)
-            at, size = chance.choice(
-                ((wire.NAMES_AT, wire.NAMES_SIZE), (wire.STATUS_AT, wire.STATUS_SIZE))
-            )
-            _put_letter(image, at + half * size, size, chance)
+            parts = ((wire.NAMES_AT, wire.NAMES_SIZE), (wire.STATUS_AT, wire.STATUS_SIZE))
+            at, size = chance.choice(parts)
+            _put_letter(image, at + chance.randrange(2) * size, size, chance)
         elif how == 4:
             _put_letter(image, wire.END_AT, wire.END_SIZE, chance)
         elif how == 5:
@@ -303,19 +299,11 @@ def _change_slot(image: bytearray, chance: Random) -> None:
     struct.pack_into("<I", image, at, zlib.crc32(image[at + 4 : end], head[2] & (2**32 - 1)))
 
 
-def _change_letter(image: bytearray, chance: Random) -> None:
-    at = wire.LETTERS_AT + chance.randrange(9) * wire.LETTER_SIZE
-    _put_letter(image, at, wire.LETTER_SIZE, chance)
-
-
 def _put_letter(image: bytearray, at: int, size: int, chance: Random) -> None:
     found = wire.unpack_letter(bytes(image[at : at + size]))
     seq, payload = found if found is not None and found[1] is not None else (1, b"{}")
     if chance.random() < 0.1:
         seq = chance.choice(mutation.NUMBERS)
-    try:
-        fresh = mutation.dumped(mutation.twisted(json.loads(payload or b"{}"), chance))
-    except (ValueError, RecursionError):
-        fresh = mutation.bitten(payload or b"", chance)
+    fresh = mutation.reworded(payload or b"{}", chance)
     raw = wire.pack_letter(seq, fresh[: size - wire.LETTER_HEAD.size])
     image[at : at + len(raw)] = raw

@@ -146,12 +146,8 @@ def status_seeds(home: Path) -> list[bytes]:
 
 def change_status(raw: bytes, chance: Random) -> bytes:
     name, _, content = raw.partition(b"\n")
-    if chance.random() < 0.3:
-        return name + b"\n" + mutation.bitten(content, chance)
-    try:
-        return name + b"\n" + mutation.dumped(mutation.twisted(json.loads(content), chance))
-    except (ValueError, RecursionError):
-        return name + b"\n" + mutation.bitten(content, chance)
+    change = mutation.bitten if chance.random() < 0.3 else mutation.reworded
+    return name + b"\n" + change(content, chance)
 
 
 def policy_seeds(home: Path) -> list[bytes]:

@@ -118,6 +118,7 @@ def test_metrics_of_all_ranks_come_before_those_of_one_and_one_makes_the_curve()
         ("train.py trainer.max_steps=300", None),
         ("train.py --max-steps " + "9" * 5000, None),
         ("train.py --max-steps 300 --train-iters 600", None),
+        ("train.py steps 600", None),
         ("train.py --steps many", None),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
         ("8*.5x3", [8.0, 4.0, 2.0]),
         ("_x2 nan", [None, None, math.nan]),
         ("inf -inf", [math.inf, -math.inf]),
-        ("1e200*1e200x2", [1e200, math.inf]),
+        ("1e200*1e200x3", [1e200, math.inf, math.inf]),
         (" 1   2\n3 ", [1.0, 2.0, 3.0]),
         ("1x0 2", [2.0]),
     ],

@@ -130,7 +130,7 @@ def test_noise_that_cancels_without_a_reason_does_not_narrow_the_interval():
 @pytest.mark.parametrize(
     ("change", "about", "verdict", "check"),
     [
-        (None, {"exit_code": 1}, "FAIL", "crash"),
+        (None, {"exit_code": 1, "inputs": {}}, "FAIL", "crash"),
         (None, {"exit_code": None}, "INCONCLUSIVE", "crash"),
         (on(390, train_loss_raw=math.nan), {}, "FAIL", "non_finite"),
         (on(399, grad_global_norm=math.inf), {}, "FAIL", "non_finite"),
