@@ -14,15 +14,6 @@ from world import Case, Skip, alive, eventually, memory_group, scenario
 
 
 @scenario("processes")
-def job_makes_a_group(case: Case) -> None:
-    """A job that signals its own group hits itself and its children, not us."""
-    signum = case.draw.choice(["TERM", "INT", "HUP", "KILL"])
-    body = f"signal.signal(2, signal.SIG_DFL); os.killpg(os.getpgrp(), signal.SIG{signum})"
-    case.start(job=case.plain(body))
-    case.fine(128 + getattr(signal, f"SIG{signum}"), done=False)
-
-
-@scenario("processes")
 def background_child(case: Case) -> None:
     """What a job leaves running in the background is the job's, and is left alone."""
     code, fresh = case.draw.randrange(60), case.draw.choice([True, False])
@@ -75,22 +66,6 @@ def _drawn(case: Case) -> signal.Signals:
 
 
 @scenario("signals")
-def signal_is_handled(case: Case) -> None:
-    """The job's own handler decides what becomes of it."""
-    signum, code = _drawn(case), case.draw.randrange(60)
-    took = case.draw.uniform(0, 2)
-    body = (
-        "def end(*_):\n"
-        f"    time.sleep({took}); open('done', 'a').write('x'); os._exit({code})\n"
-        f"signal.signal({int(signum)}, end)\nopen('up', 'w')\ntime.sleep(60)"
-    )
-    watcher = case.start(job=case.plain(body))
-    case.ready()
-    watcher.send_signal(signum)
-    case.fine(code)
-
-
-@scenario("signals")
 def storm(case: Case) -> None:
     """Hundreds of signals in a burst end nothing that they would not end without us."""
     signums = [*map(int, (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGWINCH))]
@@ -103,17 +78,7 @@ def storm(case: Case) -> None:
     case.fine(5)
 
 
-@scenario("signals")
-def job_dies_of(case: Case) -> None:
-    """What kills the job itself is its code: 128 + n."""
-    names = ("KILL", "SEGV", "ABRT", "BUS", "PIPE", "XCPU", "TERM")
-    signum = signal.Signals[f"SIG{case.draw.choice(names)}"]
-    body = f"signal.signal(13, signal.SIG_DFL)\ntime.sleep({case.draw.uniform(0, 1)})\n"
-    case.start(job=case.plain(f"{body}os.kill(os.getpid(), {int(signum)})"))
-    case.fine(128 + signum, done=False)
-
-
-@scenario("signals", seeds=24)
+@scenario("signals", seeds=36)
 def term_at_the_start(case: Case) -> None:
     """TERM while we start: the job was not started, or it got it; nothing is left."""
     watcher = case.start(job=case.plain("time.sleep(60)"))
@@ -123,7 +88,7 @@ def term_at_the_start(case: Case) -> None:
     case.clean()
 
 
-@scenario("signals", seeds=24)
+@scenario("signals", seeds=36)
 def signals_at_the_end(case: Case) -> None:
     """Second signals, while we end: neither the code nor the last record is lost."""
     code = case.draw.randrange(60)
