@@ -72,23 +72,13 @@ def wall_clock_jumps(case: Case) -> None:
 # ── pauses ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@scenario("pauses")
-def watcher_stopped(case: Case) -> None:
-    """The supervisor stands still for a while; the job does not, and nothing is acted on."""
+@scenario("pauses", seeds=16)
+def stopped_and_continued(case: Case) -> None:
+    """Somebody stops the job, the supervisor or both for a while, and nothing is acted on."""
     watcher = case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
     case.steps(case.draw.randrange(5, 50))
-    watcher.send_signal(signal.SIGSTOP)
-    time.sleep(case.draw.uniform(0.3, 8))
-    watcher.send_signal(signal.SIGCONT)
-    case.unharmed(4)
-
-
-@scenario("pauses")
-def job_stopped(case: Case) -> None:
-    """Somebody stops the job for a while, alone or with us."""
-    watcher = case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=4))
-    case.steps(case.draw.randrange(5, 50))
-    pids = [case.job_pid, *case.draw.choice([[], [watcher.pid]])]
+    job = case.job_pid
+    pids = case.draw.choice([[watcher.pid], [job], [job, watcher.pid]])
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(case.draw.uniform(0.3, 6))
@@ -113,21 +103,18 @@ def _limited(case: Case, seconds: float | None) -> str:
     return case.policy(text)
 
 
-def _stall(case: Case, stall: int, limit: float | None) -> None:
-    job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:{stall}", exit=4)
-    case.patience_s = 120 + stall
-    case.start("--policy", _limited(case, limit), job=job)
-    case.fine(4, done=None)
-    stops = [r for r in case.records("intent") if r["data"]["action"]["verb"] == "stop"]
-    done = [r["reason"] for r in case.records("commit") if "stop" in r["reason"]]
-    assert case.text("result") and not done, f"{len(stops)} stops asked for, done: {done}"
-
-
 def _enter(stall: int, short: bool) -> None:
     """Stalls within the limit, and such as end while the stop is under way (10 s of looking)."""
+    limit = (6.0 if stall <= 15 else stall - 8.0) if short else None
 
     def run(case: Case) -> None:
-        _stall(case, stall, (6.0 if stall <= 15 else stall - 8.0) if short else None)
+        job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:{stall}", exit=4)
+        case.patience_s = 120 + stall
+        case.start("--policy", _limited(case, limit), job=job)
+        case.fine(4, done=None)
+        stops = [r for r in case.records("intent") if r["data"]["action"]["verb"] == "stop"]
+        done = [r["reason"] for r in case.records("commit") if "stop" in r["reason"]]
+        assert case.text("result") and not done, f"{len(stops)} stops asked for, done: {done}"
 
     run.__name__ = f"stall_{stall}s{'_short_limit' if short else ''}"
     scenario("liveness", seeds=3, idle=True)(run)

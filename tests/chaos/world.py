@@ -14,7 +14,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -399,9 +398,3 @@ def baseline(steps: int, env: dict[str, str]) -> str:
             part.write_text(json.loads((Path(folder) / "result").read_text())["sha"])
             part.replace(kept)
     return kept.read_text()
-
-
-def kill(pid: int, signum: int = signal.SIGTERM) -> None:
-    """Send a signal to a process that may be gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)
