@@ -103,7 +103,6 @@ def make_frames() -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """The file of a small policy."""
     path = tmp_path / "small.yaml"
     path.write_text(recorded_run.SMALL)
     return path
@@ -131,14 +130,11 @@ def no_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_folder(tmp_path_factory):
-    """A function that makes the folder of a job."""
     return lambda: tmp_path_factory.mktemp("job")
 
 
 @pytest.fixture
 def launch(make_folder):
-    """Starts Python itself with the probe on its path: see `probed_job.launch`."""
-
     def run(script, *argv, folder=None, **options):
         return probed_job.launch(folder or make_folder(), script, *argv, **options)
 

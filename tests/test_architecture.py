@@ -6,7 +6,10 @@ Each rule is a function from one parsed module to the sentences to print.
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,7 +65,6 @@ ALSO = {
 
 
 def qualified(names: str) -> tuple[str, ...]:
-    """Return dotted names of `LAYERS` or `ALSO` in full."""
     return tuple(n if n.startswith("supervise") else f"supervise.{n}" for n in names.split())
 
 
@@ -178,7 +180,6 @@ def pure(module: Module) -> Iterator[str]:
 
 
 def old_python(module: Module) -> Iterator[str]:
-    """The job's Python may be older than ours."""
     try:
         ast.parse(module.text, feature_version=(3, 9))
     except SyntaxError as error:
@@ -232,7 +233,6 @@ def span(node: ast.AST) -> int:
 
 
 def small(module: Module) -> Iterator[str]:
-    """What does not fit in a head is two things; a list of promises may be long."""
     if module.name.startswith("tests."):
         return
     lines = module.text.count("\n")
@@ -337,7 +337,6 @@ def test_the_house_is_in_order(rule):
 
 
 def test_only_a_notice_makes_the_text_of_a_message():
-    """Nothing but `MessageDraft.of` makes a draft, which it makes of a notice."""
     made = [
         module.path
         for module in read_modules()
@@ -363,7 +362,6 @@ def repeated(modules: list[Module]) -> list[str]:
 
 
 def test_no_two_modules_have_one_name():
-    """A module is looked for by its name."""
     assert repeated(read_modules()) == []
 
 
@@ -403,7 +401,6 @@ def test_a_face_offers_only_what_exists():
 
 
 def test_the_package_table_is_the_packages():
-    """`supervisor/README.md` has a line for each package, and no other."""
     readme = (ROOT / "supervisor" / "README.md").read_text(encoding="utf-8")
     table = readme.partition("<!-- packages -->")[2].partition("<!-- /packages -->")[0]
     packages = {
@@ -469,3 +466,34 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
 def test_what_is_allowed_is_left_alone(name, text):
     """The other side of each line, so that no rule passes by refusing everything."""
     assert breaches(name, f'"""What it is for."""\n{text}\n') == []
+
+
+# ── the import contracts of pyproject.toml, which `make lint` checks ──────────────────────────────
+
+
+LINT = Path(sys.executable).with_name("lint-imports")
+
+
+def test_imports_for_types_alone_break_the_contracts(tmp_path):
+    probes = tmp_path / "probes"
+    shutil.copytree(ROOT / "probes", probes, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, planted in (
+        ("collectors/loss.py", "from ..probe import Probe"),
+        ("torch_state/records.py", "from .learning_rate import LearningRate"),
+    ):
+        with (probes / "supervise_probe" / file).open("a") as text:
+            text.write(f"\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {planted}\n")
+
+    linted = subprocess.run(
+        [LINT, "--config", ROOT / "pyproject.toml", "--no-cache"],
+        env={**os.environ, "PYTHONPATH": f"{probes}:{ROOT / 'supervisor'}"},
+        cwd=probes,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert linted.returncode == 1
+    shown = re.sub(r"\s+", " ", linted.stdout)
+    assert "collectors.loss -> supervise_probe.probe" in shown, shown
+    assert "records -> .learning_rate" in shown, shown

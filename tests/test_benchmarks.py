@@ -34,7 +34,6 @@ def test_what_they_take_from_the_project_is_there(folder):
 
 
 def test_two_trees_are_judged_by_their_intervals(monkeypatch):
-    """Within the margin, beyond it, or across it: inconclusive."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import against
 

@@ -96,7 +96,6 @@ def test_a_tool_that_hangs_ends_with_us(fake_git, tmp_path, end):
 
 @pytest.mark.parametrize("how", ["exit 7", "kill -SEGV $$", "kill -KILL $$"])
 def test_the_end_of_a_tool_is_told_as_it_was(how):
-    """Its exit code or its signal; stdin, stdout and stderr are its own."""
     pipe = subprocess.PIPE
     child = system.Child(
         ["sh", "-c", f"cat; echo oops >&2; ulimit -c 0; {how}"],

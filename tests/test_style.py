@@ -43,7 +43,6 @@ def published() -> list[str]:
 
 @cache
 def texts() -> dict[str, str]:
-    """Return the text of every file that is one."""
     by_name = {}
     for name in published():
         try:
@@ -106,7 +105,6 @@ RECORD = re.compile(r"^### (D\d+)\. .* \(\d{4}-\d\d-\d\d\)$")
 
 
 def decision_records() -> dict[str, list[str]]:
-    """Return the lines of each record by its number; a heading of another form is no record."""
     records: dict[str, list[str]] = {}
     body: list[str] = []
     for line in (ROOT / DECISIONS).read_text().splitlines():
@@ -221,7 +219,6 @@ runtime/stacks
 
 
 def sentence_cuts(nodes: Iterable[ast.AST]) -> list[str]:
-    """Return the calls that take a sentence apart."""
     calls = []
     for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):

@@ -113,7 +113,6 @@ def refused(module: Module) -> list[tuple[str, str]]:
 
 
 def in_product() -> list[str]:
-    """Return a sentence per refused name."""
     return [
         f"{module.path}: {name} holds {part!r}; use {REFUSED[part]}"
         for module in read_modules()
@@ -123,7 +122,6 @@ def in_product() -> list[str]:
 
 
 def in_texts() -> list[str]:
-    """Return a sentence per refused phrase in what people read."""
     return [
         f"{file}:{number}: {match.group()!r}; use {advice}"
         for file in ("tests/golden/messages.txt", "tests/golden/help.txt", *DOCUMENTS)

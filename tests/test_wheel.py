@@ -51,7 +51,6 @@ def dist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(dist, tmp_path_factory):
-    """A folder that holds the wheel's files and nothing else."""
     target = tmp_path_factory.mktemp("target")
     (wheel,) = dist.glob("*.whl")
     pip = ["-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
@@ -84,7 +83,6 @@ def files(folder: str) -> set[str]:
 
 
 def test_the_wheel_holds_every_file_and_no_litter(dist):
-    """Code, probe, policies, runbooks, examples and the licence; no caches, no tests."""
     (wheel,) = dist.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
@@ -132,7 +130,6 @@ def test_the_sdist_can_be_built_and_tested(dist):
 
 
 def test_it_runs_without_the_source_and_finds_what_ships_beside_it(installed, tmp_path):
-    """Policies, packs, runbooks, the example, and the way into the job."""
     version = run(["-m", "supervise", "--version"], cwd=tmp_path, path=installed)
     script = """
 import supervise, supervise_probe
@@ -154,7 +151,6 @@ print(supervise.__file__, supervise_probe.__file__, sep="\\n")
 
 
 def test_a_job_runs_under_it(installed, tmp_path):
-    """The job's own words and its own exit code come through, and a run directory stays."""
     job = "import os, sys; print('hello from the job'); sys.exit(3)"
     args = ["-m", "supervise", "--run-dir", "run", "--", sys.executable, "-c", job]
     done = run(args, cwd=tmp_path, path=installed, check=False)

@@ -120,7 +120,6 @@ def report(outcomes: list[Outcome]) -> None:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--only", nargs="+", choices=AREAS, metavar="AREA", default=AREAS, help=", ".join(AREAS)

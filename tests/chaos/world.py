@@ -168,12 +168,10 @@ class Case:
         return [sys.executable, str(JOBS / "train.py"), f"--steps={steps}", *words]
 
     def policy(self, text: str) -> str:
-        """Write a policy and return its path."""
         (self.home / "policy.yaml").write_text(text)
         return str(self.home / "policy.yaml")
 
     def bare(self, job: Sequence[str], **options: Any) -> int:
-        """Run the job without us; return the exit code that a shell would show."""
         return self.forget(self.popen(job, **options))
 
     def forget(self, job: subprocess.Popen[bytes]) -> int:
@@ -201,7 +199,6 @@ class Case:
         return self.watcher
 
     def call(self, *words: object, within_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Say something to the run."""
         command = [sys.executable, "-m", "supervise", *map(str, words)]
         how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": within_s}
         return subprocess.run(command, cwd=self.home, env=self.env, **how)
@@ -216,18 +213,15 @@ class Case:
 
     @property
     def job_pid(self) -> int:
-        """The first process of the job; 0 before it wrote its pid."""
         try:
             return int((self.home / "pid").read_text())
         except (OSError, ValueError):
             return 0
 
     def up(self) -> int:
-        """Wait until the job runs; return its pid."""
         return int(eventually(lambda: self.job_pid, "the job's start"))
 
     def ready(self) -> None:
-        """Wait until the job has written its file `up`."""
         eventually((self.home / "up").exists, "the job")
 
     def steps(self, least: int) -> None:
@@ -278,7 +272,6 @@ class Case:
         assert "internal error" not in self.text("stderr"), self.said()[-800:]
 
     def text(self, name: str) -> str:
-        """Return a file's text, empty where there is none."""
         path = self.home / name
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -372,7 +365,6 @@ class Case:
         return where
 
     def close(self) -> None:
-        """End what is left, and remove what was made."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()

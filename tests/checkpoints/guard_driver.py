@@ -115,7 +115,6 @@ class GuardDriver:
         return path
 
     def save(self, name, text, step=None):
-        """Write a file, and verify all."""
         path = self.write(name, text, step)
         self.run_once()
         return path
@@ -194,7 +193,6 @@ class Overwriter:
             self.largest = max(self.largest, len(list(copies)))
 
     def run_until(self, events):
-        """Wait for this many events of the guard; return them."""
         found = []
 
         def enough():

@@ -31,7 +31,6 @@ from supervise.checkpoints import (
     ],
 )
 def test_directory_needs_what_its_names_promise(tmp_path, names, index, lacks):
-    """A shard by number or index, or the file that is written last."""
     folder = tmp_path / "checkpoint-10"
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +45,6 @@ def test_directory_needs_what_its_names_promise(tmp_path, names, index, lacks):
 
 
 def test_a_directory_needs_the_files_of_all_ranks(driver):
-    """Once the last rank has written its own, it is verified."""
     folder = driver.out / "checkpoint-10"
     driver.write("checkpoint-10/model.bin", "good 1")
     driver.write("checkpoint-10/rng_state_0.pth", "good 1")
@@ -58,7 +56,6 @@ def test_a_directory_needs_the_files_of_all_ranks(driver):
 
 
 def test_patterns_skip_links_and_partial_files(tmp_path):
-    """`latest.pt` is a link to another checkpoint; `.partial` is incomplete."""
     for name in ("b.pt", "a.pt", "c.pt.partial"):
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).write_bytes(b"x")
@@ -70,7 +67,6 @@ def test_patterns_skip_links_and_partial_files(tmp_path):
 
 
 def test_shard_belongs_to_its_directory(driver):
-    """By its name, or because a pattern names the directory."""
     driver.open(glob=("named",))
     driver.write("shards/m-00001-of-00001.bin", "good 1", step=9)
     driver.write("named/model.pt", "good 1", step=19)

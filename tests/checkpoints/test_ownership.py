@@ -16,7 +16,6 @@ WIDE = ("../out*/*.pt",)
 
 @pytest.fixture
 def beside(driver):
-    """Another supervised job that saves nearby."""
     other = GuardDriver(driver.out.parent, "out-b", "run-b")
     yield other
     other.guard.close()
@@ -67,7 +66,6 @@ def test_unreported_files_need_a_pattern_for_one_directory(driver):
 
 
 def test_a_job_without_reports_owns_what_its_pattern_matches(driver):
-    """Newer ones are set aside, as long as no other run claims them."""
     driver.open(glob=("../out/*.pt",), verify=())
     driver.save("a.pt", "good 1")
     driver.save("b.pt", "good 2")
@@ -154,7 +152,6 @@ def test_unreported_file_found_by_two_runs_is_contested(driver, beside):
 
 
 def test_restore_does_not_replace_another_runs_file(driver, beside):
-    """Both jobs save to one path; the restore is refused."""
     path = driver.save("../out-b/a.pt", "good 1", step=9)
     beside.save("a.pt", "good, but of another run", step=19)
 

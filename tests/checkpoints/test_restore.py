@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow  # it waits for files to be still
 
 
 def test_restore(driver):
-    """It is at its path, newer and bad ones are moved away; a second call does nothing."""
     old = driver.save("ckpt_1.pt", "good 1", step=9)
     driver.write("ckpt_2.pt", "good 2", step=19)
     driver.save("ckpt_0.pt", "bad", step=8)
@@ -36,7 +35,6 @@ def test_restore(driver):
 
 
 def test_restore_directory(driver):
-    """The directory at the path is moved as a whole."""
     folder = driver.out / "checkpoint-10"
     driver.write("checkpoint-10/model.bin", "good 1")
     driver.write("checkpoint-10/z.txt", "more")
@@ -76,7 +74,6 @@ def test_prepared_restore_reads_nothing_twice_and_replaces_what_was_saved_since(
 
 
 def test_prepare_detects_an_impossible_restore(driver):
-    """The job's files are unchanged; an unused prepared copy is removed."""
     path = driver.save("a.pt", "good 1", step=9)
     path.unlink()
     driver.guard.prepare("ckpt-1")
@@ -94,7 +91,6 @@ def test_prepare_detects_an_impossible_restore(driver):
 
 @pytest.fixture
 def sealed(driver):
-    """Return a function that makes the job's directory read-only."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=32", "tmpfs", str(driver.out)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("file systems cannot be mounted here")
@@ -104,7 +100,6 @@ def sealed(driver):
 
 
 def test_prepare_detects_that_newer_files_cannot_be_moved(driver, sealed):
-    """An intact checkpoint without newer ones needs no move."""
     path = driver.save("a.pt", "good 1", step=9)
     newer = driver.save("b.pt", "good 2", step=19)
     sealed()
@@ -135,7 +130,6 @@ def test_newer_files_can_be_moved_on_a_full_disk(driver, sealed):
 
 
 def test_counters_are_kept_for_a_supervisor_that_takes_over(driver):
-    """As the job's ranks had them at the save."""
     path = driver.write("a.pt", "good 1")
     counters = {"all": {"steps_seen": 10.0, "tokens_seen": 80.0}}
     driver.report(path, 9, counters=counters)

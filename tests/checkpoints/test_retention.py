@@ -49,7 +49,6 @@ def test_file_replaced_during_verification(driver):
 
 
 def test_few_are_held(driver):
-    """Only the newest; the others are listed as vanished."""
     for number in range(1, 6):
         path = driver.write(f"{number}.pt", f"good {number}", step=number)
         driver.guard.scan()
@@ -122,7 +121,6 @@ def test_overwritten_links_are_dropped(driver):
 
 
 def test_damaged_pinned_copy_is_found(driver):
-    """The periodic test of a restore marks it as bad."""
     driver.save("a.pt", "good 1", step=9)
     driver.guard.close()
     driver.open(restore_test=1e-9)
@@ -153,7 +151,6 @@ def test_fast_overwrites_are_verified_as_copies(driver, pin, rename):
 
 
 def test_half_written_copy_is_not_bad(driver):
-    """No verdict while the job overwrites it; the last one is bad once it stays."""
     driver.guard.start()
     with Overwriter(driver, word="torn") as job:
         time.sleep(1.0)
@@ -165,7 +162,6 @@ def test_half_written_copy_is_not_bad(driver):
 
 
 def test_copy_never_mixes_two_saves(driver):
-    """A save during the copy is a checkpoint of its own."""
     folder = driver.out / "last"
     folder.mkdir()
 
@@ -200,7 +196,6 @@ def test_copy_never_mixes_two_saves(driver):
 
 
 def test_file_that_is_never_verified_is_reported(driver):
-    """There is no room for a copy, and each verification is too late."""
     folder = driver.out / "last"
     folder.mkdir()
     with (folder / "weights").open("wb") as file:
@@ -220,7 +215,6 @@ def test_file_that_is_never_verified_is_reported(driver):
 
 
 def test_lost_copy_is_not_called_good(driver):
-    """It was verified but cannot be kept, and the job has overwritten the file."""
     path = driver.write("ckpt.pt", "slow good 1", step=9)
     overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 2", step=19))
     (driver.run / "checkpoints").mkdir(exist_ok=True)
@@ -235,7 +229,6 @@ def test_lost_copy_is_not_called_good(driver):
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A directory on another file system."""
     if not Path("/dev/shm").is_dir() or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is one file system only")
     folder = Path(tempfile.mkdtemp(dir="/dev/shm"))

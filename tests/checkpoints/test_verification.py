@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow  # it waits for files to be still
 
 
 def test_reported_checkpoint(driver):
-    """Verified, pinned, registered, measured in one frame, with a manifest."""
     path = driver.write("a.pt", "good 1", step=99)
 
     assert driver.run_once() == [("ckpt-1", 99, True)]
@@ -267,7 +266,6 @@ def test_a_step_count_in_an_unreported_file_corrects_where_the_run_was(driver, w
 
 
 def test_verify_now_takes_only_steps_in_range(driver):
-    """An unreported file may be of an earlier step than recorded."""
     driver.open(glob=("*.pt",), settle=600.0)
     for name, step in (("a", 9), ("b", 19), ("c", 29), ("d", 50)):
         driver.write(f"{name}.pt", f"good {name}", step=step)

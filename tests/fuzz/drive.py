@@ -102,7 +102,6 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
-    """Fuzz the targets that are named, one after the other; exit 1 when anything was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", nargs="*", choices=[*TARGETS, []], help="default: all")
     parser.add_argument("--seconds", type=float, default=600.0, help="per target")

@@ -74,7 +74,6 @@ def _places(value: Any) -> Any:
 
 
 def dumped(document: Any) -> bytes:
-    """Return JSON as bytes, surrogates escaped or raw."""
     return json.dumps(document).encode()
 
 

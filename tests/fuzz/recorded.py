@@ -74,7 +74,6 @@ probation: 5
 
 @cache
 def policy(home: Path) -> Policy:
-    """Return the policy, from the file `fuzzed.yaml` in this directory."""
     (home / "fuzzed.yaml").write_text(POLICY)
     return load_policy(home / "fuzzed.yaml")
 

@@ -48,7 +48,6 @@ class Target:
 
 
 def use_page(home: Path, raw: bytes) -> None:
-    """Ask the page for a path and query of any bytes."""
     target = raw.decode("utf-8", "replace").replace("?", "\0", 1).partition("\0")
     look(sample(home), (f"/{quote(target[0], safe='/%')}?{quote(target[2], safe='=&%')}",))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,13 +18,12 @@ KEPT = [
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One directory for all inputs: a run is recorded in it once."""
+def home(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
 @pytest.mark.parametrize(("name", "path"), KEPT)
-def test_corpus_is_handled(home: Path, name: str, path: Path) -> None:
+def test_corpus_is_handled(home, name, path):
     """Every input that once crashed or hung a reader."""
     TARGETS[name].seeds(home)
 
@@ -35,7 +33,7 @@ def test_corpus_is_handled(home: Path, name: str, path: Path) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=3, suppress_health_check=list(HealthCheck), database=None)
-def test_a_changed_input_is_an_answer_or_an_error(home: Path, name: str, seed: int) -> None:
+def test_a_changed_input_is_an_answer_or_an_error(home, name, seed):
     """Fresh changes of sound inputs; `make fuzz` tries them for hours."""
     target, chance = TARGETS[name], random.Random(seed)
     data = target.change(chance.choice(target.seeds(home)), chance)

@@ -21,7 +21,6 @@ def run(code: str) -> int:
 
 
 def test_without_progress_it_ends():
-    """Also where no Python code runs, and where the signal was ignored before."""
     begin = "signal.signal(signal.SIGALRM, signal.SIG_IGN); verify.start_stall_alarm()\n"
 
     assert run(f"{begin}while True: signal.pause()") == -signal.SIGALRM
@@ -36,7 +35,6 @@ def test_with_progress_it_takes_the_time_that_it_needs():
 
 
 def test_memory_is_bounded_by_what_the_files_have():
-    """Four times their size, and some."""
     begin = "verify.limit_memory(1 << 26)\n"
     too_much = "bytearray((6 << 26) + verify.MARGIN)"
 

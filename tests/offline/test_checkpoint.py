@@ -47,7 +47,6 @@ def state():
 
 
 def flip(source, target):
-    """One bit, in the middle."""
     data = bytearray(source.read_bytes())
     data[len(data) // 2] ^= 1
     target.write_bytes(data)
@@ -269,7 +268,6 @@ def test_what_a_job_can_resume_from(answers, resumable, names):
 
 
 def test_what_is_inside(answers):
-    """The step, random states, and what everything was made with."""
     assert (answers["good.pt"]["step"], answers["good.pt"]["rng"]) == (7, True)
     assert answers["checkpoint-30"]["step"] == 30
     assert answers["environment"]["torch"] == torch.__version__

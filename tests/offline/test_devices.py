@@ -36,7 +36,6 @@ class Faulty:
 
 
 def test_one_wrong_bit_is_found():
-    """On the device that made it, and in no other product."""
     first, second = devices.multiply_matrices(Faulty(), ["cpu", "cpu"], 0.1)
 
     assert (first["wrong"], second["wrong"]) == (0, 1)
@@ -52,7 +51,6 @@ def test_one_wrong_bit_is_found():
     ],
 )
 def test_a_device_that_fails_is_left_alone(error, text, no_memory):
-    """The others go on."""
     first, second = devices.multiply_matrices(Faulty(error), ["cpu", "cpu"], 0.1)
 
     assert (second["products"], second["error"], second["no_memory"]) == (0, text, no_memory)

@@ -53,7 +53,6 @@ class FakeWitness:
 
 
 def view(pid, *, silent_s=0.0, **status):
-    """Return what the control says of one rank."""
     seen_ns = time.monotonic_ns() - int(silent_s * 1e9)
     return RankView(pid, "step", seen_ns, Payload({"tier": "T1", **status}))
 

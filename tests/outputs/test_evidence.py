@@ -31,7 +31,6 @@ def manifest(path):
 
 
 def test_the_manifest_accounts_for_every_file(bundle, hung):
-    """Name, size and hash of each; its own hash is what the audit log keeps."""
     job = FakeWitness([hung().pid], {0: view(1)}, answers)
     seen, path = bundle(job, key="k1")
 
@@ -68,7 +67,6 @@ def test_the_metric_window_keeps_absent_and_nan_apart_and_holds_no_formula(bundl
 
 
 def test_secrets_are_replaced_and_named(bundle, hung, tmp_path):
-    """In the environment and in the tail of a log that repeats one."""
     log = tmp_path / "train.log"
     log.write_text("login with verysecretvalue ok\n")
     job = hung(MY_TOKEN="verysecretvalue", PLAIN="seen")
@@ -174,7 +172,6 @@ def test_a_dead_job_and_a_stuck_loop_cost_only_what_they_would_have_given(bundle
 
 
 def test_a_full_disk_fails_the_bundle_and_leaves_nothing(tmp_path):
-    """A real full file system: an error with a hint, no half bundle."""
     mount = tmp_path / "full"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)]
@@ -257,7 +254,6 @@ def test_the_bundle_and_the_story_name_the_shards_of_the_five_steps_before_the_b
 
 
 def test_a_rank_that_does_not_answer_is_known_from_its_frames(bundle):
-    """Its numbers, with names from its last status; a number without a name stays a number."""
     views = {0: view(1), 1: view(1, shards={"25": "web-1-25.tar"})}
     job = FakeWitness([], views, writing(batches()))
     seen, path = bundle(job, window=lambda: window(0, 1), onset=lambda: BREACH)

@@ -18,8 +18,6 @@ JOB = object()
 
 @dataclass(frozen=True)
 class Calls(Action):
-    """Does what the test says."""
-
     deadline_s: ClassVar[float] = 30.0
     call: object = None
 
@@ -29,8 +27,6 @@ class Calls(Action):
 
 @dataclass(frozen=True)
 class Hurried(Calls):
-    """Has no time at all."""
-
     deadline_s: ClassVar[float] = -600.0
 
 

@@ -26,7 +26,6 @@ def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
 
 @pytest.mark.slow
 def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path):
-    """Asleep or busy, Python does not run: only then frames are read from a signal handler."""
     job = hung(tmp_path, "c")
 
     while (text := ask_for_stacks(job.pid, tmp_path, timeout_s=2.0)).count("in stuck_in_here") != 1:
@@ -129,7 +128,6 @@ def answer(pid, marks):
 def test_a_process_without_the_handler_or_its_file_is_never_sent_the_signal(
     hung, tmp_path, listens
 ):
-    """It may mean something else to the job."""
     job = hung(tmp_path if listens else None)
     file = tmp_path / f"stacks.{job.pid}.txt"
     file.unlink() if listens else file.touch()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from supervise.catalog import Subject
-from supervise.lab import Outcome, load_suite, run_suite
+from supervise.lab import load_suite, run_suite
 
 POLICY = """\
 version: supervise/v1
@@ -37,15 +33,15 @@ probation: 20
 
 
 @pytest.fixture
-def small() -> str:
+def small():
     return POLICY
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path):
     """Return a function that writes scenarios, the policy beside them, and returns the file."""
 
-    def write(scenarios: str, policy: str = POLICY) -> Path:
+    def write(scenarios, policy=POLICY):
         (tmp_path / "p.yaml").write_text(policy, "utf-8")
         path = tmp_path / "p.test.yaml"
         path.write_text(f"version: supervise/v1\npolicy: p.yaml\ntests:\n{scenarios}", "utf-8")
@@ -55,16 +51,16 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def subject(write: Callable[..., Path]) -> Callable[..., Subject]:
+def subject(write):
     """Return a function that reads scenarios about the small policy, or about another."""
     return lambda *texts: load_suite(write(*texts))
 
 
 @pytest.fixture
-def outcome(subject: Callable[..., Subject]) -> Callable[..., Outcome]:
+def outcome(subject):
     """Return a function that plays one scenario: its keys but for the name, and the policy."""
 
-    def outcome(keys: str, *policy: str) -> Outcome:
+    def outcome(keys, *policy):
         lines = "".join(f"    {line}\n" for line in keys.strip().splitlines())
         (found,) = run_suite(subject(f"  - name: it\n{lines}", *policy))
         return found

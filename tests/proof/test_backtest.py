@@ -10,14 +10,7 @@ from supervise.catalog import load_policy
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import Announced, Exited, Frame, Launched, Tick
-from supervise.lab import (
-    Label,
-    backtest_source,
-    format_outcomes,
-    load_in_shadow_mode,
-    make_events,
-    run_backtest,
-)
+from supervise.lab import backtest_source, load_in_shadow_mode, make_events, run_backtest
 from supervise.recordings import Recording, find_recordings
 
 POLICY = """
@@ -117,7 +110,6 @@ def test_it_is_what_the_engine_says(tmp_path, write):
 
 
 def test_an_alarm_knows_whether_people_would_be_told(tmp_path, write):
-    """Of one event they hear once, of a rule that flaps no more."""
     outcome = _one(_losses(tmp_path, "a", ([2.0] * 40 + [10.0]) * 20), write())
 
     told = [(a.rule, a.notified) for a in outcome.alarms]
@@ -126,7 +118,6 @@ def test_an_alarm_knows_whether_people_would_be_told(tmp_path, write):
 
 
 def test_pieces_of_a_run_start_from_nothing_and_count_on(tmp_path, write):
-    """Steps that go back; an incident that was open is over."""
     path = tmp_path / "a.csv"
     rows = [*enumerate([*CALM, 6.0]), *enumerate([2.0] * 70 + [6.0, 10.0])]
     path.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in rows))
@@ -177,7 +168,6 @@ def test_a_column_that_is_logged_now_and_then_is_not_missing(tmp_path, write):
 
 
 def test_several_ranks_are_judged_and_the_first_one_is_counted(tmp_path, write):
-    """A spike on rank 1 is in the loss of the job."""
     path = tmp_path / "a.csv"
     rows = [(s, r, 16.0 if (s, r) == (90, 1) else 2.0) for s in range(120) for r in (0, 1)]
     path.write_text("step,rank,loss\n" + "".join(f"{s},{r},{v}\n" for s, r, v in rows))
@@ -185,20 +175,6 @@ def test_several_ranks_are_judged_and_the_first_one_is_counted(tmp_path, write):
 
     assert outcome.rows == 120
     assert [a.step for a in outcome.alarms] == [90]
-
-
-def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write):
-    """Near enough in time and bad enough is the same."""
-    path = _losses(tmp_path, "a", CALM + SPIKE + CALM + [4.0] + CALM)
-    found = run_backtest([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
-    (line,) = format_outcomes(found, [Label("a", 304, 304, "loss_spike_recovered")])
-
-    assert line.policy == "mine"
-    assert line.score.kinds == {"loss_spike_recovered": [0, 1]}
-    keen = line.rivals["keen"]
-    assert keen.score.kinds == {"loss_spike_recovered": [1, 1]}
-    assert [alarm.step for alarm in keen.only_here] == [304]
-    assert keen.not_here == []
 
 
 @pytest.mark.slow

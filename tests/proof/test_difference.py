@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +9,12 @@ import pytest
 from supervise.catalog import compose_policy, policy_document
 from supervise.lab import Change, compare_policies
 
-Diff = Callable[..., list[Change]]
-
 
 @pytest.fixture
-def diff(tmp_path: Path, small: str) -> Diff:
+def diff(tmp_path, small):
     """Return a function that compares the small policy with one in which texts are replaced."""
 
-    def diff(*changes: tuple[str, str], base: str = small) -> list[Change]:
+    def diff(*changes, base=small):
         documents: list[dict[str, Any]] = []
         for text in (base, replaced(base, *changes)):
             (tmp_path / "p.yaml").write_text(text, "utf-8")
@@ -28,7 +24,7 @@ def diff(tmp_path: Path, small: str) -> Diff:
     return diff
 
 
-def replaced(text: str, *changes: tuple[str, str]) -> str:
+def replaced(text, *changes):
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
@@ -60,20 +56,18 @@ ANY = ("high and wild", "high or wild")
     ],
 )
 def test_a_change_has_its_old_and_new_value_and_its_effect(
-    change: tuple[str, str], part: str, key: str, old: Any, new: Any, effect: str, diff: Diff
-) -> None:
+    change, part, key, old, new, effect, diff
+):
     assert Change(part, key, old, new, effect) in diff(change)
 
 
-def test_a_rule_that_acts_and_one_that_only_reports_differ_where_they_come_or_go(
-    diff: Diff,
-) -> None:
+def test_a_rule_that_acts_and_one_that_only_reports_differ_where_they_come_or_go(diff):
     rule = "  - {id: spike, when: high, sev: SEV1, run: calm}\n"
 
-    def effects(*changes: tuple[str, str]) -> set[tuple[str, str]]:
+    def effects(*changes):
         return {(change.part, change.effect) for change in diff(*changes)}
 
-    def added(other: str) -> tuple[str, str]:
+    def added(other):
         return ", for: 2}\n", f", for: 2}}\n{other.replace('spike', 'x')}"
 
     removed = effects((rule, ""), ("by_rule: spike", "by_rule: both"))
@@ -82,9 +76,7 @@ def test_a_rule_that_acts_and_one_that_only_reports_differ_where_they_come_or_go
     assert effects(added(rule.replace(", run: calm", ""))) == {("rule x", "watches more")}
 
 
-def test_names_grouped_mutes_and_defaults_that_are_spelt_out_are_no_difference(
-    diff: Diff, small: str
-) -> None:
+def test_names_grouped_mutes_and_defaults_that_are_spelt_out_are_no_difference(diff, small):
     assert diff(("policy: p", "policy: q\nsummary: other")) == []
     assert diff(("gt: 9.0", "gt: 9.0, for: 1")) == []
     mute = "  - {by_rule: spike, mute: [grad]}\n"
@@ -92,7 +84,7 @@ def test_names_grouped_mutes_and_defaults_that_are_spelt_out_are_no_difference(
     assert diff((two, joined), base=replaced(small, (mute, two))) == []
 
 
-def test_the_gravest_difference_comes_first(diff: Diff) -> None:
+def test_the_gravest_difference_comes_first(diff):
     changes = diff(LOOSER, ACTS)
 
     assert (changes[0].part, changes[0].effect) == ("rule grad", "acts where it did not")

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from supervise.catalog import Subject, action_classes
+from supervise.catalog import action_classes
 from supervise.core import step
-from supervise.core.model import Checkpoint, Decision, PlanContext, Savepoints
+from supervise.core.model import Checkpoint, PlanContext, Savepoints
 from supervise.errors import ActionError
-from supervise.lab import (
-    Coverage,
-    FakeJob,
-    MetricSeries,
-    Outcome,
-    ScenarioRunner,
-    parse_series,
-    run_suite,
-)
+from supervise.lab import Coverage, FakeJob, MetricSeries, ScenarioRunner, parse_series, run_suite
 
-Play = Callable[..., Outcome]
 QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'
 SPIKE = 'series: {train_loss_raw: "2x30 6x3 2x60", grad_global_norm: "1x93"}\nexpect: []\n'
 DEAD = (
@@ -32,13 +21,11 @@ DEAD = (
 )
 
 
-def kinds(outcome: Outcome, kind: str) -> list[tuple[int, Decision]]:
+def kinds(outcome, kind):
     return [(at, decision) for at, decision in outcome.result.log if decision.kind == kind]
 
 
-def test_a_quiet_run_warms_up_and_a_spike_has_its_actions_performed_and_verified(
-    outcome: Play,
-) -> None:
+def test_a_quiet_run_warms_up_and_a_spike_has_its_actions_performed_and_verified(outcome):
     quiet, spike = outcome(QUIET).result, outcome(SPIKE).result
 
     assert (len(quiet.states), quiet.states.index("nominal")) == (60, 9)
@@ -50,8 +37,7 @@ def test_a_quiet_run_warms_up_and_a_spike_has_its_actions_performed_and_verified
     assert (spike.changes("spike", "fired"), spike.changes("spike", "cleared")) == ([30], [33])
 
 
-def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> None:
-    """The newest savepoint that is old enough: 30 - 5 = before 25, kept every 5 steps."""
+def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome):
     found = outcome(DEAD)
     (committed,) = [d for _, d in kinds(found, "commit") if "step" in d.data["result"]]
     last = found.result.log[-1][1]
@@ -63,7 +49,7 @@ def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> Non
     assert found.result.states[-1] == "nominal"
 
 
-def test_an_action_takes_its_time(outcome: Play) -> None:
+def test_an_action_takes_its_time(outcome):
     """`delay: 1s` is ten frames of a tenth of a second; a paused job makes none."""
     found = outcome(f"{SPIKE}delay: 1s\n")
 
@@ -75,7 +61,7 @@ def test_an_action_takes_its_time(outcome: Play) -> None:
     assert [at for at, _ in paused.result.intents()] == [30, 40, 40, 40]
 
 
-def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
+def test_an_action_without_an_outcome_is_in_doubt(outcome):
     """Its deadline is 120 s and 30 s more; the late words of operators end the hold."""
     found = outcome(
         SPIKE + "every: 5s\ninject: [{at: 0, lose_action: lr_scale}, {at: 80, command: release}]\n"
@@ -86,9 +72,7 @@ def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
     assert found.result.states[80] != "holding"
 
 
-def test_a_supervisor_that_dies_after_any_kind_of_decision_goes_on_as_if_it_had_not(
-    outcome: Play,
-) -> None:
+def test_a_supervisor_that_dies_after_any_kind_of_decision_goes_on_as_if_it_had_not(outcome):
     """The restarted one folds what was recorded."""
     whole = outcome(DEAD).result
 
@@ -98,9 +82,7 @@ def test_a_supervisor_that_dies_after_any_kind_of_decision_goes_on_as_if_it_had_
         assert (repr(again.log), again.states) == (repr(whole.log), whole.states)
 
 
-def test_a_fold_that_differs_is_a_failure(
-    subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fold_that_differs_is_a_failure(subject, monkeypatch):
     """The point of the fault: an engine that remembers what is not in the events."""
     found = subject("  - {name: a, series: {train_loss_raw: '2x30 6x3'}, expect: []}\n")
     form, _ = found.scenarios[0]
@@ -109,7 +91,7 @@ def test_a_fold_that_differs_is_a_failure(
     runner.restart()
     assert runner.result.replay_differences == []
 
-    def forgetful(*args: Any) -> Any:
+    def forgetful(*args):
         state, made = step(*args)
         return state, [decision for decision in made if decision.kind != "intent"]
 
@@ -120,8 +102,7 @@ def test_a_fold_that_differs_is_a_failure(
     assert "became" in runner.result.replay_differences[1]
 
 
-def test_frames_are_lost_and_counted(outcome: Play) -> None:
-    """The job made them; we have not seen them."""
+def test_frames_are_lost_and_counted(outcome):
     found = outcome(SPIKE + "inject: [{at: 29, gap: 3}]\n")
     ((at, gap),) = kinds(found, "gap")
 
@@ -130,8 +111,7 @@ def test_frames_are_lost_and_counted(outcome: Play) -> None:
     assert found.result.log[-1][1].step == outcome(SPIKE).result.log[-1][1].step
 
 
-def test_nan_is_put_in(outcome: Play) -> None:
-    """For one frame, unless it says for how many."""
+def test_nan_is_put_in(outcome):
     found = outcome(QUIET + "inject: [{at: 20, nan: [train_loss_raw]}]\n")
     longer = outcome(QUIET + "inject: [{at: 20, nan: [train_loss_raw], for: 4}]\n")
 
@@ -140,7 +120,7 @@ def test_nan_is_put_in(outcome: Play) -> None:
     assert longer.result.changes("dead", "cleared") == [24]
 
 
-def test_time_can_jump_and_the_job_be_in_a_phase(outcome: Play) -> None:
+def test_time_can_jump_and_the_job_be_in_a_phase(outcome):
     """An hour in which nobody ran is no silence; one in a checkpoint has a grace."""
     policy = """\
 version: supervise/v1
@@ -156,7 +136,7 @@ rules: [{id: stuck, when: still, sev: SEV0}]
     assert graced.result.changes("stuck", "fired") == []
 
 
-def test_another_process_starts_from_nothing(outcome: Play) -> None:
+def test_another_process_starts_from_nothing(outcome):
     policy = """\
 version: supervise/v1
 detectors: {z: {kind: robust_z, metric: train_loss_raw, gt: 6.0, window: 32, min: 16, freeze: 16}}
@@ -169,7 +149,7 @@ rules: [{id: odd, when: z, sev: SEV2}]
     assert again.result.changes("odd", "fired") == []
 
 
-def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
+def test_ranks_have_their_own_noise_and_can_fall_silent(outcome):
     two = outcome(SPIKE + "ranks: 2\n")
     silent = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1}]\n")
     back = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1, for: 20}]\n")
@@ -184,9 +164,7 @@ AGAIN = """
 """
 
 
-def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
-    outcome: Play, small: str
-) -> None:
+def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(outcome, small):
     """A checkpoint has to be told of; the new process is announced, its steps follow it."""
     policy = small.replace("run: back}", "run: again}").replace("calm, back, hold", "calm, hold")
     policy = policy.replace("\n  back:", AGAIN.rstrip() + "\n  back:")
@@ -223,18 +201,18 @@ def test_a_relaunch_goes_on_behind_a_checkpoint_in_another_process(
         ("1x0 2", [2.0]),
     ],
 )
-def test_a_series_is_its_samples(text: str, wanted: list[float | None]) -> None:
+def test_a_series_is_its_samples(text, wanted):
     """As in promtool, but that `x3` is three samples."""
     assert repr(parse_series(text)) == repr(wanted)
 
 
 @pytest.mark.parametrize("text", ["1y3", "1+x3", "1x9999999", "1+1+1"])
-def test_an_invalid_series_is_refused(text: str) -> None:
+def test_an_invalid_series_is_refused(text):
     with pytest.raises(ValueError, match="invalid piece"):
         parse_series(text)
 
 
-def test_after_a_rollback_a_track_goes_on_unless_it_has_a_sequel() -> None:
+def test_after_a_rollback_a_track_goes_on_unless_it_has_a_sequel():
     """The last sequel serves on; a metric that it leaves out is what it was at this step."""
     series = MetricSeries({"a": "1+1x4", "b": "5+1x4"}, [{"a": "70x2"}, {"a": "80"}])
     alone = MetricSeries({"a": "1+1x4"})
@@ -271,7 +249,7 @@ NEEDS = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}  # actions with keys
 
 
 @pytest.fixture
-def job() -> FakeJob:
+def job():
     found = FakeJob(Savepoints(every=10, keep=3), 1)
     for _ in range(61):
         found.finish_step()
@@ -279,14 +257,14 @@ def job() -> FakeJob:
 
 
 @pytest.mark.parametrize("verb", [v for v, a in action_classes().items() if not a.engine_step])
-def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
+def test_every_action_is_content_with_it(verb, job):
     """Their own `perform` judges the answer; a new action must be known here."""
     action = action_classes()[verb](**NEEDS.get(verb, {}))
 
     assert action.perform(job, action.plan(AIM), key="k")
 
 
-def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob) -> None:
+def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job):
     assert list(job.kept) == [40, 50, 60]
     args = {"before_step": 55, "rewarm": {"start": 0.1, "steps": 10}}
 
@@ -301,7 +279,7 @@ def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob
         job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
 
 
-def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
+def test_a_pause_has_a_lease_and_a_skip_has_an_end(job):
     job.now_ns = 7
     job.command("pause", {"lease_s": 2.0}, key="k", deadline_s=1)
     assert job.paused_until == 2_000_000_007
@@ -360,9 +338,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("keys", "said"), EXPECTED)
-def test_an_expectation_holds_or_fails_with_its_place(
-    keys: str, said: str | None, outcome: Play
-) -> None:
+def test_an_expectation_holds_or_fails_with_its_place(keys, said, outcome):
     failures = outcome(f"{STORY}  - {{{keys}}}\n").failures
 
     assert len(failures) == (said is not None)
@@ -381,13 +357,13 @@ SPIKES = """\
 """
 
 
-def covered(subject: Subject) -> Coverage:
+def covered(subject):
     found = Coverage()
     found.add(subject, [outcome.result for outcome in run_suite(subject)])
     return found
 
 
-def test_rules_are_shown_firing_and_quiet(subject: Callable[..., Subject]) -> None:
+def test_rules_are_shown_firing_and_quiet(subject):
     """A rule whose metrics a scenario does not have is not shown quiet by it."""
     one = covered(subject(COVERED_QUIET))
     assert one.rules == {"spike": [0, 1], "both": [0, 1], "grad": [0, 1], "dead": [0, 1]}
@@ -402,7 +378,7 @@ def test_rules_are_shown_firing_and_quiet(subject: Callable[..., Subject]) -> No
     assert not any("spike" in line for line in missing)
 
 
-def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
+def test_moves_and_budgets_are_counted(subject):
     """The second spike finds the budget of one lr_scale spent, and holds."""
     found = covered(subject(COVERED_QUIET + SPIKES))
     missing = list(found.missing())
@@ -418,7 +394,7 @@ def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
     assert found.percent() == 100.0 * shown / total < 60
 
 
-def test_a_policy_that_no_scenario_is_about_is_not_covered(subject: Callable[..., Subject]) -> None:
+def test_a_policy_that_no_scenario_is_about_is_not_covered(subject):
     """What it has counts, and what another policy shows is not shown for it."""
     found = covered(subject(COVERED_QUIET + SPIKES))
     shown = found.parts()

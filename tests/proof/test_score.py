@@ -98,7 +98,6 @@ def test_what_only_looks_like_trouble_is_none(kind):
 
 
 def test_an_alarm_serves_the_label_it_lies_in():
-    """Two troubles may be nearer to each other than the tolerance."""
     labels = Label("r", 100, 110, "divergence"), Label("r", 115, 120, "divergence")
     scored = _score(_outcome([(116, "SEV1")]), *labels)
 
@@ -107,7 +106,6 @@ def test_an_alarm_serves_the_label_it_lies_in():
 
 
 def test_false_actions_have_a_rate_per_row():
-    """What follows within the probation is the same one."""
     actions = [(300, False), (340, False), (351, False), (105, False)]
     scored = _score(_outcome([(105, "SEV1")], actions), SPIKE)
 

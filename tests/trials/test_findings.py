@@ -70,7 +70,6 @@ ACTED_ON = arm(1, acts=[("pause", 60)])
 
 
 def judged(unattended, acting=None, control=None, fault=SPIKE):
-    """Return the finding of one fault and seed."""
     control = arm(1) if control is None else control
     return summarize_fault(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
 
@@ -196,7 +195,6 @@ def report():
 
 
 def make_report(drills, found, controls=(), **more):
-    """Return the report of a suite."""
     return SuiteReport(
         suite="suite-x",
         command=["python", "<train.py>"],
@@ -325,7 +323,6 @@ BEGIN, END = 200, 400
 
 
 def healthy(seed=0, noise=0.05):
-    """Return a falling loss with noise of its batches."""
     rng = random.Random(seed)
     return {s: 2.0 + 3.0 / (1.0 + s / 20.0) + rng.gauss(0.0, noise) for s in range(END)}
 
