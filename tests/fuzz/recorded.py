@@ -12,21 +12,7 @@ from typing import Any
 from supervise.catalog import load_policy
 from supervise.checkpoints import VERIFIED, Register
 from supervise.cli import invoke
-from supervise.core.model import (
-    Adopted,
-    Announced,
-    Beat,
-    Event,
-    Exited,
-    Frame,
-    Gap,
-    Launched,
-    Notice,
-    OperatorCommand,
-    Payload,
-    Policy,
-    Tick,
-)
+from supervise.core import model
 from supervise.runtime import RankView, build_status
 from supervise.store import RunDir
 from tests.support.recorded_run import SECOND, WALL, Judge
@@ -73,18 +59,20 @@ probation: 5
 
 
 @cache
-def policy(home: Path) -> Policy:
+def policy(home: Path) -> model.Policy:
     (home / "fuzzed.yaml").write_text(POLICY)
     return load_policy(home / "fuzzed.yaml")
 
 
-def events() -> list[Event]:
+def events() -> list[model.Event]:
     """Return a short life of everything: two incidents, a rollback, words, an adoption."""
-    found: list[Event] = [Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 7, NAMES)]
+    found: list[model.Event] = [model.Launched(1, 2**22 + 7, 0), model.Announced(2, 0, 1, 7, NAMES)]
     for step in range(34):
         loss = 9.0 if step in (12, 25) else 2.0 + step % 3 / 10
         norm = 30.0 if step in (20, 21) else 1.0
-        found.append(Frame((10 + step) * SECOND, 0, 0, step, (loss, norm, step // 8, 1024.0, None)))
+        found.append(
+            model.Frame((10 + step) * SECOND, 0, 0, step, (loss, norm, step // 8, 1024.0, None))
+        )
     at = 60 * SECOND
     saved = {"path": "/c/1.pt", "step": 8, "attempt": 0, "how": "torch.save", "seconds": 0.1}
     saved |= {"ranks": 1, "python": "/usr/bin/python3"}
@@ -99,16 +87,17 @@ def events() -> list[Event]:
         ("signal", {"final": False, "typed": True}),
     ]
     found += [
-        Notice(at, kind, f"{kind} said", 0, 9, data, 5, n) for n, (kind, data) in enumerate(notices)
+        model.Notice(at, kind, f"{kind} said", 0, 9, data, 5, n)
+        for n, (kind, data) in enumerate(notices)
     ]
     found += [
-        Gap(at, 0, 40, 3),
-        Tick(at + SECOND, (Beat(0, at, "step"),)),
-        OperatorCommand(at, "ann", "silence", {"key": "k1", "rule": "odd", "for": 9}),
-        OperatorCommand(at, "ann", "lr", {"key": "k2", "value": 0.5, "rewarm": 3}),
-        OperatorCommand(at, "ann", "quarantine", {"key": "k3", "shards": ["data/1.tar"]}),
-        Adopted(at + 2 * SECOND, 99, True, 5),
-        Exited(at + 3 * SECOND, -9),
+        model.Gap(at, 0, 40, 3),
+        model.Tick(at + SECOND, (model.Beat(0, at, "step"),)),
+        model.OperatorCommand(at, "ann", "silence", {"key": "k1", "rule": "odd", "for": 9}),
+        model.OperatorCommand(at, "ann", "lr", {"key": "k2", "value": 0.5, "rewarm": 3}),
+        model.OperatorCommand(at, "ann", "quarantine", {"key": "k3", "shards": ["data/1.tar"]}),
+        model.Adopted(at + 2 * SECOND, 99, True, 5),
+        model.Exited(at + 3 * SECOND, -9),
     ]
     return found
 
@@ -133,7 +122,7 @@ def sample(home: Path) -> RunDir:
     started |= {"channels": ["console"]}
     judge.recorder.note("run_start", -1, "the job was started", started)
     judge.judge(*events())
-    ranks = {0: RankView(7, "step", 5, Payload({"collectors": {"loss": "on"}}))}
+    ranks = {0: RankView(7, "step", 5, model.Payload({"collectors": {"loss": "on"}}))}
     about: dict[str, Any] = {"wall": WALL, "now_ns": 9, "tier": "T1", "last": None}
     status = build_status(chosen, judge.state, ranks, **about, trouble=None)
     run.write_json("state.json", status.document())

@@ -9,41 +9,13 @@ from html import unescape
 
 import pytest
 
-from supervise.trials import (
-    FAULT_HEADER,
-    Act,
-    Alarm,
-    Arm,
-    Drill,
-    FaultArm,
-    Runs,
-    SuiteReport,
-    TrialPolicy,
-    default_faults,
-    describe_limits,
-    describe_undetected,
-    drop_refused,
-    explain_unhealthy,
-    fault_plot,
-    fault_result,
-    fault_rows,
-    find_clashes,
-    find_departure,
-    find_moved_metrics,
-    monitor_rows,
-    plan_waves,
-    render_suite,
-    spread_of,
-    suite_page,
-    sum_excess_loss,
-    summarize_fault,
-    summarize_healthy_run,
-    summarize_monitors,
-    summarize_suite,
-)
+from supervise import trials
 
 LOSS, ONSET, STEPS = "train_loss_raw", 100, 200
-SPIKE, BATCH = Drill("lr_spike:factor=10", "lr_spike"), Drill("bad_batch", "bad_batch")
+SPIKE, BATCH = (
+    trials.Drill("lr_spike:factor=10", "lr_spike"),
+    trials.Drill("bad_batch", "bad_batch"),
+)
 climbs, nothing = (lambda after: 0.02 * after), (lambda after: 0.0)
 READS = {"rate": {"learning_rate"}, "loss": {LOSS}, "speed": {"step_time"}}
 
@@ -56,13 +28,13 @@ def arm(seed, change=None, *, alarms=(), acts=(), made=STEPS, tokens=64.0, refus
         loss = 2.0 + rng.gauss(0.0, 0.02)
         loss += change(step - ONSET) if change and step >= ONSET else 0.0
         rows[step] = {LOSS: loss, "tokens_per_update": 64.0 if step < ONSET else tokens}
-    return FaultArm(
-        Arm("a", rows, exit_code=more.get("code", 0), stopped=more.get("stopped", False)),
+    return trials.FaultArm(
+        trials.Arm("a", rows, exit_code=more.get("code", 0), stopped=more.get("stopped", False)),
         repeated=more.get("repeated", 0),
         injected=ONSET if change and not refused and made > ONSET else None,
         refused=refused,
-        alarms=tuple(Alarm(*one) for one in alarms),
-        acts=tuple(Act(verb, step, is_done=True) for verb, step in acts),
+        alarms=tuple(trials.Alarm(*one) for one in alarms),
+        acts=tuple(trials.Act(verb, step, is_done=True) for verb, step in acts),
     )
 
 
@@ -71,7 +43,9 @@ ACTED_ON = arm(1, acts=[("pause", 60)])
 
 def judged(unattended, acting=None, control=None, fault=SPIKE):
     control = arm(1) if control is None else control
-    return summarize_fault(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
+    return trials.summarize_fault(
+        trials.Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS
+    )
 
 
 def test_alarms_and_the_loss_are_dated_from_the_fault_on():
@@ -160,45 +134,45 @@ def test_runs_of_a_job_that_does_not_repeat_itself_are_doubted():
     ],
 )
 def test_a_healthy_run_must_be_whole_to_be_a_control(control, why):
-    assert explain_unhealthy(control, LOSS, STEPS, ONSET) == why
-    assert explain_unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
-    few = explain_unhealthy(arm(1), LOSS, STEPS, 60)
+    assert trials.explain_unhealthy(control, LOSS, STEPS, ONSET) == why
+    assert trials.explain_unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
+    few = trials.explain_unhealthy(arm(1), LOSS, STEPS, 60)
     assert few == "has 60 values of train_loss_raw before step 60; 64 are needed"
 
 
 @pytest.fixture
 def report():
     """The report of a suite of two seeds."""
-    drills = [SPIKE, BATCH, Drill("router", "router")]
+    drills = [SPIKE, BATCH, trials.Drill("router", "router")]
     runs = []
     for seed in (1, 2):
         rate = [("rate", "SEV2", 100), ("loss", "SEV1", 125), ("speed", "SEV2", 103)]
         acting = arm(seed, nothing, acts=[("hold_rate", 100)], repeated=7)
-        runs.append(Runs(SPIKE, seed, arm(seed, climbs, alarms=rate), acting, arm(seed)))
+        runs.append(trials.Runs(SPIKE, seed, arm(seed, climbs, alarms=rate), acting, arm(seed)))
         alarms = [("loss", "SEV1", 100)] if seed == 1 else []
         jump = arm(seed, lambda after: 3.0 * (after < 5), alarms=alarms)
-        runs.append(Runs(BATCH, seed, jump, None, arm(seed)))
+        runs.append(trials.Runs(BATCH, seed, jump, None, arm(seed)))
     lacking = arm(1, climbs, refused="no router")
-    runs.append(Runs(drills[2], 1, lacking, None, arm(1)))
-    found = [summarize_fault(one, LOSS, STEPS, READS) for one in runs]
+    runs.append(trials.Runs(drills[2], 1, lacking, None, arm(1)))
+    found = [trials.summarize_fault(one, LOSS, STEPS, READS) for one in runs]
     controls = [
-        summarize_healthy_run(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
-        summarize_healthy_run(2, arm(2), LOSS, STEPS),
+        trials.summarize_healthy_run(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
+        trials.summarize_healthy_run(2, arm(2), LOSS, STEPS),
     ]
     return make_report(
         drills,
         found,
         controls,
         means={SPIKE.text: "multiply the learning rate"},
-        plots={SPIKE.text: fault_plot(runs[0], found[0], LOSS)},
+        plots={SPIKE.text: trials.fault_plot(runs[0], found[0], LOSS)},
     )
 
 
 def make_report(drills, found, controls=(), **more):
-    return SuiteReport(
+    return trials.SuiteReport(
         suite="suite-x",
         command=["python", "<train.py>"],
-        policy=TrialPolicy("nano", "0123456789abcdef", []),
+        policy=trials.TrialPolicy("nano", "0123456789abcdef", []),
         metric=LOSS,
         steps=STEPS,
         fault_step=ONSET,
@@ -207,20 +181,20 @@ def make_report(drills, found, controls=(), **more):
         notes=[],
         rules={},
         healthy=controls,
-        faults=[fault_result(drill, found) for drill in drills],
-        **{"means": {}, "plots": {}, "monitors": summarize_monitors(found, controls)} | more,
+        faults=[trials.fault_result(drill, found) for drill in drills],
+        **{"means": {}, "plots": {}, "monitors": trials.summarize_monitors(found, controls)} | more,
     )
 
 
 def test_monitors_are_ranked_and_a_fault_has_the_columns_of_its_best_one(report):
     ranked = [monitor.rule for monitor in report.monitors]
-    rows = {row[0]: row for row in monitor_rows(report)}
+    rows = {row[0]: row for row in trials.monitor_rows(report)}
 
     assert ranked == ["rate", "loss", "speed"], "false alarms last"
     assert rows["rate"][2].endswith(" ahead)")
     assert rows["loss"][3].endswith("bad_batch (with it, 1 of 2)")
     assert rows["speed"][5] == "1"
-    cells = [dict(zip(FAULT_HEADER, row, strict=True)) for row in fault_rows(report)]
+    cells = [dict(zip(trials.FAULT_HEADER, row, strict=True)) for row in trials.fault_rows(report)]
     spike, batch, router = cells
     assert (spike["best monitor"], spike["alarm"], spike["page"]) == ("SEV2 rate", "0", "25")
     assert spike["lead"].endswith(" ahead") and spike["harm"] == "2 of 2"
@@ -228,12 +202,12 @@ def test_monitors_are_ranked_and_a_fault_has_the_columns_of_its_best_one(report)
     assert (batch["best monitor"], batch["alarm"]) == ("SEV1 loss", "0 (1 of 2)")
     assert router["best monitor"] == "not judged: no router"
     missed = "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
-    assert describe_undetected(report) == [missed]
+    assert trials.describe_undetected(report) == [missed]
     assert (
         "speed has alarms during lr_spike:factor=10, which change nothing that it measures: not "
         "counted above"
-    ) in describe_limits(report)
-    assert summarize_suite(report) == (
+    ) in trials.describe_limits(report)
+    assert trials.summarize_suite(report) == (
         "2 faults. Harmful: 1, 1 of them paged in every run. With a monitor ahead of the loss: 1. "
         "With a run without an alarm: 1. False alarms: 1 in 2 healthy runs of 400 steps in all"
     )
@@ -242,9 +216,9 @@ def test_monitors_are_ranked_and_a_fault_has_the_columns_of_its_best_one(report)
 def row_of(*found):
     """Return the cells of a fault by column, undetected faults, and the limits of the suite."""
     report = make_report([SPIKE], found, monitors=[])
-    (row,) = fault_rows(report)
-    cells = dict(zip(FAULT_HEADER, row, strict=True))
-    return cells, describe_undetected(report), describe_limits(report)
+    (row,) = trials.fault_rows(report)
+    cells = dict(zip(trials.FAULT_HEADER, row, strict=True))
+    return cells, trials.describe_undetected(report), trials.describe_limits(report)
 
 
 ENDED = "ended after 150 steps with code 1"
@@ -289,7 +263,7 @@ def test_a_seed_that_was_not_judged_is_a_limit():
 
 
 def test_the_page_and_the_tables_hold_it_all(report):
-    page, table = suite_page(report), render_suite(report)
+    page, table = trials.suite_page(report), trials.render_suite(report)
 
     for text in ("python <train.py>", "SEV2 rate", "not judged: no router", "no alarm in 1 of 2"):
         assert text in unescape(page)
@@ -302,18 +276,18 @@ def test_the_page_and_the_tables_hold_it_all(report):
 
 
 def test_runs_come_in_waves_with_names_of_their_own():
-    waves = plan_waves([SPIKE, BATCH], 2, 3, acts=True)
+    waves = trials.plan_waves([SPIKE, BATCH], 2, 3, acts=True)
 
     assert [[run.name for run in wave] for wave in waves[:2]] == [
         ["healthy-1", "healthy-2", "healthy-3"],
         ["lr_spike-factor=10-1-unattended", "bad_batch-1-unattended"],
     ]
     assert len(waves[2]) == 6
-    assert {run.drill for run in drop_refused({BATCH.text: "no"}, waves[2])} == {SPIKE}
-    assert len(plan_waves([SPIKE], 2, 2, acts=False)[2]) == 1
-    alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
-    assert find_clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
-    assert default_faults(["bad_batch", "crash", "lr_spike"]) == ["bad_batch", "lr_spike"]
+    assert {run.drill for run in trials.drop_refused({BATCH.text: "no"}, waves[2])} == {SPIKE}
+    assert len(trials.plan_waves([SPIKE], 2, 2, acts=False)[2]) == 1
+    alike = [trials.Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
+    assert trials.find_clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
+    assert trials.default_faults(["bad_batch", "crash", "lr_spike"]) == ["bad_batch", "lr_spike"]
 
 
 # ── when a loss leaves the band of its healthy control, and what is lost against it ───────────────
@@ -332,9 +306,9 @@ def with_fault(control, change):
 
 
 def test_a_spread_is_that_of_the_noise_and_not_of_the_trend():
-    assert spread_of(healthy(), BEGIN) == pytest.approx(0.05, rel=0.3)
-    assert spread_of(healthy(), 30) == pytest.approx(0.05, rel=1.0), "in a steep fall"
-    assert math.isnan(spread_of(healthy(), 5)), "too few"
+    assert trials.spread_of(healthy(), BEGIN) == pytest.approx(0.05, rel=0.3)
+    assert trials.spread_of(healthy(), 30) == pytest.approx(0.05, rel=1.0), "in a steep fall"
+    assert math.isnan(trials.spread_of(healthy(), 5)), "too few"
 
 
 @pytest.mark.parametrize(
@@ -352,7 +326,7 @@ def test_a_spread_is_that_of_the_noise_and_not_of_the_trend():
 def test_a_loss_leaves_its_band(change, step):
     control = healthy()
 
-    departure = find_departure(with_fault(control, change), control, BEGIN)
+    departure = trials.find_departure(with_fault(control, change), control, BEGIN)
 
     assert (departure is None) == (step is None)
     assert step is None or abs(departure.step - BEGIN - step) <= 3
@@ -360,17 +334,17 @@ def test_a_loss_leaves_its_band(change, step):
 
 def test_another_run_of_the_same_program_stays_in_the_band():
     for seed in range(20):
-        assert find_departure(healthy(seed + 1), healthy(0), BEGIN) is None
+        assert trials.find_departure(healthy(seed + 1), healthy(0), BEGIN) is None
 
 
 def test_the_excess_loss_is_the_sum_over_the_steps_that_both_have():
     control = healthy()
     run = with_fault(control, lambda after: 0.5 if after < 10 else 0.0)
 
-    assert sum_excess_loss(run, control, BEGIN) == pytest.approx(5.0)
-    assert sum_excess_loss({**run, END: 9.0}, control, BEGIN) == pytest.approx(5.0)
-    assert sum_excess_loss({**run, 300: math.nan}, control, BEGIN) == math.inf
-    assert sum_excess_loss(control, control, BEGIN) == 0.0
+    assert trials.sum_excess_loss(run, control, BEGIN) == pytest.approx(5.0)
+    assert trials.sum_excess_loss({**run, END: 9.0}, control, BEGIN) == pytest.approx(5.0)
+    assert trials.sum_excess_loss({**run, 300: math.nan}, control, BEGIN) == math.inf
+    assert trials.sum_excess_loss(control, control, BEGIN) == 0.0
 
 
 def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
@@ -378,18 +352,20 @@ def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
     tokens = dict.fromkeys(range(END), 768.0)
     falling = {s: 1e-3 * (1.0 + math.cos(math.pi * s / END)) for s in range(END)}
 
-    assert find_moved_metrics(rate, rate, BEGIN, END) is None
-    assert find_moved_metrics({**rate, 250: 2e-3}, rate, BEGIN, END) == 250
-    assert find_moved_metrics({**tokens, 201: 767.0}, tokens, BEGIN, END) == 201
-    assert find_moved_metrics({**tokens, 150: 1.0, 390: 1.0}, tokens, BEGIN, 380) is None
-    assert find_moved_metrics(tokens, {BEGIN: 1.0}, BEGIN, END) is None, "nothing to compare with"
+    assert trials.find_moved_metrics(rate, rate, BEGIN, END) is None
+    assert trials.find_moved_metrics({**rate, 250: 2e-3}, rate, BEGIN, END) == 250
+    assert trials.find_moved_metrics({**tokens, 201: 767.0}, tokens, BEGIN, END) == 201
+    assert trials.find_moved_metrics({**tokens, 150: 1.0, 390: 1.0}, tokens, BEGIN, 380) is None
+    assert trials.find_moved_metrics(tokens, {BEGIN: 1.0}, BEGIN, END) is None, (
+        "nothing to compare with"
+    )
     doubled = {s: v * (2.0 if s == 250 else 1.0) for s, v in falling.items()}
-    assert find_moved_metrics(doubled, falling, BEGIN, END) == 250, "a schedule is no noise"
+    assert trials.find_moved_metrics(doubled, falling, BEGIN, END) == 250, "a schedule is no noise"
 
 
 def test_steps_at_which_the_control_is_not_finite_tell_nothing():
     control = {**healthy(), 250: math.nan}
     run = {**healthy(), 250: math.nan, 260: 9.0}
 
-    assert find_departure(run, control, BEGIN).step == 260
-    assert sum_excess_loss(run, control, BEGIN) == pytest.approx(9.0 - control[260])
+    assert trials.find_departure(run, control, BEGIN).step == 260
+    assert trials.sum_excess_loss(run, control, BEGIN) == pytest.approx(9.0 - control[260])
