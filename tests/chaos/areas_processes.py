@@ -8,7 +8,7 @@ import sys
 import time
 
 import psutil
-from world import Case, Skip, alive, eventually, memory_group, scenario
+from world import Case, Skip, alive, eventually, scenario
 
 # ── process trees ─────────────────────────────────────────────────────────────────────────────────
 
@@ -33,26 +33,6 @@ def exec_chain(case: Case) -> None:
     words = ["env", "A=1", "nice", "sh", "-c", 'exec "$0" "$@"', *last]
     case.start(job=words[case.draw.choice([0, 2, 3]) :])
     case.fine(code)
-
-
-@scenario("processes", seeds=2)
-def killed_for_memory(case: Case) -> None:
-    """A job that grows beyond the limit of its cgroup: the kernel kills it, and is named."""
-    allowed = 160 << 20
-    group = memory_group(case.home.name, allowed)
-    if group is None:
-        raise Skip("no cgroup with a limit of memory can be made here")
-    try:
-        grows = "held = []\nwhile True:\n    held.append(bytearray(8 << 20)); time.sleep(0.02)"
-        into = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
-        case.start(before=into, job=case.plain(grows))
-        case.fine(128 + signal.SIGKILL, done=False)
-    finally:
-        eventually(lambda: not (group / "cgroup.procs").read_text(), "the end of the group")
-        group.rmdir()
-    said = (case.home / "stderr").read_text()
-    assert "SIGKILL: the kernel's out of memory killer ended 1 process of this cgroup" in said, said
-    assert "out of host memory" in said, said
 
 
 # ── signals ───────────────────────────────────────────────────────────────────────────────────────

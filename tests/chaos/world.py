@@ -36,7 +36,6 @@ MARK = "SUPERVISE_CHAOS_CASE"
 LATE_S = 10.0  # supervise may end so much later than its job
 PATIENCE_S = 90.0
 SHM = Path("/dev/shm")
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Skip(Exception):  # noqa: N818
@@ -97,22 +96,6 @@ def limit(**limits: int) -> Callable[[], None]:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
 
     return apply
-
-
-def memory_group(name: str, most: int) -> Path | None:
-    """Make a cgroup, of version 1 or 2, that may hold `most` bytes; None: we may not."""
-    for root, file in ((CGROUPS / "memory", "memory.limit_in_bytes"), (CGROUPS, "memory.max")):
-        group = root / name
-        try:
-            group.mkdir()
-        except OSError:  # no such hierarchy, or not ours
-            continue
-        if (group / file).exists():
-            (group / file).write_text(str(most))
-            return group
-        with contextlib.suppress(OSError):  # a plain folder
-            group.rmdir()
-    return None
 
 
 class Case:
