@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -303,9 +303,26 @@ def named(module: Module) -> Iterator[str]:
             yield f"{module.path} names {name}, which is not here"
 
 
+ARGS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.M)
+ENTRY = re.compile(r"(?:^    |\. )`?((?:[a-z_]\w*, )*[a-z_]\w*)`?: ", re.M)
+
+
+def described(module: Module) -> Iterator[str]:
+    """A docstring names parameters that exist."""
+    if not module.name.startswith("supervise"):
+        return
+    for node in module.nodes:
+        documented = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        if documented and (section := ARGS.search(ast.get_docstring(node) or "")):
+            names = {name for head in ENTRY.findall(section[1]) for name in head.split(", ")}
+            names -= {getattr(each, "arg", getattr(each, "id", "")) for each in ast.walk(node)}
+            for name in sorted(names):
+                yield f"{module.path}:{node.lineno} describes {name}, which is no parameter"
+
+
 RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     *(layers, pure, polite, alongside, small, introduced, matched, named, printed),
-    through_the_face,
+    *(through_the_face, described),
 )
 
 
@@ -346,6 +363,79 @@ def test_only_a_notice_makes_the_text_of_a_message():
         and getattr(node.func, "id", "") in ("MessageDraft", "MessageText")
     ]
     assert made == ["core/run_state.py"]
+
+
+STANDARD = frozenset(("_exit", "_getframe", "_replace", "_make", "_asdict", "_run_exitfuncs"))
+PRIVATE_READS = 7  # may only fall
+
+
+def private_reads(nodes: Iterable[ast.AST]) -> list[str]:
+    """Return the private names of other objects, or of product modules, that a test reads."""
+    names = []
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own and re.match("_[^_]", node.attr) and node.attr not in STANDARD:
+                names.append(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("supervise"):
+            helpers = (node.module or "").rpartition(".")[2] in ("cli", "detectors", "notifiers")
+            names += [a.name for a in node.names if a.name.startswith("_") and not helpers]
+    return names
+
+
+def test_no_test_reads_more_private_names_of_the_product():
+    """A test of internals breaks when the code gets better; test what a caller sees."""
+    reads = [
+        f"{module.path}: {name}"
+        for module in read_modules()
+        if module.name.startswith("tests.")
+        for name in private_reads(module.nodes)
+    ]
+    assert len(reads) <= PRIVATE_READS, "\n" + "\n".join(reads)
+    text = "from supervise.runtime.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
+    assert private_reads(ast.walk(ast.parse(text))) == ["_x", "_b"]
+
+
+# Words in the names of sentences: what is in one is a typed fact, too, and code reads that.
+SENTENCES = {*("answer", "cause", "error", "gate", "headline", "message", "muted", "problem")}
+SENTENCES |= {*("reason", "refusal", "settled", "standstill", "status", "suppressed", "text")}
+SENTENCES |= {*("title", "verdict", "why")}
+CUTS = ("startswith", "endswith", "removeprefix", "removesuffix", "split")
+CUTS += ("partition", "rpartition")
+PARSERS = re.compile("catalog|data|notifiers|store|recordings")  # of foreign text
+# The codec of a record, what another program wrote, lines and arguments.
+READERS = """
+cli/__init__ cli/__init__ cli/_params cli/_streams cli/doctor cli/policy_commands
+cli/policy_commands cli/web core/model/failure report/incident_builder
+report/incident_sentences report/incident_views report/incident_views runtime/identity
+runtime/stacks
+"""
+
+
+def sentence_cuts(nodes: Iterable[ast.AST]) -> list[str]:
+    calls = []
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        subject = [node.func.value] if node.func.attr in CUTS else []
+        if node.func.attr in ("match", "search", "fullmatch"):
+            subject = node.args[1:2]
+        names = (getattr(n, "id", getattr(n, "attr", "")) for s in subject for n in ast.walk(s))
+        if any(SENTENCES & {*name.split("_")} for name in names):
+            calls.append(f"{node.lineno}: {ast.unparse(node)}")
+    return calls
+
+
+def test_no_code_reads_a_sentence_back():
+    cuts = [
+        (module.path.removesuffix(".py"), call)
+        for module in read_modules()
+        if within(module.name, ("supervise",)) and not PARSERS.match(module.path)
+        for call in sentence_cuts(module.nodes)
+    ]
+    assert sorted(path for path, _ in cuts) == READERS.split(), cuts
+    for code in ("muted.startswith('x:')", "str(a.reason).split('/')", "re.match('a', it.why)"):
+        assert sentence_cuts(ast.walk(ast.parse(code)))
 
 
 def repeated(modules: list[Module]) -> list[str]:
@@ -444,6 +534,11 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise.core.x", "N = 3  # as gone.md has it", "core/x.py names gone.md, which is not"),
         ("tests.core.x", "from supervise.core import engine", "imports supervise.core.engine; imp"),
         ("supervise.cli.x", "click.echo(json.dumps(y))", "cli/x.py:1 calls click.echo(); use echo"),
+        (
+            "supervise.web.x",
+            "def f(a):\n '''F.\n\n Args:\n     b: c.\n '''",
+            "x.py:1 describes b, which is no",
+        ),
     ],
 )
 def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):

@@ -1,17 +1,16 @@
-"""What must not be in any file that is published, and what tests do not look at."""
+"""What must not be in any file that is published, and the form of documents."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import ROOT, read_modules, within
+from tests.test_architecture import ROOT
 
 FORBIDDEN = {
     "a note to self; finish it or file it": r"\b(TODO|FIXME|XXX|HACK)\b",
@@ -169,92 +168,3 @@ def test_a_document_names_files_that_exist(name):
     shown = re.findall(r"(?:^|`)make ([a-z][a-z-]*)", text, re.MULTILINE)
     missing += [f"make {name}" for name in shown if name not in " ".join(targets).split()]
     assert missing == []
-
-
-STANDARD = frozenset(("_exit", "_getframe", "_replace", "_make", "_asdict", "_run_exitfuncs"))
-PRIVATE_READS = 7  # may only fall
-
-
-def private_reads(nodes: Iterable[ast.AST]) -> list[str]:
-    """Return the private names of other objects, or of product modules, that a test reads."""
-    names = []
-    for node in nodes:
-        if isinstance(node, ast.Attribute):
-            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            if not own and re.match("_[^_]", node.attr) and node.attr not in STANDARD:
-                names.append(node.attr)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("supervise"):
-            helpers = (node.module or "").rpartition(".")[2] in ("cli", "detectors", "notifiers")
-            names += [a.name for a in node.names if a.name.startswith("_") and not helpers]
-    return names
-
-
-def test_no_test_reads_more_private_names_of_the_product():
-    """A test of internals breaks when the code gets better; test what a caller sees."""
-    reads = [
-        f"{module.path}: {name}"
-        for module in read_modules()
-        if module.name.startswith("tests.")
-        for name in private_reads(module.nodes)
-    ]
-    assert len(reads) <= PRIVATE_READS, "\n" + "\n".join(reads)
-    text = "from supervise.runtime.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
-    assert private_reads(ast.walk(ast.parse(text))) == ["_x", "_b"]
-
-
-# Words in the names of sentences: what is in one is a typed fact, too, and code reads that.
-SENTENCES = {*("answer", "cause", "error", "gate", "headline", "message", "muted", "problem")}
-SENTENCES |= {*("reason", "refusal", "settled", "standstill", "status", "suppressed", "text")}
-SENTENCES |= {*("title", "verdict", "why")}
-CUTS = ("startswith", "endswith", "removeprefix", "removesuffix", "split")
-CUTS += ("partition", "rpartition")
-PARSERS = re.compile("catalog|data|notifiers|store|recordings")  # of foreign text
-# The codec of a record, what another program wrote, lines and arguments.
-READERS = """
-cli/__init__ cli/__init__ cli/_params cli/_streams cli/doctor cli/policy_commands
-cli/policy_commands cli/web core/model/failure report/incident_builder
-report/incident_sentences report/incident_views report/incident_views runtime/identity
-runtime/stacks
-"""
-
-
-def sentence_cuts(nodes: Iterable[ast.AST]) -> list[str]:
-    calls = []
-    for node in nodes:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        subject = [node.func.value] if node.func.attr in CUTS else []
-        if node.func.attr in ("match", "search", "fullmatch"):
-            subject = node.args[1:2]
-        names = (getattr(n, "id", getattr(n, "attr", "")) for s in subject for n in ast.walk(s))
-        if any(SENTENCES & {*name.split("_")} for name in names):
-            calls.append(f"{node.lineno}: {ast.unparse(node)}")
-    return calls
-
-
-def test_no_code_reads_a_sentence_back():
-    cuts = [
-        (module.path.removesuffix(".py"), call)
-        for module in read_modules()
-        if within(module.name, ("supervise",)) and not PARSERS.match(module.path)
-        for call in sentence_cuts(module.nodes)
-    ]
-    assert sorted(path for path, _ in cuts) == READERS.split(), cuts
-    for code in ("muted.startswith('x:')", "str(a.reason).split('/')", "re.match('a', it.why)"):
-        assert sentence_cuts(ast.walk(ast.parse(code)))
-
-
-ARGS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.M)
-ENTRY = re.compile(r"(?:^    |\. )`?((?:[a-z_]\w*, )*[a-z_]\w*)`?: ", re.M)
-
-
-def test_a_docstring_names_parameters_that_exist():
-    stale = []
-    for module in (each for each in read_modules() if each.name.startswith("supervise")):
-        for node in module.nodes:
-            documented = isinstance(node, (ast.FunctionDef, ast.ClassDef))
-            if documented and (section := ARGS.search(ast.get_docstring(node) or "")):
-                named = {name for head in ENTRY.findall(section[1]) for name in head.split(", ")}
-                named -= {getattr(n, "arg", getattr(n, "id", "")) for n in ast.walk(node)}
-                stale += [f"{module.path}:{node.lineno}: {name}" for name in named]
-    assert not stale
