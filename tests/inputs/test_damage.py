@@ -125,7 +125,6 @@ def test_a_file_that_was_cut_and_grew_again_is_noticed(tmp_path, sample):
 
 
 def test_a_half_written_document_leaves_the_one_before_in_force(writer, segment):
-    """Names and status never go back, wherever a rewrite was cut off."""
     writer.announce(["a"])
     writer.announce(["a", "b"])
     writer.status({"n": 1})
@@ -157,10 +156,7 @@ def test_a_damaged_table_of_names_is_an_error_once_a_frame_needs_it(writer, segm
     ("content", "message"),
     [
         (b"", "holds 0 bytes"),
-        (b"SUPVSEG1", "holds 8 bytes"),
         (b"%PDF-1.7" + bytes(200_000), "is not a probe segment: it starts with b'%PDF-1.7'"),
-        (bytes(200_000), "is not a probe segment"),
-        (wire.MAGIC + b"\0\0\0\0" + bytes(200_000), "has wire version 0, .* reads version 1"),
         (wire.MAGIC + b"\2\0\0\0" + bytes(200_000), "has wire version 2, .* reads version 1"),
         (wire.MAGIC + b"\1\0\0\0" + bytes(200_000), "has a damaged header"),
         (lambda path: None, "No such file"),
@@ -185,7 +181,6 @@ NOW = 10**9
 
 @pytest.fixture
 def late(writer):
-    """A reader whose clock is behind the frames of the tests."""
     segment = Segment.open(writer.path, lambda: NOW)
     yield segment
     segment.close()
@@ -207,10 +202,8 @@ def forge(path, slot, **changed):
     ("field", "value"),
     [
         ("step", 1 << 53),
-        ("step", (1 << 64) - 1),
         ("attempt", 1 << 31),
         ("at_ns", NOW + 3601 * 10**9),
-        ("at_ns", (1 << 64) - 1),
     ],
 )
 def test_a_frame_out_of_range_is_a_fault_of_the_segment(writer, late, field, value):
@@ -235,7 +228,6 @@ def test_a_frame_out_of_range_is_a_fault_of_the_segment(writer, late, field, val
 def test_a_header_out_of_range_is_a_fault_of_the_segment(
     tmp_path, shm, writer, name, at, form, value
 ):
-    """One notice, and nothing of it is read."""
     raw = bytearray(Path(writer.path).read_bytes())
     struct.pack_into(form, raw, at, value)
     struct.pack_into("<I", raw, wire.FIXED_SIZE - 4, zlib.crc32(raw[: wire.FIXED_SIZE - 4]))
@@ -257,36 +249,21 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
 @pytest.mark.parametrize(
     "raw",
     [
-        b"[]",
-        b"null",
-        b"3",
-        b'"note"',
-        b"{",
-        b"\xff\xfe",
-        b"{" * 900,
-        b"[" * 1000,
+        *(b"[]", b"null", b"{", b"\xff\xfe", b"[" * 1000),
         *(json.dumps({k: v for k, v in NOTICE.items() if k != key}).encode() for key in NOTICE),
         *(
             json.dumps({**NOTICE, **changed}).encode()
             for changed in (
                 {"extra": 1},
-                {"step": "3"},
-                {"step": True},
-                {"step": 1.0},
-                {"step": 1 << 53},
-                {"step": -2},
-                {"message": None},
-                {"message": "\ud800"},
-                {"data": []},
-                {"data": {"\udc00": 1}},
+                *({"step": step} for step in ("3", True, 1 << 53, -2)),
+                *({"message": message} for message in (None, "\ud800")),
+                *({"data": data} for data in ([], {"\udc00": 1})),
                 {"data": {"a": 10**30}},
                 {"data": {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}},
                 *({"frame": frame} for frame in (-1, 2**53, None)),
                 *({"notice": kind} for kind in ("checkpoint", "signal", "segment-fault")),
                 {"notice": "continuity", "data": {"ok": False, "loss": {"was": "x", "is": 1.0}}},
-                {"notice": "continuity", "data": {"ok": False, "loss": 3}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "file": {"size": 1}}},
-                {"notice": "checkpoint-saved", "data": {**SAVED, "attempt": "0"}},
                 {"notice": "checkpoint-saved", "data": {**SAVED, "seconds": [1]}},
                 {"notice": "drill", "data": {"fault": "nan", "refused": True}},
             )
@@ -296,10 +273,8 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
                 {"ack": "k", "verb": verb, "step": 3, "ok": True, "error": None, "result": result}
             ).encode()
             for verb, result in (
-                ("rollback", {}),
                 ("rollback", {"attempt": "1", "step": 0}),
                 ("loss_scale", {}),
-                ("loss_scale", {"loss_scale": None}),
                 ("clip", {}),
                 ("pause", {"ack_step": "x"}),
             )
