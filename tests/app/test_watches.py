@@ -45,7 +45,6 @@ def settle(woken):
 @pytest.mark.parametrize(
     ("pattern", "folder", "how"),
     [
-        ("out/*.pt", "out", "written"),
         ("out/step-*/model.pt", "out", "moved in"),
         ("**/*.pt", ".", "written"),
         ("{}/out/last.pt", "out", "moved in"),
@@ -152,16 +151,17 @@ def test_writes_in_a_burst_to_the_policy_or_its_base_are_one_edit(edited, name):
 @pytest.mark.parametrize(
     "text",
     [
-        '{"command": "lr", "operator": "anna", "args": {"value": '
-        + "[" * 100_000
-        + "]" * 100_000
-        + "}}",
-        '{"command": "lr", "operator": "anna", "args": {"value": [[1]]}}',
-        '{"command": "lr", "operator": "anna", "args": {"value": {"a": 1}}}',
-        '{"command": "lr", "operator": "anna", "args": {"value": NaN}}',
-        '{"command": "lr", "operator": "anna", "args": [1]}',
+        *(
+            f'{{"command": "lr", "operator": "anna", "args": {args}}}'
+            for args in (
+                '{"value": ' + "[" * 100_000 + "]" * 100_000 + "}",
+                '{"value": [[1]]}',
+                '{"value": {"a": 1}}',
+                '{"value": NaN}',
+                "[1]",
+            )
+        ),
         '{"command": "lr", "args": {}}',
-        "[]",
         "",
     ],
 )

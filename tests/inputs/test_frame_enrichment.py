@@ -38,10 +38,6 @@ def test_a_new_column_is_announced_in_front_of_its_frame_and_absent_once_it_is_u
     machine.clear()
     assert enricher.complete(Frame(7, 0, 0, 2, (2.0,))) == [Frame(7, 0, 0, 2, (2.0, None))]
 
-    other = Announced(9, 0, 1, 777, ("train_loss_raw",))  # another process starts from nothing
-    assert enricher.complete(other) == [other]
-    assert enricher.complete(Frame(10, 0, 0, 0, (2.0,))) == [Frame(10, 0, 0, 0, (2.0,))]
-
 
 def test_names_that_the_probe_announces_late_move_no_column():
     enricher, _ = enriched(disk_free=40.0)
@@ -57,7 +53,6 @@ def test_names_that_the_probe_announces_late_move_no_column():
 
 
 def test_a_program_that_replaced_itself_starts_from_nothing():
-    """After an exec the process is the same, and may announce less than before."""
     before = Announced(5, 0, 1, 7, ("train_loss_raw", "probe_self_time"), segment=1)
     enricher, _ = enriched(before, disk_free=40.0)
     enricher.complete(Frame(6, 0, 0, 9, (2.0, 0.1)))
@@ -181,6 +176,8 @@ def test_errors_are_counted_by_class_one_a_minute():
 
 
 def test_a_rank_that_runs_no_hook_for_half_a_minute_is_missed_in_the_frames_of_all():
+    """Or for eight of its longest steps; what evaluates, saves, is stopped or dead is judged
+    elsewhere."""
     run = Run(2)
     assert run.read()["heartbeat_missing"] == 0.0
     assert run.missing((0.0, "step"), (30.0, "step")) == 0.0
@@ -188,10 +185,6 @@ def test_a_rank_that_runs_no_hook_for_half_a_minute_is_missed_in_the_frames_of_a
     assert run.read(1) == {"heartbeat_missing": 1.0}
     assert "heartbeat_missing" not in Run().read()
 
-
-def test_long_steps_and_other_phases_have_their_time():
-    """Eight of its longest steps; what evaluates, saves, is stopped or dead is judged elsewhere."""
-    run = Run(2)
     for _ in range(3):
         run.read(1)
         run.at_s += 10.0
@@ -215,12 +208,8 @@ def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
     found = join_ranks(*two)
     assert found["loss_outlier_rank"] == 1, "between two, the one with the higher loss"
     assert found["batch_dispersion"] == pytest.approx(2.4 / 2**0.5)
-    assert "batch_dispersion" not in join_ranks(two[0], {"train_loss_raw": 3.4})
-
-
-@pytest.mark.parametrize("other", [None, NAN])
-def test_what_one_rank_lacks_is_known_of_none(other):
-    assert "loss_dispersion" not in join_ranks({"train_loss_raw": 2.0}, {"train_loss_raw": other})
+    found = join_ranks(two[0], {"train_loss_raw": NAN})  # what one rank lacks is known of none
+    assert not found.keys() & {"loss_dispersion", "batch_dispersion"}
 
 
 def test_the_loss_of_the_job_weighs_each_rank_by_its_targets():
@@ -291,9 +280,7 @@ def spent(step, **parts):
     return {"step_time": step, "other_time": 0.0, **parts}
 
 
-@pytest.mark.parametrize(
-    ("slow", "part"), [("input_time", 0), ("forward_time", 1), ("other_time", 2)]
-)
+@pytest.mark.parametrize(("slow", "part"), [("input_time", 0), ("other_time", 2)])
 def test_the_straggler_is_the_rank_that_takes_longest_by_itself(slow, part):
     """A step of 0.5 s would take 0.4 s without its 0.1 s; the others wait in their backward."""
     others = spent(0.5, forward_time=0.09, backward_time=0.41)

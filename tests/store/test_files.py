@@ -100,7 +100,6 @@ def test_what_is_made_is_for_its_owner_alone(side, tmp_path, open_umask):
 
 
 def test_what_fails_half_way_leaves_nothing(tmp_path):
-    """The old file is there, and nothing beside it."""
     (tmp_path / "a").write_text("old")
 
     with pytest.raises(RuntimeError), replacing_file(tmp_path / "a") as file:  # noqa: PT012

@@ -41,6 +41,14 @@ def write(path, events, **more):
     return numbers
 
 
+def write_steps(path):
+    """Write frames of one size; return their segment, its bytes, and the size of a frame."""
+    write(path, STEPS)
+    segment = path / "00000.jrn"
+    whole = segment.read_bytes()
+    return segment, whole, (len(whole) - 16) // len(STEPS)
+
+
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 2**32 - 1)
 TEXT = st.text(max_size=20)
@@ -102,23 +110,14 @@ def test_a_float_comes_back_bit_by_bit(bits):
     assert absent is None and back is not None
     assert struct.pack("<d", back) == struct.pack("<d", value) or math.isnan(value)
     assert math.isnan(back) == math.isnan(value)
-
-
-def test_other_events_keep_numbers_that_are_not_finite():
-    """An ack may report a NaN; replay must see it again."""
-    event = Finished(1, "a", True, {"loss": float("inf"), "low": float("-inf")})
-
-    assert unpack_event(*pack_event(event)) == event
-    back = unpack_event(*pack_event(Finished(1, "a", True, {"x": float("nan")})))
-    assert isinstance(back, Finished) and math.isnan(back.result["x"])
+    ack = unpack_event(*pack_event(Finished(1, "a", True, {"x": value})))
+    assert isinstance(ack, Finished)
+    assert ack.result["x"] == value or (math.isnan(value) and math.isnan(ack.result["x"]))
 
 
 def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
     """A torn tail is no error, and the next writer goes on from there."""
-    write(tmp_path / "j", STEPS)
-    segment = tmp_path / "j" / "00000.jrn"
-    whole = segment.read_bytes()
-    size = (len(whole) - 16) // len(STEPS)
+    segment, whole, size = write_steps(tmp_path / "j")
 
     for cut in range(16, len(whole), 3):
         for tail in (b"", bytes(50)):
@@ -135,10 +134,7 @@ def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
 
 def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path):
     """Only the last event may be taken for a torn tail; nothing wrong is ever returned."""
-    write(tmp_path / "j", STEPS)
-    segment = tmp_path / "j" / "00000.jrn"
-    whole = segment.read_bytes()
-    size = (len(whole) - 16) // len(STEPS)
+    segment, whole, size = write_steps(tmp_path / "j")
 
     for at in range(16, len(whole)):
         segment.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -156,10 +152,7 @@ def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path):
 
 def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
     """Each event carries its number, each segment that of its first one."""
-    write(tmp_path / "j", STEPS)
-    segment = tmp_path / "j" / "00000.jrn"
-    whole = segment.read_bytes()
-    size = (len(whole) - 16) // len(STEPS)
+    segment, whole, size = write_steps(tmp_path / "j")
     segment.write_bytes(whole[: 16 + size] + whole[16 + 2 * size :])
     with pytest.raises(StoreError, match="event 1 in"):
         list(read_journal(tmp_path / "j"))
@@ -203,9 +196,8 @@ while True:
 def test_kill_9_loses_no_event_whose_append_returned(tmp_path):
     """No buffer in between: what a killed supervisor has judged can be replayed."""
     path, expected = tmp_path / "j", 0
-    for stop_after in (1, 300, 2000):
+    for stop_after in (1, 2000):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
         said = [int(writer.stdout.readline()) for _ in range(stop_after)]
         writer.kill()
         said += [int(line) for line in writer.stdout.read().split(b"\n")[:-1]]
@@ -214,10 +206,9 @@ def test_kill_9_loses_no_event_whose_append_returned(tmp_path):
         assert said[0] == expected
         events = list(read_journal(path))
         assert [n for n, _ in events] == list(range(len(events)))
-        assert events[said[-1]][1] == Frame(
-            said[-1], 0, 0, said[-1], (float(said[-1]), None) * (said[-1] % 20)
-        )
-        assert len(events) - said[-1] in (1, 2)
+        last = said[-1]
+        assert events[last][1] == Frame(last, 0, 0, last, (float(last), None) * (last % 20))
+        assert len(events) - last in (1, 2)
         expected = len(events)
 
 

@@ -48,7 +48,11 @@ def test_a_changed_file_is_read_again_and_kept(begun, small):
     assert event.changes == PolicyChanges(detectors=PartChanges(changed=["high"]))
     (kept,) = (run.path / "policies").iterdir()
     assert kept.read_text() == new.resolved
-    assert make_policy_finder(run, load_policy)(new.digest).digest == new.digest
+    find = make_policy_finder(run, load_policy)
+    assert find(new.digest).digest == new.digest
+    kept.unlink()
+    with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
+        find(new.digest)
 
 
 def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):
@@ -62,12 +66,6 @@ def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_pa
     assert (same.mode, new.mode, event.refused) == ("shadow", "observe", None)
     again, _ = ask(reloader, new)
     assert again.mode == "observe"
-
-
-def test_a_missing_policy_is_named(begun):
-    run, policy, _ = begun()
-    with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
-        make_policy_finder(run, load_policy)(policy.digest)
 
 
 def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
