@@ -181,7 +181,6 @@ def test_weights_that_mend_are_damaged_where_no_batch_is_the_cause(context, book
 
 
 def test_the_longest_stop_fits_into_its_deadline():
-    """What `check` allows, the performer waits for."""
     longest = Stop(grace=300.0, term=300.0)
 
     assert longest.check() == []

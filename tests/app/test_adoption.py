@@ -121,7 +121,6 @@ def assert_replayed(run):
 
 @pytest.fixture
 def open_intent(keep_run, make_frames):
-    """A run whose supervisor died with an order on disk and no outcome."""
     return keep_run(make_frames(0, *SPIKE), ended=False, answer=lambda action: None)
 
 
@@ -159,7 +158,6 @@ def test_an_order_whose_training_is_over_is_not_given_again(keep_run, make_frame
 
 @pytest.mark.parametrize("known", [True, False])
 def test_an_answer_that_lies_there_comes_before_the_frames_behind_it(open_intent, take_over, known):
-    """Its effect is looked for in the first of them."""
     (intent,) = kinds(open_intent, "intent")
     heard = [f"{open_intent.id}:{intent['data']['action']['id']}"] if known else []
     frame = Frame(10**13, 0, 0, 21, (2.0, 1.0))
@@ -251,7 +249,6 @@ def stopping(keep_run, make_frames, small):
 
 
 def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(stopping, take_over):
-    """With which code to exit was decided before anybody died."""
     run = stopping(None)
     job = FakeJob(returncode=0)
 
@@ -344,7 +341,6 @@ def test_that_what_was_started_failed_at_once_is_known(relaunching, take_over, c
 
 @pytest.fixture
 def troubled(keep_run, make_frames):
-    """A run with one incident, whose learning rate was halved."""
     return keep_run(make_frames(0, *SPIKE, *[2.0] * 20), ended=False)
 
 
@@ -368,7 +364,6 @@ def test_decisions_that_were_not_written_any_more_are_known(troubled):
 
 
 def test_a_log_that_says_something_else_is_not_gone_on_with(troubled, keep_run, make_frames):
-    """Its journal belongs to another run: decisions would not follow from it."""
     other = keep_run(make_frames(0, *[2.0] * 9, 8.0, *[2.0] * 40), ended=False, name="other")
     shutil.rmtree(troubled.journal_path)
     shutil.copytree(other.journal_path, troubled.journal_path)

@@ -1,4 +1,4 @@
-"""What the processor knows of a relaunch that is under way."""
+"""The event processor during a relaunch, and what it passes to the guard."""
 
 from operator import attrgetter
 from types import SimpleNamespace
@@ -27,7 +27,6 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 
 @pytest.fixture
 def processor():
-    """A processor whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(
         metrics=None, run=None, reloader=None, argv=(), policy=POLICY, redactor=Redactor()
     )
@@ -41,7 +40,6 @@ def processor():
 
 
 def test_what_may_be_better_lies_between_the_order_and_the_trouble(processor):
-    """As far from the first breach as the policy wants it, or from where an operator goes back."""
     assert processor.candidate_steps() == (19, 50)
     processor.state.incident.run.requested.before_step = 40
     assert processor.candidate_steps() == (19, 30)

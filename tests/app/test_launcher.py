@@ -1,4 +1,4 @@
-"""What a launch gives to the job: the command, the environment, the probe's orders."""
+"""A launch gives the job its command, its environment and the orders of the probe."""
 
 import json
 import os
@@ -40,8 +40,6 @@ def launcher(run, tmp_path):
 
 @pytest.fixture
 def told(tmp_path, run, launcher):
-    """Start a launch; return its further arguments, its environment, and what the probe reads."""
-
     def start(policy, launch=Launch()):  # noqa: B008
         assert launcher.start(policy, launch).wait(60.0) == 0
         (_, *words), environ = json.loads((tmp_path / "told").read_text())
@@ -83,7 +81,6 @@ def test_a_library_is_told_by_the_probe_where_no_argument_can_say_it(told):
 @pytest.mark.parametrize(
     ("job", "mode", "name", "value"),
     [
-        ({}, "enforce", "peak_flops", None),  # the probe goes by the device's name
         ({"peak_flops": 1.2e14}, "enforce", "peak_flops", 1.2e14),
         ({"probe_batch": True}, "enforce", "probe_batch", {}),
         ({"probe_batch": True}, "shadow", "probe_batch", None),
@@ -96,8 +93,6 @@ def test_settings_of_the_policy_reach_the_probe(told, job, mode, name, value):
 
 
 def test_savepoints_have_a_budget_of_memory_and_one_of_disk(told, tmp_path):
-    """Shares of what the machine has, unless the policy says how much; or none go to disk."""
-
     def savepoints(**keys):
         return told(replace(POLICY, savepoints=Savepoints(25, **keys)))[2]["savepoints"]
 

@@ -14,8 +14,6 @@ PATH = "out/ckpt.supervise-8.pt"
 
 
 class FakeJob:
-    """Answers the order by hand."""
-
     def __init__(self):
         self.paused, self.status, self.asked = False, {}, []
 
@@ -36,8 +34,6 @@ class FakeJob:
 
 
 class FakeProcessor:
-    """Keeps what it is given to process."""
-
     def __init__(self):
         self.policy = SimpleNamespace(mode="enforce", job=JobSettings(preempt="checkpoint"))
         self.state = SimpleNamespace(job=SimpleNamespace(world_size=1, held_signals=()))
@@ -131,7 +127,7 @@ def test_a_drain_file_from_before_the_start_means_nothing(run, tmp_path):
     ],
 )
 def test_where_no_checkpoint_can_be_made_the_signal_is_not_held_and_people_know(run, change, why):
-    """What lasts is reported once at the start: frameworks of several ranks get the signals."""
+    """A lasting reason is reported once at the start: the job handles the signals itself."""
     it = run()
     change(it)
     it.go()

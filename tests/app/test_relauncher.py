@@ -108,7 +108,6 @@ def edges(start):
 
 @pytest.fixture
 def control(run, edges, controlled):
-    """A control over a running job, with a fresh supervisor's relauncher."""
     relaunch = Relauncher(run, edges, edges, edges, edges.notices.append)
     edges.control = controlled(relaunch=relaunch)
     return edges.control
@@ -119,7 +118,6 @@ def relaunch(control, order=ARGS, *, deadline_s=60):
 
 
 def steps(edges):
-    """Return what was asked for, without the arguments."""
     return [each if isinstance(each, str) else each[0] for each in edges.asked]
 
 
@@ -128,13 +126,7 @@ def written(run):
     return path, json.loads(path.read_text())
 
 
-def kill(control):
-    control.process.signal(9)
-    control.process.wait(60.0)
-
-
 def test_a_relaunch_stops_puts_back_and_starts(control, edges, run):
-    """What takes long comes before the stop, what moves files after it; then the new one runs."""
     old = control.process
 
     seen = relaunch(control)
@@ -181,7 +173,6 @@ def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, don
 
 @pytest.mark.parametrize("died", [False, True], ids=["by us", "by an heir"])
 def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run, died):
-    """It is prepared as the first one was, also where its choice was all that came on record."""
     if died:
         edges.error = StoreError("killed")
         with pytest.raises(ActionError, match="killed"):
@@ -202,7 +193,6 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run, di
 
 @pytest.mark.parametrize("damage", ["damaged", "lost"])
 def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run, damage):
-    """The job is dead by then: an older checkpoint is better than none."""
     edges.chosen = [NEWER]
     setattr(edges, damage, ("ckpt-3",))
 
@@ -276,17 +266,23 @@ def test_a_job_that_could_not_be_started_again_is_not_stopped(
 
 
 @pytest.mark.parametrize("order", [ARGS, IDLE], ids=["by order", "for a standstill"])
-def test_a_job_that_is_dead_already_is_started_and_not_stopped(control, order):
-    kill(control)
+def test_a_job_that_is_dead_already_is_started_and_not_stopped(control, edges, order):
+    """One that cannot be started keeps its code: the engine knows whether a person is needed."""
+    control.process.signal(9)
+    control.process.wait(60.0)
+    edges.error = StoreError("the disk is full")
+    with pytest.raises(ActionError, match="the disk is full"):
+        relaunch(control, order)
+    assert control.exit_code is None
 
+    edges.error = None
     seen = relaunch(control, order)
-
     assert (seen["how"], seen["returncode"]) == ("ended", -9)
     assert control.process.returncode is None
 
 
 def test_on_a_host_that_is_not_fit_nothing_is_started(control, edges, run):
-    """What it found is on record, a person is needed; a later try of the order looks again."""
+    """The finding is on record, a person is needed; a later try of the order looks again."""
     edges.health[False] = UNFIT
     with pytest.raises(ActionError, match="not fit"):
         relaunch(control)
@@ -342,14 +338,3 @@ def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control
     edges.error = None
     assert relaunch(control)["how"] == "stopped"
     assert not was_stopped_for(run, "r:1") and control.exit_code is None
-
-
-def test_a_job_that_crashed_and_cannot_be_started_keeps_its_code(control, edges):
-    """The engine says whether it was to go on, and so whether a person is needed."""
-    kill(control)
-    edges.error = StoreError("the disk is full")
-
-    with pytest.raises(ActionError, match="the disk is full"):
-        relaunch(control)
-
-    assert control.exit_code is None

@@ -16,7 +16,6 @@ pytest.importorskip("structlog")
 
 @pytest.fixture
 def make(tmp_path):
-    """A function that makes a log of a run."""
     made = []
 
     def make(path=tmp_path / "supervisor.log", **options):

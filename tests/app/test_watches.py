@@ -12,7 +12,7 @@ from supervise.store import Reloader
 from tests.support.waiting import wait_until
 
 pytest.importorskip("watchdog")
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 @pytest.fixture
@@ -22,7 +22,6 @@ def woken():
 
 @pytest.fixture
 def watch(tmp_path, woken):
-    """A function that watches for the files of a pattern."""
     started = []
 
     def start(pattern):
@@ -53,7 +52,6 @@ def settle(woken):
 def test_a_file_where_the_literal_beginning_of_a_pattern_leads_wakes(
     tmp_path, watch, woken, pattern, folder, how
 ):
-    """Written in place, or aside and then moved, as a command or a checkpoint is."""
     aside = tmp_path.with_name(f"{tmp_path.name}-aside")
     aside.write_text("x")
     (tmp_path / "out").mkdir()
@@ -69,7 +67,6 @@ def test_a_file_where_the_literal_beginning_of_a_pattern_leads_wakes(
 
 
 def test_a_directory_that_comes_later_and_one_below_are_watched(tmp_path, watch, woken):
-    """The output directory is made by the job, and each checkpoint in one of its own."""
     out = tmp_path / "out"
     watch("out/checkpoint-*/model.pt")
     out.mkdir()
@@ -133,7 +130,6 @@ def test_an_edit_that_does_not_load_is_reported_once(edited):
 
 @pytest.mark.parametrize("name", ["path", "base"])
 def test_writes_in_a_burst_to_the_policy_or_its_base_are_one_edit(edited, name):
-    """Editors write a file in several steps, of which only the last one is whole."""
     edited.watch.start()
     wake = {target.directory: target.wake for target in edited.watch.targets()}
     for bound in ("10.0", "gt", "9.0"):

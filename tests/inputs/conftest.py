@@ -20,7 +20,6 @@ def writer(tmp_path):
 
 @pytest.fixture
 def segment(writer):
-    """Its reader."""
     segment = Segment.open(writer.path, lambda: 77)
     yield segment
     segment.close()
@@ -75,7 +74,6 @@ class Company:
             self.announce(rank)
 
     def announce(self, rank, *, at_ns=1, again=False):
-        """Let another program be the rank."""
         self.number += 1
         news = Announced(at_ns, rank, self.world, 100 + rank, self.names, self.number, again)
         self._columns[rank] = self.enricher.complete(news)[0].names

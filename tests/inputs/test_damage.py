@@ -25,7 +25,6 @@ def opened(path):
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """The bytes of a segment with something in every part of it."""
     folder = str(tmp_path_factory.mktemp("sample"))
     writer = Writer.create(folder, "run-7", 0, 1, slots=4, capacity=3)
     mailbox, segment = Mailbox(writer), opened(writer.path)
@@ -70,7 +69,6 @@ ANYWHERE = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(ANYWHERE, st.integers(1, 255)), min_size=1, max_size=4), st.booleans())
 def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample, flips, already):
-    """Any bytes changed, before or after the file was opened: never another error, never a lie."""
     path = tmp_path_factory.getbasetemp() / "damaged.seg"
     damaged = bytearray(sample)
     for at, mask in flips:
@@ -282,7 +280,6 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
     ],
 )
 def test_a_letter_of_another_shape_is_refused(writer, segment, raw):
-    """It is counted, so that people hear of it; nothing of it is journaled or acted on."""
     writer.post(raw)
 
     (told,) = segment.poll()

@@ -65,7 +65,6 @@ def test_a_program_that_replaced_itself_starts_from_nothing():
 
 
 def test_steps_of_a_program_that_is_over_complete_none_of_the_next():
-    """Two ranks replaced themselves: a step counts when both have said it since."""
     company = Company(("train_loss_raw",), 2)
     company.number = 3
     company.frame(1, {"train_loss_raw": 100.0})  # rank 0 never came so far
@@ -87,7 +86,6 @@ def test_a_job_that_reports_a_metric_itself_is_believed():
 
 
 def test_columns_stay_where_a_supervisor_before_this_one_put_them():
-    """Of the same segment only: another process starts from nothing."""
     before = announced(names=("train_loss_raw", "disk_free", "loss_scale"))
     enricher = FrameEnricher(lambda pid, leads: {"cpu_share": 0.5})
     enricher.recall(before)
@@ -112,12 +110,10 @@ class Run(Company):
         super().__init__((), world, lambda: (int(self.at_s * S), int(self.suspended_s * S)))
 
     def read(self, rank=0, *, ago_s=0.0):
-        """Read a frame that was published a while ago."""
         self.number += 1
         return self.frame(rank, {}, at_ns=int((self.at_s - ago_s) * S))
 
     def hear(self, *beats, failures=()):
-        """Take, rank by rank, for how long it ran no hook and its phase, and the failures known."""
         now_ns = int(self.at_s * S)
         seen = [Beat(rank, now_ns - int(s * S), phase) for rank, (s, phase) in enumerate(beats)]
         self.enricher.on_beats(seen, failures, now_ns)
@@ -142,7 +138,6 @@ def test_a_frame_is_as_old_as_it_is_when_it_is_read():
 
 
 def test_restarts_of_the_last_hour_are_counted_whoever_starts_the_job():
-    """A launcher that replaces all ranks restarts the job once; the policy may do so, too."""
     run = Run(2)
     assert "restart_rate" not in run.read()
     for rank in (0, 1, 0, 1):
@@ -224,7 +219,6 @@ def test_the_loss_of_the_job_weighs_each_rank_by_its_targets():
 
 
 def test_the_norm_of_the_job_is_that_of_all_shards_or_the_one_that_replicas_agree_on():
-    """With shares of 3 and 4 the whole is 5, whatever each rank's own norm is."""
     shards = [{"grad_global_norm": 9.0, "grad_norm_share": share} for share in (3.0, 4.0)]
     assert join_ranks(*shards)["job_grad_norm"] == 5.0
     assert join_ranks(*[{"grad_global_norm": 7.0}] * 2)["job_grad_norm"] == 7.0
@@ -303,7 +297,6 @@ def test_ranks_that_are_late_by_turns_are_no_stragglers():
 
 
 def test_replicas_with_another_checksum_are_counted():
-    """Run 1 differs; a rank that has none, as under another scheme, ends the comparison."""
     same = {"param_digest.0": 5.0, "param_digest.1": 7.0}
     assert join_ranks(same, same, same) == {"param_digest_mismatch": 0.0}
     found = join_ranks(same, {**same, "param_digest.1": 8.0}, same)

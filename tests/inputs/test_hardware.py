@@ -34,7 +34,6 @@ def test_the_host_tells_real_numbers_from_a_thread_that_ends(tmp_path):
 
 @pytest.fixture
 def started():
-    """A function that starts a Python program; all are killed at the end."""
     children = []
 
     def start(program, *argv):
@@ -148,7 +147,6 @@ def test_a_rank_gets_the_worst_of_its_devices_and_their_critical_errors(tmp_path
 
 
 def test_a_lost_device_is_not_taken_for_a_busy_one_and_hides_no_other(tmp_path):
-    """What failed is reported once for each launch; its memory may be the host's."""
     own = [os.getpid()]
     looked = hardware(tmp_path, driver := Driver({0: own, 1: own}, shared=True), answer_s=0.0)
     shares = []

@@ -19,7 +19,6 @@ OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"
 
 @pytest.fixture
 def logs(tmp_path):
-    """Files of a pattern, followed from the launch of the job on."""
     made = LogFiles(["*.log"], tmp_path, failure_classes)
     yield made
     made.close()
@@ -97,7 +96,6 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
 
 
 def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
-    """What lies too far back is skipped, with little memory; the benchmark measures speed."""
     log = tmp_path / "train.log"
     logs.launched()
     line = f"{'step 17 loss 2.3 ' * 6}\n"

@@ -26,7 +26,6 @@ class Course:
         self.supervised_anew()
 
     def supervised_anew(self):
-        """Another supervisor goes on with what was recorded."""
         judged = None if self.policy is None else lambda: (self.policy, self.state)
         self.enricher = FrameEnricher(lambda pid, leads: {}, judged=judged)
         (news,) = self.enricher.complete(Announced(5, 0, self.world, 100, self.names))
@@ -106,7 +105,6 @@ def test_compute_time_frac_is_the_part_of_the_step_that_is_no_wait():
 
 
 def test_batch_new_share_is_that_of_batches_which_did_not_come_shortly_before():
-    """Also behind a rollback, where the same steps are made of the same batches."""
     noise, course = random.Random(3), Course("batch_fingerprint")
     prints = [float(noise.randrange(60)) for _ in range(200)]
     found = [course.step(value).get("batch_new_share") for value in prints]
@@ -136,7 +134,6 @@ def swing(stds, steps=None):
 
 
 def test_layer_swing_is_what_the_layers_have_in_common():
-    """Growth is none, of its own each is none, and a schedule's bend is none."""
     noise, span = random.Random(2), range(12)
     together = [
         [0.02 * i * math.exp(0.01 * (-1) ** t + 0.002 * t) for i in (1, 2, 3, 4)] for t in span
@@ -177,6 +174,8 @@ def test_slice_val_shift_is_the_way_of_one_set_in_scales_of_its_past():
         ways.append(changes[1] - median(changes))
     scale = max(1.4826 * median(map(abs, ways[:-1])), 0.002 * rows[-1][1])
     assert found[20] == pytest.approx(abs(ways[-1]) / scale) and found[20] > 8.0
+    two = Course(*names[:2])
+    assert not any("slice_val_shift" in two.step(*row[:2]) for row in rows)
 
 
 def test_scaling_law_residual_is_the_mean_above_the_law(policy_of):
@@ -206,7 +205,6 @@ RECIPE = (
 
 @pytest.mark.parametrize("metric", ["train_loss_raw", "val_loss_ema"])
 def test_collapse_residual_is_that_of_the_policys_own_detector(policy_of, metric):
-    """One frame later. A rollback takes back what was fed of the steps that it undid."""
     course = Course(metric, policy=policy_of(RECIPE.format(metric)))
 
     def level(step):

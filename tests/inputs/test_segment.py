@@ -49,7 +49,6 @@ TRAINER = """
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A function that starts a real process that publishes; returns it and its segment."""
     with ExitStack() as ends:
 
         def start(*, slots, steps=10**9, chatty=False):
@@ -129,7 +128,6 @@ def test_heartbeat_lease_and_stamp_cross(writer, segment):
 
 
 def test_a_torn_lease_is_the_one_before(writer, segment):
-    """Half a word must not end a pause early."""
     segment.lease(1000)
     before = writer.lease_until_ns()
     poke(writer.path, (wire.LEASE_AT, 7))

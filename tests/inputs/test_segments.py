@@ -27,7 +27,6 @@ def marks(tmp_path):
 
 @pytest.fixture
 def segments(shm, marks):
-    """The run's segments, with a clock that ticks once a second."""
     times = itertools.count(SECOND, SECOND)
     segments = Segments(shm, marks, lambda: next(times))
     yield segments
@@ -56,7 +55,6 @@ def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
 
 
 def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank):
-    """Under another rank's name, too; and one that is cut short later."""
     sound, broken = rank(0, 0.5), rank(1, 1.5)
     (shm / "rank-3.31.seg").write_bytes(b"%PDF-1.7" + bytes(4096))
     (shm / "rank-4.41.seg").write_bytes(wire.MAGIC + b"\7\0\0\0" + bytes(4096))
@@ -141,7 +139,6 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
 
 
 def test_a_probe_that_gave_up_is_heard_once_and_an_empty_mark_is_given_time(segments, marks):
-    """It may be in the writing; one that stays empty is an event all the same."""
     for name in ("boot.7", "armed.7", "off.7", "off.8"):
         (marks / name).touch()
     assert segments.poll() == []
@@ -158,7 +155,6 @@ def test_a_probe_that_gave_up_is_heard_once_and_an_empty_mark_is_given_time(segm
 
 @pytest.mark.parametrize(("step_ms", "interval_s"), [(1, 0.050), (240, 0.120), (9000, 0.500)])
 def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
-    """Half of the median step, between 50 and 500 ms; one slow step does not move it."""
     writer = rank(0)
     at_ns = 0
     for step in range(40):
@@ -217,7 +213,6 @@ def test_a_savepoint_to_be_retained_is_written_at_once_and_again_once_a_second(t
 
 @pytest.fixture
 def reader(shm, tmp_path):
-    """A function that opens the segments behind the events given, and polls once."""
     opened = []
 
     def read(*journal):
@@ -276,7 +271,6 @@ def test_what_was_overwritten_meanwhile_is_a_gap(rank, reader):
 
 
 def test_an_answer_is_read_again_and_notices_around_it_are_not(rank, reader):
-    """Whoever asked may have died before the answer was written down."""
     writer = rank()
     mailbox = Mailbox(writer)
     first, _ = reader()
@@ -330,7 +324,6 @@ def test_a_segment_that_was_replaced_is_not_read_again(rank, reader):
     [((3,), True, 3), ((None,), True, None), ((0, 0), False, 0), ((0, 1), False, None)],
 )
 def test_the_end_is_as_the_first_process_or_all_ranks_recorded_it(rank, shm, codes, leader, told):
-    """A launcher records nothing; its ranks speak for it while they agree."""
     for number, code in enumerate(codes):
         writer = rank(number)
         if code is not None:

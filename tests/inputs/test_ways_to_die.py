@@ -84,8 +84,6 @@ def records(tmp_path):
 
 @pytest.fixture
 def died(make_folder, launch, tmp_path):
-    """A function that lets a script end, and returns what was recorded and what people get."""
-
     def run(script, code, *, environ=(), kernel=False):
         folder, counter = make_folder(), tmp_path / "memory.events"
         counter.write_text("oom 0\noom_kill 4\n")
@@ -101,7 +99,6 @@ def died(make_folder, launch, tmp_path):
 
 
 def outcome(notices, folder, code):
-    """Judge the end of a job, and return everything that people read of it."""
     policy = Policy("test", "sha256:0", "observe", {}, ())
     state, decisions = initial_state(policy), []
     for event in (Launched(0, 1, 0), *notices, Exited(time.monotonic_ns(), code)):
@@ -140,7 +137,6 @@ def test_what_ended_it_is_named_wherever_people_read_of_it(died, way):
 
 
 def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(records, tmp_path):
-    """By this supervisor or the one before it; what is no record, or of no use, costs nothing."""
     good = {"pid": 7, "type": "E", "message": "\x1b[31mred\x07", "line": "4", "rank": [1]}
     texts = [json.dumps(good), "[]", "{", json.dumps({"ranks": [None, {"code": "x"}]}), "\0" * 99]
     for number, text in enumerate(texts):
@@ -223,7 +219,6 @@ def test_a_signal_that_a_shell_reports_is_one(records):
 
 
 def test_a_rank_that_crashed_is_shown_with_its_place(records, tmp_path):
-    """What Python wrote of the signal goes before what the launcher knows."""
     rank = {"rank": 1, "pid": 4243, "code": -11}
     record = {"kind": "launcher", "type": "ChildFailedError", "pid": 7, "ranks": [rank]}
     (tmp_path / "failure.7.1.json").write_text(json.dumps(record))

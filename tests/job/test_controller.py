@@ -145,8 +145,6 @@ def test_an_order_that_a_stuck_main_loop_did_not_send_is_never_sent(control_of):
 
 @pytest.fixture
 def paused(controlled):
-    """A function that pauses a job under a lease of 60 ms; returns its control and rank."""
-
     def build(total_s=60.0):
         rank = FakeRank(answer={"pause": lambda _: {"paused_step": 7}, "resume": lambda _: "no"})
         control = controlled(rank, lease=Lease(0.06))
@@ -158,7 +156,6 @@ def paused(controlled):
 
 @pytest.mark.parametrize("how", ["resume", "a failed resume", "its end by itself"])
 def test_a_pause_is_renewed_until_it_is_over(paused, how):
-    """The job is told of 60 ms, and of no more of them afterwards; a failed resume counts too."""
     control, rank = paused()
     ((_, _, args),) = rank.letters
     assert args["lease_s"] == 0.06 and control.paused
@@ -189,7 +186,6 @@ def test_no_renewal_of_a_pause_reaches_beyond_its_time_in_all(paused):
 
 
 def test_a_supervisor_that_hangs_holds_no_job(control_of):
-    """A main loop that stays away ends the renewals; one that comes back goes on with them."""
     control = control_of(rank := FakeRank(), lease=Lease(0.06, patience_s=0.3))
     control.resume(time.monotonic_ns() + 10**12, None)
     latest_ns = time.monotonic_ns() + int(0.36e9)
@@ -244,8 +240,6 @@ except KeyboardInterrupt:
 
 
 def test_a_stepping_job_is_interrupted_at_a_step_boundary(controlled, tmp_path):
-    """It saves and exits as on Ctrl-C; the supervisor's exit code is the policy's."""
-
     def stop(args):
         assert args == {"how": "interrupt"}
         control.process.signal(signal.SIGINT)
@@ -271,7 +265,6 @@ def test_a_stepping_job_is_interrupted_at_a_step_boundary(controlled, tmp_path):
     ],
 )
 def test_a_job_that_cannot_be_asked_gets_term(controlled, answer, silent_s, standstill, said):
-    """Without waiting for nothing; one that comes to a boundary would not stand still."""
     rank = FakeRank(answer={"stop": lambda _: answer}, silent_s=silent_s)
 
     seen = controlled(rank, loop={"standstill": standstill}).stop(
@@ -297,7 +290,6 @@ def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled):
 
 
 def test_a_job_that_ignores_everything_is_killed(controlled):
-    """It says it will stop, but neither that nor TERM ends it: KILL, all within the deadlines."""
     rank = FakeRank(answer={"stop": lambda _: {"stopping_step": 7}})
     control = controlled(rank, argv=("sh", "-c", "trap '' TERM INT; while true; do sleep 1; done"))
 
@@ -318,7 +310,6 @@ def test_a_job_that_ended_before_a_stop_keeps_its_own_result(controlled):
 
 
 def test_answers_to_a_supervisor_before_us_stand(control_of, looping):
-    """An order that every rank has answered is not sent again; one that only some did is."""
     ranks = [FakeRank(n, 2) for n in (0, 1)]
     for rank in ranks:
         rank.send("known", "x", {})

@@ -26,7 +26,6 @@ OURS = str(Path(supervise_probe.__file__).parent / "inject")
 
 
 def test_only_two_variables_change(tmp_path):
-    """The job's own PYTHONPATH stays behind ours, which is listed once; the inner one wins."""
     environ = {"PATH": "/bin", "PYTHONPATH": "/a:/b", "LANG": "C"}
 
     child = child_environment(environ, tmp_path / "probe.json")
@@ -73,7 +72,6 @@ bash run.sh
     ],
 )
 def test_a_command_gets_the_probe_unless_something_keeps_it_out(command, reason):
-    """The tier goes down to T0, with the sentence that `doctor` and the run manifest show."""
     assert forecast_tier(command.split()) == ("T0" if reason else "T1", reason)
 
 
@@ -129,7 +127,6 @@ def named(root, name):
 
 
 def test_only_dead_and_old_directories_are_swept(tmp_path):
-    """Locked, young, with a living job, or no directory at all: left alone."""
     mine = aged(make_environment(tmp_path, "mine"))
     named(tmp_path, "young")
     (tmp_path / f"supervise-{os.getuid()}-file").write_text("")

@@ -1,7 +1,6 @@
 """Starting the command as the user would have."""
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -125,27 +124,3 @@ def test_a_command_that_cannot_be_started_says_why_with_a_hint(
 
     assert caught.value.exit_code == code
     assert hint is None or caught.value.hint == hint
-
-
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, and setpriv to limit it"
-)
-def test_a_program_behind_a_closed_directory_cannot_be_started(tmp_path):
-    """Nor by a root that may not do everything: 126 as in a shell, and nothing is left behind."""
-    closed, shm = tmp_path / "closed", tmp_path / "shm"
-    for folder in (closed, shm):
-        folder.mkdir(mode=0o700)
-    shutil.copy("/bin/true", closed / "program")
-    os.chown(closed, 65534, 65534)
-    limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", PYTHON, "-m"]
-    command = str(closed / "program")
-
-    argv = [*limited, "supervise", "--run-dir", "run", "--", command]
-    environ = {**os.environ, "SUPERVISE_SHM": str(shm)}
-    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True)
-
-    assert done.returncode == 126, done.stderr
-    assert f"cannot start {command}: a directory above it may not be entered" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "shm"]
-    assert not list(shm.iterdir())

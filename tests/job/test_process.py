@@ -57,8 +57,6 @@ ORPHANS = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_sessio
 
 
 def orphan_of(process):
-    """Return what came to us, the subreaper of the job, when it had lost its parent."""
-
     def orphans():
         with contextlib.suppress(psutil.NoSuchProcess):  # its parent ends meanwhile
             members = [p for p in process.tree.members() if p.pid != process.pid]
@@ -110,7 +108,6 @@ def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
 
 
 def test_a_stopped_job_can_be_ended(start):
-    """A process under SIGSTOP hears TERM only once it is continued."""
     process = start("sleep", "60")
     process.signal(signal.SIGSTOP)
     wait_until(lambda: process.poll() is None and process.stopped)

@@ -78,7 +78,6 @@ signal.signal(signal.SIGTERM, save); os.write(1, b"on\\n"); time.sleep(60)
 
 
 def test_term_reaches_the_job_but_not_its_workers(wrapped):
-    """A job that saves a checkpoint on TERM still has its data workers while it does."""
     popen = wrapped(PYTHON, "-c", SAVES)
     assert popen.stdout.readline() == "on\n"
 
@@ -90,7 +89,6 @@ def test_term_reaches_the_job_but_not_its_workers(wrapped):
 
 @pytest.fixture
 def forwarder():
-    """One that is installed; afterwards nothing of it is left."""
     names = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT", "TSTP", "CHLD")
     numbers = [getattr(signal, f"SIG{name}") for name in names]
     before = list(map(signal.getsignal, numbers))
@@ -196,7 +194,6 @@ def test_a_held_signal_reaches_the_job(forwarder, holding, monkeypatch, grace_s,
 
 @pytest.mark.parametrize("first", ["the supervisor", "the job"])
 def test_a_signal_to_all_processes_counts_once(forwarder, holding, first):
-    """It waits, whoever gets it first; the probe keeps none from the moment it is passed on."""
     kept = []
     forwarder.keep = kept.append
     forwarder.offer(60.0, 5.0)

@@ -46,8 +46,6 @@ for n in range(10**6):
 
 @pytest.fixture
 def run(shell, wrapper, tmp_path):
-    """A function that types a supervised command into the shell."""
-
     def type_it(code, *patterns, suffix=""):
         script = tmp_path / "job.py"
         script.write_text(code)

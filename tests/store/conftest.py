@@ -26,20 +26,16 @@ def file_limit(size):
 
 @pytest.fixture
 def policy():
-    """A policy without rules."""
     return Policy("quiet", "sha256:0", "observe", {}, (), resolved="policy: quiet\n")
 
 
 @pytest.fixture
 def run(tmp_path, policy):
-    """A new run directory."""
     return RunDir.create(tmp_path / "run", argv=["python", "train.py"], policy=policy, wall=WALL)
 
 
 @pytest.fixture
 def put():
-    """A function that appends a record with a given reason."""
-
     def append(audit: Audit, reason: object = "", *, kind: str = "note", sync: bool = False) -> int:
         body = {"reason": reason, "data": {}}
         return audit.append(kind, actor="app", at_ns=5, wall=WALL, step=3, body=body, sync=sync)
@@ -49,7 +45,6 @@ def put():
 
 @pytest.fixture
 def opened():
-    """A function that opens an audit log; all are closed at the end."""
     logs = []
 
     def open_(path, run_id="run-1"):

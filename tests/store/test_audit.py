@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model import Tick
 from supervise.errors import StoreError, TamperError
-from supervise.store import Chain, Journal, Recorder, is_locked, read_audit, verify_audit
-from tests.support.waiting import wait_until
+from supervise.store import Chain, is_locked, read_audit, verify_audit
 
 from .conftest import file_limit
 
@@ -75,7 +73,6 @@ def test_each_writer_is_an_epoch_and_the_chain_goes_on(tmp_path, opened, put):
 
 
 def test_two_threads_may_write(tmp_path, opened, put):
-    """The outbox tells its results from threads of its own."""
     log = opened(tmp_path / "audit.log")
     threads = [
         threading.Thread(target=lambda: [put(log, sync=i % 20 == 0) for i in range(100)])
@@ -140,7 +137,6 @@ def test_a_crash_in_the_middle_of_a_repair_is_repaired(tmp_path, opened, write_n
 
 
 def test_a_changed_record_is_never_repaired(tmp_path, opened, write_notes):
-    """Tampering is told, and the file is left as it was found."""
     path = tmp_path / "audit.log"
     changed = write_notes(path, 3).replace(b'"reason":1', b'"reason":8') + b"torn as well"
     path.write_bytes(changed)
@@ -164,7 +160,6 @@ time.sleep(600)
 
 
 def test_a_second_supervisor_is_refused_until_the_first_is_gone(tmp_path, opened, put):
-    """One run, one supervisor; a killed one leaves no stale lock."""
     path = tmp_path / "audit.log"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)
     try:
@@ -193,7 +188,6 @@ for n in range(10**9):
 
 
 def test_kill_9_loses_no_record_whose_append_returned(tmp_path, write_notes):
-    """Records reach the kernel one by one."""
     path = tmp_path / "audit.log"
     for stop_after in (1, 400):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
@@ -209,14 +203,12 @@ def test_kill_9_loses_no_record_whose_append_returned(tmp_path, write_notes):
 
 
 def descriptor(path) -> int:
-    """The file descriptor by which this process has `path` open for writing."""
     found = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(path)]
     assert len(found) == 1
     return int(found[0].name)
 
 
 def test_an_fsync_error_is_final(tmp_path, opened, put):
-    """The intent is refused, so is everything after it, and the reason can be asked for."""
     path = tmp_path / "audit.log"
     log = opened(path)
     put(log, sync=True)
@@ -233,7 +225,6 @@ def test_an_fsync_error_is_final(tmp_path, opened, put):
 
 
 def test_a_short_write_leaves_no_half_record(tmp_path, opened, put):
-    """Where only a part of a record fits, the part is taken back and the caller is told."""
     log = opened(tmp_path / "audit.log")
     with file_limit(5000):
         with pytest.raises(StoreError, match="cannot be written"):  # noqa: PT012
@@ -298,21 +289,3 @@ def test_without_a_thread_each_record_is_committed_by_who_writes_it(
     log.close()
 
     assert verify_audit(tmp_path / "audit.log").exit_code == 0 and log.trouble is None
-
-
-@pytest.mark.parametrize("name", ["audit.log", "journal/00000.jrn"])
-def test_a_record_that_was_removed_counts_as_one_that_cannot_be_written(tmp_path, opened, name):
-    """Else a supervisor would act on what nobody can read afterwards."""
-    messages = []
-    journal, log = Journal.open(tmp_path / "journal"), opened(tmp_path / "audit.log")
-    recorder = Recorder(journal, log, lambda: (0, ""), messages.append)
-    recorder.event(Tick(1, ()))
-    (tmp_path / name).unlink()
-
-    def has_noticed():
-        recorder.event(Tick(1, ()))
-        return recorder.ended
-
-    wait_until(has_noticed, every_s=0.05)
-    text = f"supervise: {tmp_path / name} is missing: it was removed, moved or replaced; "
-    assert messages == [f"{text}watching only, no action will be taken"]

@@ -14,7 +14,6 @@ FIELDS |= {"kind": "note", "actor": "app"}
 
 
 def log(count: int = 4) -> list[bytes]:
-    """The lines of a small log."""
     chain, lines = Chain(RUN), []
     for seq in range(count):
         fields = {**FIELDS, "seq": seq, "prev": chain.head, "reason": f"loss {seq}"}
@@ -30,7 +29,6 @@ def check(tmp_path, data: bytes, **more):
 
 
 def test_flipping_any_byte_names_the_record(tmp_path):
-    """Digest, space, json or line end: whichever byte changes, its record is named."""
     lines = log()
     whole = b"".join(lines)
     owner = [seq for seq, line in enumerate(lines) for _ in line]
@@ -47,7 +45,6 @@ def test_flipping_any_byte_names_the_record(tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(picks=st.lists(st.integers(0, 3), min_size=1, max_size=6))
 def test_dropping_reordering_or_duplicating_records_shows(tmp_path_factory, picks):
-    """Whatever is made of whole records: it is good only as an unbroken beginning of the log."""
     lines = log()
 
     report = check(tmp_path_factory.mktemp("log"), b"".join(lines[pick] for pick in picks))
@@ -60,7 +57,6 @@ def test_dropping_reordering_or_duplicating_records_shows(tmp_path_factory, pick
 
 
 def test_cutting_at_every_byte_is_torn_or_a_shorter_log(tmp_path):
-    """A cut inside a record is exit code 2 and names it; a cut between records cannot show."""
     lines = log()
     whole = b"".join(lines)
     ends = [sum(map(len, lines[: n + 1])) for n in range(len(lines))]
@@ -76,7 +72,6 @@ def test_cutting_at_every_byte_is_torn_or_a_shorter_log(tmp_path):
 
 
 def test_a_zero_filled_tail_is_torn(tmp_path):
-    """A power cut may leave zeros where the last record would be."""
     whole = b"".join(log())
 
     assert check(tmp_path, whole + bytes(300)).exit_code == 2
@@ -85,7 +80,7 @@ def test_a_zero_filled_tail_is_torn(tmp_path):
 
 
 def test_a_head_seen_elsewhere_shows_a_cut_and_a_rewritten_log(tmp_path):
-    """What the chain cannot show, a receiver of any message can."""
+    """The chain alone cannot show it, the receiver of a message can."""
     whole = b"".join(log())
     head = check(tmp_path, whole).head
     half = b"".join(log()[:2])
@@ -98,7 +93,6 @@ def test_a_head_seen_elsewhere_shows_a_cut_and_a_rewritten_log(tmp_path):
 
 
 def test_a_log_belongs_to_its_run(tmp_path):
-    """Its first record hangs on the run's name: in another directory it is no evidence."""
     whole = b"".join(log())
     report = check(tmp_path, whole)
     assert (report.exit_code, report.offset) == (0, len(whole))
@@ -110,7 +104,6 @@ def test_a_log_belongs_to_its_run(tmp_path):
 
 @pytest.mark.parametrize("change", [{"seq": 2}, {"prev": "0" * 64}, {"epoch": 0}, {"epoch": 3}])
 def test_a_record_with_a_good_digest_must_still_follow(tmp_path, change):
-    """Number, predecessor and epoch are checked, not only the digest."""
     lines = log(1)
     chain = Chain(RUN)
     chain.take(lines[0])
@@ -122,7 +115,6 @@ def test_a_record_with_a_good_digest_must_still_follow(tmp_path, change):
 
 
 def test_reading_stops_at_the_first_bad_record(tmp_path):
-    """`read` yields good records only, and says which one is bad; a torn tail just ends it."""
     path = tmp_path / "audit.log"
     lines = log()
     path.write_bytes(b"".join(lines)[:-5])

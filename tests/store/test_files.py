@@ -1,4 +1,4 @@
-"""How files are opened and made, on both sides: nothing waits, nothing of another user is taken."""
+"""Files are opened and made, on both sides: nothing waits, nothing of another user is taken."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def test_what_is_no_file_of_ours_is_refused_at_once(side, tmp_path, kind):
 
 @as_root
 def test_root_reads_the_run_of_another_user(side, tmp_path):
-    """What belongs to whoever owns its directory is no plant."""
     read, _, _ = side
     plant(tmp_path / "run.json", "foreign")
     os.chown(tmp_path, NOBODY, NOBODY)
@@ -88,7 +87,6 @@ def test_root_reads_the_run_of_another_user(side, tmp_path):
 
 
 def test_what_is_made_is_for_its_owner_alone(side, tmp_path, open_umask):
-    """Whatever the umask says; and no half file stays behind."""
     _, open_at, replace = side
     replace(tmp_path / "a", b"x")
     os.close(open_at(tmp_path / "b", os.O_WRONLY | os.O_CREAT))

@@ -35,7 +35,6 @@ def recorded(run):
 
 
 def test_all_rows_of_all_attempts_are_exported_exactly(recorded, tmp_path, capsys):
-    """Absent is empty, NaN is nan; every number reads back as the same float."""
     assert invoke(["export", "-o", str(tmp_path / "run.csv"), str(recorded.path)]) == 0
 
     assert "wrote 6 rows" in capsys.readouterr().err
@@ -53,7 +52,6 @@ def test_all_rows_of_all_attempts_are_exported_exactly(recorded, tmp_path, capsy
 
 
 def test_parquet_holds_the_same_and_its_types(recorded, tmp_path):
-    """Absent is null, NaN stays NaN."""
     parquet = pytest.importorskip("pyarrow.parquet")
     assert invoke(["export", "-o", str(tmp_path / "run.parquet"), str(recorded.path)]) == 0
 

@@ -32,7 +32,6 @@ def told(call):
 
 
 def say(path, code: str) -> str:
-    """Run code that looks at the run in `path`; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + code, str(path)], capture_output=True, text=True, check=False
     )
@@ -94,7 +93,6 @@ def test_an_endless_line_in_the_log_takes_no_memory(run, opened, put, ending, st
 
 @pytest.mark.parametrize("name", ["run.json", "checkpoints.json"])
 def test_a_document_that_is_a_hole_is_named(run, name):
-    """What is larger than any of ours is not read."""
     with (run.path / name).open("ab") as file:
         file.truncate(HOLE)
     calls = {"run.json": "RunDir.open(path)", "checkpoints.json": "Register(path)"}

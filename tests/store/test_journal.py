@@ -81,7 +81,6 @@ EVENTS = st.one_of(
 @settings(max_examples=40, deadline=None)
 @given(events=st.lists(EVENTS, max_size=10), segment_bytes=st.sampled_from([1, 300, 1 << 20]))
 def test_every_event_comes_back_as_it_was(tmp_path_factory, events, segment_bytes):
-    """Same events, same order, numbered from 0, however many segments they take."""
     path = tmp_path_factory.mktemp("run") / "journal"
 
     numbers = write(path, events, segment_bytes=segment_bytes)
@@ -116,7 +115,6 @@ def test_a_float_comes_back_bit_by_bit(bits):
 
 
 def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
-    """A torn tail is no error, and the next writer goes on from there."""
     segment, whole, size = write_steps(tmp_path / "j")
 
     for cut in range(16, len(whole), 3):
@@ -151,7 +149,6 @@ def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path):
 
 
 def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
-    """Each event carries its number, each segment that of its first one."""
     segment, whole, size = write_steps(tmp_path / "j")
     segment.write_bytes(whole[: 16 + size] + whole[16 + 2 * size :])
     with pytest.raises(StoreError, match="event 1 in"):
@@ -213,7 +210,6 @@ def test_kill_9_loses_no_event_whose_append_returned(tmp_path):
 
 
 def test_a_full_disk_takes_back_the_part_that_fitted(tmp_path):
-    """The first events count, the others are refused; with room it goes on without a hole."""
     path = tmp_path / "j" / "00000.jrn"
     journal = Journal.open(tmp_path / "j")
     journal.append(STEPS[0])
@@ -234,7 +230,6 @@ def test_a_full_disk_takes_back_the_part_that_fitted(tmp_path):
 
 
 def rare_and_bulk(count):
-    """Events of a run, one of ten a notice."""
     return [
         Notice(i, "note", f"{i}") if i % 10 == 0 else Frame(i, 0, 0, i, (1.0 * i, 2.0, 3.0))
         for i in range(count)
@@ -301,7 +296,6 @@ print(numbers, [n for n, _ in read_journal(home / "j")], count, log.trouble)
 
 
 def test_a_short_write_is_followed_by_the_rest(tmp_path):
-    """A signal, a network disk or a quota may let a part through."""
     (tmp_path / "short.c").write_text(SHORT)
     build = ["cc", "-shared", "-fPIC", "-o", "short.so", "short.c", "-ldl"]
     try:
@@ -318,7 +312,6 @@ def test_a_short_write_is_followed_by_the_rest(tmp_path):
 
 
 def test_events_that_come_at_once_are_written_at_once(tmp_path):
-    """Nothing of them is on disk before, all of it after; segments are as long as ever."""
     journal = Journal.open(tmp_path / "j", segment_bytes=300)
     numbers = [journal.add(event) for event in STEPS]
     early = len(list(read_journal(tmp_path / "j")))
@@ -330,7 +323,6 @@ def test_events_that_come_at_once_are_written_at_once(tmp_path):
 
 
 def test_the_reserve_is_no_part_of_the_journal(tmp_path):
-    """It is on disk, beyond the end of the file, and is given back."""
     journal = Journal.open(tmp_path / "j")
     journal.append(STEPS[0])
     path, before = tmp_path / "j" / "00000.jrn", (tmp_path / "j" / "00000.jrn").stat()

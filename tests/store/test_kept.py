@@ -1,4 +1,4 @@
-"""What the audit log says of the files beside it is what `audit verify` compares them with."""
+"""`audit verify` compares the files beside the audit log with their digests in it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def verified(run, capsys):
 
 
 def test_unchanged_run_is_good(sealed, capsys):
-    """Policy, evidence and journal are compared, and what cannot be seen is said."""
     code, parts = verified(sealed, capsys)
 
     assert code == 0
@@ -79,7 +78,6 @@ def test_unchanged_run_is_good(sealed, capsys):
     ],
 )
 def test_changed_or_missing_file_is_reported(sealed, capsys, part, file, said):
-    """Exit code 1: the file, the digest in the log, and the one that it has."""
     path = sealed.path / file
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -105,7 +103,6 @@ def test_events_added_after_the_end_are_reported(sealed, capsys):
 
 
 def test_partial_event_on_a_full_disk_is_no_change(sealed, capsys):
-    """What a full disk leaves behind the last event is cut off by the next writer."""
     with max(sealed.journal_path.iterdir()).open("ab") as file:
         file.write(b"\x40\0\0\0half")
 

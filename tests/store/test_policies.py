@@ -18,8 +18,6 @@ WALL = "2026-01-05T10:11:12.345Z"
 
 @pytest.fixture
 def begun(tmp_path, small):
-    """A function that begins a run under a file, and returns `(run, policy, reloader)`."""
-
     def begin(path=small, mode=None):
         policy = load_policy(path, mode=mode)
         run = RunDir.create(tmp_path / "run", argv=["x"], policy=policy, wall=WALL)
@@ -37,7 +35,6 @@ def ask(reloader, now, /, **args):
 
 
 def test_a_changed_file_is_read_again_and_kept(begun, small):
-    """The event names both digests and what is different; the text is on the disk before it."""
     run, policy, reloader = begun()
     small.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
 
@@ -48,11 +45,10 @@ def test_a_changed_file_is_read_again_and_kept(begun, small):
     assert event.changes == PolicyChanges(detectors=PartChanges(changed=["high"]))
     (kept,) = (run.path / "policies").iterdir()
     assert kept.read_text() == new.resolved
-    find = make_policy_finder(run, load_policy)
-    assert find(new.digest).digest == new.digest
+    assert make_policy_finder(run, load_policy)(new.digest).digest == new.digest
     kept.unlink()
     with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
-        find(new.digest)
+        make_policy_finder(run, load_policy)(new.digest)
 
 
 def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):
@@ -69,7 +65,6 @@ def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_pa
 
 
 def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
-    """Neither by the file's mode nor by the word's; another way round is fine."""
     _, policy, reloader = begun(mode="shadow")
 
     for mode in ("approve", "enforce"):
@@ -83,7 +78,6 @@ def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
 
 
 def test_what_goes_wrong_refuses(begun):
-    """A policy that is not on the disk must not judge; a bug here ends nothing."""
     run, policy, reloader = begun()
     (run.path / "policies").write_text("in the way")
 

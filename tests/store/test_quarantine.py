@@ -28,7 +28,6 @@ def named(document):
 
 
 def test_a_change_is_the_next_generation_on_disk(manifest):
-    """With who, when and why; another reader finds the same."""
     manifest.change(shards("a.tar"), key="k1", live=True)
     made = manifest.change(shards("b.tar", by="ada"), key="k2", live=True)
 
@@ -65,7 +64,6 @@ def test_more_shards_than_allowed_are_refused_whole(manifest):
 
 
 def test_what_an_incident_brought_in_is_released(manifest):
-    """And what was there before it stays; an incident that brought nothing is no error."""
     manifest.change(shards("a.tar"), key="k1", live=True)
     manifest.change(shards("b.tar", incident="inc-2"), key="k2", live=True)
     made = manifest.change({"release": {"incident": "inc-2"}, **FACTS}, key="k3", live=True)
@@ -76,7 +74,6 @@ def test_what_an_incident_brought_in_is_released(manifest):
 
 
 def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
-    """Entries say from and until which attempt; put back in, one counts on."""
     made = manifest.change(shards("a.tar"), key="k1", live=False)
     assert made.entries[0].from_attempt == 4
     made = manifest.change({"release": ["a.tar"], "attempt": 6}, key="k2", live=False)
@@ -95,7 +92,6 @@ def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
 
 
 def test_a_person_may_write_it(manifest):
-    """What is not said is in force everywhere; the next change goes on from there."""
     manifest.path.write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
 
     (entry,) = manifest.read().entries
@@ -106,7 +102,6 @@ def test_a_person_may_write_it(manifest):
 
 
 def by_hand(**more):
-    """A manifest of one entry, as a person might write it."""
     return json.dumps({"entries": [{"kind": "shard", "name": "a.tar", **more}]})
 
 
@@ -124,13 +119,14 @@ def by_hand(**more):
         ("{", None, None),
         ('{"entries": [{"kind": "shard"}]}', None, None),
         (by_hand(kind="sort"), None, None),
+        (by_hand(name=""), None, None),
         (by_hand(kind="batch"), None, None),
         (by_hand(until_attempt=float("inf")), None, None),
         (by_hand().replace("{", '{"generation": null, ', 1), None, None),
     ],
 )
 def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
-    """What a person writes means one thing, or is no quarantine to either; here in attempt 2."""
+    """A manifest written by hand means the same to both, or is none to either; in attempt 2."""
     manifest.path.write_text(text)
     probe = Manifest(str(manifest.path), 2)
 
@@ -148,7 +144,6 @@ def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
 
 
 def test_changes_are_kept_within_bounds(manifest):
-    """The newest 64; a damaged file is said to be one."""
     for number in range(64 + 5):
         manifest.change(shards(f"{number}.tar"), key=f"k{number}", live=True)
     kept = manifest.read().changes

@@ -24,7 +24,6 @@ def test_a_run_has_a_place_of_its_own(tmp_path, policy, monkeypatch):
 
 
 def test_a_place_that_is_taken_or_cannot_be_written_is_refused(tmp_path, policy):
-    """Two runs never share a directory; cause and way out, exit code 64, and nothing is made."""
     (tmp_path / "file").write_text("mine")
 
     for place, cause in (
@@ -40,7 +39,6 @@ def test_a_place_that_is_taken_or_cannot_be_written_is_refused(tmp_path, policy)
 
 
 def test_a_directory_that_is_no_run_is_refused_with_a_way_out(tmp_path, run):
-    """Whoever names the directory above meant the newest run in it."""
     with pytest.raises(StoreError, match=r"is not a run") as caught:
         RunDir.open(tmp_path)
     assert caught.value.hint == f"did you mean {run.path}?"
@@ -63,7 +61,6 @@ def test_the_id_of_a_run_names_no_directory_elsewhere(run, run_id):
 
 
 def test_json_is_replaced_whole(run):
-    """A reader at any moment sees the old status or the new one; non-finite numbers are legal."""
     run.write_json("state.json", {"loss": float("nan")})
     run.write_json("state.json", {"loss": float("-inf"), "names": ("a", "b")}, durable=True)
 
@@ -115,7 +112,6 @@ def test_a_shared_run_holds_no_secret(tmp_path, policy):
 
 
 def test_secrets_lie_in_the_run_where_nothing_can_lie_beside_it(tmp_path, policy):
-    """A volume that is mounted there, or a directory above that is closed."""
     (tmp_path / ".run.secrets").write_text("in the way")
     run = RunDir.create(tmp_path / "run", argv=["train"], policy=policy, wall=WALL)
 
