@@ -119,6 +119,18 @@ def test_what_the_dead_left_is_removed_before_the_job_starts_again(segments, shm
     assert steps(segments.poll()) == [(0, 0.25)]
 
 
+def test_a_program_that_replaced_itself_is_read_on(segments, rank):
+    old = rank(0, 0.5)
+    segments.poll()
+    new = rank(0, 9.5)
+
+    assert old.path.endswith(f".{os.getpid()}.seg") and new.path.endswith(f".{os.getpid()}.1.seg")
+    announced, frame = segments.poll()
+    assert steps([frame]) == [(0, 9.5)]
+    assert isinstance(announced, Announced) and not announced.again
+    assert str(segments.ranks[0].path) == new.path
+
+
 def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
     """A child that trains a model of its own must not push its parent out; it is said once."""
     argv = [sys.executable, "-c", f"{OTHER}input()", str(shm)]
@@ -317,6 +329,14 @@ def test_a_segment_that_was_replaced_is_not_read_again(rank, reader):
     assert numbers(seen) == [0, 1, 2, 0]
     assert numbers(rest) == [1]
     assert second.ranks[0].path == first.ranks[0].path
+
+
+def test_a_probe_that_is_off_is_reported_to_one_reader_only(reader, marks):
+    (marks / "off.4711").write_text("no torch")
+    _, seen = reader()
+
+    assert notices(seen) == ["no torch"]
+    assert reader(*seen)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,6 @@ def close(seen, told, rel):
 
 
 def pair_of_servers(make_folder, libraries):
-    """Yield a pair whose processes have imported these, next to torch."""
     servers = [
         JobServer(make_folder, environ=QUIET | disabled, libraries=libraries, preamble=PREAMBLE)
         for disabled in ({}, {"SUPERVISE_DISABLE": "1"})

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from .conftest import KEEP
+
 MODEL = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 params = list(model.parameters())
@@ -88,11 +90,10 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "late"), [*((name, False) for name in LOOPS), ("accumulated", True)]
+    ("name", "late"), [("under-no-grad", False), ("accumulated", True), ("own-class", False)]
 )
 def test_a_hand_written_update_ends_a_step(pair, name, late):
-    """Steps are numbered as the loop counts them, each frame holds what the script computes, and
-    what cannot be done without an optimizer is said."""
+    """Each frame holds what the script computes; what needs an optimizer is said to be off."""
     script, latest = LOOPS[name]
     script = MODEL + script + "finish(model)"
     untouched = pair.bare.run(script)
@@ -177,17 +178,11 @@ COMMANDED = (
 
 def test_what_needs_an_optimizer_is_refused_the_rest_works(pair):
     """At the next sign of a new step; the weights are those of a run without commands."""
-    job = pair.probed.start(COMMANDED, savepoints={"every": 8, "keep": 2, "max_bytes": 1 << 24})
+    job = pair.probed.start(COMMANDED, savepoints=KEEP)
     job.reached()
-    refused = [
-        job.send("lr_scale", value=0.5),
-        job.send("skip_step"),
-        job.send("savepoint"),
-        job.send("rollback", before_step=45),
-        job.send("clip", max_norm=1),
-        job.send("update_clip"),
-        job.send("loss_scale"),
-    ]
+    orders = {"lr_scale": {"value": 0.5}, "rollback": {"before_step": 45}, "clip": {"max_norm": 1}}
+    orders |= {verb: {} for verb in ("skip_step", "savepoint", "update_clip", "loss_scale")}
+    refused = [job.send(verb, **args) for verb, args in orders.items()]
     pause, resume = job.send("pause"), job.send("resume")
     job.go()
     for key in refused:
@@ -231,11 +226,8 @@ while count < 30:
 
 @pytest.mark.parametrize("used", [True, False])
 def test_weights_that_deepspeed_keeps_are_not_changed(pair, used):
-    """One that is imported and not used stands in nobody's way. It is no part of this test: what
-    is recognised is its engine around the model."""
-    job = pair.probed.start(
-        f"USED = {used}\n" + ENGINE, savepoints={"every": 8, "keep": 2, "max_bytes": 1 << 24}
-    )
+    """One that is imported and not used stands in nobody's way: its engine is recognised."""
+    job = pair.probed.start(f"USED = {used}\n{ENGINE}", savepoints=KEEP)
     job.reached()
     orders = [job.send("lr_scale", value=0.5), job.send("rollback", before_step=15)]
     job.go()

@@ -74,21 +74,8 @@ class Below(TorchDispatchMode):
 
 LOOPS = {
     "transformer": """
-class Decoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(32, 16)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True) for _ in range(2))
-        self.head = nn.Linear(16, 32)
-
-    def forward(self, x):
-        x = self.table(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-model = Decoder()
+layers = [nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True) for _ in range(2)]
+model = nn.Sequential(nn.Embedding(32, 16), *layers, nn.Linear(16, 32))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for n in range(10):
     optimizer.zero_grad()
@@ -161,11 +148,8 @@ def watched(loop, below=True):
     [*((loop, True) for loop in LOOPS), ("transformer", False), ("experts", False)],
 )
 def test_nothing_waits_for_a_device(pair, loop, below):
-    """Values of the CPU are taken for a device's: no call that would wait is made on any of them.
-
-    Counted at every entry of torch that waits, and below, in the operations that these run; but no
-    forward is looked into where something stands below, so that is counted without.
-    """
+    """Values of the CPU are taken for a device's. Counted at every entry of torch that waits, and
+    below; but no forward is looked into where something stands below: that is counted without."""
     sampling = dict.fromkeys(SETS, 2)
     standing = {
         "skip_nonfinite": {"max": 3},
@@ -173,8 +157,7 @@ def test_nothing_waits_for_a_device(pair, loop, below):
         "update_clip": {"window": 4, "sigma": 1e6},
     }
     script = watched(loop, below)
-    run = {"sampling": sampling, "safeguards": standing, "capacity": 128}
-    job = pair.probed.run(script, late=True, **run)
+    job = pair.probed.run(script, late=True, sampling=sampling, safeguards=standing, capacity=128)
     assert job.output[0]["waited"] == {} and job.err == ""
     assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
     if loop == "experts":
@@ -200,7 +183,7 @@ with Counter():
 """
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", ["experts", "scaled"])
 def test_a_dispatch_mode_of_the_job_sees_no_operation_of_ours(pair, loop):
     """A counter of FLOPs counts what it counts without us."""
     body = "".join(f"    {line}\n" for line in LOOPS[loop].splitlines())

@@ -1,20 +1,10 @@
 """Optimizers of every build, alone and two a step, each with the schedules that go with them."""
 
 MODEL = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(40, 16)
-        self.inner = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
-        self.head = nn.Linear(16, 40)
-
-    def forward(self, x):
-        h = self.embed(x)
-        for layer in self.inner:
-            h = h + layer(h).relu()
-        return self.head(h)
-
-model = Model()
+inner = [nn.Linear(16, 16), nn.Linear(16, 16)]
+model = nn.Sequential(
+    nn.Embedding(40, 16), inner[0], nn.ReLU(), inner[1], nn.ReLU(), nn.Linear(16, 40)
+)
 
 def loss_of(rows):
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
@@ -60,7 +50,7 @@ def test_fused_and_foreach_builds(pair):
 TWO = (
     MODEL
     + """
-matrices = [layer.weight for layer in model.inner]
+matrices = [layer.weight for layer in inner]
 others = [p for p in model.parameters() if all(p is not m for m in matrices)]
 muon = torch.optim.Muon(matrices, lr=2e-2, momentum=0.95)
 adam = torch.optim.AdamW([{"params": others[:1], "lr": 1e-2}, {"params": others[1:]}], lr=3e-3)

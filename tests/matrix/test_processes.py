@@ -89,7 +89,6 @@ STARTS = {
 
 @pytest.fixture(scope="module")
 def expected(pair):
-    """What the training tells without a probe."""
     job = pair.bare.run(TRAIN + "train(told='told')")
     return json.loads((job.folder / "told").read_text())
 
@@ -104,8 +103,7 @@ def check(job, expected):
 
 
 def test_however_python_is_started(make_folder, expected):
-    """As a module of a package, as a string with torch imported late in a thread, from standard
-    input, in another directory and another thread."""
+    """As a module; as a string, torch imported late in a thread; from stdin, elsewhere."""
     running = []
     for argv, stdin in STARTS.values():
         folder = make_folder()
@@ -115,14 +113,9 @@ def test_however_python_is_started(make_folder, expected):
         environ = {**os.environ, **job_environment(folder)}
         environ["PYTHONPATH"] += os.pathsep + supervised_run.FAST_TORCH
         with (folder / "out").open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, *argv],
-                cwd=folder,
-                env=environ,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": out, "stderr": out}
+            argv = [sys.executable, *argv]
+            process = subprocess.Popen(argv, cwd=folder, env=environ, **pipes)
         running.append((folder, process, stdin))
     for folder, process, stdin in running:
         process.communicate(stdin.encode() if stdin else None)
@@ -172,6 +165,7 @@ class Data(torch.utils.data.Dataset):
 
 def main():
     os.environ["SUPERVISE_PROBE"] = os.path.abspath("probe.json")
+    os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", "") + ":{fast_torch}"
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     method, workers, epochs, persistent = {how}
@@ -197,5 +191,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", [("fork", 2, 2, False), ("spawn", 1, 1, False)], ids=str)
 def test_loader_workers_are_silent_and_draw_the_same(pair, how):
     """Their seeds come from the job's generator, which nobody else has touched."""
-    job = pair.run(WORKERS.replace("{how}", repr(how)))
+    script = WORKERS.replace("{how}", repr(how))
+    job = pair.run(script.replace("{fast_torch}", supervised_run.FAST_TORCH))
     assert all(frame["input_time"] > 0 for frame in job.frames[1:])

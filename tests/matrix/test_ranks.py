@@ -115,7 +115,6 @@ if "RANK" in os.environ:      # FSDP2 keeps gloo's threads, which may abort Pyth
 
 
 def told(job):
-    """What each rank wrote down."""
     files = [job.folder / f"told-{rank}" for rank in range(2)]
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
@@ -183,22 +182,18 @@ step(whole, optimizer, 1)
 
 
 def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair):
-    order = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
-    job = pair.probed.run(APART, sampling={"gradients": 1, "share": 1.0}, drills=[order])
+    """A drill lets them drift; another one feeds both the same batch, which is seen as well."""
+    noise = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
+    same_batch = {"fault": "same_batch", "step": 4, "params": {"steps": 3}}
+    sampling = {"gradients": 1, "share": 1.0}
+    job = pair.probed.run(APART, sampling=sampling, drills=[noise, same_batch])
     frames = [each.frames for each in rank_jobs(job.folder)]
     digests = [[_digests(frame) for frame in each] for each in frames]
     same = [a == b for a, b in zip(*digests, strict=True) if a and b]
     assert same[0] and not same[-1] and sorted(same, reverse=True) == same
     assert {len(digest) for each in digests for digest in each} == {0, 5}
     assert digests[0][8] == digests[1][8] == {}
-
-
-def test_ranks_may_be_fed_the_same_batch(pair):
-    order = {"fault": "same_batch", "step": 4, "params": {"steps": 3}}
-    job = pair.probed.run(APART, drills=[order])
-    inputs = [
-        [frame.get("batch_fingerprint") for frame in each.frames] for each in rank_jobs(job.folder)
-    ]
+    inputs = [[frame.get("batch_fingerprint") for frame in each] for each in frames]
     same = [a == b for a, b in zip(*inputs, strict=True)]
     assert same[4:7] == [True] * 3 and not any(same[1:4])
 
@@ -334,8 +329,8 @@ go(whole, optimizer, 1.0)
 
 
 def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair):
-    """What only one of them sees makes none of them skip: a batch that is masked to nothing, and an
-    element of a shard, unless the clip by the norm of all shards brings it to all."""
+    """Such as a batch that is masked to nothing, or an element of a shard, unless the clip by the
+    norm of all shards brings it to all."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
     drill = {"fault": "nan_grad", "params": {"alone": 1}, "rank": 0}
     drills = [{**drill, "step": 5}, {**drill, "step": 6}]

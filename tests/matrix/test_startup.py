@@ -1,4 +1,4 @@
-"""What jobs do before their first step, and what looks like a step and is none."""
+"""Rehearsals before the first step, which look like steps and are none."""
 
 REHEARSALS = """
 import copy
@@ -49,8 +49,8 @@ finish(model)
 
 
 def test_rehearsals_are_no_steps(pair):
-    """The first frame is that of the first step, with its own loss and tokens, rate 0 and all; and
-    a model that holds nothing does not hinder a rollback."""
+    """The first frame is that of the first step; and a model that holds nothing does not hinder a
+    rollback."""
     job = pair.run(REHEARSALS)
     assert job.frames[0]["learning_rate"] == 0 and job.frames[0]["update_norm"] == 0
 
