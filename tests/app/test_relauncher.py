@@ -9,7 +9,7 @@ from supervise.actions import SLOWEST_RELAUNCH
 from supervise.checkpoints import RestoredCheckpoint
 from supervise.core import Finding
 from supervise.core.model import Payload, Policy
-from supervise.errors import ActionError, LaunchError, StoreError, UsageError
+from supervise.errors import ActionError, LaunchError, StoreError
 from supervise.runtime import Relauncher, was_stopped_for
 from supervise.store import RunDir
 
@@ -32,16 +32,16 @@ class Edges:
 
     Attributes:
         chosen: what the engine orders, one after the other; the last one stands.
-        damaged: checkpoints that cannot be prepared. lost: those that cannot be put back.
+        errors: of a stage, or of a stage for one checkpoint.
         settled: there is nothing to choose.
         health: what the gate finds while the job runs, and once it is dead. notices: of that.
     """
 
     def __init__(self, start):
         self.start_process, self.asked, self.notices = start, [], []
-        self.error = self.control = None
+        self.control = None
         self.is_verifying_now = self.settled = False
-        self.chosen, self.damaged, self.lost = [ARGS], (), ()
+        self.chosen, self.errors = [ARGS], {}
         self.health = {True: [], False: []}
 
     def checkpoint_origin(self, checkpoint):
@@ -56,12 +56,16 @@ class Edges:
             raise self.health[alive]
         return self.health[alive]
 
+    def begin(self, *stage):
+        self.asked.append(stage)
+        for name in (stage[0], stage[:2]):
+            if name in self.errors:
+                raise self.errors[name]
+
     def verify_candidates(self, within_s):
-        self.asked.append(("verify_candidates", within_s > 0))
+        self.begin("verify_candidates", within_s > 0)
         if self.settled:
             return False
-        if isinstance(self.error, ValueError):
-            raise self.error
         self.is_verifying_now = True
         threading.Timer(0.05, self.end_verification).start()
         return True
@@ -75,22 +79,14 @@ class Edges:
         return self.chosen.pop(0) if len(self.chosen) > 1 else self.chosen[0]
 
     def prepare(self, checkpoint):
-        self.asked.append(("prepare", checkpoint, self.control.process.returncode))
-        if isinstance(self.error, UsageError) or checkpoint in self.damaged:
-            raise StoreError("damaged")
+        self.begin("prepare", checkpoint, self.control.process.returncode)
 
     def restore(self, checkpoint):
-        self.asked.append(("restore", checkpoint, self.control.process.returncode))
-        if isinstance(self.error, StoreError):
-            raise self.error
-        if checkpoint in self.lost:
-            raise StoreError("it is gone")
+        self.begin("restore", checkpoint, self.control.process.returncode)
         return RestoredCheckpoint("/ckpt.pt", ["ckpt-3"])
 
     def restart(self, launch):
-        self.asked.append(("launch", launch.path, launch.step))
-        if isinstance(self.error, LaunchError):
-            raise self.error
+        self.begin("launch", launch.path, launch.step)
         process = self.start_process("sleep", "60")
         self.control.replace(process)
         return process.pid
@@ -174,11 +170,12 @@ def test_another_supervisor_goes_on_where_the_marks_end(control, edges, run, don
 @pytest.mark.parametrize("died", [False, True], ids=["by us", "by an heir"])
 def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run, died):
     if died:
-        edges.error = StoreError("killed")
+        edges.errors["restore"] = StoreError("killed")
         with pytest.raises(ActionError, match="killed"):
             relaunch(control)
         assert written(run)[1] == {"key": "r:1", **STAGES[0]}
-    edges.error, edges.chosen = None, [NEWER]
+    edges.errors.clear()
+    edges.chosen = [NEWER]
 
     seen = relaunch(control, NEWER if died else ARGS)
 
@@ -191,10 +188,10 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(control, edges, run, di
     ]
 
 
-@pytest.mark.parametrize("damage", ["damaged", "lost"])
-def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run, damage):
+@pytest.mark.parametrize("stage", ["prepare", "restore"])
+def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run, stage):
     edges.chosen = [NEWER]
-    setattr(edges, damage, ("ckpt-3",))
+    edges.errors[stage, "ckpt-3"] = StoreError("damaged")
 
     seen = relaunch(control)
 
@@ -204,7 +201,7 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
 
 
 def test_when_nothing_can_be_put_back_nothing_is_started(control, edges):
-    edges.chosen, edges.lost = [NEWER], ("ckpt-2", "ckpt-3")
+    edges.chosen, edges.errors["restore"] = [NEWER], StoreError("it is gone")
 
     with pytest.raises(ActionError, match="gone"):
         relaunch(control)
@@ -217,7 +214,10 @@ def test_when_nothing_can_be_put_back_nothing_is_started(control, edges):
 @pytest.mark.parametrize(
     ("attributes", "failed"),
     [
-        ({"error": ValueError("a bug")}, {"failed": {"checkpoint-choice": "a bug"}}),
+        (
+            {"errors": {"verify_candidates": ValueError("a bug")}},
+            {"failed": {"checkpoint-choice": "a bug"}},
+        ),
         ({"settled": True}, {}),  # people approved it
     ],
 )
@@ -250,7 +250,7 @@ IDLE = ARGS.extended(if_idle_s=0.2)
         ({"health": {True: UNFIT}}, ARGS, 120, "not fit to start the job on: disk"),
         ({}, ARGS, 20.0, "not stopped"),  # preparing took as long as there was
         ({}, IDLE, 60, r"main threads are cannot be read\): not restarted"),
-        ({"error": UsageError("the pin is damaged")}, ARGS, 60, "damaged"),
+        ({"errors": {"prepare": StoreError("the pin is damaged")}}, ARGS, 60, "damaged"),
     ],
     ids=["an unfit host", "no time", "it may work", "a damaged checkpoint"],
 )
@@ -270,12 +270,12 @@ def test_a_job_that_is_dead_already_is_started_and_not_stopped(control, edges, o
     """One that cannot be started keeps its code: the engine knows whether a person is needed."""
     control.process.signal(9)
     control.process.wait(60.0)
-    edges.error = StoreError("the disk is full")
+    edges.errors["restore"] = StoreError("the disk is full")
     with pytest.raises(ActionError, match="the disk is full"):
         relaunch(control, order)
     assert control.exit_code is None
 
-    edges.error = None
+    edges.errors.clear()
     seen = relaunch(control, order)
     assert (seen["how"], seen["returncode"]) == ("ended", -9)
     assert control.process.returncode is None
@@ -307,22 +307,26 @@ def test_a_gate_that_cannot_decide_lets_the_job_start(control, edges, health):
 
 
 @pytest.mark.parametrize(
-    "error", [StoreError("no ckpt-2"), LaunchError("no such command", exit_code=127)]
+    ("stage", "error"),
+    [
+        ("restore", StoreError("no ckpt-2")),
+        ("launch", LaunchError("no such command", exit_code=127)),
+    ],
 )
-def test_after_what_fails_a_later_try_of_the_order_goes_on_there(control, edges, error):
-    edges.error = error
+def test_after_what_fails_a_later_try_of_the_order_goes_on_there(control, edges, stage, error):
+    edges.errors[stage] = error
     with pytest.raises(ActionError, match=str(error)):
         relaunch(control)
-    edges.error, failed = None, edges.asked[-1][0]
+    edges.errors.clear()
     edges.asked.clear()
 
     assert relaunch(control)["attempt"] == 3
-    assert failed in steps(edges)
+    assert stage in steps(edges)
 
 
 def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control, edges, run):
     """That it ended by chance cannot be shown; so a relaunch that fails now needs a person too."""
-    edges.error = StoreError("the disk is full")
+    edges.errors["restore"] = StoreError("the disk is full")
     with pytest.raises(ActionError):
         relaunch(control)
     path, _ = written(run)
@@ -335,6 +339,6 @@ def test_a_job_that_ended_while_a_dead_supervisor_stopped_it_was_stopped(control
 
     assert written(run)[1]["how"] == "stopped" and control.exit_code == 78
     assert was_stopped_for(run, "r:1") and not was_stopped_for(run, "r:2")
-    edges.error = None
+    edges.errors.clear()
     assert relaunch(control)["how"] == "stopped"
     assert not was_stopped_for(run, "r:1") and control.exit_code is None

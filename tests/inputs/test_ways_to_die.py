@@ -279,11 +279,12 @@ def test_only_what_grew_since_the_launch_counts(tmp_path):
     group.write_text("low 0\noom_kill 7\n")
     kernel.write_text("pgfault 1\noom_kill 9\n")
     counters = OomCounters(group, kernel)
+    group.write_text("low 0\noom_kill 8\n")
     counters.start()
     assert counters.killed() == ""
     kernel.write_text("oom_kill 10\n")
     assert counters.killed().endswith("ended 1 process of this machine")
-    group.write_text("oom_kill 9\n")
+    group.write_text("oom_kill 10\n")
     assert counters.killed().endswith("ended 2 processes of this cgroup")
     group.write_text("oom_kill x\n")
     kernel.unlink()

@@ -46,8 +46,9 @@ def moving(controlled, tmp_path):
         (COMPUTES, {}, "s of CPU and"),
         (SLEEPS, {"device": 0.4}, "a device 40% in use"),
         (SLEEPS, {"stacks": ("line 7", "line 7", "line 8")}, "went from one line to another"),
+        (SLEEPS, {"stacks": ("",)}, "cannot be read"),
     ],
-    ids=["sleeping", "waking", "computing", "device", "stack"],
+    ids=["sleeping", "waking", "computing", "device", "stack", "no stack"],
 )
 def test_only_a_job_that_sleeps_where_it_was_is_idle(moving, script, seen, moves):
     found = moving(script, **seen)
