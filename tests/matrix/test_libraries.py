@@ -313,8 +313,9 @@ def test_a_checkpoint_that_the_trainer_cannot_go_on_from_is_refused(library_pair
         assert [f["step"] for f in job.frames] == [0, 1] and "resumed" not in job.kinds()
 
 
-def test_lightning_goes_on_between_two_epochs(library_pair):
-    """Counters, schedule and optimizer are put back: the same weights, where nothing is random."""
+def test_lightning_goes_on_between_two_epochs_and_begins_one_again(library_pair):
+    """Counters, schedule and optimizer are put back: the same weights, where nothing is random.
+    Of a checkpoint within an epoch the first batch comes again and the last never."""
     whole, saved = ordered(library_pair, RESUMABLE_LIGHTNING, at=3)
     assert saved["path"] == str(whole.folder / "saved" / "supervise-4.ckpt")
     resumed, inexact = go_on(library_pair, RESUMABLE_LIGHTNING, whole, saved["path"], 4)
@@ -325,10 +326,6 @@ def test_lightning_goes_on_between_two_epochs(library_pair):
         for name in ("batch_fingerprint", "train_loss_raw", "learning_rate"):
             assert after[name] == before[name]
 
-
-def test_lightning_begins_an_epoch_anew(library_pair):
-    """The first batch comes again and the last never, which is reported."""
-    whole = library_pair.probed.run(RESUMABLE_LIGHTNING)
     path = str(whole.folder / "saved" / "step=5.ckpt")
     resumed, inexact = go_on(library_pair, RESUMABLE_LIGHTNING, whole, path, 5)
 
