@@ -50,7 +50,7 @@ def test_a_directory_that_is_no_run_is_refused_with_a_way_out(tmp_path, run):
         RunDir.open(run.path)
 
 
-@pytest.mark.parametrize("run_id", ["../..", "/tmp/x", "..", "", "r\n", "x" * 101, 7])
+@pytest.mark.parametrize("run_id", ["../..", "/tmp/x", ".", "..", "", "r\n", "x" * 101, 7])
 def test_the_id_of_a_run_names_no_directory_elsewhere(run, run_id):
     """Another may have written run.json, and the cache and the notes of a run are named by it."""
     assert RunDir.open(run.path).id == run.id
