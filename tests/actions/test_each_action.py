@@ -142,9 +142,9 @@ LIMITED = {"learning_rate": 0.1, "lr_hold": 1 / 30, "lr_scale": 1 / 30}
 def test_an_effect_that_a_frame_lacks_is_named(action, answer, frame, missing, context):
     args = Payload(action.plan(context()))
 
-    found = action.effect(EffectCheck(args, Payload(answer), frame, 154, 0))
+    objection = action.effect(EffectCheck(args, Payload(answer), frame, 154, 0))
 
-    assert found is None if missing is None else missing in found
+    assert objection is None if missing is None else missing in objection
 
 
 def test_weights_that_cannot_be_checked_are_no_failure(context, fake_job):
@@ -290,23 +290,23 @@ def test_a_quarantine_of_nothing_or_of_too_much_is_refused(action, changes, why,
         action.plan(context(**changes))
 
 
-@pytest.mark.parametrize("seen", [2, 10, 49])
-def test_the_fraction_that_a_refusal_names_allows_one_shard(context, seen):
+@pytest.mark.parametrize("count", [2, 10, 49])
+def test_the_fraction_that_a_refusal_names_allows_one_shard(context, count):
     """Also where 1 / 49 of 49 comes out below 1."""
     with pytest.raises(Refused) as refused:
-        NAMED.plan(context(shards=seen))
-    named = float(str(refused.value).split("none; ")[1].split()[0])
-    asked = dataclasses.replace(NAMED, max_fraction=named)
+        NAMED.plan(context(shards=count))
+    fraction = float(str(refused.value).split("none; ")[1].split()[0])
+    action = dataclasses.replace(NAMED, max_fraction=fraction)
 
-    assert asked.check() == [] and asked.plan(context(shards=seen))["most"] == 1
+    assert action.check() == [] and action.plan(context(shards=count))["most"] == 1
 
 
 def test_an_operator_is_on_record_and_not_bound_by_what_was_seen_so_far(context):
     """Who knows of 41 bad shards need not wait until the job has met 82."""
     many = Quarantine(shards=tuple(f"{n}.tar" for n in range(41)), max_fraction=0.5)
-    asked = many.plan(context(shards=16, operator="anna"))
+    order = many.plan(context(shards=16, operator="anna"))
 
-    assert (len(asked["add"]), asked["most"], asked["by"]) == (41, None, "anna")
+    assert (len(order["add"]), order["most"], order["by"]) == (41, None, "anna")
     assert Unquarantine(shards=("a.tar",)).plan(context(operator="anna"))["by"] == "anna"
     assert NAMED.plan(context(shards=149))["by"] == "policy"
     with pytest.raises(Refused, match=r"41 shards are more than .* 0\.5 of the 16 .* allows 8"):

@@ -122,7 +122,7 @@ def test_a_rollback_shows_in_attempt_step_and_rate():
     assert "not 0.1" in Rollback().effect(check(BACK, DONE, frame, 126, 1))
 
 
-def shown(used, scheduled=1.0, held=1.0, rewarm=None):
+def frame_of(used, scheduled=1.0, held=1.0, rewarm=None):
     """A frame with these rates, and what the probe holds and warms up again."""
     warming = {} if rewarm is None else {"lr_rewarm": rewarm}
     scale = held * (1.0 if rewarm is None else rewarm)
@@ -137,16 +137,16 @@ def shown(used, scheduled=1.0, held=1.0, rewarm=None):
     ("frame", "rewarm", "missing"),
     [
         # Used over scheduled is the scale, whatever the schedule did meanwhile.
-        (shown(0.4e-3, 0.8e-3), 0, None),
-        (shown(1e-3, 1e-3), 0, "the learning rate is 1 of the job's own, not 0.5"),
+        (frame_of(0.4e-3, 0.8e-3), 0, None),
+        (frame_of(1e-3, 1e-3), 0, "the learning rate is 1 of the job's own, not 0.5"),
         # A few steps up its ramp it is still the action's effect; far up it is not.
-        (shown(0.52), 100, None),
-        (shown(0.7), 100, "the learning rate is 0.7 of the job's own, not 0.5"),
-        (shown(None, None), 0, None),
+        (frame_of(0.52), 100, None),
+        (frame_of(0.7), 100, "the learning rate is 0.7 of the job's own, not 0.5"),
+        (frame_of(None, None), 0, None),
         # During a re-warm, half of what the ramp leaves is half; all of what it leaves is not.
-        (shown(0.122, held=0.5, rewarm=0.244), 0, None),
+        (frame_of(0.122, held=0.5, rewarm=0.244), 0, None),
         (
-            shown(0.244, rewarm=0.244),
+            frame_of(0.244, rewarm=0.244),
             0,
             "the learning rate is 0.244 of the job's own, not 0.5 times 0.244",
         ),
@@ -160,7 +160,7 @@ def test_a_scale_shows_in_the_rate_that_is_used(frame, rewarm, missing):
 @pytest.mark.parametrize("action", [Rollback(), Relaunch()], ids=["rollback", "relaunch"])
 def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that(action):
     def effect(**rates):
-        return action.effect(check(BACK, DONE, shown(**rates), 126, 1))
+        return action.effect(check(BACK, DONE, frame_of(**rates), 126, 1))
 
     missing = "the learning rate is 0.25 of the job's own, not 0.1 times 0.25"
     assert effect(used=0.025, held=0.25, rewarm=0.1) is None

@@ -52,8 +52,8 @@ def test_the_rank_that_is_farthest_off_says_whether_the_weights_are_good(control
 
     ranks = []
     for number, (now, was) in enumerate(losses):
-        kept = [] if was is None else [[40, was], [60, now]]
-        answer = {"from": number, "loss": now, "was": kept}
+        savepoints = [] if was is None else [[40, was], [60, now]]
+        answer = {"from": number, "loss": now, "was": savepoints}
         ranks.append(FakeRank(number, 2, answer={"check_weights": lambda _, it=answer: it}))
     args = Payload({"before_step": 50, "within": 1.1})
 

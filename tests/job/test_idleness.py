@@ -38,7 +38,7 @@ def moving(controlled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "seen", "moves"),
+    ("script", "looks", "moves"),
     [
         (SLEEPS, {}, ""),
         # An answer over the network now and then is no byte in /proc, and wakes it.
@@ -50,9 +50,9 @@ def moving(controlled, tmp_path):
     ],
     ids=["sleeping", "waking", "computing", "device", "stack", "no stack"],
 )
-def test_only_a_job_that_sleeps_where_it_was_is_idle(moving, script, seen, moves):
-    found = moving(script, **seen)
-    assert moves in found and bool(moves) == bool(found)
+def test_only_a_job_that_sleeps_where_it_was_is_idle(moving, script, looks, moves):
+    reason = moving(script, **looks)
+    assert moves in reason and bool(moves) == bool(reason)
 
 
 # ── its phase ────────────────────────────────────────────────────────────────────────────────────
