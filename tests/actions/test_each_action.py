@@ -134,6 +134,7 @@ LIMITED = {"learning_rate": 0.1, "lr_hold": 1 / 30, "lr_scale": 1 / 30}
         (Clip(factor=0.3), {"clip_bound": 0.15}, {"clip_bound": 0.5}, "clipped to 0.5, not 0.15"),
         (Clip(lift=True), {"clip_bound": None}, {"clip_bound": None}, None),
         (Clip(lift=True), {"clip_bound": None}, {"clip_bound": 0.5}, "not left alone"),
+        (LossScale(set=1024.0), RESET, {"loss_scale": 1024.0}, None),
         # The step before the reset may have overflowed, which halves the scale once.
         (LossScale(set=1024.0), RESET, {"loss_scale": 512.0}, None),
         (LossScale(set=1024.0), RESET, {"loss_scale": 65536.0}, "65536, not 1024"),
