@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from .checkpoints.on_demand import OnDemand
 from .checkpoints.resume import Resume, SaveReports
 from .collectors import COUNTERS, Collectors, Plan
-from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector
+from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector, StreamCopies
 from .collectors.gradient import GradientCollector, GroupsCollector
 from .collectors.job_wiring import JobWiringCollector
 from .collectors.limits import ClippingCollector, LimitsCollector
@@ -97,6 +97,7 @@ class Wired(NamedTuple):
     flops: FlopsCollector
     gradient: GradientCollector
     groups: GroupsCollector
+    job_wiring: JobWiringCollector
     framework: FrameworkCollector
     limits: LimitsCollector
     loss: LossCollector
@@ -128,6 +129,7 @@ def make_parts(
         flops=FlopsCollector(context),
         gradient=gradients,
         groups=GroupsCollector(context, sources.scaling, gradients),
+        job_wiring=JobWiringCollector(context, sources.foreign),
         framework=FrameworkCollector(context, sources.extra, step_is_over),
         limits=LimitsCollector(context, sources.in_force, clips),
         loss=losses,
@@ -140,7 +142,6 @@ def make_parts(
     return wired, {
         **wired._asdict(),
         "clipping": clips,
-        "job_wiring": JobWiringCollector(context, sources.foreign),
         "loss_scale": LossScaleCollector(context, sources.scaling),
         "noise": NoiseCollector(
             context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
@@ -281,7 +282,13 @@ class Parts:
             context,
             Steps(self.tracker, self.boundary, self.inferred, discards, self.threads),
             Measured(
-                wired.gradient, wired.groups, wired.loss, self.batches, self.scaling, self.sets
+                wired.gradient,
+                wired.groups,
+                wired.loss,
+                self.batches,
+                self.scaling,
+                self.sets,
+                wired.job_wiring,
             ),
             changers,
             self._life.open,
@@ -310,6 +317,7 @@ class Parts:
             wired.batch,
             shards,
             wired.quarantine,
+            StreamCopies(wired.batch.digest_of_memory, wired.job_wiring.see_stream),
             self._before_first_forward,
         )
         self.save_reports = SaveReports(context, wired.framework, self._settle)

@@ -9,7 +9,7 @@ import pytest
 from supervise.core import initial_state
 from supervise.core import step as step_engine
 from supervise.core.model import BREACH, HAS_NOTE, Announced, Frame, Launched, Policy, Rule
-from supervise.detectors import Comparable, Descent, Harm
+from supervise.detectors import Averaged, Comparable, Descent, Harm
 
 LEVEL, SPREAD = 2.4, 0.02
 
@@ -231,3 +231,43 @@ def test_a_row_of_fewer_than_half_is_no_match_for_the_others(read):
     codes = read(Comparable("loss", "tokens", least=0.5).start(), [(2.0, n) for n in amounts])
 
     assert codes == "B" * 80 + "oBoB"
+
+
+def amounts_and_losses(of_row, amounts):
+    """Rows of a loss that falls a little, with noise of 1 %."""
+    return [
+        (of_row(row, amount) * (1 + (row * 7 % 11 - 5) / 500 - row / 5000), amount)
+        for row, amount in enumerate(amounts)
+    ]
+
+
+DOUBLED = [256.0] * 100 + [512.0] * 40
+RAMP = [256.0] * 80 + [256.0 * 1.005**row for row in range(120)]
+VARIED = [256.0 + row * 37 % 101 for row in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "of_row", "first"),
+    [
+        pytest.param(DOUBLED, lambda row, amount: 2.5 * amount, 100, id="a sum doubles at once"),
+        pytest.param(RAMP, lambda row, amount: 2.5 * amount, 100, id="a sum grows slowly"),
+        pytest.param(DOUBLED, lambda row, amount: 2.5, None, id="a mean stays"),
+        pytest.param(
+            DOUBLED, lambda row, amount: 2.5 + 4 * (row > 99), None, id="a mean that is harmed, too"
+        ),
+        pytest.param(
+            VARIED, lambda row, amount: 2.5 + 3 * (row > 150), None, id="harm while lengths vary"
+        ),
+    ],
+)
+def test_a_loss_that_grows_with_its_tokens_is_a_sum(read, amounts, of_row, first):
+    codes = read(Averaged("loss", "tokens").start(), amounts_and_losses(of_row, amounts))
+    expected = len(amounts) if first is None else first
+    assert codes == "B" * expected + "o" * (len(amounts) - expected)
+
+
+def test_a_loss_that_does_not_go_on_following_its_tokens_is_no_sum(read):
+    amounts = [256.0] * 100 + [512.0] + [256.0] * 39
+    rows = amounts_and_losses(lambda row, amount: 5.0 if row > 99 else 2.5, amounts)
+    codes = read(Averaged("loss", "tokens").start(), rows)
+    assert codes[99:108] == "B" + "o" * 7 + "B"

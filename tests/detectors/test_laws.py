@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from supervise.core.model import BREACH, HAS_NOTE, OK, UNKNOWN, Detector
 from supervise.detectors import (
+    Averaged,
     Band,
     Collapse,
     Comparable,
@@ -62,6 +63,7 @@ ALL = {
     "cusum_log": Cusum("a", side="both", transform="log", m_of_n=(2, 3), **SUM),
     "comparable": Comparable("a", "b", window=16, lasting=24),
     "comparable_least": Comparable("a", "b", window=16, least=0.5),
+    "averaged": Averaged("a", "b", window=32, lasting=24),
     "descent": Descent("a", window=32),
     "harm": Harm("a", window=32),
     "harm_suspected": Harm("a", level="suspected", margin=0.0, window=32),

@@ -47,6 +47,7 @@ FACTS: dict[str, Any] = {
     "count": 8,
     "total": 10,
     "share": 85.4,
+    "copies": 3.0,
     "rows": 2.0,
     "ratio": 2.0,
     "since": 25,

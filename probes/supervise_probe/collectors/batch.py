@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, UserDict, deque
 from ctypes import c_char, string_at
 from itertools import islice
@@ -185,6 +186,13 @@ class BatchCollector(Collector):
             digest = self._digest_of(values, tensor)
             self._loaded = digest if self._loaded is None else self._mix(self._loaded, digest)
 
+    def digest_of_memory(self, values: Iterable[Any]) -> Optional[int]:
+        """Return a number for what a loader hands out, None where the host has no tensor of it."""
+        tensor = self._first_tensor(values)
+        if tensor is None or not self.scalars.reads(tensor):
+            return None
+        return _digest_of_memory(tensor, self._layouts, MANY_PIECES)
+
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return what was hashed, if its shape gives how much it is."""
         self._forwards += 1
@@ -287,6 +295,49 @@ class BatchCollector(Collector):
             places = torch.arange(1, LONGEST + 1, dtype=torch.int64, device=flat.device)
             weights = self._weights[flat.device] = places * 2654435761 | 1
         return (flat.to(torch.int64) * weights[: flat.numel()]).sum()
+
+
+STREAM = 1  # torch.utils.data._DatasetKind.Iterable
+GROUPS = 4  # of equal batches, after which the workers are known to read the same; our choice
+PATIENCE = 256  # batches in which a loader with workers is to come
+
+
+class StreamCopies:
+    """How often each batch of a stream comes: once from each worker that reads all of it.
+
+    Workers take turns, so that these batches are neighbours.
+
+    Attributes:
+        is_open: it is not known yet.
+    """
+
+    def __init__(
+        self, digest: Callable[[Iterable[Any]], Optional[int]], report: Callable[[int], None]
+    ) -> None:
+        self._digest, self._report = digest, report
+        self._iterator: Any = None
+        self._digests: list[Optional[int]] = []
+        self._patience = PATIENCE
+        self.is_open = True
+
+    def see(self, iterator: Any, values: Iterable[Any]) -> None:
+        """A loader hands out a batch."""
+        workers = getattr(iterator, "_num_workers", 0)
+        if workers < 2 or getattr(iterator, "_dataset_kind", None) != STREAM:
+            self._patience -= 1
+            self.is_open = self._patience > 0
+            return
+        if self._iterator is None or self._iterator() is not iterator:
+            self._iterator, self._digests = weakref.ref(iterator), []
+        digests = self._digests
+        digests.append(self._digest(values))
+        if len(digests) < GROUPS * workers:
+            return
+        self.is_open = False
+        groups = [set(digests[i : i + workers]) for i in range(0, len(digests), workers)]
+        distinct = set().union(*groups)
+        is_copied = len(distinct) == GROUPS and all(len(group) == 1 for group in groups)
+        self._report(workers if is_copied and None not in distinct else 1)
 
 
 _Piece = c_char * PIECE

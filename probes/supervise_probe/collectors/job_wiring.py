@@ -66,6 +66,24 @@ WIRING_METRICS = (
         SELDOM,
     ),
     MetricSpec(
+        "tensors_with_stale_gradient",
+        "1",
+        "Tensors of a sample whose gradient nothing clears between two updates, so that each "
+        "update goes by the sum of all gradients so far.",
+        "torch.Tensor.grad",
+        "in a few steps, a look at at most 512 values of a few gradients",
+        SELDOM,
+    ),
+    MetricSpec(
+        "stream_copies",
+        "1",
+        "How often each batch of a stream comes: once from each worker of the loader that reads "
+        "the whole stream; absent where no loader with workers reads one.",
+        "torch.utils.data.IterableDataset",
+        "",
+        SELDOM,
+    ),
+    MetricSpec(
         "weights_rounded_away",
         "%",
         "Share of 16-bit weights with a gradient that 12 or more updates left as they were, of a "
@@ -88,11 +106,15 @@ WIRING_METRICS = (
 
 # Begins of windows, in steps of a training; then every SELDOM. Project defaults.
 START = (0, 100, 300)
-PROOF, LAST, SETTLED = 2, 6, 19  # steps of a window: evidence is gathered behind the first
+# Steps of a window: evidence is gathered behind the first, and may be late from a device.
+PROOF, LAST, SETTLED, LATE = 2, 6, 19, 2
 UPDATES = 5  # of an optimizer in a window, for a statement about its tensors
 APPLIED = 12  # updates that a 16-bit weight should have followed
 LEAST = 512  # values of a tensor that are kept
 TENSORS = 64  # of which values are kept
+FEW = 4  # tensors of an optimizer whose gradients are followed from update to update
+CLEARED = 4  # updates, at least, between which a gradient should have been cleared
+TURNS = 3  # windows for the sake of a model that left training mode
 NAMES = 3  # that a report has
 LONGEST = 80  # characters of a name
 # Optimizers with these in their state keep the weights, or what was rounded away, elsewhere.
@@ -107,6 +129,36 @@ class Sample(NamedTuple):
 
     tensor: Weak
     values: Any
+
+
+class Residue:
+    """A tensor whose gradient is looked at whenever a backward begins.
+
+    Attributes:
+        tensor: it. optimizer: the id of what holds it. updates: behind which a backward began.
+        is_cleared: it had no gradient once. remains: of each look, whether it was not all zeros.
+    """
+
+    def __init__(self, tensor: Any, optimizer: int) -> None:
+        self.tensor, self.optimizer = weakref.ref(tensor), optimizer
+        self.updates = 0
+        self.is_cleared = self.is_new = False
+        self.remains: list[Any] = []
+
+    def look(self) -> None:
+        """A backward begins."""
+        tensor = self.tensor()
+        gradient = tensor.grad if tensor is not None else None
+        if gradient is None or gradient.is_sparse:
+            self.is_cleared = True
+        elif not self.is_cleared:
+            self.remains.append((_values(gradient) != 0).any())
+            self.is_new = True
+
+    def update(self) -> None:
+        """The optimizer is about to step."""
+        self.updates += self.is_new
+        self.is_new = False
 
 
 class Window:
@@ -159,6 +211,9 @@ class JobWiringCollector(Collector):
     """Whether the optimizers hold the model, its tensors have gradients, and its weights move.
 
     Keeps weak references, and copies of some values while a window lasts.
+
+    Attributes:
+        residues: of a few tensors, what stays of their gradients; none outside of a window.
     """
 
     METRICS = WIRING_METRICS
@@ -170,20 +225,27 @@ class JobWiringCollector(Collector):
         self._registry, self._position = context.registry, context.position
         self._reporter = context.reporter
         self._window: Optional[Window] = None
+        self.residues: list[Residue] = []
         self._next = self._began = -1  # step of the next window, and of the first one
         self._known: set[int] = set()  # ids of the optimizers' infos
         self._had: set[int] = set()  # ids of tensors that had a gradient
         self._held: set[int] = set()  # ids of tensors that an optimizer held at the first window
         self._highest = 0.0  # learning rate of a window
+        # A model that was in training mode in the newest window, and the id of its optimizer.
+        self._trained: Optional[tuple[Weak, int]] = None
+        self._turns = 0  # how often it left that mode
+        self._copies = 0  # of each batch of a stream, until they are published
 
     # ── calls of a step ───────────────────────────────────────────────────────────────────────
 
     def measure(self, update: Update) -> None:
         step, window = self._position.step, self._window
         is_new = id(update.known) not in self._known
-        if window is None and not is_new and step < self._next:
+        over = window is None or step > window.start + LAST + LATE
+        begins = is_new or (over and self._falls_asleep(update.known))
+        if window is None and not begins and step < self._next:
             return
-        if window is None or is_new:
+        if window is None or begins:
             window = self._begin(step, update.known, is_new)
         if window is None:
             return
@@ -197,7 +259,19 @@ class JobWiringCollector(Collector):
         if self._window is not None and not update.skip:
             self._window.applied += 1
 
+    def before_backward(self) -> None:
+        """A backward begins: what is there of gradients is of before."""
+        for residue in self.residues:
+            residue.look()
+
+    def see_stream(self, copies: int) -> None:
+        """Each worker of a loader reads a stream of its own (1), or all of them the same one."""
+        self._copies = copies
+
     def collect(self, step: Step, values: dict[str, Number]) -> None:
+        if self._copies:
+            values["stream_copies"] = float(self._copies)
+            self._copies = 0
         window = self._window
         if window is None:
             return
@@ -211,13 +285,14 @@ class JobWiringCollector(Collector):
             self._see_calls(window)
         if offset == LAST:
             window.drop_hook()
-            window.changed = self._arrival(self._changes(window))
+            window.changed = self._arrival({**self._changes(window), **self._remains()})
         if window.changed is not None and window.changed.ready():
-            changed = {
-                int(number) for number, is_other in window.changed.read().items() if is_other
-            }
+            marks = window.changed.read()
             window.changed = None
-            self._report(window, changed, values)
+            self._report(
+                window, {int(name) for name in marks if name.isdigit() and marks[name]}, values
+            )
+            self._report_residues(window, marks, values)
         if offset < SETTLED:
             return
         if window.rounded is None:
@@ -225,6 +300,17 @@ class JobWiringCollector(Collector):
         elif window.rounded.ready():
             self._report_rounding(window, window.rounded.read(), values)
             self._end()
+
+    def _falls_asleep(self, info: OptimizerInfo) -> bool:
+        """Whether the model of this optimizer has left training mode, which is looked at soon."""
+        if self._trained is None or self._trained[1] != id(info) or self._turns >= TURNS:
+            return False
+        model = self._trained[0]()
+        if model is None or model.training:
+            return False
+        self._trained = None
+        self._turns += 1
+        return True
 
     def _begin(self, step: int, info: OptimizerInfo, is_new: bool) -> Optional[Window]:
         self._end()
@@ -242,7 +328,7 @@ class JobWiringCollector(Collector):
     def _end(self) -> None:
         if self._window is not None:
             self._window.drop_hook()
-            self._window = None
+            self._window, self.residues = None, []
 
     def _out_of_reach(self, info: OptimizerInfo) -> bool:
         """Whether gradients or weights lie where they cannot be seen."""
@@ -270,6 +356,11 @@ class JobWiringCollector(Collector):
         window.missing[key] = {n: missing[n] for n in missing if n in before}
         window.updates[key] = window.updates.get(key, 0) + 1
         window.made[key] = self._registry.made_at(update.optimizer)
+        for residue in self.residues:
+            if residue.optimizer == key:
+                residue.update()
+        if offset == 0 and not _has_compiled():
+            self.residues += [Residue(p, key) for p in _smallest(info.params)]
         if offset in (0, PROOF, LAST):
             self._see_modes(window, info, offset)
 
@@ -285,6 +376,8 @@ class JobWiringCollector(Collector):
                 continue
             if root.training or any(module.training for module in owners):
                 window.in_eval.pop(id(root), None)
+                if offset == LAST and root.training:
+                    self._trained = weakref.ref(root), id(info)
             elif offset == 0:
                 window.in_eval[id(root)] = weakref.ref(root)
 
@@ -386,6 +479,14 @@ class JobWiringCollector(Collector):
                 changes[str(number)] = (_values(tensor) != sample.values).any().double()
         return changes
 
+    def _remains(self) -> dict[str, Any]:
+        """Return of which tensors, by their number, each backward began with an older gradient."""
+        return {
+            f"remains.{number}": self.torch.stack(residue.remains).all().double()
+            for number, residue in enumerate(self.residues)
+            if residue.updates >= CLEARED and not residue.is_cleared
+        }
+
     def _keep_low(self, window: Window) -> None:
         """Keep values of 16-bit weights, which small updates may leave as they are."""
         low, tensors = (self.torch.bfloat16, self.torch.float16), []
@@ -486,6 +587,20 @@ class JobWiringCollector(Collector):
                     names.append(prefix + _short(path))
         return names + [""] * len(rest)
 
+    def _report_residues(
+        self, window: Window, marks: dict[str, float], values: dict[str, Number]
+    ) -> None:
+        """Report the optimizers of which nothing clears the gradients."""
+        stale: list[int] = []
+        made = ""
+        for key in window.made:
+            own = [(n, r) for n, r in enumerate(self.residues) if r.optimizer == key]
+            remain = [r for n, r in own if marks.get(f"remains.{n}")]
+            if 2 * len(remain) >= max(1, len(own)) and not any(r.is_cleared for _, r in own):
+                stale += [id(r.tensor()) for r in remain]
+                made = window.made[key]
+        self._publish("tensors_with_stale_gradient", values, self._named(stale), len(stale), made)
+
     def _asleep(self, window: Window) -> Iterator[str]:
         """Yield the layers that training mode would change, of models in eval mode."""
         batchnorm, dropout = self.torch.nn.modules.batchnorm, self.torch.nn.modules.dropout
@@ -522,6 +637,12 @@ class Arrived(NamedTuple):
 
     def read(self) -> dict[str, float]:
         return self.numbers
+
+
+def _smallest(params: Iterable[Any]) -> list[Any]:
+    """Return a few small tensors that have a gradient."""
+    dense = [p for p in params if p.grad is not None and not p.grad.is_sparse and p.numel()]
+    return sorted(dense, key=lambda p: p.numel())[:FEW]
 
 
 def _values(tensor: Any) -> Any:

@@ -11,8 +11,9 @@ from ..runtime.guard import is_from_signal_handler
 
 if TYPE_CHECKING:
     from ..checkpoints.resume import Resume, SaveReports
-    from ..collectors.batch import BatchCollector
+    from ..collectors.batch import BatchCollector, StreamCopies
     from ..collectors.gradient import GradientCollector, GroupsCollector
+    from ..collectors.job_wiring import JobWiringCollector
     from ..collectors.loss import LossCollector
     from ..collectors.progress import FrameworkCollector
     from ..collectors.quarantine import QuarantineCollector
@@ -83,6 +84,7 @@ class Measured(NamedTuple):
     batches: BatchObserver
     scaling: GradScalerState
     sets: SampleSets
+    wiring: JobWiringCollector
 
 
 class StepListener:
@@ -110,10 +112,11 @@ class StepListener:
         self._reporter, self._core = context.reporter, context.guard.core
         self.tracker, self.boundary, self.inferred, self._discards, self._threads = steps
         self._gradient, self._groups, self._loss = measured[:3]
-        self._batches, self._scaling, self._sets = measured[3:]
+        self._batches, self._scaling, self._sets, self._wiring = measured[3:]
         self.rate, self.drills, self._safeguards = changers
         self._open, self._attach = open_, attach
         self._gradient_part = self._guard.part("gradient")
+        self._wiring_part = self._guard.part("job_wiring")
 
     # ── backward ──────────────────────────────────────────────────────────────────────────────
 
@@ -123,6 +126,8 @@ class StepListener:
         if inferred.pending:
             inferred.sign(backward=True)
         guard.run(self._core, self._saw_backward, tensors, retains)
+        if self._wiring.residues:
+            guard.run(self._wiring_part, self._wiring.before_backward)
         if inferred.on:
             guard.run(self._core, inferred.before_backward, tensors)
 
@@ -409,6 +414,7 @@ class LoaderListener:
         batch: BatchCollector,
         shards: ShardTracker,
         quarantine: QuarantineCollector,
+        streams: StreamCopies,
         attach: Callable[[], None],
     ) -> None:
         """`attach`: sees the calls of the outermost modules."""
@@ -416,6 +422,7 @@ class LoaderListener:
         self.beat, self._marks = context.reporter.beat, context.config.marks
         self.inferred, self.shards = inferred, shards
         self._batch, self._held, self._attach = batch, quarantine, attach
+        self._streams = streams
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
 
     def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
@@ -428,6 +435,8 @@ class LoaderListener:
             and guard.run(self._held_part, quarantine.holds, origins)
         ):
             return True
+        if self._streams.is_open:
+            guard.run(guard.part("job_wiring"), self._streams.see, iterator, _members(batch))
         # The outermost module shows its input better, once it is known and if it is given tensors.
         if not self._batch.seen:
             guard.run(guard.part("batch"), self._saw_batch, batch)
@@ -435,9 +444,7 @@ class LoaderListener:
         return False
 
     def _saw_batch(self, batch: Any) -> None:
-        values = batch.values() if isinstance(batch, dict) else batch
-        several: list[Any] = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
-        self._batch.saw_loaded(several)
+        self._batch.saw_loaded(_members(batch))
         self._attach()
 
     def exhausted(self) -> None:
@@ -450,6 +457,11 @@ class LoaderListener:
             part = self._guard.part("evidence", share=1.0)
             self._guard.run(part, evidence.dump_stacks_on_signals, self._marks)
         self._guard.run(self._held_part, self._held.lists.begins, loader)
+
+
+def _members(batch: Any) -> list[Any]:
+    values = batch.values() if isinstance(batch, dict) else batch
+    return list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
 
 
 ENOUGH = 0.5  # of the trained parameters' elements make a checkpoint; project default

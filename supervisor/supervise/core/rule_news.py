@@ -322,11 +322,14 @@ def _advisory(policy: Policy, rule: Rule) -> bool:
 FEW = 16  # losses of which the newest are compared with the first; project default
 CLIPPED, LOSS_SCALE, CLIP_RATE = "clip_ratio", "clip_loss_scale", "grad_clip_rate"
 MOVED, RATE, ROUNDED = "update_to_weight", "learning_rate", "weights_rounded_away"
-ROWS, DIGESTS = "batchnorm_rows", "param_digest_mismatch"
+ROWS, DIGESTS, COPIES = "batchnorm_rows", "param_digest_mismatch", "stream_copies"
 NO_GRADIENT, NO_OPTIMIZER = "tensors_without_gradient", "tensors_without_optimizer"
-COUNTED = (NO_GRADIENT, NO_OPTIMIZER, "tensors_of_others", "modules_in_eval")
+COUNTED = (
+    *(NO_GRADIENT, NO_OPTIMIZER, "tensors_of_others"),
+    *("modules_in_eval", "tensors_with_stale_gradient"),
+)
 # Metrics, each of one kind of message.
-SUBJECTS = (*COUNTED, CLIPPED, RATE, MOVED, ROUNDED, ROWS, DIGESTS)
+SUBJECTS = (*COUNTED, CLIPPED, RATE, MOVED, ROUNDED, ROWS, DIGESTS, COPIES)
 
 
 def on_wiring(ctx: StepContext, event: Notice) -> None:
@@ -366,6 +369,8 @@ def _of_tensors(
     fields, count = structs.asdict(common), facts.count or -1
     if subject == "modules_in_eval":
         return run_notices.ModelInEval(**fields)
+    if subject == "tensors_with_stale_gradient":
+        return run_notices.GradientsAddUp(**fields)
     if subject == NO_GRADIENT:
         if count == facts.total:
             return run_notices.LossCutOff(**fields)
@@ -388,6 +393,8 @@ def _of_numbers(
     value = median(newest) if newest else 0.0
     if subject == ROUNDED:
         return run_notices.RoundedAway(**fields, share=value)
+    if subject == COPIES:
+        return run_notices.StreamNotSplit(**fields, copies=value)
     if subject == ROWS:
         return run_notices.NormsAlone(**fields, rows=value)
     if subject == RATE:

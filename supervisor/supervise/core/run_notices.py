@@ -94,6 +94,25 @@ class ModelInEval(OfWiring, frozen=True, kw_only=True):
     NEXT = "call model.train() before the first step, and again after each evaluation"
 
 
+class GradientsAddUp(OfWiring, frozen=True, kw_only=True):
+    TITLE = "nothing clears the gradients between two updates[: {names}]"
+    WHAT = "each update goes by the sum of all gradients so far, and not by those of its batch"
+    NEXT = (
+        "call optimizer.zero_grad() once for each optimizer.step(), not once for each epoch; the "
+        "optimizer is made at {made}"
+    )
+
+
+class StreamNotSplit(OfWiring, frozen=True, kw_only=True):
+    TITLE = "each of the loader's {copies:.0f} workers reads the whole stream"
+    WHAT = "every batch comes {copies:.0f} times in a row, and an epoch takes as many times as long"
+    NEXT = (
+        "let the dataset's __iter__ read a part for each worker (torch.utils.data.get_worker_info),"
+        " or set num_workers to 1"
+    )
+    copies: float
+
+
 class RoundedAway(OfWiring, frozen=True, kw_only=True):
     TITLE = "{share:.0f} % of the 16-bit weights do not move[: {names}]"
     WHAT = "their updates are below half the spacing of the type, and are rounded away"

@@ -26,7 +26,7 @@ __getattr__ = lazy_exports(
         "band": "Band",
         "collapse": "Collapse",
         "cusum": "Cusum",
-        "descent": "Comparable, Descent",
+        "descent": "Averaged, Comparable, Descent",
         "equal": "Equal",
         "harm": "Harm",
         "join_sequence": "Join, Sequence",

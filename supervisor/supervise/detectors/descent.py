@@ -1,18 +1,19 @@
-"""Descent and comparable: whether a metric is an objective, whose past is its measure.
+"""Descent, comparable and averaged: whether a metric is an objective, whose past is its measure.
 
-It has to have fallen in this run, and its values must be of the same amount of data each.
+It has to have fallen in this run, and its values must be of the same amount of data each, or means.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
-from ._baseline import cut_lists_after, median_of_sorted, trim_window
+from ._baseline import NORMAL, cut_lists_after, median_of_sorted, trim_window
 from ._excess import ExcessWatch
 from ._watch import Memory, MetricDetector
 
@@ -20,6 +21,9 @@ ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`
 NOTHING = 1e-6  # what float32 leaves of a sum that cancels; no loss that is to fall begins there
 # Amounts: a tenth more is alike; one row in eight may be odd, of 16 at least.
 ALIKE, ODD, FIRST = math.log(1.1), 8, 16
+# Of a move of the amount, in logarithms: how exactly a sum follows it; in deviations of the ratio.
+EXACT, ROUGH, DEVIATIONS = 0.25, 0.5, 3.0
+PROOF = 8  # rows behind a move: the metric has to go on following
 
 
 @dataclass(frozen=True)
@@ -222,5 +226,129 @@ class ComparableWatch(Memory):
             "step": self.last,
             "value": None,
             "odd_at": self.odd[-1] if self.odd else None,
+            "samples": len(self.steps),
+        }
+
+
+@dataclass(frozen=True)
+class Averaged(Detector):
+    """BREACH while a metric is a mean: it does not follow the amount that it is of.
+
+    A loss that is summed over tokens doubles when the sequences do, and is no worse. So it is OK,
+    for `lasting` steps, once the amount is a tenth above all of the older half of `window` rows,
+    and the metric grew in proportion: the logarithm of their ratio moved by less than a quarter of
+    the amount's, or by three of its deviations, and by half of it at most. That is taken back where
+    the metric follows the amount no more in the 8 rows behind.
+
+    BREACH before `window` rows, and where no amount is known. UNKNOWN for absent and NaN samples of
+    `metric`. `rewind` keeps what was before.
+
+    Example:
+        {kind: averaged, metric: train_loss_raw, amount: tokens_per_update}
+
+    Blind to: sums over amounts that grow by less than a tenth in a window, or vary all the time.
+    Source: a training with reduction="sum" whose sequences double in length; the limits are our
+        choice.
+    """
+
+    reads: ClassVar[str] = "metrics"
+    tells_descent: ClassVar[bool] = True
+
+    metric: str
+    amount: str
+    window: int = 64  # rows
+    lasting: int = 1024  # steps
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric, self.amount)
+
+    @property
+    def needs_all(self) -> bool:
+        return False
+
+    def start(self) -> AveragedWatch:
+        return AveragedWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not 2 * FIRST <= self.window <= 1024:
+            wrong.append(("window", f"must be {2 * FIRST} to 1024 rows, not {self.window}"))
+        if self.lasting < 1:
+            wrong.append(("lasting", f"must be at least 1 step, not {self.lasting}"))
+        return wrong
+
+
+class AveragedWatch(Memory):
+    """Logarithms of `amounts` and of `ratios`, metric to amount, and the steps of moves."""
+
+    def __init__(self, spec: Averaged) -> None:
+        self.spec = spec
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.steps: list[int] = []
+        self.amounts: list[float] = []
+        self.ratios: list[float] = []
+        self.moves: list[int] = []
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value, amount = sample
+        self.raw = UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if self.value is None or self.value - self.value != 0.0:
+            return UNKNOWN
+        if self.value > 0.0 and amount is not None and 0.0 < amount < math.inf:
+            self._count(math.log(amount), math.log(self.value), step)
+        lasts = bool(self.moves) and step - self.moves[-1] < self.spec.lasting
+        self.raw = OK if lasts else BREACH
+        return self.raw
+
+    def _count(self, amount: float, value: float, step: int) -> None:
+        self.steps.append(step)
+        self.amounts.append(amount)
+        self.ratios.append(value - amount)
+        window = self.spec.window
+        trim_window(window, self.steps, self.amounts, self.ratios)
+        since = bisect_left(self.steps, self.moves[-1]) if self.moves else -PROOF
+        if self.moves and len(self.steps) - since == PROOF:
+            if not self._follows(since, len(self.steps)):
+                del self.moves[-1]
+            return
+        is_free = len(self.steps) >= window and len(self.steps) - since > PROOF
+        if is_free and self._follows(len(self.steps) - 1, len(self.steps)):
+            self.moves.append(step)
+
+    def _follows(self, start: int, end: int) -> bool:
+        """Return whether amount and metric are higher in these rows, in proportion."""
+        window = self.spec.window
+        before = slice(max(0, end - window), max(1, end - window // 2))
+        highest = max(self.amounts[before])
+        move = median_of_sorted(sorted(self.amounts[start:end])) - highest
+        if move < ALIKE:
+            return False
+        usual = median_of_sorted(sorted(self.ratios[before]))
+        noise = median_of_sorted(sorted(abs(ratio - usual) for ratio in self.ratios[before]))
+        limit = move * EXACT + min(move * (ROUGH - EXACT), DEVIATIONS * NORMAL * noise)
+        return all(abs(ratio - usual) < limit for ratio in self._middles(start, end))
+
+    def _middles(self, start: int, end: int) -> list[float]:
+        """Return the ratio of a row, or the medians of both halves of several."""
+        middle = start + (end - start) // 2
+        halves = [self.ratios[start:middle], self.ratios[middle:end]]
+        return [median_of_sorted(sorted(half)) for half in halves if half]
+
+    def drop_after(self, step: int) -> None:
+        cut_lists_after(step, self.steps, self.amounts, self.ratios)
+        cut_lists_after(step, self.moves)
+
+    def numbers(self) -> Reading:
+        return {
+            "step": self.last,
+            "value": None,
+            "odd_at": self.moves[-1] if self.moves else None,
             "samples": len(self.steps),
         }

@@ -8,6 +8,7 @@ COUNTS = (
     "tensors_without_optimizer",
     "tensors_of_others",
     "modules_in_eval",
+    "tensors_with_stale_gradient",
 )
 
 PREAMBLE = """
@@ -115,6 +116,21 @@ model = Body()
 train(model, optimizer)
 """,
     ),
+    "gradients-cleared-each-epoch": (
+        "tensors_with_stale_gradient",
+        4,
+        ["norm.weight", "norm.bias", "blocks.0.bias"],
+        """
+optimizer = adam(model.parameters())
+for step in range(STEPS):
+    if step % 12 == 0:
+        optimizer.zero_grad()
+    for micro in range(2):
+        x, y = batch()
+        loss_of(model(x), y).backward()
+    optimizer.step()
+""",
+    ),
     "eval-mode": (
         "modules_in_eval",
         1,
@@ -197,6 +213,29 @@ class Experts(nn.Module):
 model.blocks[1] = Experts()
 train(model, adam(model.parameters()))
 """,
+    "gradients-cleared-in-place": """
+optimizer = adam(model.parameters())
+for step in range(STEPS):
+    for micro in range(2):
+        x, y = batch()
+        loss_of(model(x), y).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    for p in model.parameters():
+        p.grad.data.zero_()
+""",
+    "gan-of-which-one-sees-the-other": """
+maker, judge = nn.Linear(4, 8), nn.Linear(8, 1)
+first, second = adam(maker.parameters()), adam(judge.parameters())
+for step in range(STEPS):
+    second.zero_grad()
+    fake = maker(torch.randn(8, 4))
+    (judge(fake.detach()).mean() - judge(torch.randn(8, 8)).mean()).backward()
+    second.step()
+    first.zero_grad()
+    (-judge(fake).mean()).backward()
+    first.step()
+""",
     "teacher-in-the-model": """
 class Pair(nn.Module):
     def __init__(self):
@@ -251,7 +290,10 @@ train(model, optimizer, before=descend)
 """,
 }
 
-FEW = ("backbone-in-eval", "gan", "idle-experts", "teacher-in-the-model")  # not in the chaos lane
+FEW = (
+    *("backbone-in-eval", "gan", "gan-of-which-one-sees-the-other", "gradients-cleared-in-place"),
+    *("idle-experts", "teacher-in-the-model"),
+)  # not in the chaos lane
 
 
 def run(probed, source, **options):
@@ -285,6 +327,49 @@ def test_a_program_that_is_meant_so_is_silent_and_keeps_its_weights(probed, bare
     assert all(f.get(m, 0.0) == 0.0 for f in job.frames for m in COUNTS)
     assert any(m in f for f in job.frames for m in COUNTS)
     assert job.output[-1] == run(bare, HEALTHY[name]).output[-1]
+
+
+def test_a_model_that_an_evaluation_leaves_in_eval_mode_is_reported_within_ten_steps(probed):
+    job = run(
+        probed,
+        """
+def evaluate(step):
+    if step in (9, 12):
+        model.eval()
+        with torch.no_grad():
+            model(batch()[0])
+        if step == 9:
+            model.train()
+train(model, adam(model.parameters()), before=evaluate)
+""",
+    )
+    (report,) = reports(job).values()
+    assert report.data["metric"] == "modules_in_eval"
+    assert 12 < report.step <= 22
+
+
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        maker = torch.Generator().manual_seed(info.id if {split} else 0)
+        for _ in range(100):
+            yield torch.randint(0, 16, (9,), generator=maker)
+
+optimizer, loader = adam(model.parameters()), torch.utils.data.DataLoader(
+    Stream(), batch_size=4, num_workers=2)
+for x, _ in zip(loader, range(12)):
+    optimizer.zero_grad()
+    loss_of(model(x[:, :-1]), x[:, 1:]).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_workers_that_read_the_same_stream_are_counted_and_a_split_one_is_not(probed, is_split):
+    job = run(probed, STREAM.format(split=is_split))
+    (copies,) = [f["stream_copies"] for f in job.frames if "stream_copies" in f]
+    assert copies == (1.0 if is_split else 2.0)
 
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(1e-5, 60, 100), (1e-2, 0, 40)])
