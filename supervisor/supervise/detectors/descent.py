@@ -280,7 +280,8 @@ class Averaged(Detector):
 
 
 class AveragedWatch(Memory):
-    """Logarithms of `amounts` and of `ratios`, metric to amount, and the steps of moves."""
+    """Logarithms of `amounts` and of `ratios`, metric to amount; the steps of moves, and of their
+    withdrawals."""
 
     def __init__(self, spec: Averaged) -> None:
         self.spec = spec
@@ -292,6 +293,14 @@ class AveragedWatch(Memory):
         self.amounts: list[float] = []
         self.ratios: list[float] = []
         self.moves: list[int] = []
+        self.withdrawals: list[int] = []
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest move that stands."""
+        if not self.moves or (self.withdrawals and self.withdrawals[-1] > self.moves[-1]):
+            return None
+        return self.moves[-1]
 
     def feed(self, sample: Any, step: int) -> int:
         self.value, amount = sample
@@ -303,7 +312,8 @@ class AveragedWatch(Memory):
             return UNKNOWN
         if self.value > 0.0 and amount is not None and 0.0 < amount < math.inf:
             self._count(math.log(amount), math.log(self.value), step)
-        lasts = bool(self.moves) and step - self.moves[-1] < self.spec.lasting
+        newest = self.newest
+        lasts = newest is not None and step - newest < self.spec.lasting
         self.raw = OK if lasts else BREACH
         return self.raw
 
@@ -316,7 +326,7 @@ class AveragedWatch(Memory):
         since = bisect_left(self.steps, self.moves[-1]) if self.moves else -PROOF
         if self.moves and len(self.steps) - since == PROOF:
             if not self._follows(since, len(self.steps)):
-                del self.moves[-1]
+                self.withdrawals.append(step)
             return
         is_free = len(self.steps) >= window and len(self.steps) - since > PROOF
         if is_free and self._follows(len(self.steps) - 1, len(self.steps)):
@@ -344,11 +354,12 @@ class AveragedWatch(Memory):
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps, self.amounts, self.ratios)
         cut_lists_after(step, self.moves)
+        cut_lists_after(step, self.withdrawals)
 
     def numbers(self) -> Reading:
         return {
             "step": self.last,
             "value": None,
-            "odd_at": self.moves[-1] if self.moves else None,
+            "odd_at": self.newest,
             "samples": len(self.steps),
         }
