@@ -279,26 +279,6 @@ def test_a_save_of_the_trouble_or_without_hope_of_a_verdict_is_not_named(tell, w
     )
 
 
-@pytest.mark.parametrize(
-    ("is_done", "action"), [(False, "mend runs"), (True, "the effect of mend is verified")]
-)
-def test_what_fires_beside_an_action_names_it(tell, is_done, action):
-    story = tell(
-        **rules_of(HIGH_AND_WILD, ("high", "SEV1", "mend"), ("wild", "SEV0")),
-        runbooks={"mend": runbook_of("mend", Rollback(), Verify(10, 5))},
-        answer=lambda key: None,
-        healthy=60,
-    )
-    story.frames(8.0)
-    if is_done:
-        story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
-        story.attempt = 1
-    story.frames(8.0, grad=20.0)
-    newest = messages(story)[-1]
-
-    assert (newest["lead"], newest["next"]) == (Lead.UNDER_WAY, action)
-
-
 @pytest.mark.parametrize(("ratio", "is_offered"), [(1.0, False), (0.0, True)])
 def test_no_other_rollback_is_offered_while_the_batches_are_wrong(tell, ratio, is_offered):
     detectors = {"high": above("train_loss_raw", 5.0), "same": above("batch_unique_ratio", 0.5)}
@@ -331,16 +311,6 @@ def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
     assert error in held[-1]["verdict"] and "keeps training" not in held[-1]["verdict"]
     assert held[-1]["next"].startswith("list the files") and "RUN --" not in held[-1]["next"]
     assert "supervise release" not in held[-1]["next"]
-
-
-def test_what_still_fires_at_the_end_of_the_job_is_not_nothing_to_do(tell):
-    story = tell(healthy=60, **one_rule(above("grad_global_norm", 9.0), "SEV2", see="data-skew"))
-    story.frames(2.0, times=60, grad=20.0)
-    story.exit(0)
-    closed = [message for message in messages(story) if message["kind"] == "closed"]
-
-    assert closed[-1]["next"].endswith("supervise runbook data-skew --policy RUN/policy.yaml")
-    assert closed[-1]["lead"] == Lead.BEFORE_NEXT
 
 
 def test_what_was_done_is_not_denied_by_a_later_message(tell):

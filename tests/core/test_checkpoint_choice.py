@@ -19,7 +19,18 @@ from supervise.core.model import (
     RelaunchSettings,
 )
 
-from .conftest import AMPLE, Verify, above, good, messages, one_rule, rules_of, runbook_of, save
+from .conftest import (
+    AMPLE,
+    Verify,
+    above,
+    good,
+    messages,
+    one_rule,
+    policy,
+    rules_of,
+    runbook_of,
+    save,
+)
 
 ACTION = "inc-1/1/0-relaunch"
 
@@ -29,31 +40,26 @@ def choose(story):
     return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "replanned")]
 
 
-@pytest.fixture
-def stopping(tell):
-    """Return a function: the trouble of step 60 is answered by a relaunch to step 19."""
-
-    def begin(resumable="full", **changes):
-        book = runbook_of("soften", Relaunch(rewarm=0, skip=30), Verify(clear_for=5))
-        story = tell(
-            answer=lambda key: None,
-            budgets=AMPLE,
-            job=JobSettings(relaunch=RelaunchSettings()),
-            ladder=Ladder(("soften", "hold")),
-            runbooks={"soften": book, "back": book},
-            **changes,
-            healthy=60,
-        )
-        save(story, "a", 19, resumable=resumable)
-        story.frames(8.0)
-        return story
-
-    return begin
+def stopping(tell, resumable="full", **changes):
+    """The trouble of step 60 is answered by a relaunch to step 19."""
+    book = runbook_of("soften", Relaunch(rewarm=0, skip=30), Verify(clear_for=5))
+    story = tell(
+        answer=lambda key: None,
+        budgets=AMPLE,
+        job=JobSettings(relaunch=RelaunchSettings()),
+        ladder=Ladder(("soften", "hold")),
+        runbooks={"soften": book, "back": book},
+        **changes,
+        healthy=60,
+    )
+    save(story, "a", 19, resumable=resumable)
+    story.frames(8.0)
+    return story
 
 
 @pytest.mark.parametrize("silent", [0, 12], ids=["answered at once", "silenced at first"])
-def test_a_trouble_begins_where_its_rule_came_true_and_not_where_it_fires(stopping, silent):
-    story = stopping(**one_rule(above("train_loss_raw", 5.0), "SEV1", "back", for_steps=5))
+def test_a_trouble_begins_where_its_rule_came_true_and_not_where_it_fires(tell, silent):
+    story = stopping(tell, **one_rule(above("train_loss_raw", 5.0), "SEV1", "back", for_steps=5))
     story.say("silence", rule="only", **{"for": silent})
     story.frames(8.0, 8.0)
     save(story, "b", 62)
@@ -65,8 +71,8 @@ def test_a_trouble_begins_where_its_rule_came_true_and_not_where_it_fires(stoppi
 
 
 @pytest.fixture
-def stopped(stopping):
-    story = stopping()
+def stopped(tell):
+    story = stopping(tell)
     assert story.actions() == [ACTION]
     story.exit(-2)
     return story
@@ -102,8 +108,8 @@ def test_weights_alone_are_gone_back_to_if_there_is_nothing_else(stopped):
     assert stopped.state.incident.run.intent.args["resumable"] == "weights only"
 
 
-def test_what_people_approved_is_what_is_done(stopping):
-    story = stopping(mode="approve", resumable="weights only")
+def test_what_people_approved_is_what_is_done(tell):
+    story = stopping(tell, mode="approve", resumable="weights only")
     assert "step 19, which holds weights only" in str(messages(story))
     story.say("approve", id="ask-1")
     assert story.actions()[-1].endswith("relaunch")
@@ -130,34 +136,29 @@ FIRST, AGAIN = "inc-1/1/0-snapshot", "inc-1/2/1-relaunch"
 BOOK = runbook_of("soften", Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5))
 
 
-@pytest.fixture
-def refused(tell, make_policy):
-    """Return a function: the trouble of step 60 finds no checkpoint, and lasts."""
-
-    def begin(breach=60, unavailable=(), calm=False, **changes):
-        made = {
-            "ladder": Ladder(("soften", "hold")),
-            "job": JobSettings(relaunch=RelaunchSettings()),
-            "answer": lambda key: None,
-            "rules": make_policy().rules[:1],
-            "runbooks": {"soften": BOOK},
-            "budgets": {name: Budget(1) for name in ("restart", "all")},
-            "inhibit": (),
-        }
-        story = tell(**(made | changes))
-        for verb in unavailable:
-            story.notice(f"{verb}-unavailable", "a for statement drives the step")
-        story.frames(2.0, times=breach)
-        if not calm:
-            story.frames(8.0)
-        return story
-
-    return begin
+def refused(tell, breach=60, unavailable=(), calm=False, **changes):
+    """The trouble of step 60 finds no checkpoint, and lasts."""
+    made = {
+        "ladder": Ladder(("soften", "hold")),
+        "job": JobSettings(relaunch=RelaunchSettings()),
+        "answer": lambda key: None,
+        "rules": policy().rules[:1],
+        "runbooks": {"soften": BOOK},
+        "budgets": {name: Budget(1) for name in ("restart", "all")},
+        "inhibit": (),
+    }
+    story = tell(**(made | changes))
+    for verb in unavailable:
+        story.notice(f"{verb}-unavailable", "a for statement drives the step")
+    story.frames(2.0, times=breach)
+    if not calm:
+        story.frames(8.0)
+    return story
 
 
 @pytest.mark.parametrize("ladder", [Ladder(("soften", "hold")), Ladder(())])
-def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
-    story = refused(ladder=ladder)
+def test_the_first_good_checkpoint_is_gone_back_to(tell, ladder):
+    story = refused(tell, ladder=ladder)
     assert story.actions() == [FIRST]
     assert messages(story)[0]["title"] == "inc-1: soften waits for a good checkpoint"
     assert "the relaunch follows the first good one" in messages(story)[0]["next"]
@@ -185,9 +186,9 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     assert story.actions()[-1] == AGAIN
 
 
-def test_what_no_checkpoint_helps_is_not_waited_for(refused):
+def test_what_no_checkpoint_helps_is_not_waited_for(tell):
     """It cannot be started again, or is too young for one that is old enough."""
-    for story in (refused(unavailable=["relaunch"]), refused(breach=8)):
+    for story in (refused(tell, unavailable=["relaunch"]), refused(tell, breach=8)):
         assert story.kinds("abort", "refused")
         assert "tried again" not in messages(story)[0]["next"]
         story.finish(FIRST)
@@ -195,9 +196,11 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
         assert story.actions() == [FIRST]
 
 
-def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
+def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(tell):
     for late in (False, True):
-        story = refused(calm=True, job=JobSettings(on_crash="soften", relaunch=RelaunchSettings()))
+        story = refused(
+            tell, calm=True, job=JobSettings(on_crash="soften", relaunch=RelaunchSettings())
+        )
         story.exit(-9)
         assert story.actions() == [FIRST]
         if not late:
@@ -291,18 +294,18 @@ def search(story, candidates):
     story.notice("checkpoint-search", "looked for", data=data)
 
 
-def paused(refused, **changes):
+def paused(tell, **changes):
     """A run that is paused while a checkpoint is verified, its evidence taken."""
-    story = refused(job=WAITS, **changes)
+    story = refused(tell, job=WAITS, **changes)
     search(story, 2)
     assert story.actions() == [FIRST]
     story.finish(FIRST)
     return story
 
 
-def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(refused):
+def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(tell):
     """It trains on with nothing that the relaunch is to throw away; the budget is not touched."""
-    story = paused(refused)
+    story = paused(tell)
     assert story.actions() == [FIRST, PAUSE]
     said = messages(story)[-1]
     assert said["title"] == "inc-1: the job is paused while a checkpoint is verified"
@@ -319,11 +322,12 @@ def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(refused):
 
 
 @pytest.mark.parametrize(("left", "last"), [(2, PAUSE), (None, FIRST), (0, "inc-1/2/0-lr_scale")])
-def test_smaller_steps_do_not_end_a_wait(refused, make_policy, left, last):
+def test_smaller_steps_do_not_end_a_wait(tell, left, last):
     """They mend nothing, and the run goes on, ruined; where nothing is to come they are made."""
-    high, wild = make_policy().rules[:2]
+    high, wild = policy().rules[:2]
     calm = runbook_of("calm", LrScale(set=0.5), Verify())
     story = refused(
+        tell,
         job=WAITS,
         rules=(high, replace(wild, severity="SEV1", runbook="calm")),
         runbooks={"soften": BOOK, "calm": calm},
@@ -340,8 +344,8 @@ def test_smaller_steps_do_not_end_a_wait(refused, make_policy, left, last):
     assert any("waits for a checkpoint, and calm" in text for text in said) == (left is None)
 
 
-def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
-    story = paused(refused)
+def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(tell):
+    story = paused(tell)
     story.finish(PAUSE, {"paused_step": story.step})
     search(story, 0)
     assert story.state.machine == "holding" and story.state.job.paused
@@ -363,9 +367,9 @@ def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
     ],
 )
 def test_a_job_trains_on_where_it_may_or_nothing_is_to_be_verified(
-    refused, changes, candidates, still
+    tell, changes, candidates, still
 ):
-    story = refused(**changes)
+    story = refused(tell, **changes)
     story.state.incident.trigger.still = still
     search(story, candidates)
     story.finish(FIRST)
@@ -374,8 +378,8 @@ def test_a_job_trains_on_where_it_may_or_nothing_is_to_be_verified(
     assert story.actions() == [FIRST] and not story.state.job.paused
 
 
-def test_a_job_that_refuses_to_pause_is_relaunched_all_the_same(refused):
-    story = paused(refused)
+def test_a_job_that_refuses_to_pause_is_relaunched_all_the_same(tell):
+    story = paused(tell)
     story.finish(PAUSE, {"refused": True}, "no")
     story.finish(story.actions()[-1])
     search(story, 1)
@@ -388,57 +392,55 @@ def test_a_job_that_refuses_to_pause_is_relaunched_all_the_same(refused):
 # ── what the engine asks of the probes: savepoints to keep, and denser samples ────────────────────
 
 
-@pytest.fixture
-def spared(tell, make_policy):
-    """Start a run that goes back on its second level; `spared(story)` is what is spared by now."""
-
-    def begin(**changes):
-        back = runbook_of("back", Rollback(at_least=10), Verify())
-        books = {**make_policy().runbooks, "back": back}
-        return tell(**({"runbooks": books, "budgets": AMPLE} | changes), healthy=50)
-
-    begin.now = lambda story: retained_savepoint_step(story.policy, story.state)
-    return begin
+def going_back(tell, **changes):
+    """A run of 50 steps that goes back on its second level."""
+    back = runbook_of("back", Rollback(at_least=10), Verify())
+    books = {**policy().runbooks, "back": back}
+    return tell(**({"runbooks": books, "budgets": AMPLE} | changes), healthy=50)
 
 
-def test_while_a_request_waits_and_until_it_is_over(spared):
-    story = spared(mode="approve", approvals={"all": Approval(900.0)})
-    assert spared.now(story) == 0
+def spared(story):
+    return retained_savepoint_step(story.policy, story.state)
+
+
+def test_while_a_request_waits_and_until_it_is_over(tell):
+    story = going_back(tell, mode="approve", approvals={"all": Approval(900.0)})
+    assert spared(story) == 0
     story.frames(60.0)
     assert story.kinds("approval_requested")[0].data["args"][0]["args"]["before_step"] == 40
-    assert spared.now(story) == 40
+    assert spared(story) == 40
     story.frames(60.0, times=200)
-    assert spared.now(story) == 40
+    assert spared(story) == 40
     story.say("deny", id="ask-1")
-    assert (story.state.machine, spared.now(story)) == ("holding", 40)
+    assert (story.state.machine, spared(story)) == ("holding", 40)
     story.say("release")
-    assert (story.state.incident, spared.now(story)) == (None, 0)
+    assert (story.state.incident, spared(story)) == (None, 0)
 
 
 @pytest.mark.parametrize(
     "event",
     [Notice(60, "rollback-unavailable", "no rollback is possible: a `for` loop"), Exited(60, 1)],
 )
-def test_where_nothing_can_go_back_nothing_is_spared(spared, event):
-    story = spared(mode="approve")
+def test_where_nothing_can_go_back_nothing_is_spared(tell, event):
+    story = going_back(tell, mode="approve")
     story.frames(60.0)
-    assert spared.now(story) == 40
+    assert spared(story) == 40
     story.send(event)
-    assert spared.now(story) == 0
+    assert spared(story) == 0
 
 
-def test_only_for_what_may_act(spared):
-    story = spared()
+def test_only_for_what_may_act(tell):
+    story = going_back(tell)
     story.frames(2.0, grad=20.0)
     assert story.state.incident is not None
-    assert spared.now(story) == 0
+    assert spared(story) == 0
     story.frames(8.0, grad=20.0)
-    assert spared.now(story) == story.step - 10
+    assert spared(story) == story.step - 10
 
-    story = spared(mode="shadow")
+    story = going_back(tell, mode="shadow")
     story.frames(8.0)
     assert story.state.incident is not None
-    assert spared.now(story) == 0
+    assert spared(story) == 0
 
 
 @pytest.mark.parametrize("metric", ["probe_overhead_frac", "step_time", "train_time_linearity"])

@@ -16,35 +16,30 @@ VERIFY = Verify(clear_for=10)
 REFUSED = "training did not go on from /c/a: it holds no optimizer state"
 
 
-@pytest.fixture
-def back(tell):
-    """Return a function: a trouble was answered by an action, up to its outcome."""
-
-    def begin(action):
-        verb = type(action).__name__.lower()
-        book = Runbook("back", (action, VERIFY), (verb, "verify"))
-        story = tell(
-            answer=lambda key: None if verb in key else {},
-            names=NAMES,
-            runbooks={**tell().policy.runbooks, "soften": book},
-            budgets=AMPLE,
-            ladder=Ladder(("soften", "hold")),
-            job=JobSettings(relaunch=RelaunchSettings(resume="library")),
-        )
-        steps(story, 2.0, 60)
-        save(story, "a", 40)
-        steps(story, 8.0, 1)
-        (action_id,) = story.actions()
-        story.attempt, story.step = 1, 40
-        if verb == "relaunch":
-            story.exit(-2)
-            story.launch(2, 1)
-        story.finish(action_id, {"pid": 2, "attempt": 1, "step": 40})
-        if verb == "relaunch":
-            story.announce(0, 1, 2, NAMES)
-        return story
-
-    return begin
+def back(tell, action):
+    """A trouble was answered by an action, up to its outcome."""
+    verb = type(action).__name__.lower()
+    book = Runbook("back", (action, VERIFY), (verb, "verify"))
+    story = tell(
+        answer=lambda key: None if verb in key else {},
+        names=NAMES,
+        runbooks={**tell().policy.runbooks, "soften": book},
+        budgets=AMPLE,
+        ladder=Ladder(("soften", "hold")),
+        job=JobSettings(relaunch=RelaunchSettings(resume="library")),
+    )
+    steps(story, 2.0, 60)
+    save(story, "a", 40)
+    steps(story, 8.0, 1)
+    (action_id,) = story.actions()
+    story.attempt, story.step = 1, 40
+    if verb == "relaunch":
+        story.exit(-2)
+        story.launch(2, 1)
+    story.finish(action_id, {"pid": 2, "attempt": 1, "step": 40})
+    if verb == "relaunch":
+        story.announce(0, 1, 2, NAMES)
+    return story
 
 
 def steps(story, loss, times):
@@ -82,9 +77,9 @@ OTHER = {"fingerprint": "other", "loss": 2.1}
         (ROLLBACK, OTHER, False),
     ],
 )
-def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, holds):
+def test_a_job_that_goes_on_otherwise_has_not_recovered(tell, action, told, holds):
     """Where the action promises more than it does. A rate alone is told with the steps behind."""
-    story = back(action)
+    story = back(tell, action)
     steps(story, 2.0, 1)
     compared(story, **told)
     steps(story, 2.0, 20)
@@ -114,9 +109,9 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, hold
         (Relaunch(rewarm=0, continuity="exact"), {"loss": 9.0}, True),
     ],
 )
-def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, action, told, anew):
+def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(tell, action, told, anew):
     """The band is 5 % wide at least, twice that where it is not known to be the same batch."""
-    story = back(action)
+    story = back(tell, action)
     steps(story, 2.0, 1)
     compared(story, **{"proof": "not judged", **told})
     steps(story, 2.0, 1)
@@ -134,9 +129,9 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
     assert message["severity"] == ("SEV1" if anew else "INFO" if reshuffled else "SEV2")
 
 
-def test_recovered_is_said_beyond_the_first_breach_only(back):
+def test_recovered_is_said_beyond_the_first_breach_only(tell):
     """Quiet steps before it prove nothing, and do not count against the deadline."""
-    story = back(RELAUNCH)
+    story = back(tell, RELAUNCH)
     until = story.state.incident.run.verification.deadline_frame
     steps(story, 2.0, 20)  # the trouble was at step 60
     assert not story.kinds("verify", "passed")
@@ -146,9 +141,9 @@ def test_recovered_is_said_beyond_the_first_breach_only(back):
     assert story.kinds("verify", "passed")
 
 
-def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(back):
+def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(tell):
     """Of this launch only, before and after the notice, whoever verifies; a person may take it."""
-    refused = back(RELAUNCH)
+    refused = back(tell, RELAUNCH)
     refused.notice("resume-refused", REFUSED, 0, 0, {"path": "/c/a"})
     steps(refused, 2.0, 1)
     assert [d.reason for d in refused.kinds("verify", "failed")] == [REFUSED]
@@ -156,7 +151,7 @@ def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(b
     (severity,) = (m["severity"] for m in messages(refused) if m["title"] == REFUSED)
     assert severity == "SEV1"
 
-    story = back(RELAUNCH)
+    story = back(tell, RELAUNCH)
     steps(story, 2.0, 21)
     assert story.state.machine == "probation"
     save(story, "b", 45, attempt=1)
@@ -176,8 +171,8 @@ def test_a_job_that_begins_anew_has_not_recovered_and_what_it_saves_is_suspect(b
     assert good(story) == ["a", "f"]
 
 
-def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(back):
-    story = back(Rollback(at_least=10, rewarm=0))
+def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(tell):
+    story = back(tell, Rollback(at_least=10, rewarm=0))
     monitor, story.step = story.state.monitors[0], 60
     story.notice("weights-restored", "the weights are back", 0, 60, {"attempt": 1, "to": 40})
     steps(story, 2.0, 5)
@@ -214,19 +209,14 @@ def row(step, **changes):
     return made
 
 
-@pytest.fixture
-def crashed(tell):
-    """A function from a checkpoint's step to a job that crashed and was started again from it."""
-
-    def begin(saved=CRASH - 30, resumable="full"):
-        story = crashing(tell, healthy=0, names=REPEATED_NAMES)
-        story.rows(*(row(step) for step in range(CRASH)))
-        save(story, "ckpt-1", saved, resumable=resumable)
-        story.exit(1)
-        relaunched(story, saved)
-        return story
-
-    return begin
+def crashed(tell, saved=CRASH - 30, resumable="full"):
+    """A job that crashed and was started again from it."""
+    story = crashing(tell, healthy=0, names=REPEATED_NAMES)
+    story.rows(*(row(step) for step in range(CRASH)))
+    save(story, "ckpt-1", saved, resumable=resumable)
+    story.exit(1)
+    relaunched(story, saved)
+    return story
 
 
 def anew(step):
@@ -271,10 +261,8 @@ def no_batch_at_first(step):
         (lambda s: {"batch_fingerprint": 9e5 + s}, "INFO", "other batches than before", "seed"),
     ],
 )
-def test_what_is_not_as_before_is_reported_within_five_steps(
-    crashed, change, severity, text, remedy
-):
-    story = crashed()
+def test_what_is_not_as_before_is_reported_within_five_steps(tell, change, severity, text, remedy):
+    story = crashed(tell)
     before = len(messages(story))
     story.rows(*(row(s, **change(s)) for s in range(31, 36)))
     (message,) = messages(story)[before:]
@@ -290,8 +278,8 @@ def test_what_is_not_as_before_is_reported_within_five_steps(
     assert story.replayed() == story.recorded()
 
 
-def test_a_checkpoint_without_moments_is_not_started_from_again_for_them(crashed):
-    story = crashed(resumable="weights only")
+def test_a_checkpoint_without_moments_is_not_started_from_again_for_them(tell):
+    story = crashed(tell, resumable="weights only")
     story.rows(*(row(s, **new_moments(s)) for s in range(31, 36)))
 
     assert messages(story)[-1]["next"] == (
@@ -300,9 +288,9 @@ def test_a_checkpoint_without_moments_is_not_started_from_again_for_them(crashed
     )
 
 
-def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed):
+def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(tell):
     for change, cause in ((new_rate, "started over"), (half, "is not where it was")):
-        story = crashed()
+        story = crashed(tell)
         story.rows(*(row(s, **change(s)) for s in range(31, 36)))
         message = messages(story)[-1]
         assert f"the schedule {cause}" in message["verdict"]
@@ -310,9 +298,9 @@ def test_a_schedule_that_started_over_is_told_from_one_that_is_elsewhere(crashed
         assert "supervise stop RUN" in message["next"]
 
 
-def test_weights_that_were_not_loaded_say_nothing_of_the_moments(crashed):
+def test_weights_that_were_not_loaded_say_nothing_of_the_moments(tell):
     """The loss of the first step tells them; updates and gradients are those of other weights."""
-    story = crashed()
+    story = crashed(tell)
     fresh = {"train_loss_raw": 4.4, "grad_global_norm": 4.0}
     story.rows(*(row(s, **fresh, **new_moments(s)) for s in range(31, 40)))
     assert not story.kinds("verify", "differs")
@@ -333,8 +321,8 @@ def half(step):
         lambda s: {"val_loss": 2.54 - 0.01 * s},
     ],
 )
-def test_a_job_that_goes_on_as_before_is_not_reported(crashed, change):
-    story = crashed()
+def test_a_job_that_goes_on_as_before_is_not_reported(tell, change):
+    story = crashed(tell)
     before = len(messages(story))
     story.rows(*(row(s, **change(s)) for s in range(31, CRASH - 8)))
     titles = [message["title"] for message in messages(story)[before:]]
@@ -344,8 +332,8 @@ def test_a_job_that_goes_on_as_before_is_not_reported(crashed, change):
 
 
 @pytest.mark.parametrize(("saved", "steps"), [(CRASH - 10, 9), (CRASH - 31, 20)])
-def test_a_recovery_waits_for_twenty_repeated_steps_or_all(crashed, saved, steps):
-    story = crashed(saved)
+def test_a_recovery_waits_for_twenty_repeated_steps_or_all(tell, saved, steps):
+    story = crashed(tell, saved)
     story.rows(*(row(s) for s in range(saved + 1, saved + steps)))
     assert not story.kinds("verify", "passed")
     story.rows(row(saved + steps))

@@ -46,32 +46,27 @@ def skipped(loss):
     return row(loss, grad_global_norm=NAN, update_norm=0.0, update_skipped=1.0, step_time=2.0)
 
 
-@pytest.fixture
-def slow(tell):
+def slow(tell, **changes):
     """A job whose host became slow at step 100, which is told 20 steps later; a checkpoint of 150.
 
     Its loss fell by then, as that of a young run does.
     """
-
-    def begin(**changes):
-        rules = rules_of(
-            DETECTORS,
-            ("throughput.drift", "SEV2"),
-            ("throughput.worse", "SEV2"),
-            ("gradients.large", "SEV2"),
-            ("loss_spike.extreme", "SEV1", "again"),
-            ("nonfinite.contained", "SEV2"),
-        )
-        ladder = Ladder(("again", "hold"))
-        story = crashing(tell, **rules, names=NAMES, ladder=ladder, **changes)
-        story.rows(*[row(9.0 - 0.07 * i if i < 50 else 2.0) for i in range(story.step + 1, 100)])
-        story.rows(*[row(step_time=2.0)] * 100)
-        (opened,) = story.kinds("incident", "opened")
-        assert opened.reason.startswith("SEV2 throughput.drift")
-        save(story, "ckpt-2", 150)
-        return story
-
-    return begin
+    rules = rules_of(
+        DETECTORS,
+        ("throughput.drift", "SEV2"),
+        ("throughput.worse", "SEV2"),
+        ("gradients.large", "SEV2"),
+        ("loss_spike.extreme", "SEV1", "again"),
+        ("nonfinite.contained", "SEV2"),
+    )
+    ladder = Ladder(("again", "hold"))
+    story = crashing(tell, **rules, names=NAMES, ladder=ladder, **changes)
+    story.rows(*[row(9.0 - 0.07 * i if i < 50 else 2.0) for i in range(story.step + 1, 100)])
+    story.rows(*[row(step_time=2.0)] * 100)
+    (opened,) = story.kinds("incident", "opened")
+    assert opened.reason.startswith("SEV2 throughput.drift")
+    save(story, "ckpt-2", 150)
+    return story
 
 
 def from_before(breach):
@@ -84,8 +79,8 @@ def from_before(breach):
     return replace(AGAIN, steps=(AGAIN.steps[0], Before(), AGAIN.steps[2]))
 
 
-def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
-    story = slow(runbooks={"again": from_before(200)})
+def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(tell):
+    story = slow(tell, runbooks={"again": from_before(200)})
     story.exit(137)
     last = story.kinds("intent")[-1].data["action"]
     assert last["verb"] == "relaunch" and last["args"]["checkpoint"] == "ckpt-2"
@@ -102,8 +97,8 @@ def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
 
 
 @pytest.mark.parametrize("worse", [{"grad_global_norm": 99.0}, {"train_loss_raw": 9.0}])
-def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow, worse):
-    story = slow(runbooks={"again": from_before(200)})
+def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(tell, worse):
+    story = slow(tell, runbooks={"again": from_before(200)})
     story.rows(row(**worse), *[row()] * 3)
     story.exit(137)
 
@@ -111,8 +106,8 @@ def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow,
     assert story.state.incident.breach_step == 200
 
 
-def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
-    story = slow()
+def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(tell):
+    story = slow(tell)
     before = len(messages(story))
     story.rows(row(step_time=9.0))
     assert len(messages(story)) == before
@@ -212,8 +207,8 @@ def test_a_fault_of_the_wiring_is_told_once_by_names_and_opens_no_incident(tell)
     assert story.replayed() == story.recorded()
 
 
-def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
-    story = slow()
+def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(tell):
+    story = slow(tell)
     order = {"order": "skip_nonfinite"}
     text = "skip_nonfinite kept step 200 from the weights: the loss is nan"
     story.notice("safeguard", text, rank=0, step=200, data=order)
@@ -230,8 +225,8 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
 @pytest.mark.parametrize(
     "bad", [row(NAN), row(grad_global_norm=NAN), row(NAN, update_norm=NAN, update_skipped=1.0)]
 )
-def test_what_was_applied_may_have_damaged_them(slow, bad):
-    story = slow()
+def test_what_was_applied_may_have_damaged_them(tell, bad):
+    story = slow(tell)
     story.rows(skipped(NAN), bad, *[row()] * 60)
     story.exit(0)
     found = story.kinds("incident", "closed")[-1].data["spike"]

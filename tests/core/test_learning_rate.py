@@ -172,31 +172,26 @@ def test_a_rate_that_the_run_had_for_long_is_cleared(rates):
     assert weigh(rates, onset=370).cleared
 
 
-@pytest.fixture
-def run(tell):
+def run(tell, rollbacks=2):
     """A job at a rate of 0.01 whose loss is too high at step 100; each rollback keeps the loop."""
+    attempts = iter(range(1, 9))
 
-    def begin(rollbacks=2):
-        attempts = iter(range(1, 9))
+    def answer(key):
+        result = {"attempt": next(attempts), "step": 75}
+        return result if "rollback" in key else {"groups": 1}
 
-        def answer(key):
-            result = {"attempt": next(attempts), "step": 75}
-            return result if "rollback" in key else {"groups": 1}
-
-        steps = (HoldRate(tested=True), Rollback(), Verify(within=200, clear_for=20))
-        story = tell(
-            **one_rule(above("train_loss_raw", 5.0), "SEV1", "back"),
-            runbooks={"back": runbook_of("back", *steps)},
-            ladder=Ladder(("back", "hold")),
-            budgets={"rollback": Budget(rollbacks), "all": Budget(9)},
-            names=("train_loss_raw", "learning_rate", "update_norm"),
-            answer=answer,
-        )
-        feed(story, 2.0, 100)
-        feed(story, 8.0, 1)
-        return story
-
-    return begin
+    steps = (HoldRate(tested=True), Rollback(), Verify(within=200, clear_for=20))
+    story = tell(
+        **one_rule(above("train_loss_raw", 5.0), "SEV1", "back"),
+        runbooks={"back": runbook_of("back", *steps)},
+        ladder=Ladder(("back", "hold")),
+        budgets={"rollback": Budget(rollbacks), "all": Budget(9)},
+        names=("train_loss_raw", "learning_rate", "update_norm"),
+        answer=answer,
+    )
+    feed(story, 2.0, 100)
+    feed(story, 8.0, 1)
+    return story
 
 
 def feed(story, loss, times):
@@ -214,14 +209,14 @@ def plans(story, verb):
     return [one["args"] for one in intents if one["verb"] == verb]
 
 
-def test_what_the_rate_did_not_do_is_taken_back_and_goes_on_at_the_scheduled_rate(run):
-    story = run()
+def test_what_the_rate_did_not_do_is_taken_back_and_goes_on_at_the_scheduled_rate(tell):
+    story = run(tell)
     assert plans(story, "hold_rate") == []
     assert [args["rewarm"] for args in plans(story, "rollback")] == [None]
 
 
-def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_given_up(run):
-    story = run()
+def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_given_up(tell):
+    story = run(tell)
     feed(story, 2.0, 30)
     assert "at a lower learning rate" in messages(story)[-1]["next"]
     feed(story, 8.0, 1)
@@ -236,8 +231,8 @@ def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_gi
     assert plans(story, "hold_rate")[1:] == [], "the limit stands"
 
 
-def test_a_trouble_that_comes_back_at_a_quarter_too_was_not_the_rate_s(run):
-    story = run(rollbacks=3)
+def test_a_trouble_that_comes_back_at_a_quarter_too_was_not_the_rate_s(tell):
+    story = run(tell, rollbacks=3)
     for _ in range(3):
         feed(story, 2.0, 30)
         feed(story, 8.0, 1)
@@ -247,8 +242,8 @@ def test_a_trouble_that_comes_back_at_a_quarter_too_was_not_the_rate_s(run):
     assert story.state.machine == "holding"
 
 
-def test_a_loss_that_a_rollback_never_mended_tells_nothing_of_the_rate_and_is_reported_soon(run):
-    story = run()
+def test_a_loss_that_a_rollback_never_mended_tells_nothing_of_the_rate_and_is_reported_soon(tell):
+    story = run(tell)
     feed(story, 8.0, 39)
     assert story.state.machine == "acting"
     feed(story, 8.0, 2)

@@ -24,24 +24,19 @@ from .conftest import (
 DETECTORS = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 
 
-@pytest.fixture
-def going(tell):
-    """Return a function: `high` runs `back`, which takes the job back when `commit` is called."""
-
-    def begin(severity="SEV0", first="SEV0", ladder=()):
-        story = tell(
-            **rules_of(DETECTORS, ("high", first, "back"), ("wild", severity, "back")),
-            answer=lambda key: None,
-            runbooks={name: runbook_of(name, Touch(), Verify()) for name in ("back", "other")},
-            budgets=AMPLE,
-            ladder=Ladder(ladder),
-            healthy=30,
-            then=8.0,
-        )
-        assert story.actions() == ["inc-1/1/0-touch"]
-        return story
-
-    return begin
+def going(tell, severity="SEV0", first="SEV0", ladder=()):
+    """`high` runs `back`, which takes the job back when `commit` is called."""
+    story = tell(
+        **rules_of(DETECTORS, ("high", first, "back"), ("wild", severity, "back")),
+        answer=lambda key: None,
+        runbooks={name: runbook_of(name, Touch(), Verify()) for name in ("back", "other")},
+        budgets=AMPLE,
+        ladder=Ladder(ladder),
+        healthy=30,
+        then=8.0,
+    )
+    assert story.actions() == ["inc-1/1/0-touch"]
+    return story
 
 
 def commit(story):
@@ -51,9 +46,9 @@ def commit(story):
 
 
 @pytest.mark.parametrize("severity", ["SEV0", "SEV1"])
-def test_what_fired_before_a_rollback_costs_no_second_one(going, severity):
+def test_what_fired_before_a_rollback_costs_no_second_one(tell, severity):
     """On no level, and for the same runbook: it joins, in the middle of the action or behind it."""
-    story = going(severity)
+    story = going(tell, severity)
     story.frames(2.0, grad=10.0)
     commit(story)
     story.frames(2.0, times=8)
@@ -64,9 +59,9 @@ def test_what_fired_before_a_rollback_costs_no_second_one(going, severity):
     assert story.state.incident.rules == ["high", "wild"]
 
 
-def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(going):
+def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(tell):
     """It was in the ring when the outcome came, and it is worse than what was answered."""
-    story = going("SEV0", first="SEV1")
+    story = going(tell, "SEV0", first="SEV1")
     commit(story)
     story.send(Frame(story.at_ns, 0, 0, story.step + 13, (2.0, 10.0)))
     story.frames(2.0, times=8)
@@ -80,10 +75,10 @@ def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(going):
 @pytest.mark.parametrize("ladder", [(), ("back", "other", "hold")])
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_worse_acts_again_only_when_frames_behind_the_rollback_are_in_breach(
-    going, again, ladder
+    tell, again, ladder
 ):
     """It fired in the middle of the action; it need not have cleared in between."""
-    story = going("SEV0", first="SEV1", ladder=ladder)
+    story = going(tell, "SEV0", first="SEV1", ladder=ladder)
     story.frames(2.0, grad=10.0)
     commit(story)
     assert len(story.actions()) == 1
@@ -150,23 +145,18 @@ def test_nobody_is_asked_to_hold_and_shadow_only_says_it(tell):
 BACK = {"step": 30, "attempt": 0}
 
 
-@pytest.fixture
-def waiting(tell):
-    """A function: the runbook has come to the step `verb`, whose outcome it waits for."""
-
-    def begin(verb):
-        steps = (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify())
-        return tell(
-            answer=lambda key: None if key.endswith(verb) else BACK,
-            **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
-            ladder=Ladder(("mend", "hold")),
-            runbooks={"mend": runbook_of("mend", *steps)},
-            budgets=AMPLE,
-            healthy=50,
-            then=8.0,
-        )
-
-    return begin
+def waiting(tell, verb):
+    """The runbook has come to the step `verb`, whose outcome it waits for."""
+    steps = (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify())
+    return tell(
+        answer=lambda key: None if key.endswith(verb) else BACK,
+        **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
+        ladder=Ladder(("mend", "hold")),
+        runbooks={"mend": runbook_of("mend", *steps)},
+        budgets=AMPLE,
+        healthy=50,
+        then=8.0,
+    )
 
 
 def end_pause(story):
@@ -178,9 +168,9 @@ def end_pause(story):
 @pytest.mark.parametrize(
     ("verb", "why"), [("snapshot", ""), ("rollback", "the pause that it depends on has ended")]
 )
-def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, why, error):
+def test_a_runbook_that_relies_on_the_pause_fails(tell, verb, why, error):
     """The step under way comes to its end, no other follows, no resume; the incident is held."""
-    story = waiting(verb)
+    story = waiting(tell, verb)
     end_pause(story)
     assert not story.state.job.paused
     assert explain_withdrawal(story.policy, story.state) == why
@@ -192,9 +182,9 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, why, error):
     assert "pause ended without a resume" in " ".join(m["title"] for m in messages(story))
 
 
-def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
+def test_a_pause_that_ended_before_its_outcome_came_is_over(tell):
     """The supervisor hung meanwhile. A resume makes sure, and nothing else is done."""
-    story = waiting("pause")
+    story = waiting(tell, "pause")
     end_pause(story)
     story.finish(story.actions()[-1], {"paused_step": 50})
 
@@ -205,31 +195,26 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
 LOSS_AND_GRADIENT = {"huge": above("train_loss_raw", 50.0), "wild": above("grad_global_norm", 9.0)}
 
 
-@pytest.fixture
-def back(tell):
-    """Return a function: a SEV0 at step 60 was answered by going back to step 40."""
-
-    def begin(severity="SEV2", runbook=None, **more):
-        books = runbook_of("back", Rollback(rewarm=0), Verify(within=60)), runbook_of("aside")
-        huge = rule_on(LOSS_AND_GRADIENT, "huge", "SEV0", "back")
-        other = rule_on(LOSS_AND_GRADIENT, "wild", severity, runbook, **more)
-        story = tell(
-            answer=lambda key: None if "rollback" in key else {},
-            detectors=LOSS_AND_GRADIENT,
-            rules=(huge, other),
-            runbooks={book.name: book for book in books},
-            budgets=AMPLE,
-            ladder=Ladder(("back", "hold")),
-            inhibit=(),
-            healthy=60,
-            then=99.0,
-        )
-        (rollback,) = story.actions()
-        story.attempt, story.step = 1, 40
-        story.finish(rollback, {"attempt": 1, "step": 40})
-        return story
-
-    return begin
+def back(tell, severity="SEV2", runbook=None, **more):
+    """A SEV0 at step 60 was answered by going back to step 40."""
+    books = runbook_of("back", Rollback(rewarm=0), Verify(within=60)), runbook_of("aside")
+    huge = rule_on(LOSS_AND_GRADIENT, "huge", "SEV0", "back")
+    other = rule_on(LOSS_AND_GRADIENT, "wild", severity, runbook, **more)
+    story = tell(
+        answer=lambda key: None if "rollback" in key else {},
+        detectors=LOSS_AND_GRADIENT,
+        rules=(huge, other),
+        runbooks={book.name: book for book in books},
+        budgets=AMPLE,
+        ladder=Ladder(("back", "hold")),
+        inhibit=(),
+        healthy=60,
+        then=99.0,
+    )
+    (rollback,) = story.actions()
+    story.attempt, story.step = 1, 40
+    story.finish(rollback, {"attempt": 1, "step": 40})
+    return story
 
 
 def test_a_held_rate_stays_held_under_what_is_tried_next(tell):
@@ -253,8 +238,8 @@ def failed(story):
 
 
 @pytest.mark.parametrize("step", [50, 61])
-def test_what_comes_back_ends_the_verification_at_once(back, step):
-    story = back()
+def test_what_comes_back_ends_the_verification_at_once(tell, step):
+    story = back(tell)
     story.frames(2.0, times=step - 41)
     assert not failed(story)
     story.frames(99.0)
@@ -265,9 +250,9 @@ def test_what_comes_back_ends_the_verification_at_once(back, step):
 
 
 @pytest.mark.parametrize("loss", [2.0, 99.0])
-def test_what_takes_a_few_steps_to_clear_has_them(back, loss):
+def test_what_takes_a_few_steps_to_clear_has_them(tell, loss):
     """It may be in breach up to where it was first met, and is to be quiet behind it."""
-    story = back()
+    story = back(tell)
     story.frames(99.0, times=20)
     assert not failed(story)
     story.frames(loss, times=5)
@@ -280,9 +265,9 @@ def test_what_takes_a_few_steps_to_clear_has_them(back, loss):
 @pytest.mark.parametrize(
     "more", [{"severity": "SEV1"}, {"runbook": "aside"}, {"runbook": None}, {"mode": "shadow"}]
 )
-def test_other_rules_wait_for_the_end_of_the_verification(back, more):
+def test_other_rules_wait_for_the_end_of_the_verification(tell, more):
     """What does not damage the weights, is not answered by going back, or acts on nothing."""
-    story = back(**{"severity": "SEV0", "runbook": "back"} | more)
+    story = back(tell, **{"severity": "SEV0", "runbook": "back"} | more)
     story.frames(2.0, times=5)
     story.frames(2.0, times=20, grad=99.0)
     assert "wild" in story.state.incident.rules and not failed(story)

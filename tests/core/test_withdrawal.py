@@ -64,30 +64,25 @@ class Job:
             self.stopped = True
 
 
-@pytest.fixture
-def stalling(tell):
+def stalling(tell, limit=120.0, **changes):
     """A job under a policy that stops what stands still for `limit` seconds."""
-
-    def begin(limit=120.0, **changes):
-        book = runbook_of("end", Snapshot(), Stop(if_idle=IDLE_S))
-        made = {
-            **one_rule(Absence(after={"min": limit}), "SEV0", "end"),
-            "runbooks": {**tell().policy.runbooks, "end": book},
-            "budgets": {"all": Budget(99)},
-            "answer": lambda key: None if key.endswith("stop") else {},
-        }
-        job = Job(tell(**(made | changes)))
-        job.seconds(40, step=True)
-        return job
-
-    return begin
+    book = runbook_of("end", Snapshot(), Stop(if_idle=IDLE_S))
+    made = {
+        **one_rule(Absence(after={"min": limit}), "SEV0", "end"),
+        "runbooks": {**tell().policy.runbooks, "end": book},
+        "budgets": {"all": Budget(99)},
+        "answer": lambda key: None if key.endswith("stop") else {},
+    }
+    job = Job(tell(**(made | changes)))
+    job.seconds(40, step=True)
+    return job
 
 
 @pytest.mark.parametrize("limit", [4, 30])
-def test_no_job_that_goes_on_is_stopped(stalling, limit):
+def test_no_job_that_goes_on_is_stopped(tell, limit):
     """Stalls of every length up to the end of the idle watch, each followed by training."""
     for length in range(1, limit + IDLE_S):
-        job = stalling(float(limit))
+        job = stalling(tell, float(limit))
         job.seconds(length, step=False)
         job.seconds(60, step=True)
 
@@ -95,8 +90,8 @@ def test_no_job_that_goes_on_is_stopped(stalling, limit):
         assert job.story.state.incident is None and job.story.state.machine != "holding"
 
 
-def test_a_job_that_stays_hung_is_stopped(stalling):
-    job = stalling(30.0)
+def test_a_job_that_stays_hung_is_stopped(tell):
+    job = stalling(tell, 30.0)
     job.seconds(33, step=False)
     job.seconds(5, step=True)
     job.seconds(30 + IDLE_S + 5, step=False)
@@ -104,9 +99,9 @@ def test_a_job_that_stays_hung_is_stopped(stalling):
     assert job.stopped
 
 
-def test_a_job_that_a_signal_stops_is_suspended_and_not_hung(stalling):
+def test_a_job_that_a_signal_stops_is_suspended_and_not_hung(tell):
     """Neither while it is stopped, nor when that began in the middle of the idle watch."""
-    job = stalling()
+    job = stalling(tell)
     job.seconds(300, step=False, phase="suspended")
     assert job.story.actions() == []
     job.seconds(125, step=False)
@@ -116,8 +111,8 @@ def test_a_job_that_a_signal_stops_is_suspended_and_not_hung(stalling):
     assert not job.stopped and job.story.kinds("abort")[0].data["what"] == "withdrawn"
 
 
-def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(stalling):
-    job = stalling(approvals={"stop": Approval()})
+def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(tell):
+    job = stalling(tell, approvals={"stop": Approval()})
     job.seconds(125, step=False)
     request = job.story.state.approvals.pending.id
     job.seconds(3, step=True)
@@ -138,20 +133,15 @@ BOOK = Runbook("fix", (Snapshot(), Ends(), Verify()), ("snapshot", "touch", "ver
 TAKES_BACK = runbook_of("fix", Snapshot(), Touch(), Verify())
 
 
-@pytest.fixture
-def high(tell):
+def high(tell, book=BOOK, **changes):
     """A loss of 9.0 is in breach; evidence takes as long as the test wants."""
-
-    def begin(book=BOOK, **changes):
-        base = tell()
-        made = {
-            "runbooks": {**base.policy.runbooks, "fix": book},
-            "answer": lambda key: None,
-            "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),),
-        }
-        return tell(**(made | changes), healthy=60, then=9.0)
-
-    return begin
+    base = tell()
+    made = {
+        "runbooks": {**base.policy.runbooks, "fix": book},
+        "answer": lambda key: None,
+        "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),),
+    }
+    return tell(**(made | changes), healthy=60, then=9.0)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +152,9 @@ def high(tell):
         (TAKES_BACK, 2.0, True),  # a bad shard, an oversized update: the harm stays
     ],
 )
-def test_a_rule_that_cleared_asks_for_nothing_any_more_unless_harm_stays(high, book, loss, asks):
+def test_a_rule_that_cleared_asks_for_nothing_any_more_unless_harm_stays(tell, book, loss, asks):
     """What came back while evidence was taken: nothing is done, and it counts as no try."""
-    story = high(book)
+    story = high(tell, book)
     (snapshot,) = story.actions()
     story.frames(loss, times=3)
     assert not story.state.firing(story.policy)
@@ -183,9 +173,9 @@ def test_a_rule_that_cleared_asks_for_nothing_any_more_unless_harm_stays(high, b
 @pytest.mark.parametrize(
     ("phase", "fails"), [("step", True), ("suspended", False), ("loading", False)]
 )
-def test_silence_that_has_a_reason_fails_no_verification(high, phase, fails):
+def test_silence_that_has_a_reason_fails_no_verification(tell, phase, fails):
     """Two hours without a frame to verify by: somebody stopped the job, or it restores."""
-    story = high(TAKES_BACK, answer=lambda key: {})
+    story = high(tell, TAKES_BACK, answer=lambda key: {})
     assert story.actions()[-1].endswith("touch")
     story.beat(7200, phase)
 
@@ -215,30 +205,25 @@ def checked(tell, probe, limit, *, again, severity="SEV1", for_steps=1, **more):
     return tell(**rule, runbooks=runbooks, answer=answer, **{"job": KEPT} | more)
 
 
-@pytest.fixture
-def asked(tell):
+def asked(tell, *answers, unknown=False, changes=None, **result):
     """A job of 40 healthy steps and one of loss 8, whose probe batch answers as the test says."""
+    found = iter(answers)
 
-    def begin(*answers, unknown=False, changes=None, **result):
-        found = iter(answers)
+    def probe(key):
+        said = {"why": "2 ranks"} if unknown else {"loss": next(found), "was": WAS}
+        return said | result
 
-        def probe(key):
-            said = {"why": "2 ranks"} if unknown else {"loss": next(found), "was": WAS}
-            return said | result
-
-        story = checked(tell, probe, 5.0, again=40, healthy=40, **changes or {})
-        story.frames(8.0)
-        return story
-
-    return begin
+    story = checked(tell, probe, 5.0, again=40, healthy=40, **changes or {})
+    story.frames(8.0)
+    return story
 
 
 def verbs(story):
     return [key.rpartition("-")[2] for key in story.actions()]
 
 
-def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
-    story = asked(GOOD)
+def test_bad_batches_cost_no_rollback_and_are_told_once(tell):
+    story = asked(tell, GOOD)
     story.frames(2.0, times=60)
 
     assert verbs(story) == ["check_weights", "snapshot"]
@@ -258,8 +243,8 @@ def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
 @pytest.mark.parametrize(
     "result", [{"loss": BAD}, {"loss": float("inf")}, {"was": []}, {"was": WAS[2:]}, {"loss": NAN}]
 )
-def test_weights_that_are_bad_or_of_which_nobody_knows_are_taken_back(asked, result):
-    story = asked(GOOD, **result)
+def test_weights_that_are_bad_or_of_which_nobody_knows_are_taken_back(tell, result):
+    story = asked(tell, GOOD, **result)
 
     assert verbs(story) == ["check_weights", "snapshot", "touch"]
     assert any("automatic action started" in message["title"] for message in messages(story))
@@ -269,17 +254,17 @@ def test_weights_that_are_bad_or_of_which_nobody_knows_are_taken_back(asked, res
     ("was", "begins"),
     [([[10, 2.2], [20, 2.0], [35, 4.0]], 35), ([[10, 2.2], [20, 4.0], [35, 2.1]], 40)],
 )
-def test_no_savepoint_is_gone_back_to_whose_weights_were_bad_already(asked, was, begins):
+def test_no_savepoint_is_gone_back_to_whose_weights_were_bad_already(tell, was, begins):
     """The loss of the run had shown it later than the probe batch did."""
-    story = asked(BAD, was=was)
+    story = asked(tell, BAD, was=was)
 
     assert verbs(story)[-1] == "touch" and story.state.incident.breach_step == begins
 
 
 @pytest.mark.parametrize("loss", [2.0, 8.0])
-def test_where_nobody_can_say_the_losses_are_waited_for(asked, loss):
+def test_where_nobody_can_say_the_losses_are_waited_for(tell, loss):
     """A quarter of the steps, once: what is over by then needs no rollback."""
-    story = asked(unknown=True)
+    story = asked(tell, unknown=True)
     first = verbs(story)
     story.frames(loss, times=12)
 
@@ -332,12 +317,12 @@ def test_two_batches_that_were_skipped_stop_no_job_that_trains_again(tell):
 
 
 @pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": JobSettings()}])
-def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(asked, changes):
-    assert verbs(asked(changes=changes)) == ["snapshot", "touch"]
+def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(tell, changes):
+    assert verbs(asked(tell, changes=changes)) == ["snapshot", "touch"]
 
 
-def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
-    story, once = asked(GOOD, GOOD, BAD), ["check_weights", "snapshot"]
+def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(tell):
+    story, once = asked(tell, GOOD, GOOD, BAD), ["check_weights", "snapshot"]
     assert verbs(story) == once
     story.frames(4.0, times=39)
     assert verbs(story) == once
@@ -367,8 +352,8 @@ def test_weights_that_were_good_are_the_measure_where_no_older_savepoint_is_left
 
 
 @pytest.mark.parametrize(("answers", "sound"), [([GOOD] * 9, True), ([BAD], False)])
-def test_the_end_puts_no_checkpoint_in_doubt_whose_weights_were_tested(asked, answers, sound):
-    story = asked(*answers)
+def test_the_end_puts_no_checkpoint_in_doubt_whose_weights_were_tested(tell, answers, sound):
+    story = asked(tell, *answers)
     story.frames(4.0, times=120)
     story.exit(0)
 
@@ -376,8 +361,8 @@ def test_the_end_puts_no_checkpoint_in_doubt_whose_weights_were_tested(asked, an
     assert ("use no checkpoint" in end) is not sound
 
 
-def test_the_trouble_counts_as_one_of_the_data(asked):
-    story = asked(*[GOOD] * 9)
+def test_the_trouble_counts_as_one_of_the_data(tell):
+    story = asked(tell, *[GOOD] * 9)
     story.frames(4.0, times=360)
     (found,) = story.kinds("incident", "classified")
 
@@ -400,24 +385,19 @@ TOKENS = (*NAMES, "batch_token_drift", "batch_top1_share")
 USUAL = {"grad_global_norm": 1.0, "batch_top1_share": 0.05}
 
 
-@pytest.fixture
-def learned(tell):
+def learned(tell, *answers, names=TOKENS):
     """A job whose tokens are looked at, and whose probe batch answers as the test says."""
+    found = iter(answers)
 
-    def begin(*answers, names=TOKENS):
-        found = iter(answers)
+    def probe(key):
+        answer = next(found)
+        answer = answer if isinstance(answer, dict) else {"loss": answer, "was": WAS}
+        story.asked = story.step + 3, key, answer
 
-        def probe(key):
-            answer = next(found)
-            answer = answer if isinstance(answer, dict) else {"loss": answer, "was": WAS}
-            story.asked = story.step + 3, key, answer
-
-        story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names)
-        story.asked = None
-        feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
-        return story
-
-    return begin
+    story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names)
+    story.asked = None
+    feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
+    return story
 
 
 def feed(story, losses, drift=0.08, **more):
@@ -434,9 +414,9 @@ def falling(first, last, steps, half_life=5.0):
 
 
 @pytest.mark.parametrize("first", [GOOD, BAD], ids=["asked at once", "asked late"])
-def test_other_data_are_learned_and_nothing_is_taken_back(learned, first):
+def test_other_data_are_learned_and_nothing_is_taken_back(tell, first):
     """The probe batch is of the old data, and gets worse for as long as others are learned."""
-    story = learned(first, *[3.6] * 9)
+    story = learned(tell, first, *[3.6] * 9)
     feed(story, falling(5.5, 2.25, 60), drift=0.4)
     feed(story, [2.27, 2.33] * 30)
 
@@ -456,9 +436,9 @@ def test_other_data_are_learned_and_nothing_is_taken_back(learned, first):
         ([BAD, *[{"loss": BAD, "was": [[90, BAD]]}] * 9], "the data had changed"),
     ],
 )
-def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(learned, answers, why):
+def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(tell, answers, why):
     """Where the probe batch was worse nobody said that the weights are good."""
-    story = learned(*answers)
+    story = learned(tell, *answers)
     feed(story, falling(5.5, 2.25, 60), drift=0.4)
     feed(story, [6.0] * 20)
 
@@ -468,18 +448,18 @@ def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(learned,
 
 
 @pytest.mark.parametrize("losses", [falling(4.0, 2.02, 80), [4.0, 4.0, *[2.02] * 78]])
-def test_what_heals_by_itself_is_no_new_evidence(learned, losses):
+def test_what_heals_by_itself_is_no_new_evidence(tell, losses):
     """As damaged moments and a bad batch do: the probe batch stays a little worse for a while."""
-    story = learned(GOOD, *[2.19] * 9)
+    story = learned(tell, GOOD, *[2.19] * 9)
     feed(story, losses)
 
     assert "touch" not in verbs(story)
 
 
 @pytest.mark.parametrize(("lasting", "back"), [(True, False), (False, True)])
-def test_one_token_is_nothing_to_learn(learned, lasting, back):
+def test_one_token_is_nothing_to_learn(tell, lasting, back):
     """Where the loop goes on, a rollback waits until other tokens come in."""
-    story = learned(GOOD, *[3.6] * 9)
+    story = learned(tell, GOOD, *[3.6] * 9)
     feed(story, falling(5.5, 3.5, 30), batch_top1_share=1.0)
     feed(story, [3.5] * 40, batch_top1_share=1.0 if lasting else 0.05)
 
@@ -490,9 +470,9 @@ def test_one_token_is_nothing_to_learn(learned, lasting, back):
 
 
 @pytest.mark.parametrize(("loss", "back"), [(2.35, False), (3.4, True)])
-def test_without_tokens_the_two_losses_tell_learning_from_damage(learned, loss, back):
+def test_without_tokens_the_two_losses_tell_learning_from_damage(tell, loss, back):
     """Damage costs both alike; other data are learned while the probe batch is forgotten."""
-    story = learned(GOOD, *[3.6] * 9, names=NAMES)
+    story = learned(tell, GOOD, *[3.6] * 9, names=NAMES)
     feed(story, falling(5.5, loss, 20, 2.0))
     feed(story, [loss] * 60)
 
