@@ -270,11 +270,6 @@ def policy(mode: str = "enforce", **changes: Any) -> Policy:
 
 
 @pytest.fixture
-def make_policy() -> Callable[..., Policy]:
-    return policy
-
-
-@pytest.fixture
 def tell() -> Callable[..., Story]:
     """Start a story: `tell()`, `tell(mode="shadow")`, `tell(answer=...)`.
 

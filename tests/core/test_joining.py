@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervise.core import plan_context
@@ -15,7 +13,6 @@ from tests.support.recorded_run import shipped_policy
 from .conftest import (
     AGAIN,
     NAN,
-    Again,
     Story,
     above,
     crashing,

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
@@ -22,7 +22,7 @@ from supervise.core.model import (
 )
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
-from .conftest import NAN, Story, above, one_rule, rule_on
+from .conftest import NAN, Story, above, one_rule, policy, rule_on
 
 
 def detectors():
@@ -39,7 +39,7 @@ def detectors():
     }
 
 
-def rich(make_policy, **changes):
+def rich(**changes):
     found = detectors()
     rules = (
         rule_on(found, "z", "SEV2", keep_steps=5),
@@ -52,7 +52,7 @@ def rich(make_policy, **changes):
         rule_on(found, "still", "SEV1"),
     )
     inhibit = (Inhibit(mute=("z",), by_rule="bad"),)
-    return make_policy(**{"detectors": found, "rules": rules, "inhibit": inhibit} | changes)
+    return policy(**{"detectors": found, "rules": rules, "inhibit": inhibit} | changes)
 
 
 def reloaded(policy, at_ns=0, before="sha256:0", changes=None, refused=None):
@@ -76,25 +76,22 @@ LOSS = st.sampled_from([2.0, 2.1, 1.9, 2.05, 4.0, 9.0, NAN, None])
 GRAD = st.sampled_from([1.0, 1.1, 0.9, 8.0, None])
 
 
-# Both fixtures are functions without a memory.
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(st.tuples(LOSS, GRAD), min_size=20, max_size=70),
     calm=st.integers(0, 40),
     part=st.floats(0.0, 1.0),
 )
-def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm, part):
+def test_the_same_policy_again_changes_no_decision(rows, calm, part):
     """Wherever it comes: in a window, between intent and outcome, in a hold."""
-    base = rich(make_policy)
+    base = rich()
     story = Story(base)
     story.frames(*[2.0 + 0.01 * (i % 5) for i in range(calm)])
     for loss, grad in rows:
         story.frames(loss, grad=grad)
         if grad is None:
             story.tick(40.0)
-    again = rich(make_policy, digest="sha256:1")
+    again = rich(digest="sha256:1")
     at = int(part * (len(story.events) - 1))
 
     assert follow(base, story.events, at, again) == story.recorded()
@@ -111,11 +108,11 @@ def load(story, policy, **more):
     return story.send(reloaded(policy, story.at_ns, **more))
 
 
-def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, tell):
-    base = rich(make_policy)
+def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(tell):
+    base = rich()
     story = warm(base)
     changed = {**detectors(), "g": RobustZ("grad_global_norm", gt=7.0, window=16, min_=8, freeze=8)}
-    new = rich(make_policy, detectors=changed, digest="sha256:1")
+    new = rich(detectors=changed, digest="sha256:1")
 
     made = load(story, new, changes=policy_differences(base, new, base))
 
@@ -129,14 +126,14 @@ def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, 
     assert "detectors ~g" in told.reason
 
 
-def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
-    base = rich(make_policy)
+def test_a_new_rule_fires_and_a_removed_one_is_forgotten(tell):
+    base = rich()
     story = warm(base)
     story.frames(9.0, times=2)
     assert story.state.monitors[0].rules[1].firing
     found = {**detectors(), "low": Threshold("grad_global_norm", gt=0.5)}
-    rules = (*(r for r in rich(make_policy).rules if r.id != "up"), rule_on(found, "low", "SEV2"))
-    made = load(story, rich(make_policy, detectors=found, rules=rules, digest="sha256:1"))
+    rules = (*(r for r in rich().rules if r.id != "up"), rule_on(found, "low", "SEV2"))
+    made = load(story, rich(detectors=found, rules=rules, digest="sha256:1"))
 
     assert [d.rule for d in made if d.data.get("what") == "cleared"] == ["up"]
     story.frames(2.0)
@@ -163,8 +160,8 @@ def test_no_reload_refunds_a_budget(tell):
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:all"
 
 
-def test_a_runbook_in_progress_ends_as_it_began(make_policy, tell):
-    base = make_policy()
+def test_a_runbook_in_progress_ends_as_it_began(tell):
+    base = policy()
     soften = replace(base.runbooks["soften"], if_it_fails="back")
     books = {**base.runbooks, "soften": soften}
     story = tell(answer=lambda action_id: None, runbooks=books, healthy=20, then=8.0)
@@ -206,9 +203,9 @@ def test_a_refused_reload_changes_nothing_and_is_told(tell):
     assert story.state.monitors[0].policy is story.policy
 
 
-def test_replay_follows_a_reload(make_policy, tell):
+def test_replay_follows_a_reload(tell):
     """With the policies at hand it is the same; without them the first difference is shown."""
-    story = warm(rich(make_policy))
+    story = warm(rich())
     first = story.policy
     new = replace(first, rules=first.rules[1:], digest="sha256:1")
     load(story, new, changes=policy_differences(first, new, first))
@@ -243,10 +240,10 @@ def test_replay_follows_a_reload(make_policy, tell):
         ({"savepoints": {"every": 5}}, {"settings": ["savepoints"], "restart": ["savepoints"]}),
     ],
 )
-def test_what_is_different_is_named(make_policy, change, found):
-    old = make_policy()
+def test_what_is_different_is_named(change, found):
+    old = policy()
 
-    assert to_builtins(policy_differences(old, make_policy(**change), old)) == found
+    assert to_builtins(policy_differences(old, policy(**change), old)) == found
     worse = replace(old.rules[0], location="b.yaml:9:1", severity="SEV0")
-    new = replace(make_policy(), rules=(worse, *make_policy().rules[1:]))  # other functions
+    new = replace(policy(), rules=(worse, *policy().rules[1:]))  # other functions
     assert to_builtins(policy_differences(old, new, old)) == {"rules": {"changed": ["spike"]}}
