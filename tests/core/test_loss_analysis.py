@@ -267,8 +267,7 @@ def test_the_shift_is_measured_from_the_evaluations_own_trend():
     late = [p for p in points if p[0] >= PLATEAU.after[49][0]][-4:]
     x = np.log(np.array([s for s, _ in before]) + 1.0)
     y = np.array([v for _, v in before])
-    i, j = np.triu_indices(10, 1)
-    slope = np.median((y[j] - y[i]) / (x[j] - x[i]))
+    slope = theil_sen(before)
     level = np.median(y - slope * (x - x[-1]))
     left = y - level - slope * (x - x[-1])
     limit = max(4 * 1.4826 * np.median(np.abs(left)), 0.01 * abs(level))
