@@ -336,6 +336,13 @@ def crashing(tell, healthy=50, **changes):
     return story
 
 
+def taken_back(story, step):
+    """The newest action takes the loop back to `step`, where another attempt begins."""
+    story.attempt += 1
+    story.finish(story.actions()[-1], {"step": step, "attempt": story.attempt})
+    story.step = step
+
+
 def relaunched(story, step, pid=2, ended=False):
     """The job is started again from `step`: its end, its start, its first words."""
     action = story.actions()[-1]

@@ -12,7 +12,17 @@ from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice
 from supervise.core.model import Advice, JobSettings, Ladder, Lead, RelaunchSettings, SpikeClass
 
-from .conftest import NAMES, Verify, above, messages, one_rule, rules_of, runbook_of, save
+from .conftest import (
+    NAMES,
+    Verify,
+    above,
+    messages,
+    one_rule,
+    rules_of,
+    runbook_of,
+    save,
+    taken_back,
+)
 
 HIGH_AND_WILD = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 BACK = "supervise rollback RUN --before 150"
@@ -163,26 +173,6 @@ def test_a_job_that_does_not_go_on_from_its_checkpoint_is_not_nothing_to_do(tell
     assert closed[-1].get("lead") is None
 
 
-def test_what_grew_in_an_attempt_that_is_gone_is_no_news(tell):
-    """It fired again, and much higher, just before the weights of before were restored."""
-    story = tell(
-        **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
-        runbooks={"mend": runbook_of("mend", Rollback(), Verify(60, 20))},
-        answer=lambda key: None,
-        healthy=60,
-    )
-    story.frames(8.0, 2.0, 90.0)
-    assert "only" in story.state.rules.growing
-    story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
-    story.attempt = 1
-    story.frames(2.0, times=10)
-    titles = [message["title"] for message in messages(story)]
-    assert not [title for title in titles if "worse than before" in title]
-
-    story.frames(400.0, times=10)
-    assert "beyond its limits again" in messages(story)[len(titles)]["title"]
-
-
 @pytest.mark.parametrize(
     ("args", "newer", "first", "how"),
     [
@@ -291,8 +281,7 @@ def test_no_other_rollback_is_offered_while_the_batches_are_wrong(tell, ratio, i
     )
     wrong = {"train_loss_raw": 8.0, "batch_unique_ratio": ratio}
     story.rows(*[{"train_loss_raw": 2.0, "batch_unique_ratio": 0.0}] * 60, wrong)
-    story.finish(story.actions()[-1], {"ack_step": story.step, "step": 50, "attempt": 1})
-    story.attempt = 1
+    taken_back(story, 50)
     story.rows(*[wrong] * 15)
     held = [message for message in messages(story) if message["form"] == "Held"]
 

@@ -27,9 +27,11 @@ from .conftest import (
     messages,
     one_rule,
     policy,
+    relaunched,
     rules_of,
     runbook_of,
     save,
+    taken_back,
 )
 
 ACTION = "inc-1/1/0-relaunch"
@@ -88,9 +90,7 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     assert note.reason == "relaunch goes back to b of step 39, not to a of step 19"
     assert action["args"] == stopped.state.incident.run.intent.args
     assert (action["args"]["attempt"], action["args"]["skip"]) == (1, [[40, 60]])
-    stopped.launch(2, 1)
-    stopped.finish(ACTION, {"pid": 2, "attempt": 1, "step": 39})
-    stopped.attempt, stopped.step = 1, 39
+    relaunched(stopped, 39)
     stopped.frames(2.0, times=21)
     assert not stopped.kinds("verify", "passed")
     stopped.frames(2.0)
@@ -176,11 +176,7 @@ def test_the_first_good_checkpoint_is_gone_back_to(tell, ladder):
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
     assert story.state.incident.run.intent.args["checkpoint"] == "a"
     assert "a good checkpoint is now available" in story.kinds("state")[-1].reason
-    story.exit(-2)
-    story.launch(2, 1)
-    story.finish(AGAIN, {"pid": 2, "attempt": 1, "step": 39})
-    story.announce(0, 1, 2)
-    story.attempt, story.step = 1, 39
+    relaunched(story, 39, ended=True)
     story.frames(2.0, times=60)
     assert story.kinds("verify", "passed")
     assert story.actions()[-1] == AGAIN
@@ -197,20 +193,18 @@ def test_what_no_checkpoint_helps_is_not_waited_for(tell):
 
 
 def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(tell):
-    for late in (False, True):
-        story = refused(
-            tell, calm=True, job=JobSettings(on_crash="soften", relaunch=RelaunchSettings())
-        )
+    job = JobSettings(on_crash="soften", relaunch=RelaunchSettings())
+    early, late = (refused(tell, calm=True, job=job) for _ in range(2))
+    for story in (early, late):
         story.exit(-9)
         assert story.actions() == [FIRST]
-        if not late:
-            save(story, "a", 39)
-        story.finish(FIRST)
-        if late:
-            save(story, "a", 39)
+    save(early, "a", 39)
+    early.finish(FIRST)
+    late.finish(FIRST)
+    save(late, "a", 39)
 
-        assert (story.actions() == [FIRST]) == late
-        assert story.state.job.over == late
+    assert early.actions() != [FIRST] and not early.state.job.over
+    assert late.actions() == [FIRST] and late.state.job.over
 
 
 def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
@@ -234,20 +228,12 @@ def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
     assert good(story)[-1] == "d"
 
 
-def back_at(story, step):
-    """The runbook takes the run back to `step`, where another attempt begins."""
-    story.attempt += 1
-    result = {"step": step, "attempt": story.attempt}
-    story.finish(story.actions()[-1], result)
-    story.step = step
-
-
 def unanswered(tell):
     """A run in trouble since step 200, with a checkpoint from before, that is taken back to 100."""
     story = tell(answer=lambda key: None, healthy=200)
     save(story, "before", 50)
     story.frames(8.0)
-    back_at(story, 100)
+    taken_back(story, 100)
     return story
 
 

@@ -9,7 +9,7 @@ import pytest
 from supervise.actions import Relaunch, Rollback
 from supervise.core.model import JobSettings, Ladder, RelaunchSettings, Runbook
 
-from .conftest import AMPLE, NAN, Verify, crashing, good, messages, relaunched, save
+from .conftest import AMPLE, NAN, Verify, crashing, good, messages, relaunched, save, taken_back
 
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "learning_rate_scheduled")
 VERIFY = Verify(clear_for=10)
@@ -31,14 +31,10 @@ def back(tell, action):
     steps(story, 2.0, 60)
     save(story, "a", 40)
     steps(story, 8.0, 1)
-    (action_id,) = story.actions()
-    story.attempt, story.step = 1, 40
     if verb == "relaunch":
-        story.exit(-2)
-        story.launch(2, 1)
-    story.finish(action_id, {"pid": 2, "attempt": 1, "step": 40})
-    if verb == "relaunch":
-        story.announce(0, 1, 2, NAMES)
+        relaunched(story, 40, ended=True)
+    else:
+        taken_back(story, 40)
     return story
 
 

@@ -19,6 +19,7 @@ from .conftest import (
     rule_on,
     rules_of,
     runbook_of,
+    taken_back,
 )
 
 DETECTORS = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
@@ -43,20 +44,6 @@ def commit(story):
     story.step -= 12
     story.finish("inc-1/1/0-touch", {"attempt": 1, "ack_step": story.step})
     story.attempt = 1
-
-
-@pytest.mark.parametrize("severity", ["SEV0", "SEV1"])
-def test_what_fired_before_a_rollback_costs_no_second_one(tell, severity):
-    """On no level, and for the same runbook: it joins, in the middle of the action or behind it."""
-    story = going(tell, severity)
-    story.frames(2.0, grad=10.0)
-    commit(story)
-    story.frames(2.0, times=8)
-
-    assert story.actions() == ["inc-1/1/0-touch"]
-    assert not story.kinds("verify", "preempted")
-    assert story.kinds("verify", "passed")
-    assert story.state.incident.rules == ["high", "wild"]
 
 
 def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(tell):
@@ -97,26 +84,6 @@ def holding(tell, **changes):
     story = tell(rules=(base.rules[0], wrong), runbooks=books, **changes, healthy=50)
     story.frames(2.0, times=5, grad=20.0)
     return story
-
-
-def test_evidence_is_taken_and_then_nothing_acts(tell):
-    story = holding(tell)
-
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    assert story.state.machine == "holding"
-    (held,) = story.kinds("incident", "held")
-    assert held.reason.startswith("held: wrong: gradient norm 20")
-    assert held.step == 50
-
-    told = len(story.kinds("notify_intent"))
-    story.frames(8.0, times=3)
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "holding"
-    assert len(story.kinds("notify_intent")) == told + 1
-
-    story.exit(0)
-    assert story.state.machine == "halted"
-    assert story.kinds("incident", "closed")[-1].reason == "closed: the job ended with code 0"
 
 
 def test_evidence_that_fails_does_not_keep_it_from_holding(tell):
@@ -211,9 +178,7 @@ def back(tell, severity="SEV2", runbook=None, **more):
         healthy=60,
         then=99.0,
     )
-    (rollback,) = story.actions()
-    story.attempt, story.step = 1, 40
-    story.finish(rollback, {"attempt": 1, "step": 40})
+    taken_back(story, 40)
     return story
 
 
