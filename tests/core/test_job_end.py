@@ -149,13 +149,6 @@ def test_success_before_the_planned_length_is_reported_and_a_failure_as_one(
     assert newest(story) == (early if shortfall else ("INFO", "finished at step 49"))
 
 
-def test_a_failure_before_the_planned_length_is_reported_as_one(tell):
-    story = tell(job=JobSettings(steps=60), healthy=50)
-    story.exit(1)
-
-    assert newest(story) == ("SEV1", "the job is DOWN: it ended with code 1 at step 49")
-
-
 @pytest.mark.parametrize(("signal", "by_drill"), [(9, True), (11, False)])
 def test_a_process_that_a_drill_killed_is_not_looked_for_elsewhere(tell, signal, by_drill):
     killed = {"kind": "signal", "type": "SIGKILL", "cls": "killed", "leading": True}

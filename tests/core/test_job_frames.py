@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from itertools import permutations
 
 import pytest
@@ -93,22 +92,6 @@ def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):
         story.send(Frame(step, 1, 0, step, (2.0 if step < 50 else 9.0, 1.0)))
 
     assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [1]
-
-
-def test_a_rule_on_the_loss_fires_once_and_replays_from_any_cut(tell):
-    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
-    for rank in (0, 1):
-        story.announce(rank, 2, rank + 1)
-    for step in range(60):
-        story.frames(2.0 if step < 50 else 7.0)
-        cut = deepcopy(story.state)
-        story.rank(1, 2.0 if step < 50 else 9.0)
-
-    assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [0]
-    assert story.state.monitors[0].value("train_loss_raw") == 8.0
-    story.state = cut  # held frames are part of the state
-    story.rank(1, 11.0)
-    assert story.state.monitors[0].value("train_loss_raw") == 9.0
 
 
 def test_the_ranks_of_a_restarted_program_are_put_together_from_their_first_step(tell):

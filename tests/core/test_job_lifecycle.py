@@ -6,7 +6,7 @@ import pytest
 
 from supervise.core import has_start_failed
 from supervise.core.model import Beat, Budget, JobSettings, Ladder, RelaunchSettings, Reloaded, Tick
-from supervise.detectors import Absence, RobustZ
+from supervise.detectors import Absence
 
 from .conftest import SECOND, crashing, messages, one_rule, relaunched, save
 
@@ -207,17 +207,6 @@ def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     assert story.state.job.unavailable["relaunch"] == "the end of the job was requested"
 
 
-def test_a_crash_joins_the_incident_that_is_open(tell):
-    story = crashing(tell)
-    story.frames(8.0)
-    save(story, "ckpt-2", 50)
-    story.exit(-11)
-
-    assert len(story.kinds("incident", "opened")) == 1
-    last = story.kinds("intent")[-1].data["action"]
-    assert last["id"] == "inc-1/2/1-relaunch" and last["args"]["checkpoint"] == "ckpt-1"
-
-
 @pytest.mark.parametrize(
     ("changes", "losses", "is_good", "why"),
     [
@@ -266,33 +255,6 @@ def test_processes_that_are_gone_are_not_silent(tell):
 
     assert len(story.kinds("rule", "fired")) == before
     assert not story.kinds("blind")
-
-
-def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
-    """The band is the incident's; a rule without enough samples is neither blind nor a relapse."""
-    z = RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)
-    story = crashing(tell, **one_rule(z, "SEV1", "again"), ladder=Ladder(("again", "hold")))
-    story.frames(2.0, 2.1, 1.9, times=30)
-    story.frames(9.0)
-    relaunched(story, 80, ended=True)  # 10 steps before the first breach
-    story.frames(2.0, 2.1, 1.9, times=7)
-    assert story.kinds("verify", "passed")
-
-
-@pytest.mark.parametrize("error", [None, "it is gone"])
-def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, error):
-    """One action at a time; what is left of its runbook is for a job that is gone."""
-    story = crashing(tell, answer=lambda key: None)
-    story.frames(8.0)
-    assert story.actions() == ["inc-1/1/0-reach"]
-    story.exit(-9)
-    story.tick()
-    assert len(story.actions()) == 1
-    story.finish("inc-1/1/0-reach", {}, error)
-
-    assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
-    story.finish("inc-1/2/0-snapshot")
-    assert story.actions()[2:] == ["inc-1/2/1-relaunch"]
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,12 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import plan_context
-from supervise.core.model import Inhibit, Ladder, RuleFired, decision_record
+from supervise.core.model import Ladder, RuleFired, decision_record
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 from tests.support.recorded_run import shipped_policy
 
-from .conftest import (
-    AGAIN,
-    NAN,
-    Story,
-    above,
-    crashing,
-    messages,
-    relaunched,
-    rules_of,
-    save,
-)
+from .conftest import AGAIN, NAN, Story, above, crashing, messages, relaunched, rules_of, save
 
 NAMES = ("train_loss_raw", "grad_global_norm", "update_norm", "step_time", "update_skipped")
 DETECTORS = {
@@ -325,18 +315,6 @@ def test_what_flaps_is_told_again_when_it_has_grown(tell):
     assert (told["title"], told["severity"]) == ("inc-1: worse than before at step 150", "SEV1")
     assert told["verdict"].startswith("loss 90")
     assert story.replayed() == story.recorded()
-
-
-def test_what_is_muted_flaps_for_nobody(tell):
-    mute = (Inhibit(mute=("loss_spike.extreme",), by_rule="gradients.large"),)
-    rules = ("loss_spike.extreme", "SEV2"), ("gradients.large", "SEV2")
-    story = watched(tell, *rules, inhibit=mute)
-    story.rows(*[row(grad_global_norm=99.0)] * 5)
-    story.rows(*[row(6.0, grad_global_norm=99.0), row(grad_global_norm=99.0)] * 30)
-    assert not story.kinds("note", "flapping")
-
-    story.rows(*[row(6.0), row()] * 10)
-    assert len(story.kinds("note", "flapping")) == 1
 
 
 @pytest.mark.parametrize(
