@@ -101,12 +101,6 @@ def test_what_counts_for_less_in_the_next_phase_is_not():
     assert opened(tell("SEV1", {"steady": "SEV2"})) == [(20, "opened", "SEV1")]
 
 
-def test_a_rule_that_may_become_a_sev0_cannot_be_silenced():
-    story = tell("SEV1", {"late": "SEV0"})
-
-    assert "SEV0 and cannot be silenced" in story.say("silence", rule="only").reason
-
-
 # ── a learning rate that was tested as the cause binds the remedy; one that was not does not ──────
 
 
@@ -209,12 +203,6 @@ def plans(story, verb):
     return [one["args"] for one in intents if one["verb"] == verb]
 
 
-def test_what_the_rate_did_not_do_is_taken_back_and_goes_on_at_the_scheduled_rate(tell):
-    story = run(tell)
-    assert plans(story, "hold_rate") == []
-    assert [args["rewarm"] for args in plans(story, "rollback")] == [None]
-
-
 def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_given_up(tell):
     story = run(tell)
     feed(story, 2.0, 30)
@@ -229,17 +217,6 @@ def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_gi
     assert len(plans(story, "rollback")) == 2, "the budget is spent"
     assert story.state.machine == "holding"
     assert plans(story, "hold_rate")[1:] == [], "the limit stands"
-
-
-def test_a_trouble_that_comes_back_at_a_quarter_too_was_not_the_rate_s(tell):
-    story = run(tell, rollbacks=3)
-    for _ in range(3):
-        feed(story, 2.0, 30)
-        feed(story, 8.0, 1)
-    limits = [args.get("limit") for args in plans(story, "hold_rate")]
-    assert limits == [0.005, 0.0025, None]
-    assert plans(story, "hold_rate")[-1] == {"lift": True}
-    assert story.state.machine == "holding"
 
 
 def test_a_loss_that_a_rollback_never_mended_tells_nothing_of_the_rate_and_is_reported_soon(tell):

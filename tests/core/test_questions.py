@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import median
 
 import pytest
 
@@ -164,17 +163,6 @@ def test_a_rollback_asks_anew_and_keeps_what_was_before(tell):
     assert found["questions"]["else_happened"]["events"][0]["kind"] == "rate"
 
 
-def test_the_third_spike_in_two_thousand_steps_is_suspect(tell):
-    for frames, kind in ((3, "structural instability suspected"), (1, "recoverable spike")):
-        story = tell(mode="observe", healthy=100)
-        for _ in range(3):
-            story.frames(8.0, times=frames)
-            story.frames(2.0, times=100)
-        classes = [d.data["spike"]["class"] for d in story.kinds("incident", "closed")]
-
-        assert classes == ["recoverable spike", "recoverable spike", kind]
-
-
 @pytest.mark.parametrize("by_hand", [False, True], ids=["policy", "command"])
 @pytest.mark.parametrize(("way", "mutes"), [("up", True), ("either", True), ("down", False)])
 def test_a_planned_rise_mutes_what_it_explains_while_it_lasts(tell, way, mutes, by_hand):
@@ -205,18 +193,6 @@ def test_a_plan_does_not_hide_what_it_cannot_move(tell):
     assert story.state.incident is not None
 
 
-def test_the_questions_are_asked_of_the_loss_of_the_job(tell):
-    story = tell(mode="observe")
-    for rank in (0, 1):
-        story.announce(rank, 2, rank + 1)
-    for step in range(100):
-        story.frames(2.0)
-        story.rank(1, 3.0 if step < 60 or step > 62 else 9.0)
-    first = closed(story).data["spike"]["questions"]["rejoined"]
-
-    assert (first["peak"], first["level"]) == (5.5, 2.5)
-
-
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
     story = tell(
         names=FULL,
@@ -233,22 +209,6 @@ def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
     held = story.kinds("incident", "held")[0]
     assert held.step == 300 + 350
     assert held.data["spike"]["class"] == "structural instability"
-
-
-@pytest.mark.parametrize(("left", "passes"), [(0.0, True), (0.2, False)])
-def test_a_verification_follows_the_trend(tell, left, passes):
-    """A falling loss is not cured by coming back to where it was a hundred steps ago."""
-    story = tell(names=FULL, inhibit=())
-    fell = [5.0 - 0.6 * math.log(step + 1) for step in range(401)]
-    story.rows(*[row(loss) for loss in fell[:400]])
-    story.rows(*[row(5.5)] * 2)
-    story.rows(*[row(fell[400] + left)] * 20)
-    flat = median(fell[272:400])
-
-    mad = median(abs(loss - flat) for loss in fell[272:400])
-    assert fell[400] + left < flat + 6.0 * 1.4826 * mad  # its level alone would do
-    assert story.actions()[0].endswith("reach")
-    assert bool(story.kinds("verify", "passed")) is passes
 
 
 def scheduled(tell, **changes):
