@@ -225,6 +225,20 @@ def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
     assert story.actions()[-1].endswith("0-touch")
 
 
+def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(tell):
+    """It may not cut the action; nor may it be forgotten, though it never stops firing."""
+    story = tell(answer=lambda key: None, healthy=50, then=8.0)
+    (first,) = story.actions()
+    story.frames(80.0, times=3)
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "acting"
+    assert story.actions() == [first]
+
+    story.finish(first, {"ack_step": story.step})
+
+    assert len(story.actions()) == 2
+    assert story.actions()[1].endswith("0-touch")
+
+
 def test_steps_without_a_frame_are_told(tell):
     story = tell(healthy=50)
     story.step = 59

@@ -22,18 +22,6 @@ def fired(story):
     return [(d.rule, d.data.get("measured_step")) for d in story.kinds("rule", "fired")]
 
 
-def test_a_late_result_fires_its_rule_and_opens_an_incident_at_its_own_step(tell):
-    story = tell(**one_rule(above("rank", 5.0), "SEV1"), healthy=300)
-
-    late(story, 200, rank=9.0)
-
-    assert fired(story) == [("only", 200)]
-    (opened,) = story.kinds("incident", "opened")
-    assert (opened.data["breach_step"], opened.step) == (200, 299)
-    assert "at step 200" in messages(story)[0]["title"]
-    assert story.replayed() == story.recorded()
-
-
 def test_an_incident_says_which_mechanism_it_is_of_and_what_the_others_do(tell):
     """A fault of the step size moves attention as well; routers that stayed are not the cause."""
     detectors = {
@@ -92,20 +80,6 @@ def test_streams_are_judged_in_their_own_order_whatever_comes_between(tell):
     assert readings[0] == readings[1]
     assert fired(alone) == fired(mixed) != []
     assert mixed.replayed() == mixed.recorded()
-
-
-def test_a_result_that_comes_twice_or_behind_a_newer_one_of_its_stream_counts_once(tell):
-    """An older sample can no longer be put in its place; it changes nothing."""
-    story = tell(**one_rule(above("rank", 5.0), "SEV2", for_steps=2), healthy=300)
-    for step in (100, 100, 75, 100):
-        late(story, step, rank=9.0)
-        story.frames(2.0, times=20)
-    assert fired(story) == [], "one breach: neither its copies nor the steps of the run count"
-
-    late(story, 125, rank=9.0)
-    assert fired(story) == [("only", 125)]
-    late(story, 150, rank=1.0)
-    assert story.kinds("rule", "cleared")
 
 
 def test_parts_of_one_step_are_one_step(tell):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from supervise.core.model import Approval, Budget, Ladder, Reloaded
+from supervise.core.model import Approval, Budget, Ladder
 
 from .conftest import Reach, Touch, Verify, runbook_of
 
@@ -91,18 +89,6 @@ def test_a_second_yes_is_harmless_and_one_to_other_arguments_is_none(tell):
     assert not said["ok"] and said["answer"].startswith("too late: ask-1 was approved")
 
 
-def test_what_ended_by_itself_needs_no_answer(tell):
-    """Withdrawn with the incident; the next one is asked for again, not climbed over."""
-    story = asked(tell)
-    story.frames(2.0, times=30)
-    assert story.kinds("approval")[0].data["what"] == "withdrawn"
-    assert story.state.incident is None
-    assert "too late" in story.say("approve", id="ask-1").data["answer"]
-    story.frames(8.0)
-
-    assert [d.data["runbook"] for d in story.kinds("approval_requested")] == ["soften", "soften"]
-
-
 def test_a_worse_rule_asks_for_its_own_runbook(tell):
     story = asked(tell)
     story.frames(99.0)
@@ -112,16 +98,6 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
     assert not story.say("approve", id="ask-1").data["ok"]
     assert story.say("approve", id="ask-2").data["ok"]
     assert story.actions()[-1].endswith("0-touch")
-
-
-def test_a_reload_makes_it_void_and_asks_under_the_new_policy(tell):
-    story = asked(tell)
-    before = story.policy
-    story.policy = replace(before, digest="sha256:1")
-    story.send(Reloaded(story.at_ns, "bo", "sha256:1", "test", "approve", before.digest))
-
-    assert story.kinds("approval")[0].reason == "ask-1 expired: the policy was reloaded"
-    assert story.kinds("approval_requested")[1].data["policy"] == "sha256:1"
 
 
 def test_terms_are_found_by_verb_runbook_and_all_in_this_order(tell):
@@ -150,20 +126,6 @@ def test_one_request_has_the_strictest_terms_of_its_steps(tell, terms, found):
     request = story.kinds("approval_requested")[0].data
 
     assert (request["timeout_s"], request["on_timeout"]) == found
-
-
-def test_a_rate_is_set_in_an_incident_of_its_own(tell):
-    story = tell(healthy=50)
-    said = story.say("lr", value=0.5, rewarm=100)
-
-    assert said.data["ok"]
-    assert story.actions() == [said.data["action"]] == ["inc-1/1/0-lr_scale"]
-    assert story.kinds("intent")[0].data["action"]["args"] == {"value": 0.5, "rewarm_steps": 100}
-    assert story.kinds("incident", "opened")[0].reason == "SEV2 lr_scale requested by anna"
-    assert story.state.machine == "probation"
-    story.frames(2.0, times=30)
-    assert story.state.machine == "nominal"
-    assert story.state.incident is None
 
 
 @pytest.mark.parametrize(

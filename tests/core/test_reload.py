@@ -12,14 +12,7 @@ from msgspec import to_builtins
 
 from supervise.core import compare_decisions, initial_state, policy_differences
 from supervise.core import step as step_engine
-from supervise.core.model import (
-    Budget,
-    Inhibit,
-    Ladder,
-    PolicyChanges,
-    Reloaded,
-    decision_record,
-)
+from supervise.core.model import Budget, Inhibit, Ladder, PolicyChanges, Reloaded, decision_record
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
 from .conftest import NAN, Story, above, one_rule, policy, rule_on

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from supervise.core import explain_withdrawal
-from supervise.core.model import UNKNOWN, Announced, Ladder
+from supervise.core.model import UNKNOWN, Announced
 
 from .conftest import Story, messages
 
@@ -67,20 +67,6 @@ def test_a_request_and_a_verification_end_and_nothing_follows_them(begun):
     assert story.kinds("incident", "closed")[0].data["acted"] is True
 
 
-def test_a_hold_ends(begun):
-    story = begun(ladder=Ladder(("soften", "hold"), reset_after_steps=500))
-    story.frames(8.0, times=60)
-    assert story.state.machine == "holding"
-    another(story)
-
-    assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(99)
-    assert story.state.machine == "warming"
-    story.frames(2.0, times=20)
-    story.tick(100 * 24 * 3600.0)
-    assert not [told for told in messages(story) if "still off" in told["title"]]
-    assert story.say("release").data["ok"] is False
-
-
 def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story = begun(answer=lambda key: None)
     story.frames(8.0, 8.0)
@@ -104,18 +90,6 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story.frames(8.0)
     assert story.actions() == [waiting, "inc-2/1/0-reach"]
     assert not [one for one in story.actions() if "undo" in one]
-
-
-def test_trainings_that_pass_until_an_action_is_over_do_not_count(begun):
-    story = begun(answer=lambda key: None)
-    story.frames(8.0, 8.0)
-    (waiting,) = story.actions()
-    for segment in (9, 10):
-        another(story, segment=segment)
-        story.frames(2.0, times=30)
-    story.finish(waiting, {"refused": True}, "its training is over")
-
-    assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
 
 
 def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):

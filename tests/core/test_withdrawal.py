@@ -321,23 +321,6 @@ def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(t
     assert verbs(asked(tell, changes=changes)) == ["snapshot", "touch"]
 
 
-def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(tell):
-    story, once = asked(tell, GOOD, GOOD, BAD), ["check_weights", "snapshot"]
-    assert verbs(story) == once
-    story.frames(4.0, times=39)
-    assert verbs(story) == once
-    story.frames(4.0)
-    assert verbs(story) == once * 2
-    story.frames(4.0, times=79)
-    assert verbs(story) == once * 2
-    story.frames(4.0)
-
-    assert verbs(story) == [*once * 3, "touch"]
-    titles = [message["title"] for message in messages(story)]
-    assert titles.count("inc-1: back is called off") == 1
-    assert titles.count("inc-1: automatic action started: back") == 1
-
-
 @pytest.mark.parametrize(("loss", "taken_back"), [(2.2, False), (BAD, True)])
 def test_weights_that_were_good_are_the_measure_where_no_older_savepoint_is_left(
     tell, loss, taken_back
@@ -359,14 +342,6 @@ def test_the_end_puts_no_checkpoint_in_doubt_whose_weights_were_tested(tell, ans
 
     (end,) = [m["next"] for m in messages(story) if m["title"] == "inc-1: closed"]
     assert ("use no checkpoint" in end) is not sound
-
-
-def test_the_trouble_counts_as_one_of_the_data(tell):
-    story = asked(tell, *[GOOD] * 9)
-    story.frames(4.0, times=360)
-    (found,) = story.kinds("incident", "classified")
-
-    assert found.data["spike"]["class"] == "data event"
 
 
 @pytest.mark.parametrize(("loss", "sound"), [(2.0, True), (8.0, False), (None, False)])
