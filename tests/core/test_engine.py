@@ -122,6 +122,23 @@ def test_what_is_sampled_never_came_or_is_slow_to_begin_is_not_missing(tell):
     assert [story.kinds("blind") for story in (sampled, never, slow)] == [[], [], []]
 
 
+def test_a_metric_that_becomes_rarer_is_not_missing(tell):
+    """A collector may stretch its interval while a detector still gathers its samples."""
+    story = tell(
+        **one_rule(RobustZ("train_loss_raw", gt=6.0), "SEV2"), runbooks={}, blind_after_steps=30
+    )
+    story.frames(2.0, times=4)
+    for _ in range(10):
+        story.frames(2.0)
+        story.frames(None, times=15)
+        story.tick()
+
+    assert story.kinds("blind") == []
+    story.frames(None, times=40)
+    story.tick()
+    assert [d.rule for d in story.kinds("blind")] == ["only"]
+
+
 def test_a_new_baseline_is_no_recovery(tell):
     """A level that stays up becomes the baseline; its incident ends late, and not as recovered."""
     story = tell(**one_rule(RobustZ("train_loss_raw", gt=6.0), "SEV2"))

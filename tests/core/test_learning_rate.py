@@ -219,6 +219,17 @@ def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_gi
     assert plans(story, "hold_rate")[1:] == [], "the limit stands"
 
 
+def test_a_trouble_that_comes_back_at_a_quarter_too_was_not_the_rate_s(tell):
+    story = run(tell, rollbacks=3)
+    for _ in range(3):
+        feed(story, 2.0, 30)
+        feed(story, 8.0, 1)
+    limits = [args.get("limit") for args in plans(story, "hold_rate")]
+    assert limits == [0.005, 0.0025, None]
+    assert plans(story, "hold_rate")[-1] == {"lift": True}
+    assert story.state.machine == "holding"
+
+
 def test_a_loss_that_a_rollback_never_mended_tells_nothing_of_the_rate_and_is_reported_soon(tell):
     story = run(tell)
     feed(story, 8.0, 39)
