@@ -92,6 +92,18 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     assert not [one for one in story.actions() if "undo" in one]
 
 
+def test_trainings_that_pass_until_an_action_is_over_do_not_count(begun):
+    story = begun(answer=lambda key: None)
+    story.frames(8.0, 8.0)
+    (waiting,) = story.actions()
+    for segment in (9, 10):
+        another(story, segment=segment)
+        story.frames(2.0, times=30)
+    story.finish(waiting, {"refused": True}, "its training is over")
+
+    assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
+
+
 def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     """A stop is about the job; the rest was said of the training before, and is told not done."""
     story = begun(answer=lambda key: None)
