@@ -332,11 +332,6 @@ def test_a_loss_leaves_its_band(change, step):
     assert step is None or abs(departure.step - BEGIN - step) <= 3
 
 
-def test_another_run_of_the_same_program_stays_in_the_band():
-    for seed in range(20):
-        assert trials.find_departure(healthy(seed + 1), healthy(0), BEGIN) is None
-
-
 def test_the_excess_loss_is_the_sum_over_the_steps_that_both_have():
     control = healthy()
     run = with_fault(control, lambda after: 0.5 if after < 10 else 0.0)
