@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 DRIVE = Path(__file__).with_name("drive.py")
 # The other areas have tests of their own in the suite.
-SHORT = ("closed_descriptors", "small_disk", "slow_disk", "short_writes")
+SHORT = ("closed_descriptors", "few_files", "small_disk", "slow_disk", "short_writes")
 
 
 def test_short_scenarios_pass_and_one_that_fails_has_the_command_that_repeats_it():
