@@ -1,7 +1,5 @@
 """The faces offer all parts, and every part keeps the promises of its docstring."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

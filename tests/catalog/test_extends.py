@@ -1,7 +1,5 @@
 """`extends`: a policy that is its difference from another one."""
 
-from __future__ import annotations
-
 import pytest
 
 from supervise.catalog import PolicyErrors, load_policy

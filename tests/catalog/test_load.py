@@ -1,7 +1,5 @@
 """Reading YAML: positions are kept, surprises are refused, nothing ends in a traceback."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

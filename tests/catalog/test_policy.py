@@ -1,7 +1,5 @@
 """Policies: located, read, resolved to one text that stands alone."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A policy put together from packs, its own words and their defaults."""
 
-from __future__ import annotations
-
 from .conftest import HEAD
 
 PACK = """\

@@ -1,7 +1,5 @@
 """`unit: steps`: windows of a sampled metric mean the same steps, however far apart its samples."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`examples/ci/canary.yml`, its script run as in CI: exit code, JUnit, summary, artifacts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -41,14 +41,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     return {run["run"]: run for run in map(json.loads, result.stdout.splitlines())}
 
 
-def test_every_fault_is_judged(judged: dict[str, dict[str, Any]]) -> None:
+def test_every_fault_is_judged(judged):
     assert judged.keys() == RUNBOOKS.keys()
 
 
 @pytest.mark.parametrize("fault", RUNBOOKS)
-def test_a_fault_is_acted_on_within_few_steps(
-    fault: str, judged: dict[str, dict[str, Any]]
-) -> None:
+def test_a_fault_is_acted_on_within_few_steps(fault, judged):
     """And nothing before it."""
     first = judged[fault]["actions"][0]
 

@@ -37,7 +37,7 @@ def test_its_scenarios_pass():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_case_of_the_benchmark_names_faults_that_exist(monkeypatch: pytest.MonkeyPatch):
+def test_every_case_of_the_benchmark_names_faults_that_exist(monkeypatch):
     """One healthy case for each number of ranks and steps: the others are measured beside it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     cases = __import__("recovery_cases").CASES

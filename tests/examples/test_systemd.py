@@ -1,7 +1,5 @@
 """The shipped unit: systemd accepts it, and its command is one that `supervise run` understands."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A change of structure changes nothing that users or auditors see."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -253,7 +253,7 @@ def test_close_is_bounded(outbox):
     assert outcome(box) == {"a": False, "b": False, "c": False}
 
 
-def test_commands_in_a_message_name_the_run_directory() -> None:
+def test_commands_in_a_message_name_the_run_directory():
     """They can be pasted as they are; a word RUN elsewhere stays."""
     said = "RUN: supervise approve RUN ask-1, see RUN/incidents/"
     text = dict.fromkeys(("severity", "title", "why", "next"), "") | {"step": 7, "rules": []}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,9 +74,7 @@ HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
 
 
 @pytest.mark.parametrize(("rule", "make"), HEALTHY.values(), ids=HEALTHY)
-def test_a_healthy_series_is_left_alone(
-    rule: str, make: Callable[[], Columns], tmp_path: Path
-) -> None:
+def test_a_healthy_series_is_left_alone(rule, make, tmp_path):
     columns = make()
     path = tmp_path / "healthy.csv"
     with path.open("w", newline="") as file:

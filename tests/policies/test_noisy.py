@@ -260,7 +260,7 @@ def _backtest(policy: str, recordings: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_healthy_training_is_left_alone(policy: str, recordings: Path) -> None:
+def test_a_healthy_training_is_left_alone(policy, recordings):
     """Whatever its loss, updates and rates do, nothing touches it, and hardly anything pages.
 
     A gate, which runs on fixed shards, may stop at what changes by plan.

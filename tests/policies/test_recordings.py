@@ -102,14 +102,14 @@ def _twin(fault: str) -> str:
     return "healthy_b3_s0" if "_b3_" in fault else f"healthy_{fault.rpartition('_')[2]}"
 
 
-def test_every_back_test_is_the_same() -> None:
+def test_every_back_test_is_the_same():
     assert list(recorded()) == (HERE / "recordings.txt").read_text().splitlines()
 
 
 # ── public logs ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_no_healthy_row_of_a_public_log_is_paged() -> None:
+def test_no_healthy_row_of_a_public_log_is_paged():
     runs = backtest(LOGS)
 
     assert sum(run["rows"] for run in runs.values()) > 10_000
@@ -117,7 +117,7 @@ def test_no_healthy_row_of_a_public_log_is_paged() -> None:
 
 
 @pytest.mark.parametrize("label", _labels(), ids=lambda label: f"{label[3]}-{label[0]}-{label[1]}")
-def test_labelled_trouble_is_raised(label: tuple[str, int, int, str]) -> None:
+def test_labelled_trouble_is_raised(label):
     """Spikes that heal are told; divergence and NaN are pages, also after one row of history."""
     run = backtest(LOGS)[label[0]]
     said = [(alarm["step"], alarm["severity"]) for alarm in run["incidents"]]
@@ -128,7 +128,7 @@ def test_labelled_trouble_is_raised(label: tuple[str, int, int, str]) -> None:
     ), f"only {said}"
 
 
-def test_notices_on_healthy_logs_are_rare() -> None:
+def test_notices_on_healthy_logs_are_rare():
     """One per 2500 rows of averaged losses; one per 250 of a single rank's micro-batch."""
     counts: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
     labelled = {label[0] for label in _labels()}
@@ -150,7 +150,7 @@ def test_notices_on_healthy_logs_are_rare() -> None:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_run_of_ours_is_left_alone(name: str) -> None:
+def test_a_healthy_run_of_ours_is_left_alone(name):
     """Warmup, decay and all: no page, and at most one notice in 1000 steps."""
     run = backtest(FAULTS)[name]
 
@@ -160,7 +160,7 @@ def test_a_healthy_run_of_ours_is_left_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTED if _fault(name) in HIDDEN])
-def test_what_the_loss_does_not_show_is_seen(name: str) -> None:
+def test_what_the_loss_does_not_show_is_seen(name):
     """An incident after the injection, in time, by a rule that is quiet in the healthy twin."""
     runs = backtest(FAULTS)
     usual = {alarm["rule"] for alarm in runs.get(_twin(name), {"incidents": []})["incidents"]}
@@ -173,7 +173,7 @@ def test_what_the_loss_does_not_show_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMLESS)])
-def test_what_did_no_harm_is_never_paged(name: str) -> None:
+def test_what_did_no_harm_is_never_paged(name):
     """A lone gradient spike under clipping, a bias in the attention, a reset optimizer."""
     run = backtest(FAULTS)[name]
 
@@ -182,7 +182,7 @@ def test_what_did_no_harm_is_never_paged(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMFUL)])
-def test_what_does_damage_is_paged_within_ten_steps(name: str) -> None:
+def test_what_does_damage_is_paged_within_ten_steps(name):
     pages = [a["step"] for a in _after(backtest(FAULTS)[name]) if a["severity"] in PAGES]
 
     assert pages

@@ -67,7 +67,7 @@ def rules() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_loads_without_a_word(name: str) -> None:
+def test_a_policy_loads_without_a_word(name):
     """No mistake, and no warning: a warning that always comes teaches people to skip warnings."""
     warnings: list[Problem] = []
 
@@ -76,7 +76,7 @@ def test_a_policy_loads_without_a_word(name: str) -> None:
     assert [str(warning) for warning in warnings] == []
 
 
-def test_every_pack_is_used() -> None:
+def test_every_pack_is_used():
     """A pack that no policy uses is watched by nobody; one is of the data, not of a run, and one of
     evaluations, which a run has only where it asks for them."""
     used = {"data_build", "quality"} | {
@@ -100,7 +100,7 @@ def verbs(one: Policy) -> set[str]:
     return found
 
 
-def test_observe_acts_never_and_canary_touches_a_job_only_to_end_it() -> None:
+def test_observe_acts_never_and_canary_touches_a_job_only_to_end_it():
     """A gate does not repair what it judges."""
     assert shipped_policy("observe").mode == "observe"
     assert verbs(shipped_policy("canary")) == {*NO_TOUCH, "stop"}
@@ -110,7 +110,7 @@ def test_observe_acts_never_and_canary_touches_a_job_only_to_end_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["nano", "medium", "large", "moe"])
-def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
+def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name):
     """The last rung is hold, and every class of action is budgeted."""
     one = shipped_policy(name)
 
@@ -121,7 +121,7 @@ def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
 # ── packs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_metric_of_the_tables_is_read() -> None:
+def test_every_metric_of_the_tables_is_read():
     """By a detector of some pack, under its own id or one that says the same."""
     read: set[str] = set()
     for name in POLICIES:
@@ -131,7 +131,7 @@ def test_every_metric_of_the_tables_is_read() -> None:
     assert [m for m in WANTED if m not in read and not SAME.get(m, set()) & read] == []
 
 
-def test_what_is_sampled_is_counted_in_steps() -> None:
+def test_what_is_sampled_is_counted_in_steps():
     """A window of 64 samples, one each 50 steps, is blind for 3200 steps."""
     in_rows = set()
     for name in POLICIES:
@@ -145,7 +145,7 @@ def test_what_is_sampled_is_counted_in_steps() -> None:
 
 
 @pytest.mark.parametrize("pack", PACKS)
-def test_a_pack_works_in_any_policy(pack: str, tmp_path: Any) -> None:
+def test_a_pack_works_in_any_policy(pack, tmp_path):
     """`use: [pack]` in an empty file is enough to look; nothing dangles."""
     path = tmp_path / "p.yaml"
     path.write_text(f"version: supervise/v1\nmode: observe\nuse: [{pack}]\n", "utf-8")
@@ -155,7 +155,7 @@ def test_a_pack_works_in_any_policy(pack: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("pack", PACKS)
-def test_every_rule_of_a_pack_is_shown_firing_and_quiet(pack: str) -> None:
+def test_every_rule_of_a_pack_is_shown_firing_and_quiet(pack):
     """In its scenarios: one expects it to fire, one that it never does."""
     whole = data("policies/packs", pack)
     expected = [e for scenario in whole["scenarios"] for e in scenario["expect"]]
@@ -171,14 +171,14 @@ def test_every_rule_of_a_pack_is_shown_firing_and_quiet(pack: str) -> None:
 
 
 @pytest.mark.parametrize("rule", rules())
-def test_a_rule_leads_to_something_to_read(rule: dict[str, Any]) -> None:
+def test_a_rule_leads_to_something_to_read(rule):
     """To a runbook of its own trouble, not merely to that of its severity."""
     assert rule.get("see") or rule.get("run"), "say `see: <runbook>`"
     assert {rule[key] for key in ("see", "run") if key in rule} <= set(RUNBOOKS)
 
 
 @pytest.mark.parametrize("name", RUNBOOKS)
-def test_a_runbook_says_everything(name: str) -> None:
+def test_a_runbook_says_everything(name):
     """Meaning, impact, evidence, containment, replay, how it ends, and where to look."""
     book = data("runbooks", name)
 
@@ -191,7 +191,7 @@ def test_a_runbook_says_everything(name: str) -> None:
     assert len(book["diagnose"]) >= 3 or name == "page-with-evidence"
 
 
-def test_every_runbook_is_reached() -> None:
+def test_every_runbook_is_reached():
     """By a rule of a shipped policy, its ladder, a fall-back, or as the one of a severity."""
     reached = {"sev0", "sev1", "sev2"}
     for name in POLICIES:
@@ -202,14 +202,14 @@ def test_every_runbook_is_reached() -> None:
     assert set(RUNBOOKS) - reached == OFFERED
 
 
-def test_a_metric_leads_to_a_runbook() -> None:
+def test_a_metric_leads_to_a_runbook():
     """Whoever looks up an id of the tables finds what to do about it."""
     handled = {metric for name in RUNBOOKS for metric in data("runbooks", name)["handles"]}
 
     assert [metric for metric in WANTED if metric not in handled] == []
 
 
-def test_only_a_runbook_that_is_run_may_touch_the_job() -> None:
+def test_only_a_runbook_that_is_run_may_touch_the_job():
     """What people are sent to read must be safe to run as it is: evidence and a message."""
     run = {rule.runbook for name in POLICIES for rule in shipped_policy(name).rules}
     run |= {rung for name in POLICIES for rung in shipped_policy(name).ladder.levels}

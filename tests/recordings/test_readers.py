@@ -1,7 +1,5 @@
 """Each format, written by what usually writes it."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import sys

@@ -1,7 +1,5 @@
 """What a table's columns and rows come to mean."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """incident.json and its views, kept while the supervisor judges: the same as made from the log."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

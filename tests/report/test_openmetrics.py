@@ -1,7 +1,5 @@
 """The endpoint for Prometheus: one real socket, real parsers, and clients that mean no good."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

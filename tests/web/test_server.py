@@ -1,7 +1,5 @@
 """The page over HTTP: who may ask, what is answered, and what a hostile name becomes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
