@@ -38,11 +38,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     command = Supervise(tmp_path_factory.mktemp("faults"))
     result = command("backtest", "--policy", POLICY, "--json", runs)
     assert result.returncode == 0, result.stderr
-    return {run["run"]: run for run in map(json.loads, result.stdout.splitlines())}
-
-
-def test_every_fault_is_judged(judged):
-    assert judged.keys() == RUNBOOKS.keys()
+    runs_by_fault = {run["run"]: run for run in map(json.loads, result.stdout.splitlines())}
+    assert runs_by_fault.keys() == RUNBOOKS.keys()
+    return runs_by_fault
 
 
 @pytest.mark.parametrize("fault", RUNBOOKS)

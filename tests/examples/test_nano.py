@@ -52,20 +52,9 @@ def load(path: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def assert_same(a: object, b: object, where: str = "checkpoint") -> None:
+def assert_same(a: dict, b: dict) -> None:
     """Bit for bit, all the way down."""
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_same(a[key], b[key], f"{where}[{key!r}]")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, (left, right) in enumerate(zip(a, b, strict=True)):
-            assert_same(left, right, f"{where}[{i}]")
-    else:
-        assert a == b, where
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.fixture(scope="module")

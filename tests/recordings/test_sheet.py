@@ -12,7 +12,8 @@ NAN = float("nan")
 
 
 def _read(columns, *rows, **extra):
-    return split_into_runs(Table("t.csv", tuple(columns.split()), [*rows], first_line=2), extra)
+    names = columns.split() if isinstance(columns, str) else columns
+    return split_into_runs(Table("t.csv", tuple(names), [*rows], first_line=2), extra)
 
 
 def _spans(found):
@@ -21,20 +22,11 @@ def _spans(found):
 
 def test_what_others_call_our_metrics_is_known():
     """Case, blanks, dashes and a leading `train/` do not matter."""
-    (found,) = split_into_runs(
-        Table(
-            "t",
-            ("iteration", "LM loss", "grad-norm", "Train/learning_rate"),
-            [(3.0, 2.5, 1.0, 1e-3)],
-        )
-    )
+    columns = ("iteration", "LM loss", "grad-norm", "Train/learning_rate")
+    (piece,) = _read(columns, (3.0, 2.5, 1.0, 1e-3))
 
-    assert dict(zip(found.names, found.rows[0][3], strict=True)) == {
-        "train_loss_raw": 2.5,
-        "grad_global_norm": 1.0,
-        "learning_rate": 1e-3,
-    }
-    assert found.rows[0][0] == 3
+    assert piece.names == ("train_loss_raw", "grad_global_norm", "learning_rate")
+    assert (piece.rows[0][0], piece.rows[0][3]) == (3, (2.5, 1.0, 1e-3))
 
 
 def test_an_id_of_ours_goes_before_an_alias_and_a_word_of_the_user_before_both():
@@ -64,14 +56,11 @@ def test_a_skip_under_a_loss_scale_is_an_overflow(columns, overflows):
 
 def test_columns_like_ids_pass_and_others_are_said():
     """`my_score` may be a job's own metric, `TFLOPs (max)` is none, a column of words neither."""
-    (found,) = split_into_runs(
-        Table(
-            "t", ("step", "loss", "my_score", "TFLOPs (max)", "layer"), [(0.0, 1.0, 2.0, 3.0, "a")]
-        )
-    )
+    columns = ("step", "loss", "my_score", "TFLOPs (max)", "layer")
+    (piece,) = _read(columns, (0.0, 1.0, 2.0, 3.0, "a"))
 
-    assert found.names == ("train_loss_raw", "my_score")
-    assert found.notes == ["columns left out: TFLOPs (max)", "columns of text left out: layer"]
+    assert piece.names == ("train_loss_raw", "my_score")
+    assert piece.notes == ["columns left out: TFLOPs (max)", "columns of text left out: layer"]
 
 
 @pytest.mark.parametrize(
@@ -111,12 +100,10 @@ def test_two_columns_of_one_name_are_refused(twice):
     """Which of them is meant nobody knows; others that are left out anyway may be twice."""
     columns = ("run", "step", "loss", "TFLOPs (max)", "TFLOPs (max)", "")
     row = ("a", 1.0, 2.0, 3.0, 3.0, None)
-    assert len(split_into_runs(Table("t.csv", columns, [row], first_line=2))) == 1
+    assert len(_read(columns, row)) == 1
 
-    with pytest.raises(InputError) as caught:
-        split_into_runs(Table("t.csv", (*columns, twice), [(*row, 1.0)], first_line=2))
-
-    assert str(caught.value) == f"t.csv:1: 2 columns are called {twice!r}"
+    with pytest.raises(InputError, match=rf"^t.csv:1: 2 columns are called '{twice}'$"):
+        _read((*columns, twice), (*row, 1.0))
 
 
 def test_values_of_one_step_in_two_rows_are_one_row():
@@ -137,22 +124,22 @@ def test_of_a_step_with_two_values_the_newest_counts_and_a_nan_is_kept():
 
 
 def test_a_log_of_lightning_is_one_piece(tmp_path):
-    """Written by its own writer: the rate, the loss and the evaluation of a step in three rows."""
-    writer = pytest.importorskip("lightning.fabric.loggers").CSVLogger(str(tmp_path))
+    """As its writer does: the rate, the loss and the evaluation of a step in three rows."""
+    columns = ("epoch", "lr-AdamW", "step", "train_loss_epoch", "train_loss_step", "val_loss")
+    lines = [",".join(columns)]
     for step in range(0, 40, 2):
-        writer.log_metrics({"lr-AdamW": 1e-3}, step)
-        writer.log_metrics({"epoch": step // 10, "train_loss_step": 2.0}, step)
+        lines += [f",0.001,{step},,,", f"{step // 10},,{step},,2.0,"]
         if step % 10 == 8:
-            writer.log_metrics({"epoch": step // 10, "val_loss": 3.0}, step)
-            writer.log_metrics({"epoch": step // 10, "train_loss_epoch": 2.0}, step)
-    writer.save()
-    (found,) = split_into_runs(read_csv(next(tmp_path.rglob("metrics.csv"))))
+            lines += [f"{step // 10},,{step},,,3.0", f"{step // 10},,{step},2.0,,"]
+    path = tmp_path / "metrics.csv"
+    path.write_text("\n".join(lines) + "\n")
+    (piece,) = split_into_runs(read_csv(path))
 
-    assert [row[0] for row in found.rows] == list(range(0, 40, 2))
-    metrics = dict(zip(found.names, found.rows[4][3], strict=True))
+    assert [row[0] for row in piece.rows] == list(range(0, 40, 2))
+    metrics = dict(zip(piece.names, piece.rows[4][3], strict=True))
     assert metrics["learning_rate"] == 1e-3
     assert (metrics["train_loss_raw"], metrics["val_loss"]) == (2.0, 3.0)
-    assert found.notes == []
+    assert piece.notes == []
 
 
 def test_a_rollback_is_no_new_piece():
