@@ -150,11 +150,11 @@ def refused(kind: str, document: Any, load: Callable[..., object], folder: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SUBJECTS)
 def test_schema_and_loader_refuse_the_same_forms(kind, load, tmp_path):
-    """Files with one thing wrong, every sixteenth: where one judge says no, the other does."""
+    """Files with one thing wrong, one of 24: where one judge says no, the other does."""
     judge, right = validator(kind), plain(SUBJECTS[kind][1])
     assert refused(kind, right, load, tmp_path) == []
     disagreements = []
-    for mutant in islice(mutants(right), 0, None, 16):
+    for mutant in islice(mutants(right), 0, None, 24):
         if not isinstance(mutant, dict) or not mutant:
             continue
         said, valid = refused(kind, mutant, load, tmp_path), judge.is_valid(mutant)

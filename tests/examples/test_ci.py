@@ -12,7 +12,7 @@ from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 
 from supervise.cli import invoke
-from tests.support.supervised_run import JOBS
+from tests.support.supervised_run import FAST_TORCH, JOBS
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """\
@@ -47,6 +47,7 @@ def workflow(tmp_path):
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "GITHUB_ACTIONS": "true",
             "GITHUB_STEP_SUMMARY": str(summary),
+            "PYTHONPATH": FAST_TORCH,
             "XDG_STATE_HOME": str(tmp_path / "state"),
             "TMPDIR": str(tmp_path / "temporary"),
         }

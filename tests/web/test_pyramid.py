@@ -279,7 +279,7 @@ def test_frames_beside_a_large_record_are_shown_themselves(tmp_path):
 
 
 def test_nothing_is_lost_where_a_segment_ends_while_it_is_read(tmp_path):
-    frames = 6000
+    frames = 3000
 
     def write():
         journal = Journal.open(tmp_path, segment_bytes=400)
