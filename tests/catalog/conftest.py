@@ -10,7 +10,6 @@ import pytest
 
 from supervise.catalog import (
     PolicyErrors,
-    Problem,
     Problems,
     Source,
     load_policy,
@@ -19,8 +18,6 @@ from supervise.catalog import (
 )
 from supervise.core.model import Policy
 
-Loader = Callable[..., Policy]
-Mistakes = Callable[..., list[str]]
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
 MARK = "¦"  # where a message should point
@@ -133,39 +130,29 @@ def pointed(text: str) -> tuple[str, list[str]]:
 
 
 @pytest.fixture
-def good() -> str:
-    return GOOD
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Loader:
+def load(tmp_path: Path) -> Callable[..., Policy]:
     """Return a function that loads a policy from text, with other files beside it."""
 
-    def load(
-        text: str,
-        files: Mapping[str, str] | None = None,
-        *,
-        mode: str | None = None,
-        warnings: list[Problem] | None = None,
-    ) -> Policy:
+    def load(text: str, files: Mapping[str, str] | None = None, **options: Any) -> Policy:
         for name, content in {**(files or {}), "p.yaml": text}.items():
             path = tmp_path / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(content, "utf-8")
-        return load_policy(tmp_path / "p.yaml", mode=mode, warnings=warnings)
+        return load_policy(tmp_path / "p.yaml", **options)
 
     return load
 
 
 @pytest.fixture
-def mistakes(load: Loader) -> Callable[..., list[str]]:
+def mistakes(load: Callable[..., Policy]) -> Callable[..., list[str]]:
     """Return a function that loads a wrong policy and lists `line:col: message (hint)`."""
 
     def mistakes(text: str, files: Mapping[str, str] | None = None) -> list[str]:
         with pytest.raises(PolicyErrors) as raised:
             load(text, files)
-        found = raised.value.problems
-        said = [f"{p.message} ({p.hint})" if p.hint else p.message for p in found]
-        return [f"{p.line}:{p.col}: {text}" for p, text in zip(found, said, strict=True)]
+        return [
+            f"{p.line}:{p.col}: {p.message}" + (f" ({p.hint})" if p.hint else "")
+            for p in raised.value.problems
+        ]
 
     return mistakes

@@ -127,9 +127,3 @@ def test_a_document_shows_commands_and_options_that_exist(name):
     shown += re.findall(r"`supervise ([^`]*)`", FENCES.sub("", text))
 
     assert {line: words for line in shown if (words := unknown_words(line))} == {}
-
-
-def test_an_unknown_command_or_option_is_found():
-    assert unknown_words("statsu RUN") == ["statsu"]
-    assert unknown_words("gc --dry-runs") == ["--dry-runs"]
-    assert unknown_words("--policy nano -- python train.py --lr 1e-3") == []

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import all_metrics, drill_facts, parse_drill
-from supervise.core.model import Planned, Policy, Sampling, plain_json
+from supervise.core.model import Planned, Sampling, plain_json
 from supervise.errors import PolicyError, UsageError
 from supervise.runtime import probe_config
 from supervise_probe.sampling.sample_sets import DEFAULTS
 
-from .conftest import HEAD, ONE
+from .conftest import GOOD, HEAD, ONE
 
 
 def rule(keys: str = "sev: SEV1") -> str:
@@ -100,20 +100,17 @@ def test_a_drill_of_some_size_names_the_metric_that_it_moves():
             assert fault.moves in all_metrics(), name
 
 
-def test_without_an_objective_the_height_of_a_loss_is_told_only(load, good):
+def test_without_an_objective_the_height_of_a_loss_is_told_only(load):
     """What is harm, a spike or a drift is a notice; NaN and a bound of one's own stay."""
-    text = good + "use: [harm, loss_spike, nonfinite, frozen]\n"
-    text = text.replace("rollback", "") + "savepoints: {every: 25, keep: 4}\n"
-    text = text.replace("max: 2, per: 5000}", "max: 2, per: 5000}, rollback: {max: 2, per: 5000}")
+    text = GOOD.replace("budgets: {", "budgets: {rollback: {max: 2}, ")
+    text += "use: [harm, loss_spike, nonfinite, frozen]\nsavepoints: {every: 25, keep: 4}\n"
     acting, told = load(text), load(text + "objective: none\n")
+    rules = {rule.id: (rule.severity, rule.runbook) for rule in told.rules}
 
-    def of(policy: Policy) -> dict[str, tuple[str, str | None]]:
-        return {rule.id: (rule.severity, rule.runbook) for rule in policy.rules}
-
-    changed = {name for name, given in of(acting).items() if of(told)[name] != given}
+    changed = {r.id for r in acting.rules if (r.severity, r.runbook) != rules[r.id]}
     assert changed == {
         *("harm.established", "harm.early"),
         *(f"loss_spike.{name}" for name in ("coupled", "jump", "startup_spike", "ordered")),
     }
-    assert {of(told)[name] for name in changed} == {("SEV2", None)}
+    assert {rules[name] for name in changed} == {("SEV2", None)}
     assert load(told.resolved).resolved == told.resolved

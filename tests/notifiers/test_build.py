@@ -47,12 +47,14 @@ def test_what_cannot_work_is_one_warning_without_the_value(notify, env, warning)
     assert "topsecret" not in warnings[0]
 
 
-def test_http_works_where_it_was_asked_for():
-    """On this machine always, elsewhere when the policy says so."""
-    for url, more in (("http://localhost:1/x", {}), ("http://alerts/x", {"allow_http": True})):
-        keys = {"url_env": "U", "min_sev": "SEV1", **more}
-        (slack,), warnings = notifiers.build_senders({"slack": keys}, {"U": url})
-        assert (slack.name, slack.min_sev, warnings) == ("slack", "SEV1", [])
+@pytest.mark.parametrize(
+    ("url", "keys"), [("http://localhost:1/x", {}), ("http://alerts/x", {"allow_http": True})]
+)
+def test_http_works_on_this_machine_and_where_the_policy_allows_it(url, keys):
+    keys |= {"url_env": "U", "min_sev": "SEV1"}
+    (slack,), warnings = notifiers.build_senders({"slack": keys}, {"U": url})
+
+    assert (slack.name, slack.min_sev, warnings) == ("slack", "SEV1", [])
 
 
 def test_a_wrong_key_is_refused_with_what_there_is():

@@ -11,22 +11,18 @@ from .senders import FakeSender, Gate, message, outcome
 
 def test_outbox_resumes_undelivered_messages(outbox):
     """Messages without an outcome are sent under their keys, to the same channels."""
-    all_of_it = [
-        (message("opened", "SEV1", "inc-1"), "run:3", 0.0),
-        (message("joined", "SEV2", "inc-1"), "run:5", 0.0),
-        (message("elsewhere", "SEV2", "inc-2"), "run:7", 0.0),
-    ]
+    opened, joined = message("opened", "SEV1", "inc-1"), message("joined", "SEV2", "inc-1")
+    other = message("elsewhere", "SEV2", "inc-2")
     pager = FakeSender(name="pager", min_sev="SEV1")
-    slow = FakeSender(name="slow")
-    fresh = FakeSender(name="fresh")
+    slow, fresh = FakeSender(name="slow"), FakeSender(name="fresh")
     box = outbox(pager, slow, fresh)
 
+    owed = [(opened, "run:3", 0.0), (joined, "run:5", 0.0), (other, "run:7", 0.0)]
     assert box.channels == ["pager", "slow", "fresh"]
-    assert box.resume(all_of_it, {"pager": {"run:3"}, "slow": {"run:5", "run:7"}}) == 2
+    assert box.resume(owed, {"pager": {"run:3"}, "slow": {"run:5", "run:7"}}) == 2
     box.close()
 
-    assert pager.sent == [("run:5", all_of_it[1][0])]
-    assert slow.sent == [("run:3", all_of_it[0][0])]
+    assert (pager.sent, slow.sent) == ([("run:5", joined)], [("run:3", opened)])
     assert fresh.sent == []  # it was no channel of the one before
 
 
@@ -73,10 +69,8 @@ def test_messages_on_one_incident_are_merged(outbox):
     box.post(message("recovered", "INFO", "inc-1"), key="d")
     box.close()
 
-    assert [(m.title, m.severity) for _, m in sender.sent] == [
-        ("recovered", "SEV1"),
-        ("another", "SEV2"),
-    ]
+    assert sender.titles == ["recovered", "another"]
+    assert [m.severity for _, m in sender.sent] == ["SEV1", "SEV2"]
     assert sender.sent[0][1].facts == (("earlier", "spike opened · rolled back"),)
     assert outcome(box) == dict.fromkeys("abcd", True)
     assert ("a", "c", "d") in [result.keys for result in box.results]
@@ -150,8 +144,7 @@ def test_nothing_overtakes_a_message_on_its_incident(outbox):
 
 def test_a_request_counts_as_delivered_where_people_read(outbox):
     """The console may be a file: it counts only where no other channel has the request."""
-    console, pager = FakeSender(name="console"), FakeSender(name="pager", min_sev="SEV1")
-    box = outbox(console, pager)
+    box = outbox(FakeSender(name="console"), FakeSender(name="pager", min_sev="SEV1"))
     for name, severity in (("ask-1", "SEV1"), ("ask-2", "SEV2")):
         text = message("approve?", severity, name, kind="approval", request=name)
         assert box.post(text, key=name)
@@ -207,8 +200,7 @@ def test_rate_limit_and_digest(outbox):
 
     assert len(sender.sent) == 22
     assert sender.sent[19][1].facts[0][0] == "rate limit"
-    assert sender.titles[20] == "fire"
-    assert sender.titles[21] == "digest of 80 messages"
+    assert sender.titles[20:] == ["fire", "digest of 80 messages"]
     assert sender.sent[21][1].verdict.startswith("[SEV2] m20 · [SEV2] m21")
     assert len(outcome(box)) == 101 and all(outcome(box).values())
 

@@ -11,7 +11,6 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -46,17 +45,6 @@ def _classes(size: int, margin: float = 0.0) -> Batch:
     return batch
 
 
-def _regression(size: int, freedom: float) -> Batch:
-    """Return batches of one number with Student's t as noise; 3 has no fourth moment."""
-    weights, noise = torch.randn(16), torch.distributions.StudentT(freedom)
-
-    def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(size, 16)
-        return x, (torch.tanh(x @ weights) + 0.3 * noise.sample((size,))).unsqueeze(1)
-
-    return batch
-
-
 class Healthy:
     """A model of two layers in two groups, and what a subclass does to it by plan."""
 
@@ -86,10 +74,18 @@ class Healthy:
 
 
 class Regression(Healthy):
+    """Of one number with Student's t as noise; with 3 it has no fourth moment."""
+
     outputs = 1
 
     def data(self) -> Batch:
-        return _regression(8, 3.0)
+        weights, noise = torch.randn(16), torch.distributions.StudentT(3.0)
+
+        def batch() -> tuple[torch.Tensor, torch.Tensor]:
+            x = torch.randn(8, 16)
+            return x, (torch.tanh(x @ weights) + 0.3 * noise.sample((8,))).unsqueeze(1)
+
+        return batch
 
     def loss(self, step: int) -> torch.Tensor:
         x, y = self.batch()
@@ -252,26 +248,22 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _backtest(policy: str, recordings: Path) -> list[dict[str, Any]]:
-    args = ["backtest", "--policy", policy, "--json", *map(str, sorted(recordings.glob("*.csv")))]
-    result = CliRunner().invoke(group, args)
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_healthy_training_is_left_alone(policy, recordings):
     """Whatever its loss, updates and rates do, nothing touches it, and hardly anything pages.
 
     A gate, which runs on fixed shards, may stop at what changes by plan.
     """
-    runs = _backtest(policy, recordings)
+    paths = map(str, sorted(recordings.glob("*.csv")))
+    result = CliRunner().invoke(group, ["backtest", "--policy", policy, "--json", *paths])
+    assert result.exit_code == 0, result.output
+    runs = [json.loads(line) for line in result.stdout.splitlines()]
 
     assert [run["rows"] for run in runs] == [STEPS] * len(TRAININGS)
     judged = [run for run in runs if policy != "canary" or run["run"] in NOISY]
-    acts = [(run["run"], act) for run in judged for act in run["actions"]]
-    acts = [(run, act) for run, act in acts if (run, act["runbook"]) != REFUSED]
-    assert [(run, act) for run, act in acts if act["touches_job"] or act["stops"]] == []
+    for run in judged:
+        acts = [act for act in run["actions"] if (run["run"], act["runbook"]) != REFUSED]
+        assert [act for act in acts if act["touches_job"] or act["stops"]] == [], run["run"]
     pages = {run["run"]: sum(run["fired"].get(rule, 0) for rule in PAGES) for run in runs}
     assert {run: count for run, count in pages.items() if count > LOUD} == {}
     assert [run["run"] for run in judged if ORDERED in run["fired"]] == []
