@@ -121,7 +121,7 @@ def test_time_that_is_over_decides_nothing(tmp_path):
 
     assert found["devices"] == ("undecided", "there was no time left to ask")
     assert found["memory"][0] == "bad" and "matmul" not in found
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 4.0
 
 
 def test_memory_that_the_kernel_frees_after_a_moment_counts(tmp_path):

@@ -190,6 +190,11 @@ def test_the_token_leaves_the_address_and_stays_in_a_cookie(served, address):
     assert 'name="board" value="&quot;data&gt;"' in door.text
 
 
+def page_of(home):
+    """Return a page over the runs of a directory, in this process."""
+    return Page(Settings(directory=home / "runs", cache=home / "cache"))
+
+
 @asynccontextmanager
 async def reading(page):
     """Yield a client of a page in this process."""
@@ -238,7 +243,7 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
     described["drills"] = [{"fault": "lr_spike", "step": 40, "params": {}}]
     (runs / "a@b" / "run.json").write_text(json.dumps(described))
     shutil.rmtree(runs / "0" / "journal")
-    page = Page(Settings(directory=runs, cache=tmp_path / "cache"))
+    page = page_of(tmp_path)
     before = {name: page.curves(name) for name in names}
     assert all(page.curves(name) is curves for name, curves in before.items())
 
@@ -268,7 +273,7 @@ def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch
     def hangs(call):
         def wait(path, *args, **options):
             if any(part in str(path) for part in hanging):
-                answers.wait(60)
+                answers.wait(300)
             return call(path, *args, **options)
 
         return wait
@@ -277,13 +282,13 @@ def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch
     monkeypatch.setattr(os, "stat", hangs(os.stat))
     monkeypatch.setattr("supervise.web.server.REQUEST_S", 0.5)
     monkeypatch.setattr("supervise.web.curves.TURN_S", 0.1, raising=False)
-    page = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache"))
+    page = page_of(tmp_path)
 
     async def browse():
         async with reading(page) as http:
 
             async def wait_for(path, find):
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while not (found := find(await http.get(path))):
                         await asyncio.sleep(0.05)
                 return found
@@ -319,11 +324,11 @@ def test_no_row_of_the_list_waits_for_another(directory, tmp_path, monkeypatch):
     def wait(path, *args, **options):
         if str(path).endswith("run.json") and Path(path).parent.name in waiting:
             waiting.discard(Path(path).parent.name)
-            together.wait(20)
+            together.wait(60)
         return stat(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", wait)
-    page = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache"))
+    page = page_of(tmp_path)
 
     async def browse():
         async with reading(page) as http:
@@ -349,11 +354,10 @@ def test_a_run_is_read_again_once_there_are_threads(directory, tmp_path, monkeyp
 def test_a_log_that_grows_says_the_same_as_one_that_is_read_at_once(directory, tmp_path):
     log = shutil.copytree(directory / "runs" / "spike", tmp_path / "runs" / "spike") / "audit.log"
     lines = log.read_bytes().splitlines(keepends=True)
-    settings = Settings(directory=tmp_path / "runs", cache=tmp_path / "cache")
-    page = Page(settings)
+    page = page_of(tmp_path)
     for number in range(1, len(lines) + 1):
         log.write_bytes(b"".join(lines[:number]))
-        grown, whole = page.view("spike"), Page(settings).view("spike")
+        grown, whole = page.view("spike"), page_of(tmp_path).view("spike")
         assert grown.decisions(-1) == whole.decisions(-1)
         assert grown.marks() == whole.marks()
     assert len(whole.records) == len(lines) and whole.action_lines()
@@ -370,7 +374,7 @@ def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(director
                 moved["incident"] = f"inc-{number + 1}"
             lines.append(f"{'0' * 64} {json.dumps(record | moved)}\n")
     log.write_text("".join(lines))
-    view = Page(Settings(directory=tmp_path / "runs", cache=tmp_path / "cache")).view("spike")
+    view = page_of(tmp_path).view("spike")
     before_s = time.thread_time()
     incidents = view.marks()["incidents"]
     assert time.thread_time() - before_s < 3.0, "as long as the log is, it was 30 s"
