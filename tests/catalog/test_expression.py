@@ -99,7 +99,6 @@ def test_names_can_be_replaced_where_they_stand():
 @given(st.text(max_size=80))
 @settings(max_examples=40)
 def test_any_text_gives_a_function_or_an_error(text):
-    """Nothing escapes but ExpressionError, and it points into the text."""
     try:
         expression = parse_expression(text)
     except ExpressionError as error:

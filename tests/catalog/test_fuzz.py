@@ -100,7 +100,6 @@ YAML_TEXT = st.recursive(
 @given(YAML_TEXT)
 @settings(max_examples=200)
 def test_both_parsers_refuse_the_same(text):
-    """libyaml or not, the same file is right or wrong."""
     verdicts = []
     for parser in PARSERS:
         problems = Problems()
@@ -138,7 +137,6 @@ def test_check_refuses_every_odd_file(name, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_check_stands_every_cut_and_every_damage(name, tmp_path, capsys):
-    """A file that ends too early, and one with a few pieces changed, of every sort."""
     chance, text, path = random.Random(name), WHOLE[name], tmp_path / name
     path.parent.mkdir(exist_ok=True)
     cuts = [text[: len(text) * i // 7] for i in range(7)]

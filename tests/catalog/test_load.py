@@ -66,7 +66,6 @@ def test_scalars_mean_what_yaml_1_2_says(parser, text, value):
     ],
 )
 def test_a_surprise_is_refused_where_it_stands(parser, text, line, col, said):
-    """Each trap of YAML gives one sentence at its own place."""
     with pytest.raises(PolicyErrors) as raised:
         plain(text, parser=parser)
     problem = raised.value.problems[0]
@@ -101,7 +100,6 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
 
 
 def test_mistakes_come_sorted_with_their_lines():
-    """`render` shows sentence, source line and caret; `str` is one line."""
     problems = Problems()
     parse_yaml(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
     with pytest.raises(PolicyErrors) as raised:

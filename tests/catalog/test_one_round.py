@@ -104,7 +104,6 @@ def test_misspelt_keys_are_one_mistake_each(mistakes):
 
 
 def test_warnings_are_told_beside_mistakes(load):
-    """A misspelt metric is seen in the round in which something else is wrong."""
     warnings: list[Problem] = []
     text = HEAD + (
         "detectors:\n  a: {kind: threshold, metric: train_los_raw, gt: 3}\n"

@@ -126,7 +126,6 @@ def test_inputs_come_before_the_detectors_that_read_them(load):
 
 
 def test_everything_a_policy_can_say_arrives(load):
-    """Steps are counts, times are seconds, names are names."""
     policy = load(WHOLE)
     rule, calm, budgets = policy.rules[0], policy.runbooks["calm"], policy.budgets
 
@@ -151,7 +150,6 @@ def test_everything_a_policy_can_say_arrives(load):
 
 
 def test_a_policy_may_bring_its_own_table_of_moves(load):
-    """It replaces the default, and is part of the digest."""
     rows = "".join(f"  {state}: {dict(row)}\n" for state, row in DEFAULT_TRANSITIONS.items())
     text = HEAD + "machine:\n" + rows.replace("'", "")
 

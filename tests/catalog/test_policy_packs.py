@@ -22,7 +22,6 @@ MINE = {"packs/mine.yaml": PACK.format(name="mine")}
 
 
 def test_a_pack_is_known_by_its_name_from_outside(load):
-    """Detectors, rules, couplings and inhibitions of a pack have its name in front."""
     policy = load(HEAD + "use: [mine]\n", MINE)
 
     assert set(policy.detectors) == {"mine.z", "mine.up", "mine.chain"}
@@ -50,7 +49,6 @@ def test_a_pack_beside_the_policy_wins_over_a_shipped_one(load):
 
 
 def test_a_policy_can_build_on_what_packs_define(load):
-    """Its own couplings and rules use the long names."""
     text = HEAD + (
         "use: [mine]\n"
         "detectors: {both: {kind: join, all: [mine.up, mine.chain], within: 3}}\n"

@@ -20,7 +20,6 @@ def rule(keys: str = "sev: SEV1") -> str:
 
 
 def test_announced_changes_arrive_and_come_out_again(load):
-    """Steps, words and direction; the resolved text loads to the same policy."""
     policy = load(
         f"{rule()}planned:\n"
         "  - {from: 1000, to: 1200, what: new data mix, expect: up}\n"

@@ -132,7 +132,6 @@ def test_a_dead_process_is_missed_as_a_process_and_as_steps():
 
 @pytest.mark.parametrize("signal", ["step", "heartbeat"])
 def test_a_job_that_was_never_heard_has_the_grace_of_starting(signal):
-    """No frame and no heartbeat: counted from the first tick."""
     assert _wait(Absence(signal=signal).start(), 5, 1000, "startup")[0] == 5 + 901
 
 
@@ -146,7 +145,6 @@ def test_time_that_nobody_watched_is_not_counted():
 
 
 def test_rewind_keeps_the_step_times():
-    """A rollback does not make it forget how long a step takes; the way back is no step."""
     watch = Absence().start()
     at = _steps(watch, 60)
     watch.rewind(30)

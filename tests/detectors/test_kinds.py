@@ -63,7 +63,6 @@ def test_a_constant_series_does_not_page_on_rounding(read, detector, samples, le
     ],
 )
 def test_a_lasting_level_becomes_the_baseline_and_says_so(detector, before, details):
-    """The last flagged sample is noted; the next one is judged by the new level."""
     watch = detector.start()
     steps = range(len(before), len(before) + 8)
     for step, sample in enumerate(before):
@@ -159,7 +158,6 @@ def test_ratio_rewind_goes_back_to_a_mark_not_far_before(read, step):
 
 
 def test_robust_z_a_rollback_deeper_than_the_ring_leaves_it_unknown(read):
-    """It does not judge by what it no longer holds."""
     watch = SMALL_Z.start()
     read(watch, QUIET[:60])
     watch.rewind(33)
@@ -327,7 +325,6 @@ def test_collapse_huge_samples_are_no_numbers(read):
 
 
 def test_collapse_a_rollback_into_the_alignment_aligns_again(read):
-    """The part that it goes back into begins anew."""
     watch = _collapse()
     read(watch, [*_run(final=2.0)[:350], *_run(final=3.0)[350:520]])
     watch.rewind(349)

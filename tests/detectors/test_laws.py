@@ -175,7 +175,6 @@ def test_rewind_is_never_having_seen_the_later_samples(name, data):
 @given(data=st.data())
 @often
 def test_a_step_that_is_not_newer_is_not_processed(name, data):
-    """It reads UNKNOWN, and the watch goes on as if it had never come."""
     detector = ALL[name]
     before = data.draw(_events(detector, 5, 60))
     watch = detector.start()

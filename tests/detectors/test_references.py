@@ -705,7 +705,6 @@ REFERENCES = {
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_it_agrees_with_its_reference(kind, data):
-    """Same readings; same raw codes and rebaselines where the reference has them."""
     reference = REFERENCES[kind]
     detector = data.draw(reference.detectors)
     events = data.draw(reference.events)

@@ -81,7 +81,6 @@ def test_the_loss_falls_and_the_last_line_is_the_held_out_loss(straight):
 
 
 def test_a_resumed_run_is_bit_identical(straight, tmp_path):
-    """Thirty steps, a new process, thirty more: weights, moments and random state are the same."""
     text, out = straight
     again = train("--steps", 60, "--resume", out / "ckpt_000030.pt", "--out", tmp_path)
 

@@ -16,7 +16,6 @@ def run(argv: list[str], **where: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_unit(tmp_path):
-    """No unknown key, no bad value, a command that can be started."""
     commands = tmp_path / "one" / ".venv" / "bin"
     commands.mkdir(parents=True)
     (commands / "supervise").symlink_to(sys.executable)

@@ -39,7 +39,6 @@ LONG = {
     ids=frozen.name_of,
 )
 def test_scenarios_pass_and_come_to_the_same_decisions(path):
-    """What a file promises about a series is what the engine does, frame by frame."""
     text, failures = frozen.decisions(path)
 
     assert failures == []
@@ -59,14 +58,12 @@ def test_scenarios_pass_and_come_to_the_same_decisions(path):
     ],
 )
 def test_what_users_read_is_the_same(name, text):
-    """Records and what is read of them, messages, help texts, exit codes."""
     assert text().splitlines() == (frozen.HERE / f"{name}.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("incident", ["", "inc-1"])
 @pytest.mark.parametrize("form", NOTICES.values(), ids=list(NOTICES))
 def test_a_text_is_whole_without_the_facts_that_may_be_missing(form, incident):
-    """Each kind of message, with what it cannot do without, and with that alone unknown as well."""
     required = {field.name: FACTS[field.name] for field in structs.fields(form) if field.required}
     notice = form(**required | {"severity": "SEV1", "incident": incident})
     texts = (notice.title, notice.verdict, notice.reason, notice.next.text)

@@ -82,7 +82,6 @@ def test_observe_acts_never_and_canary_touches_a_job_only_to_end_it():
 
 @pytest.mark.parametrize("name", ["nano", "medium", "large", "moe"])
 def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name):
-    """The last rung is hold, and every class of action is budgeted."""
     one = shipped_policy(name)
 
     assert one.ladder.levels[-1] == HOLD
@@ -117,7 +116,6 @@ def test_a_pack_works_in_any_policy(pack, tmp_path):
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_every_rule_of_a_pack_is_shown_firing_and_quiet(pack):
-    """In its scenarios: one expects it to fire, one that it never does."""
     whole = data("policies/packs", pack)
     expected = [e for scenario in whole["scenarios"] for e in scenario["expect"]]
     fires = {e["rule"] for e in expected if e.get("is") == "firing"}
@@ -139,7 +137,6 @@ def test_a_rule_leads_to_something_to_read():
 
 @pytest.mark.parametrize("name", RUNBOOKS)
 def test_a_runbook_says_everything(name):
-    """Meaning, impact, evidence, containment, replay, how it ends, and where to look."""
     book = data("runbooks", name)
 
     assert min(len(book["meaning"]), len(book["impact"])) > 20

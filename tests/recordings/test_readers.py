@@ -105,7 +105,6 @@ def offline_file(offline_run):
 
 
 def test_wandb(offline_file):
-    """Everything that was logged, in order; NaN is NaN."""
     assert wandb.claims(offline_file)
     sheet = wandb.read(offline_file)
     step, loss, lr = (sheet.columns.index(name) for name in ("_step", "loss", "lr"))
@@ -132,7 +131,6 @@ def test_a_run_that_was_killed_is_read_up_to_there(offline_file, tmp_path):
 
 
 def test_a_broken_offline_run_is_one_sentence(offline_file, tmp_path):
-    """Another file's bytes, and a chunk that cannot be."""
     path = tmp_path / "a.wandb"
     path.write_bytes(b"step,loss\n0,1\n")
     with pytest.raises(InputError, match="is no file of an offline run"):

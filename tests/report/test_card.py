@@ -320,7 +320,6 @@ def test_a_job_that_trains_on_nan_has_lost_its_steps_though_nothing_was_done():
 
 
 def test_a_fault_has_an_incident_of_its_own_beside_a_slow_host():
-    """Its cause is its own, and the slow host has none in the training."""
     slow, fault = (stories.report("slow-then-fault", f"inc-{n}") for n in (1, 2))
 
     assert (slow.observation.onset.step, fault.observation.onset.step) == (200, 400)
@@ -339,7 +338,6 @@ SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
 
 @pytest.mark.parametrize("name", frozen.INCIDENTS)
 def test_every_kind_of_incident_reads_well(name):
-    """The card, the summary and the document are those that were reviewed."""
     report = stories.report(name)
     VALID.validate(json.loads(report.encode()))
 
@@ -487,7 +485,6 @@ def test_sparks(values, attempts, line):
 
 
 def test_the_end_and_the_kind_of_trouble_are_shown(made):
-    """Closed, and the four questions with their answers where the record has them."""
     report, full, records = made(*SPIKE)
     closed = next(r for r in reversed(records) if is_closing(r))
 
@@ -506,7 +503,6 @@ def test_the_end_and_the_kind_of_trouble_are_shown(made):
 
 
 def test_two_runbooks_of_an_incident_are_two(made, small, tmp_path):
-    """The ladder's next rung has its own actions and its own verification."""
     policy = small.read_text().replace("steps: [{lr", "steps: [snapshot, {lr")
     books, rest = policy.replace("[calm, hold]", "[calm, calmer, hold]").split("budgets:")
     path = tmp_path / "two.yaml"
@@ -540,7 +536,6 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames, capsy
 
 
 def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frames):
-    """The card and the receipt say what was done, and what was tried in vain."""
     report, _, records = made(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
     run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="the other")
 

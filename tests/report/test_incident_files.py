@@ -96,7 +96,6 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
 
 
 def test_another_supervisor_goes_on_with_them(watched):
-    """What was before its time comes from the records, and the series from the journal."""
     run, first, _ = watched(*SPIKE[:42], ended=False)
     before = first.report("inc-1")
     policy = load_policy(run.policy_path)

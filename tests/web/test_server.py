@@ -551,7 +551,6 @@ def test_a_hostile_name_stays_text_and_the_export_holds_no_token(client, served)
 
 
 def test_a_live_view_sends_what_is_new(client, directory):
-    """A run that is written while somebody looks: its frames, its records, what changed."""
     run = record(directory, "live", *[2.0] * 20, ended=False)
     judge = recorded_run.Judge(run, directory / "small.yaml")
     judge.judge(*recorded_run.BEGIN, *recorded_run.make_frames(0, *[2.0] * 20))
