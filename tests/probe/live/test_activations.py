@@ -80,18 +80,17 @@ def script(layers=3, shape=(2, 16), pair=False, inside=False):
     return f"LAYERS, SHAPE, PAIR, INSIDE = {layers}, {shape}, {pair}, {inside}\n" + TRAIN
 
 
-def test_blocks_and_logits(probed, bare):
-    text = script()
-    job = probed.run(text, sampling=SAMPLING)
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
+def test_residuals_and_logits_are_those_of_the_model(probed, bare, late):
+    """Of few layers; of many in long batches, which return tuples, with the loss inside."""
+    few = script()
+    job = probed.run(few, sampling=SAMPLING, late=late)
     compare(job)
     assert job.frames[6]["activation_outlier_rate"] > 0
-    assert job.output[-1] == bare.run(text).output[-1]
+    assert late or job.output[-1] == bare.run(few).output[-1]
 
-
-@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
-def test_many_layers_tuples_long_batches_and_a_loss_inside(probed, late):
-    text = script(layers=20, shape=(3, 201), pair=True, inside=True)
-    job = probed.run(text, sampling=SAMPLING, late=late)
+    many = script(layers=20, shape=(3, 201), pair=True, inside=True)
+    job = probed.run(many, sampling=SAMPLING, late=late)
     compare(job)
     assert {name for name in job.frames[3] if name.startswith("residual_rms.")} == {
         f"residual_rms.{i}" for i in (0, 2, 5, 8, 10, 13, 16, 19)

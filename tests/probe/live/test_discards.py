@@ -61,30 +61,21 @@ finish(model)
 
 
 RETRIED = """
-class Memory(torch.autograd.Function):
-    full = False
+def out_of_memory(gradient):
+    raise RuntimeError("out of memory")
 
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        full, Memory.full = Memory.full, False
-        if full:
-            raise RuntimeError("out of memory")
-        return gradient
-
-def attempt(tokens):
+def attempt(tokens, fails=False):
     x, y = batch(tokens)
-    loss = F.cross_entropy(model[2](Memory.apply(model[1](model[0](x)))), y)
+    hidden = model[1](model[0](x))
+    if fails:
+        hidden.register_hook(out_of_memory)
+    loss = F.cross_entropy(model[2](hidden), y)
     loss.backward()
     told(loss, tokens)
 
 for step in range(8):
-    Memory.full = step in BAD
     try:
-        attempt(16)
+        attempt(16, fails=step in BAD)
     except RuntimeError:
         ROOM
         attempt(8)

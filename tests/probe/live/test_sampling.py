@@ -111,12 +111,6 @@ def test_a_set_over_its_share_is_taken_less_often(probed):
     assert not any(notice.kind == "sampling" for notice in job.notices)
 
 
-def test_a_set_goes_back_to_its_interval_when_it_is_cheap_again(probed):
-    change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0\nsteps(7)\nsampling.FLOOR_NS = 10**9")
-    job = probed.run(TRAIN + change, sampling={"attention": 2, "activations": 0})
-    assert sampled(job)[:6] == [2, 4, 8, 10, 12, 14]
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [

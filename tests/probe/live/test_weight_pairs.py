@@ -17,36 +17,26 @@ from supervise_probe.sampling.weight_pairs import NotFoundError, find_origin
 
 
 class Fused(nn.Module):
-    def __init__(self, how):
+    def __init__(self, by_head):
         super().__init__()
-        self.how, self.qkv = how, nn.Linear(32, 96)
+        self.by_head, self.qkv = by_head, nn.Linear(32, 96)
 
     def forward(self, x):
-        B, T, C = x.shape
         y = self.qkv(x)
-        if self.how == "split":
-            q, k, v = (z.view(B, T, 4, 8).transpose(1, 2) for z in y.split(C, -1))
-        elif self.how == "permuted":
-            q, k, v = y.reshape(B, T, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        elif self.how == "by head":
-            q, k, v = y.view(B, T, 4, 24).transpose(1, 2).chunk(3, -1)
-        elif self.how == "interleaved":
-            q, k, v = y.view(B, T, 8, 4, 3).permute(4, 0, 3, 1, 2)
-        return attend(q, k, v)
+        if self.by_head:
+            return attend(*y.unflatten(-1, (4, 24)).transpose(1, 2).chunk(3, -1))
+        return attend(*y.unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4).unbind(0))
 
 
 class Grouped(nn.Module):
-    def __init__(self, repeat=False, rotate="halves"):
+    def __init__(self, repeat=False):
         super().__init__()
-        self.repeat, self.rotate = repeat, rotate
+        self.repeat = repeat
         self.q, self.kv = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
         self.qn, self.kn = nn.RMSNorm(8), nn.LayerNorm(8)
 
     def turn(self, z):
         angle = torch.randn(z.shape[-2], 4)
-        if self.rotate == "complex":
-            z = torch.view_as_complex(z.unflatten(-1, (4, 2)).contiguous())
-            return torch.view_as_real(z * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
         c, s = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
         return z * c + torch.cat([-z[..., 4:], z[..., :4]], -1) * s
 
@@ -124,8 +114,8 @@ def look(q, k, v, *args, **options):
 
 F.scaled_dot_product_attention = look
 kinds = {
-    **{how: Fused(how) for how in ("split", "permuted", "by head", "interleaved")},
-    "grouped": Grouped(), "repeated": Grouped(repeat=True), "complex": Grouped(rotate="complex"),
+    "permuted": Fused(False), "by head": Fused(True),
+    "grouped": Grouped(), "repeated": Grouped(repeat=True),
     "stored": Stored(), "latent": Latent(), "adapted": Adapted(),
     "in_proj": Layer(32, 4, batch_first=True, dropout=0.0),
 }
@@ -145,9 +135,9 @@ def test_weights_are_found_without_names(probed):
     """Each head by its own rows, which are those that have a gradient of it."""
     job = probed.run(FIND)
     found = {row["kind"]: row["rows"] for row in job.output}
-    for kind in ("split", "permuted", "by head", "interleaved"):
+    for kind in ("permuted", "by head"):
         assert found[kind] == [["qkv.weight", 4]] * 2
-    for kind in ("grouped", "repeated", "complex", "autocast"):
+    for kind in ("grouped", "repeated", "autocast"):
         assert found[kind] == [["q.weight", 4], ["kv.weight", 2]], kind
     assert found["stored"] == [["weight", 4]] * 2
     assert found["latent"] == [["q.weight", 4], ["up.weight", 4]]
@@ -198,6 +188,20 @@ HURRIED = "import _supervise_probe.sampling.weight_pairs as pairs\npairs.SHARE =
 SAMPLING = {"attention": 3, "activations": 0, "routing": 0, "weights": 0, "share": 100}
 
 
+def with_pair(probed, script):
+    """Start a job that keeps a pair of weights; return it at its barrier, and the pair's file."""
+    job = probed.start(script, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
+    job.reached()
+    path = job.folder / "shm" / "weight-pair"
+    wait_until(path.exists, "a pair")
+    return job, path
+
+
+def head_of(path):
+    with path.open("rb") as file:
+        return json.loads(file.readline())
+
+
 def rank(matrix):
     p = torch.linalg.svdvals(matrix) ** 2
     p = p / p.sum()
@@ -206,13 +210,9 @@ def rank(matrix):
 
 def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
     """Of its own step, from the weights of that step and of some before; the job is the same."""
-    job = probed.start(HURRIED + TRAIN, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
-    job.reached()
-    path = job.folder / "shm" / "weight-pair"
-    wait_until(path.exists, "a pair")
-    with path.open("rb") as file:
-        head = json.loads(file.readline())
-        rows = {row["layer"]: row for row in head["matrices"] if row["role"] == "query"}
+    job, path = with_pair(probed, HURRIED + TRAIN)
+    head = head_of(path)
+    rows = {row["layer"]: row for row in head["matrices"] if row["role"] == "query"}
     monitor = MechanismMonitor(Mechanisms(share=1.0), path.parent)
     events = []
     wait_until(lambda: events.extend(monitor.poll(1)) or events, "an answer", every_s=0.02)
@@ -244,13 +244,8 @@ def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
 
 
 def test_where_not_all_fits_whole_layers_are_left_out_and_no_router(probed):
-    limit = HURRIED + "pairs.MOST_BYTES = 20_000\n"
-    job = probed.start(limit + TRAIN, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
-    job.reached()
-    path = job.folder / "shm" / "weight-pair"
-    wait_until(path.exists, "a pair")
-    with path.open("rb") as file:
-        roles = [row["role"] for row in json.loads(file.readline())["matrices"]]
+    job, path = with_pair(probed, HURRIED + "pairs.MOST_BYTES = 20_000\n" + TRAIN)
+    roles = [row["role"] for row in head_of(path)["matrices"]]
     status = job.segment().status()
     job.go()
     probed.wait(job)
