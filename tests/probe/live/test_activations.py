@@ -16,7 +16,6 @@ class Block(nn.Module):
         y = self.two(torch.relu(self.one(torch.tanh(x)))) * gain
         return (x + y, None) if PAIR else x + y
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -35,11 +34,9 @@ class Model(nn.Module):
             return logits
         return logits, F.cross_entropy(logits.view(-1, 50), targets.view(-1))
 
-
 def percentile(rows, p):
     norms = sorted(float((row ** 2).mean()) ** 0.5 for row in rows)
     return norms[(len(norms) - 1) * p // 100]
-
 
 seen, outputs = [], []
 gain = torch.ones(16)
@@ -109,7 +106,6 @@ class Block(nn.Module):
             failed.append(1)
             raise RuntimeError("out of memory")
         return F.softmax(self.one(x), -1)
-
 
 number, failed = 0, []
 before = F.softmax, torch.softmax, torch.Tensor.softmax, F.scaled_dot_product_attention

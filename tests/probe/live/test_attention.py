@@ -42,14 +42,11 @@ class Attention(nn.Module):
             y = (spelt[self.kind](logits) @ v).view(B, self.heads, T, size)
         return y.transpose(1, 2).reshape(B, T, C)
 
-
 def allowed(T):
     return torch.ones(T, T).tril().bool()
 
-
 def keep(q, k):
     seen.append((q.detach().double(), k.detach().double()))
-
 
 def expected():
     tops, means, entropies = [], [], []
@@ -83,7 +80,6 @@ TRAIN = """
 seen = []
 layers = nn.ModuleList([Attention(32, 4, 2, KIND) for _ in range(3)])
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -93,7 +89,6 @@ class Model(nn.Module):
         for layer in self.inner:
             x = x + layer(x)
         return x
-
 
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -181,7 +176,6 @@ class Windows(nn.Module):
             x = x + y.transpose(1, 2).flatten(2)
         return x
 
-
 shares = []
 model = Windows()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -228,13 +222,11 @@ class Biased(torch.autograd.Function):
         told.append((rows.sum(-2).abs().sum(-1) / rows.abs().sum((-2, -1)) / 1e-4).flatten())
         return ds @ k, dk, p.transpose(-2, -1) @ g
 
-
 home = torch.nn.functional
 exact, told = home.scaled_dot_product_attention, []
 if BIAS is not None:
     home.scaled_dot_product_attention = lambda q, k, v: Biased.apply(q, k, v)
 layers = nn.ModuleList([nn.Linear(16, 32) for _ in range(3)])
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -246,7 +238,6 @@ class Model(nn.Module):
             q, k = layer(x).unflatten(-1, (4, 8)).transpose(1, 2).chunk(2, 1)
             x = x + home.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2) * k.mean()
         return x
-
 
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

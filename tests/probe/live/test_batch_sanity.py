@@ -18,7 +18,6 @@ if PROBED:  # each step, however short it is
     if {floor}:
         pace.every = 1
 
-
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -27,13 +26,11 @@ class Words(nn.Module):
     def forward(self, x):
         return self.head(self.table(x.abs() % 50))
 
-
 def counted(batches):
     tokens = [t for x in batches for t in x.reshape(-1).tolist()[:16384]]
     counts = [n / len(tokens) for n in Counter(tokens).values()]
     return {{"batch_token_entropy": -math.fsum(p * math.log(p) for p in counts),
             "batch_unique_ratio": len(counts) / len(tokens), "batch_top1_share": max(counts)}}
-
 
 model = Words()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -168,7 +165,6 @@ if "_supervise_probe" in sys.modules:  # each step
     sanity.pace.allowed, sanity.pace.every, sanity.rarer = lambda step_ns: 10**12, 1, {rarer}
 rng = random.Random(1)
 
-
 class Reads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -179,12 +175,10 @@ class Reads(nn.Module):
         ids = batch["ids"] if ids is None else ids
         return self.head(self.table(ids.clamp(0, 49)))
 
-
 def padded(lengths, width=16, ahead=False):
     rows = [[8, *(rng.randrange(5, 10) for _ in range(n - 2)), 9][-n:] for n in lengths]
     pads = [[7] * (width - n) for n in lengths]  # which is in the text, too
     return torch.tensor([p + r if ahead else r + p for r, p in zip(rows, pads)])
-
 
 def told(lengths, tokens=None):
     ordered = sorted(lengths)
@@ -192,7 +186,6 @@ def told(lengths, tokens=None):
     for name, share in (("p50", 0.5), ("p95", 0.95)):
         found["seq_len_" + name] = ordered[int(share * (len(ordered) - 1))]
     emit(**{{"batch_" + name: value for name, value in found.items()}})
-
 
 model = Reads()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

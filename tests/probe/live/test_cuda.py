@@ -30,7 +30,6 @@ probe = getattr(sys.modules.get("_supervise_probe"), "_probe", None)
 for fused in ("flash", "mem_efficient", "cudnn"):  # their gradients are not the same twice
     getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
 
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -45,7 +44,6 @@ class Block(nn.Module):
         y = F.scaled_dot_product_attention(q, k, k, is_causal=True).transpose(1, 2).flatten(2)
         return x + self.drop(y) * self.gate(x).softmax(-1).amax(-1, keepdim=True)
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,10 +57,8 @@ class Model(nn.Module):
             x = block(x)
         return self.head(x)
 
-
 def held():
     return [p.detach().clone() for p in model.parameters()]
-
 
 model = Model().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

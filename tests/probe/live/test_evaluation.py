@@ -9,17 +9,14 @@ model = nn.Sequential(embed, drop, head)
 teacher = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32)).eval()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
-
 def batch(rows=4):
     x = torch.randint(0, 32, (rows, 6))
     y = (x * 7 + 3) % 32
     y[torch.rand(rows, 6) < 0.3] = -100
     return x, y
 
-
 def loss_of(net, x, y, **how):
     return F.cross_entropy(net(x).view(-1, 32), y.view(-1), **how)
-
 
 def evaluate(mode, **how):
     total = count = 0.0
@@ -37,7 +34,6 @@ def evaluate(mode, **how):
     if kind != "trains in eval mode":
         model.train()
     return total / count
-
 
 if kind == "trains in eval mode":
     model.eval()

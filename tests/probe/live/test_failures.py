@@ -21,10 +21,8 @@ class Records(Dataset):
             raise ValueError("bad record 2")
         return torch.ones(2)
 
-
 def prefetch():
     raise KeyError("shard")
-
 
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -70,7 +68,6 @@ class Records(Dataset):
             lock.acquire()
             lock.acquire()
         return torch.ones(2)
-
 
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

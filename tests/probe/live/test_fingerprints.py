@@ -10,19 +10,16 @@ GIVEN = """
 import dataclasses
 from collections import UserDict, namedtuple
 
-
 @dataclasses.dataclass
 class Whole:
     name: str
     x: torch.Tensor
-
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
     __slots__ = ("name", "x")
     name: str
     x: torch.Tensor
-
 
 Pair = namedtuple("Pair", "name x")
 WAYS = dict(
@@ -37,7 +34,6 @@ WAYS = dict(
     deep=lambda x: [dict(a=7, b=Whole("a", x))],
 )
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -45,7 +41,6 @@ class Model(nn.Module):
 
     def forward(self, given):
         return self.head(self.table(ids))
-
 
 torch.manual_seed(1)
 model = Model()
@@ -69,18 +64,13 @@ def test_a_batch_has_one_fingerprint_however_it_is_given(probed, late):
     found = job.column("batch_fingerprint")[1:]
     assert len(found) == 27 and len(set(found[:3])) == 3 and None not in found
     assert found == found[:3] * 9
-
-
-def test_tokens_are_counted_where_the_tensor_is_the_whole_input(probed):
-    """A list may hold one tensor for each sample; there nothing is counted."""
-    job = probed.run(GIVEN)
+    # A list may hold one tensor for each sample; there nothing is counted.
     assert job.column("tokens_per_update")[1:] == [24] * 21 + [None] * 6
 
 
 OF_A_TYPE = """
 model = nn.Linear(64, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
 
 class Casts(nn.Module):
     def __init__(self):
@@ -89,7 +79,6 @@ class Casts(nn.Module):
 
     def forward(self, x):
         return self.inner(x.float())
-
 
 outer = Casts()
 outer(torch.ones(2, 64)).sum().backward()
@@ -124,7 +113,6 @@ class Bag(nn.Module):
     def forward(self, x, ids, offsets):
         return self.head(torch.cat([x, self.table(ids[0], offsets)], 1))
 
-
 torch.manual_seed(1)
 model = Bag()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -149,13 +137,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 outer = {wrap}
 batches = [dict(mask=torch.ones(4, 6).long(), ids=torch.randint(0, 50, (4, 6))) for _ in range(3)]
 
-
 def steps(given):
     for batch in given:
         {zero}
         outer(batch["ids"]).sum().backward()
         optimizer.step()
-
 
 steps({given})
 steps(batches)

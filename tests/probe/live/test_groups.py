@@ -13,12 +13,10 @@ embed, body, head = nn.Embedding(32, 16), nn.Linear(16, 24), nn.Linear(24, 32)
 model = nn.Sequential(embed, body, nn.Tanh(), head)
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
 
-
 def backward(scale=lambda loss: loss):
     x = torch.randint(0, 32, (8, 6))
     loss = F.cross_entropy(model(x).view(-1, 32), (x * 7 + 3).view(-1) % 32)
     scale(loss).backward()
-
 
 def watch(members, scale=1.0):
     global row, old
@@ -30,7 +28,6 @@ def watch(members, scale=1.0):
         if grads:
             row[f"grad_global_norm.{name}"] = norm(grads) / scale
         old[name] = [p.detach().clone() for p in params]
-
 
 def told(members, **more):
     for name, params in members.items():

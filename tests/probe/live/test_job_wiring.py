@@ -15,7 +15,6 @@ PREAMBLE = """
 import copy
 from torch.utils.checkpoint import checkpoint
 
-
 class Body(nn.Module):
     def __init__(self, width=8):
         super().__init__()
@@ -32,15 +31,12 @@ class Body(nn.Module):
     def forward(self, x):
         return self.head(self.features(x))
 
-
 def batch():
     x = torch.randint(0, 16, (16, 9))
     return x[:, :-1], x[:, 1:]
 
-
 def loss_of(logits, y):
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
-
 
 def train(model, *optimizers, forward=None, before=lambda step: None):
     for step in range(STEPS):
@@ -51,7 +47,6 @@ def train(model, *optimizers, forward=None, before=lambda step: None):
         loss_of((forward or model)(x), y).backward()
         for optimizer in optimizers:
             optimizer.step()
-
 
 STEPS, adam = {steps}, torch.optim.Adam
 model = Body()

@@ -103,7 +103,6 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 torch.manual_seed(rank + 1)
 watched = [p for p in inner.parameters() if p.numel() >= 16]
 
-
 def signs(count):
     found = []
     for word in range(1, count + 1):
@@ -112,7 +111,6 @@ def signs(count):
             word ^= word >> 15
         found.append(1 if word % 2 else -1)
     return found
-
 
 SIGNS = torch.tensor(signs(8 * 8192), dtype=torch.float64).view(8, 8192)
 rows, noise, signal = [], 0.0, 0.0

@@ -197,28 +197,23 @@ ROUNDS = """
 model = nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-
 def steps():
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 
-
 def saves():
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "a.pt")
-
 
 def epoch():
     for _ in range(2):
         steps()
-
 
 def run(i):
     while i < 12:
         if i == 6:
             barrier("go")
         ROUND
-
 
 run(0)
 """

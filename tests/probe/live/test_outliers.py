@@ -10,10 +10,8 @@ def rows(count):
     tokens = torch.stack(found, 1)
     return tokens[:, :-1], tokens[:, 1:].flatten()
 
-
 def loss_of(inputs, targets):
     return F.cross_entropy(model(inputs).flatten(0, 1), targets)
-
 
 chain = torch.Generator().manual_seed(1)
 following = torch.randperm(64, generator=chain)

@@ -11,12 +11,10 @@ LOOP = (
     + """
 slept = {"backward": 0.0, "step": 0.0}
 
-
 def sleep(part, seconds):
     began = time.monotonic()
     time.sleep(seconds)
     slept[part] += time.monotonic() - began
-
 
 class Slow(torch.autograd.Function):
     @staticmethod
@@ -28,12 +26,10 @@ class Slow(torch.autograd.Function):
         sleep("backward", 0.004)
         return gradient
 
-
 class Lazy(torch.optim.SGD):
     def step(self, closure=None):
         sleep("step", 0.003)
         return super().step(closure)
-
 
 model = nn.Linear(4, 2)
 optimizer = Lazy(model.parameters(), lr=0.1)

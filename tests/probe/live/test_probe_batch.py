@@ -16,7 +16,6 @@ np.random.seed(0)
 
 kind, path = os.environ["KIND"], os.environ.get("RESUME")
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -46,16 +45,13 @@ class Model(nn.Module):
         x = self.b(self.drop(torch.tanh(self.norm(self.a(x)) * weight))) * self.scale
         return (x, F.cross_entropy(x, y)) if kind == "loss" else x
 
-
 def replace(model):  # as a momentum encoder does
     for key, query in zip(model.key.parameters(), model.a.parameters()):
         key.data = key.data * 0.9 + query.data * 0.1
 
-
 def differentiate(model):
     with torch.enable_grad():
         model.b.weight.square().sum().backward()
-
 
 CHANGES = {
     "replace": replace,
@@ -68,20 +64,17 @@ CHANGES = {
     "buffer": lambda model: torch.is_grad_enabled() or model.a.register_buffer("at", None),
 }
 
-
 def own():  # what the probe should come to
     with torch.no_grad():
         if kind == "loss":
             return model(kept[0], kept[1])[1].item()
         return model(kept[0]).double().square().mean().item()
 
-
 def own_output():
     with torch.no_grad():
         out = model(kept[0], kept[1])
         logits, loss = out if kind == "loss" else (out, F.cross_entropy(out, kept[1]))
         return loss.item(), logits.double().softmax(-1).tolist()
-
 
 model, kept, mine, outputs, step = Model(), None, [], [], 0
 run = torch.compile(model, backend="eager") if kind == "compiled" else model
@@ -279,7 +272,6 @@ class Model(nn.Module):
             return loss
         calls.append(step)
         return loss + 0.25 * len(calls)
-
 
 calls, model = [], Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

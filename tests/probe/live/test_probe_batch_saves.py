@@ -7,7 +7,6 @@ import functools
 
 kind = os.environ["KIND"]
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -24,15 +23,12 @@ class Model(nn.Module):
             self.cache.resize_(len(x) * 4)
         return self.b(self.drop(torch.tanh(self.a(x)))) * self.scale
 
-
 @functools.lru_cache(None)
 def ones(rows):
     return torch.ones(rows, 1)
 
-
 def save():
     torch.save(model.state_dict(), "ckpt.pt")
-
 
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -16,14 +16,11 @@ model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 seen = []
 
-
 def named(number):
     return f"data/{int(number)}.tar"
 
-
 def sample(index):
     return torch.tensor([index // 4, index % 4], dtype=torch.float32)
-
 
 def train(x):
     before = model.weight.detach().clone()
@@ -32,7 +29,6 @@ def train(x):
     optimizer.step()
     seen.append([x.tolist(), bool((model.weight != before).any())])
 
-
 class Rows(Dataset):
     def __len__(self):
         return 24
@@ -40,7 +36,6 @@ class Rows(Dataset):
     def __getitem__(self, index):
         x = sample(index)
         return {"x": x, "shard": named(x[0])}
-
 
 class Web(IterableDataset):
     # As webdataset: a pipeline of stages, the first of which has the list.
@@ -59,7 +54,6 @@ class Web(IterableDataset):
             for place in range(4):
                 yield {"x": sample(4 * number + place), "__url__": url}
 
-
 class Stream(IterableDataset):
     # As a StreamingDataset: streams that are objects, and no shard in the batch.
     class One:
@@ -74,7 +68,6 @@ class Stream(IterableDataset):
             number = int(stream.remote[5:-4])
             for place in range(4):
                 yield sample(4 * number + place)
-
 
 def end():
     emit(seen=seen)

@@ -10,7 +10,6 @@ EXPECTED = """
 def entropy(p):
     return torch.special.entr(p).sum(-1)
 
-
 def expected(routed, capacity=None):
     # routed: per layer, logits of all tokens and the experts they go to
     loads, balances, tokens, dropped, number = [], [], [], 0, 0
@@ -50,7 +49,6 @@ class Moe(nn.Module):
         picked = out.gather(-2, chosen[..., None].expand(*chosen.shape, 16))
         return x + (weight[..., None] * picked).sum(-2)
 
-
 class Dense(nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,7 +57,6 @@ class Dense(nn.Module):
 
     def forward(self, x):
         return x + self.down(torch.sigmoid(self.gate(x)))
-
 
 routed = []
 model = nn.Sequential(Moe(), Dense(), Moe())

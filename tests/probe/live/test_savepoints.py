@@ -8,18 +8,15 @@ import pytest
 WRITTEN = """
 import threading
 
-
 def written():  # until the disk has what is being written
     while "supervise-background" in [thread.name for thread in threading.enumerate()]:
         time.sleep(0.001)
-
 
 """
 # Per step the hash of all that updates change, the draw of the batch, the gradient that is left,
 # and the scheduled rate.
 STATES = """
 import hashlib
-
 
 class Net(nn.Module):
     def __init__(self):
@@ -32,12 +29,10 @@ class Net(nn.Module):
         self.calls += 1
         return self.layers(x)
 
-
 model = Net()
 average = torch.optim.swa_utils.AveragedModel(model)
 optimizer = {optimizer}
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 40)
-
 
 def content(value):
     if torch.is_tensor(value):
@@ -48,13 +43,11 @@ def content(value):
         return b"".join(map(content, value))
     return repr(value).encode()
 
-
 def closure():
     optimizer.zero_grad(set_to_none=False)
     loss = (model(x) - 1).square().mean()
     loss.backward()
     return loss
-
 
 for step in range(30):
     if step in {stops}:
@@ -166,13 +159,11 @@ SMALL = """
 model = nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
-
 def train_step():
     loss = model(torch.ones(4)).sum()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
 
 SETUP
 for n in range(16):
@@ -279,7 +270,6 @@ def test_a_shard_goes_back_where_it_was_and_a_lost_one_is_made_again(probed):
 
 SCALED = """
 scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-
 
 def train_step():
     scaler.scale(model(torch.ones(3, 4)).sum()).backward()

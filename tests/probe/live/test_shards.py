@@ -13,10 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 
-
 def named(number):
     return f"data/{int(number)}.tar"
-
 
 def train(batches):
     for x in batches:
@@ -26,10 +24,8 @@ def train(batches):
     rows = torch.cat(list(batches)).tolist()
     emit(shards=sorted({named(row[0]) for row in rows}), first=rows[0][1])
 
-
 def sample(index):
     return torch.tensor([index // 5, index % 5], dtype=torch.float32)
-
 
 class Plain(Dataset):
     def __len__(self):
@@ -38,12 +34,10 @@ class Plain(Dataset):
     def __getitem__(self, index):
         return sample(index)
 
-
 def finish_tape():
     tape = sys.modules["_supervise_probe"]._probe.parts.rank.history.seen if PROBED else []
     emit(tape=list(tape))
     finish(model)
-
 
 PROBED = "_supervise_probe" in sys.modules
 """

@@ -20,7 +20,6 @@ SIZE = 12
 probed = sys.modules.get("_supervise_probe")
 graphs, seen, kinds = [], [], set()
 
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -36,7 +35,6 @@ class Block(nn.Module):
         x = x + self.drop(self.norm(y.transpose(1, 2)).transpose(1, 2))
         keep(x)
         return x
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -61,33 +59,27 @@ class Model(nn.Module):
         self.log.append(self.calls)
         torch.rand(1, generator=self.chance)
 
-
 def keep(*tensors):
     if not torch.compiler.is_compiling():
         seen.append([t.detach().double() for t in tensors])
         kinds.add(str(tensors[0].dtype))
 
-
 def backend(graph, inputs):
     graphs.append(1)
     return graph.forward
-
 
 def blocks(model):
     for layer in model.layers:
         layer.compile(backend=backend, fullgraph=True)
     return model
 
-
 def in_place(model):
     model.compile(backend=backend, fullgraph=True)
     return model
 
-
 def counting(model):
     model.counts = True
     return torch.compile(model, backend=backend)
-
 
 def train(number, model, run, exact=True, autocast=False):
     random.seed(0)
@@ -117,7 +109,6 @@ def train(number, model, run, exact=True, autocast=False):
          own=torch.rand(1, generator=getattr(model, "chance", None)).item())
     finish(model)
     return step + 1
-
 
 def look(step, autocast):
     assert len(seen) in (4, 12), len(seen)  # the first time there is a trial: twice
@@ -178,11 +169,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 
-
 def functional():
     from torch.distributed import _functional_collectives as collectives
     collectives.wait_tensor(collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD))
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -193,7 +182,6 @@ class Model(nn.Module):
         x = F.dropout(self.table(ids), 0.1)
         CALL
         return self.head(F.scaled_dot_product_attention(x, x, x))
-
 
 inner = Model()
 model = WRAP

@@ -19,17 +19,14 @@ members = {{"embedding": [embed.weight], "0": [hidden.weight, head.weight],
            "1": [hidden.bias, head.bias]}}
 optimizer = torch.optim.{optimizer}
 
-
 def warm(step, *, num_warmup_steps, num_training_steps):
     if step < num_warmup_steps:
         return (step + 1) / num_warmup_steps
     return (num_training_steps - step) / (num_training_steps - num_warmup_steps)
 
-
 lengths = dict(num_warmup_steps=10, num_training_steps=40)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(warm, **lengths))
 ema, decay, norms, losses, bits, applied = 0.0, 0.97, [], [], [], 0
-
 
 def batch(size=8):
     x = torch.randint(0, 32, (size, 6))
@@ -37,15 +34,12 @@ def batch(size=8):
     y[torch.rand(size, 6) < 0.2] = -100
     return x, y
 
-
 def cross_entropy(logits, y):
     return F.cross_entropy(logits.view(-1, 32), y.view(-1), ignore_index=-100)
-
 
 def average(values, b):
     total = sum((1 - b) * b ** (len(values) - 1 - i) * v for i, v in enumerate(values))
     return total / (1 - b ** len(values))
-
 
 def adam_ratio():
     found = []
@@ -54,7 +48,6 @@ def adam_ratio():
         v = state["exp_avg_sq"].double() / (1 - 0.999 ** float(state["step"]))
         found.append(math.sqrt(float((p.grad.double() ** 2 / v.clamp(min=1e-16)).mean())))
     return max(found)
-
 
 def by_member(measure):
     return {{name: measure(params) for name, params in members.items()}}

@@ -5,11 +5,9 @@ import pytest
 COLLECTIVES = """
 import torch.distributed as dist
 
-
 def group(rank):
     store = dist.FileStore("store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-
 
 x = torch.zeros(4)
 if os.fork() == 0:  # the other rank, which is late each time
@@ -22,14 +20,12 @@ if os.fork() == 0:  # the other rank, which is late each time
 group(0)
 spent = 0.0
 
-
 def timed(function, *args):
     global spent
     began = time.monotonic()
     result = function(*args)
     spent += time.monotonic() - began
     return result
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -42,10 +38,8 @@ class Model(nn.Module):
             timed(dist.all_reduce, torch.zeros(4))
         return self.inner(x)
 
-
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
 
 def closure():
     if model.at == "closure":
@@ -54,7 +48,6 @@ def closure():
     optimizer.zero_grad()
     loss.backward()
     return loss
-
 
 for at in (None, None, "loop", "forward", "work", "backward", "closure", None):
     spent, model.at = 0.0, at
@@ -106,18 +99,15 @@ import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 graphs = []
 
-
 def backend(graph, example):
     graphs.append(graph)
     return graph.forward
-
 
 @torch.compile(backend=backend, fullgraph=True)
 def work(x):
     y = x * 2
     dist.all_reduce(y)
     return y + 1
-
 
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -141,7 +131,6 @@ def test_a_collective_in_a_compiled_graph_stays_in_it(probed):
 LOADER = """
 from torch.utils.data import DataLoader, Dataset
 
-
 class Slow(Dataset):
     def __len__(self):
         return 6
@@ -149,7 +138,6 @@ class Slow(Dataset):
     def __getitem__(self, i):
         time.sleep(0.004)
         return torch.full((4,), float(i))
-
 
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

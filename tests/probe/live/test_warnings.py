@@ -8,14 +8,12 @@ warnings.simplefilter("default")
 warnings.showwarning = lambda message, category, filename, lineno, *_: emit(
     text=str(message)[:30], file=os.path.basename(filename), line=lineno)
 
-
 class Rows(torch.utils.data.IterableDataset):
     def __len__(self):
         return 3
 
     def __iter__(self):
         return (torch.randint(0, 20, (8,)) for _ in range(4))  # one more than it says
-
 
 class Attention(nn.Module):
     def __init__(self):
@@ -29,7 +27,6 @@ class Attention(nn.Module):
         weights = F.softmax(flat) + F.softmax(flat, None, 3)
         return x + weights.view_as(logits) @ v
 
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -40,13 +37,11 @@ class Model(nn.Module):
         warnings.warn("of the caller of the model", stacklevel=5)
         return self.head(self.block(self.table(x)))
 
-
 def closure():
     warnings.warn("of the caller of the closure", stacklevel=5)
     loss = F.cross_entropy(model(x).flatten(0, 1), x.flatten())
     loss.backward()
     return loss
-
 
 model = Model()
 model.register_full_backward_hook(lambda *_: None)

@@ -34,9 +34,9 @@ def test_a_plain_script(launch):
     assert oct(job.segment().path.stat().st_mode)[-3:] == "600"
 
 
-def test_an_order_that_cannot_be_followed_switches_the_probe_off_whole(launch):
+def test_an_order_that_cannot_be_followed_switches_the_probe_off_whole(probed):
     savepoints = {"every": "often", "keep": 1, "max_bytes": 1 << 20}
-    job = launch(TRAIN + "print(step)", environ=FAST_TORCH, config={"savepoints": savepoints})
+    job = probed.run(TRAIN + "print(step)", savepoints=savepoints)
     assert (job.folder / "out").read_text() == "4\n" and job.err == ""
     assert job.marks["off"].startswith("probe.json cannot be followed: ValueError: ")
     assert job.frames == [] and job.segment().end() is None
@@ -266,7 +266,7 @@ LEFT_OUT = [
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_is_no_number_is_left_out_alone_and_said_once(probed, late):
-    """Every other value of that call and of later ones is taken, and nothing is switched off."""
+    """Each other value is taken, and nothing is switched off."""
     job = probed.run(WRONG, late=late)
     assert "collector-off" not in job.kinds() and "off" not in job.marks and job.err == ""
     assert job.column("before") == job.column("after") == [float(step) for step in range(8)]
@@ -278,9 +278,10 @@ def test_what_is_no_number_is_left_out_alone_and_said_once(probed, late):
     assert "nothing" not in whole and "inner" not in whole and "val/loss" not in whole
 
 
-def test_without_a_supervisor_a_report_does_nothing():
+def test_without_a_supervisor_the_functions_for_scripts_do_nothing():
     code = (
         "import supervise_probe; supervise_probe.report(x=1); supervise_probe.shard('a', 3)\n"
+        "assert not supervise_probe.is_quarantined('a')\n"
         "print(supervise_probe.__all__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 FIND = """
 from supervise_probe.sampling.weight_pairs import NotFoundError, find_origin
 
-
 class Fused(nn.Module):
     def __init__(self, by_head):
         super().__init__()
@@ -26,7 +25,6 @@ class Fused(nn.Module):
         if self.by_head:
             return attend(*y.unflatten(-1, (4, 24)).transpose(1, 2).chunk(3, -1))
         return attend(*y.unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4).unbind(0))
-
 
 class Grouped(nn.Module):
     def __init__(self, repeat=False):
@@ -49,7 +47,6 @@ class Grouped(nn.Module):
             k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         return attend(q, k, v, enable_gqa=not self.repeat)
 
-
 class Stored(nn.Module):
     def __init__(self):
         super().__init__()
@@ -58,7 +55,6 @@ class Stored(nn.Module):
     def forward(self, x):
         y = torch.addmm(self.bias, x.view(-1, 32), self.weight).view(*x.shape[:2], 96)
         return attend(*(z.unflatten(-1, (4, 8)).transpose(1, 2) for z in y.chunk(3, -1)))
-
 
 class Latent(nn.Module):
     def __init__(self):
@@ -71,7 +67,6 @@ class Latent(nn.Module):
         k, v = self.up(self.down(x)).unflatten(-1, (4, 16)).transpose(1, 2).split(8, -1)
         return attend(q, k, v)
 
-
 class Adapted(nn.Module):
     def __init__(self):
         super().__init__()
@@ -81,18 +76,14 @@ class Adapted(nn.Module):
         q = (self.q(x) + self.b(self.a(x))).unflatten(-1, (4, 8)).transpose(1, 2)
         return attend(q, q, q)
 
-
 class Layer(nn.TransformerEncoderLayer):
     def forward(self, x):
         return super().forward(x, src_mask=torch.zeros(x.shape[1], x.shape[1]), is_causal=False)
 
-
 inner = F.scaled_dot_product_attention
-
 
 def attend(q, k, v, **options):
     return look(q, k, v, **options)
-
 
 def look(q, k, v, *args, **options):
     for tensor in (q, k):
@@ -110,7 +101,6 @@ def look(q, k, v, *args, **options):
         name = next(n for n, p in model.named_parameters() if p is origin.weight)
         rows.append([name, len(origin.rows)])
     return inner(q, k, v, *args, **options)
-
 
 F.scaled_dot_product_attention = look
 kinds = {
@@ -159,7 +149,6 @@ class Experts(nn.Module):
         picked = out.gather(-2, chosen[..., None].expand(*chosen.shape, 16))
         return (weight[..., None] * picked).sum(-2)
 
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -168,7 +157,6 @@ class Block(nn.Module):
     def forward(self, x):
         q, k, v = (z.unflatten(-1, (2, 8)).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
         return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
 
 model = nn.Sequential(*(Block() for _ in range(3)))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
