@@ -144,9 +144,8 @@ def test_logits_and_entropies_are_right_however_attention_is_spelt(probed, bare,
         assert job.output[-1] == bare.run(text).output[-1]  # the weights, to the last bit
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "functional"])
-def test_values_on_a_device_come_a_step_late_in_the_right_frame(probed, kind):
-    compare(probed.run(script(kind, 16), sampling=SAMPLING, late=True))
+def test_values_on_a_device_come_a_step_late_in_the_right_frame(probed):
+    compare(probed.run(script("sdpa", 16), sampling=SAMPLING, late=True))
 
 
 ENTROPIES = {"attn_entropy", "attn_entropy_min"}
@@ -181,7 +180,7 @@ model = Windows()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(7):
     optimizer.zero_grad()
-    model(torch.randn(4, 20, 8) * (math.nan if step == BROKEN else 1)).square().mean().backward()
+    model(torch.randn(4, 20, 8)).square().mean().backward()
     seen = torch.cat(shares) if shares else torch.full((1,), math.nan)
     emit(step=step, attn_entropy=seen.mean().item(), attn_entropy_min=seen.min().item())
     shares.clear()
@@ -189,13 +188,14 @@ for step in range(7):
 """
 
 
-def windows(widths, by_hand, broken=-1):
-    return f"WIDTHS, BY_HAND, BROKEN = {widths}, {by_hand}, {broken}\n" + WINDOWS
+def windows(widths, by_hand):
+    return f"WIDTHS, BY_HAND = {widths}, {by_hand}\n" + WINDOWS
 
 
-@pytest.mark.parametrize("by_hand", [False, True], ids=["sdpa", "by-hand"])
-@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
-def test_a_layer_in_which_no_query_sees_nine_keys_has_no_entropy(probed, late, by_hand):
+@pytest.mark.parametrize(
+    ("by_hand", "late"), [(False, False), (True, True)], ids=["sdpa", "by-hand-as-on-a-device"]
+)
+def test_a_layer_in_which_no_query_sees_nine_keys_has_no_entropy(probed, by_hand, late):
     """Alone it leaves the entropies absent; beside a layer that has one it does not count."""
     job = probed.run(windows((8, 8), by_hand), sampling=SAMPLING, late=late)
     assert [f["step"] for f in job.frames if "max_attn_logit.1" in f] == [3, 6]

@@ -68,8 +68,9 @@ def compare(job):
             assert frame[name] == pytest.approx(row[name], rel=1e-12, abs=1e-14), name
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
-@pytest.mark.parametrize("kind", TOKENS)
+@pytest.mark.parametrize(
+    ("kind", "late"), [*((kind, False) for kind in TOKENS), ("text", True), ("hashes", True)]
+)
 def test_the_numbers_are_those_of_the_batch(probed, kind, late):
     """Entropy, kinds and the commonest, from counts and from sorted values."""
     compare(probed.run(script(TOKENS[kind]), late=late))
@@ -120,10 +121,9 @@ def divergence(p, q):
     return whole / (2 * sum(p))
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
-def test_blocks_of_batches_are_compared_with_mixtures_of_the_same(probed, late):
+def test_blocks_of_batches_are_compared_with_mixtures_of_the_same(probed):
     """Here each block has tokens of its own; and with too few tokens nothing is said of it."""
-    job = probed.run(script(TOKENS["in-order"], steps=130), late=late)
+    job = probed.run(script(TOKENS["in-order"], steps=130))
 
     looks = []
     for step in range(1, 130):

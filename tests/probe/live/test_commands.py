@@ -30,19 +30,6 @@ def loop(steps=30, setup="pass", before="pass", after="pass"):
     return LOOP.format(steps=steps, setup=setup, before=before, after=after)
 
 
-SCHEDULES = {
-    "recursive-cosine": {
-        "setup": "s = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)",
-        "after": "s.step()",
-    },
-    "tensor": {
-        "setup": 'optimizer.param_groups[0]["lr"] = torch.tensor(0.1); '
-        "s = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)",
-        "after": "s.step()",
-    },
-}
-
-
 PARTS = "[L.LinearLR(optimizer, 0.1, 1, 9), L.ExponentialLR(optimizer, 0.9)]"
 WARMED = f"SequentialLR(optimizer, {PARTS}, [9])"
 
@@ -72,16 +59,24 @@ def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, 
         assert rate is None or (rate == used[step]) == (used[step] != 0.5)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_scale_composes_with_any_schedule(probed, bare, name):
-    report = 'emit(lr=float(optimizer.param_groups[0]["lr"])); '
-    parts = {**SCHEDULES[name]}
-    parts["after"] = report + parts.get("after", "pass")
-    job, ack = probed.ordered(loop(**parts), ("lr_scale", {"value": 0.5, "rewarm_steps": 10}))
+@pytest.mark.parametrize(
+    ("rate", "schedule"),
+    [
+        ("0.1", "CosineAnnealingLR(optimizer, 60)"),
+        ("torch.tensor(0.1)", "ExponentialLR(optimizer, 0.97)"),
+    ],
+    ids=["recursive", "tensor"],
+)
+def test_the_scale_composes_with_any_schedule(probed, bare, rate, schedule):
+    script = loop(
+        setup=f"optimizer.param_groups[0]['lr'] = {rate}; s = torch.optim.lr_scheduler.{schedule}",
+        after="emit(lr=float(optimizer.param_groups[0]['lr'])); s.step()",
+    )
+    job, ack = probed.ordered(script, ("lr_scale", {"value": 0.5, "rewarm_steps": 10}))
     first = ack.step + 1
     assert ack.ok and ack.result["lr_scale"] == 0.5
     factors = [1.0] * first + [0.5 + 0.05 * k for k in range(10)] + [1.0] * 30
-    own = [row["lr"] for row in bare.straight(loop(**parts)).output[:-1]]
+    own = [row["lr"] for row in bare.straight(script).output[:-1]]
     assert [row["lr"] for row in job.output[:-1]] == own
     assert job.column("learning_rate_scheduled") == pytest.approx(own)
     assert job.column("lr_scale") == pytest.approx(factors[:30])

@@ -69,8 +69,14 @@ finish(model)
 """
 
 
-@pytest.mark.parametrize("kind", ["", "smoothed", "in train mode", "trains in eval mode"])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "late"),
+    [
+        ("", False),
+        ("", True),
+        *((k, False) for k in ("smoothed", "in train mode", "trains in eval mode")),
+    ],
+)
 def test_an_evaluation_by_hand_is_a_val_loss(probed, bare, kind, late):
     """Its mean over targets, in the frame of the next step; nothing else counts, and all is as
     without the probe."""

@@ -389,16 +389,6 @@ for step in range(6):
     assert "drill data_order is refused: the model returns no loss" in job.notices[-1].message
 
 
-def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
-    job = probed.run(loop(), drills=[drill("lr_spike", factor=30, steps=5)])
-    spiked = [step for step, lr in enumerate(job.column("learning_rate")) if lr > 0.02]
-    assert spiked == [8, 9, 10, 11, 12]
-    assert job.column("learning_rate")[8] == pytest.approx(0.3)
-    assert set(job.column("lr_scale")) == {1.0}
-    assert {row.get("lr", 1e-2) for row in job.output} == {1e-2}
-    assert job.kinds() == ["drill"] and "lr_spike begins at step 8" in job.notices[0].message
-
-
 def test_schedule_restart_sets_the_rates_of_the_beginning_again(probed):
     """As the job's own: what it has set itself is untouched, and counts again afterwards."""
     warm = "optimizer.param_groups[0]['lr'] = 1e-2 * min(step + 1, 5) / 5 * 0.99**step"
@@ -526,6 +516,9 @@ def test_a_drill_fires_once_per_run(probed, make_folder):
     probed.wait(job)
     spiked = [(f["attempt"], f["step"]) for f in job.frames if f["learning_rate"] > 0.02]
     assert spiked == [(0, 12), (0, 13), (0, 14), (1, 15)]
+    assert job.column("learning_rate")[12:16] == pytest.approx([0.1] * 4)
+    assert set(job.column("lr_scale")) == {1.0}
+    assert {row.get("lr", 1e-2) for row in job.output} == {1e-2}
     again = probed.run(loop(), drills=lr_spike, marks=str(job.folder / "probe"))
     assert set(again.column("learning_rate")) == {1e-2}
 

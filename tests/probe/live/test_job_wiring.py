@@ -159,21 +159,6 @@ tuned = Tuned()
 tuned.body.eval()
 train(tuned, adam(tuned.parameters()))
 """,
-    "lora": """
-class Lora(nn.Module):
-    def __init__(self, base):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-        nn.init.zeros_(self.b.weight)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
-
-model.requires_grad_(False)
-model.blocks = nn.ModuleList(map(Lora, model.blocks))
-train(model, adam([p for p in model.parameters() if p.requires_grad]))
-""",
     "gan": """
 maker, judge = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 1))
 first, second = adam(maker.parameters()), adam(judge.parameters())
@@ -247,13 +232,6 @@ def follow(step):
     for a, b in zip(pair.teacher.parameters(), pair.student.parameters()):
         a.data.lerp_(b.data, 0.1)
 train(pair, adam(pair.parameters()), before=follow)
-""",
-    "unfreezing-by-groups": """
-optimizer = adam([*model.table.parameters(), *model.blocks.parameters(), *model.head.parameters()])
-def thaw(step):
-    if step == 2:
-        optimizer.add_param_group({"params": list(model.norm.parameters())})
-train(model, optimizer, before=thaw)
 """,
     "two-tasks-by-turns": """
 model.other = nn.Linear(8, 16)

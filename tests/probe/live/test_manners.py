@@ -64,10 +64,9 @@ emit(grown=len(gc.get_objects()) - base, known=len(probe.parts.optimizers.living
 """
 
 
-@pytest.mark.parametrize("savepoints", [None, {"every": 2, "keep": 4, "max_bytes": 1 << 24}])
-def test_nothing_is_kept_alive(probed, savepoints):
+def test_nothing_is_kept_alive(probed):
     """Models go when the job lets them go, without the garbage collector; nothing grows."""
-    job = probed.run(FREED, savepoints=savepoints)
+    job = probed.run(FREED, savepoints={"every": 2, "keep": 4, "max_bytes": 1 << 24})
     assert job.output[0]["known"] == 0 and job.output[0]["grown"] < 60
 
 
@@ -114,16 +113,15 @@ DEAD = """
 probe = __import__("sys").modules["_supervise_probe"]._probe
 for n in range(10):
     if n == 4:
-        probe.parts.tracker.{what} = None
+        probe.parts.tracker.close = None
     step()
 finish(model)
 """
 
 
-@pytest.mark.parametrize("what", ["before_step", "close"])
-def test_a_broken_probe_goes_off_and_the_job_goes_on(probed, bare, what):
+def test_a_broken_probe_goes_off_and_the_job_goes_on(probed, bare):
     """Whatever breaks inside: the weights are those of an undisturbed run, and a mark says why."""
-    job = probed.run(MODEL + DEAD.format(what=what))
+    job = probed.run(MODEL + DEAD)
     assert "TypeError" in job.marks["off"] and job.segment().status()["tier"] == "T0"
     straight = bare.run(MODEL + "for n in range(10):\n    step()\nfinish(model)")
     assert job.output == straight.output and job.err == ""

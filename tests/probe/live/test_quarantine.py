@@ -1,7 +1,5 @@
 """What is in quarantine is not trained on, whoever loads it, from the launch or a word on."""
 
-import json
-
 import pytest
 
 from supervise.store import Quarantine
@@ -273,16 +271,6 @@ def test_a_dataset_that_is_read_by_index_is_left_alone(probed, held):
 
     assert shards_of(job) == [0, 1, 2, 3, 4, 5]
     assert any("is read by index" in notice.message for notice in job.notices)
-
-
-def test_a_manifest_that_cannot_be_read_is_told(probed, held):
-    """And nothing is passed over; the job goes on."""
-    held("data/1.tar").path.write_text(json.dumps({"generation": 1, "entries": [{}]}))
-    job = probed.run(SETUP + WAYS["batches-of-a-loader"], quarantine=held.path)
-
-    assert shards_of(job) == [0, 1, 2, 3, 4, 5]
-    assert any("cannot be read" in notice.message for notice in job.notices)
-    assert "cannot be read" in job.segment().status()["quarantine"]["trouble"]
 
 
 ASKED = """

@@ -1,34 +1,11 @@
 """Counters and the newest steps go from one launch of a job to the next."""
 
 import json
-import textwrap
 
 import pytest
 
-
-def saved(job):
-    return [n for n in job.notices if n.kind == "checkpoint-saved"]
-
-
-def test_the_newest_steps_are_left_in_the_marks_where_a_launch_may_follow(probed, tmp_path):
-    """All of them, since there are fewer than are kept."""
-    script = "for n in range(60):\n    step()\n"
-    loop = """
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-    """
-    job = probed.run(textwrap.dedent(loop) + script, tape=True, marks=str(tmp_path))
-    rows = json.loads((tmp_path / "tape.0.json").read_text())
-    assert rows == [[f["step"], 0, *map(f.get, TAPE)] for f in job.frames] and len(rows) == 60
-
-
 TAPE = ("batch_fingerprint", "train_loss_raw", "learning_rate_scheduled")
-
-
+COUNTERS = ("steps_seen", "skipped_updates", "tokens_seen", "tokens_applied")
 COUNTED = """
 start = int(os.environ.get("START", "0"))
 model = nn.Linear(8, 4)
@@ -44,14 +21,20 @@ for step in range(start, 20):
     if step == 11:
         torch.save(model.state_dict(), "a.pt")
 """
-COUNTERS = ("steps_seen", "skipped_updates", "tokens_seen", "tokens_applied")
+
+
+def test_the_newest_steps_are_left_in_the_marks_where_a_launch_may_follow(probed, tmp_path):
+    """All of them, since there are fewer than are kept."""
+    job = probed.run(COUNTED, tape=True, marks=str(tmp_path))
+    rows = json.loads((tmp_path / "tape.0.json").read_text())
+    assert rows == [[f["step"], 0, *map(f.get, TAPE)] for f in job.frames] and len(rows) == 20
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_counters_go_on_from_a_checkpoint(probed, late):
     """Exact, with skipped steps before and behind it, and where values come a step late."""
     straight = probed.run(COUNTED, late=late)
-    (notice,) = saved(straight)
+    (notice,) = [n for n in straight.notices if n.kind == "checkpoint-saved"]
     counted = {name: straight.frames[11][name] for name in COUNTERS}
     assert notice.data["counters"] == counted and counted["skipped_updates"] == 1
 

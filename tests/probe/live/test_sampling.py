@@ -65,12 +65,6 @@ def test_what_has_its_default_interval_is_dense_until_there_is_a_spread(probed):
     assert sampled(job, "residual_rms") == [50, 100, 150]
 
 
-def test_early_samples_that_are_dear_are_taken_less_often(probed):
-    change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0")
-    job = probed.run(TRAIN + change, sampling={"activations": 0})
-    assert sampled(job) == [7, 14, 28, 56]
-
-
 def test_the_supervisor_makes_samples_denser_for_a_while(probed):
     script = (
         TRAIN

@@ -140,12 +140,9 @@ for step in range(16):
 
 
 def test_the_loss_scale_starts_again(probed):
-    job, acks = probed.start(SCALED), []
-    for step, scale in ((5, 64), (10, None)):
-        job.reached(f"go{step}")
-        key = job.send("loss_scale", scale=scale)
-        job.go(f"go{step}")
-        acks.append(job.answer(key))
+    job = probed.start(SCALED)
+    orders = {"go5": 64, "go10": None}
+    acks = [job.order("loss_scale", at, scale=scale) for at, scale in orders.items()]
     probed.wait(job)
     assert [ack.result for ack in acks] == [
         {"loss_scale": 64.0, "backoff": 0.5},
@@ -158,12 +155,8 @@ def test_the_loss_scale_starts_again(probed):
 
 def test_an_update_that_an_order_skips_is_no_overflow(probed):
     job = probed.start(SCALED)
-    job.reached("go5")
-    key = job.send("skip_step", count=2)
-    job.go("go5")
-    job.reached("go10")
     job.go("go10")
-    assert job.answer(key).ok
+    assert job.order("skip_step", "go5", count=2).ok
     probed.wait(job)
     assert sum(job.column("update_skipped")) == 2 and set(job.column("overflow")) == {0.0}
 

@@ -215,10 +215,9 @@ emit(sha="")
 """
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_job_may_report_values_of_its_own(probed, late):
+def test_a_job_may_report_values_of_its_own(probed):
     """They join the next frame, under late names; what the probe measures stays as measured."""
-    job = probed.run(REPORT, late=late)
+    job = probed.run(REPORT, late=True)
     assert job.column("val_loss") == [None, None, 2.0, 3.0]
     assert job.column("shard")[2:] == [7.0, 7.0] and job.column("flag")[3] == 1.0
     assert job.column("tokens_per_update")[2:] == [5.0, 5.0] and job.frames[3]["tokens_seen"] == 10
@@ -264,10 +263,9 @@ LEFT_OUT = [
 ]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_what_is_no_number_is_left_out_alone_and_said_once(probed, late):
+def test_what_is_no_number_is_left_out_alone_and_said_once(probed):
     """Each other value is taken, and nothing is switched off."""
-    job = probed.run(WRONG, late=late)
+    job = probed.run(WRONG, late=True)
     assert "collector-off" not in job.kinds() and "off" not in job.marks and job.err == ""
     assert job.column("before") == job.column("after") == [float(step) for step in range(8)]
     assert job.column("inner")[2:] == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
