@@ -147,15 +147,6 @@ def test_a_rate_that_jumps_is_held_until_the_job_asks_for_no_more(probed, kind):
     assert any("held no more" in n.message for n in job.notices)
 
 
-def test_of_another_optimizer_no_healthy_rate_is_known(probed):
-    """Its rate is its own, whatever the one before had."""
-    other = "if step == 3: optimizer = torch.optim.SGD(model.parameters(), lr=3.0)"
-    order = ("hold_rate", {"before_step": 3, "within": 1.0, "release": 8})
-    job, ack = probed.ordered(loop(steps=9, before=other), order)
-    assert "no parameter group has a rate from before step 3" in ack.error
-    assert job.column("learning_rate")[3:] == [3.0] * 6
-
-
 def test_a_hold_outlives_the_process_until_it_is_let_go(probed):
     order = ("hold_rate", {"before_step": 4, "within": 0.5, "release": 0})
     job, _ = probed.ordered(loop(steps=9), order)

@@ -82,20 +82,10 @@ def test_the_loss_of_a_target_is_known_whatever_is_added_up(probed, options, mea
 
 
 TOKENS = """
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
-
-    def forward(self, x):
-        return self.head(self.table(x))
-
-model, data = Words(), torch.randint(0, 20, (40, 10))
+model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = torch.utils.data.DataLoader(data, batch_size=4)
-rows = iter(loader)
-for step in range(10):
-    x = next(rows)
+data = torch.randint(0, 20, (40, 10))
+for step, x in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
     y = x.clone()
     y[:, :step] = -100
     logits = model(x).reshape(-1, 20)

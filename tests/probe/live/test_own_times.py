@@ -6,15 +6,14 @@ Each is held between two clocks of the script: one inside of what is timed, one 
 import pytest
 
 STEPS = 160
-LOOP = (
-    f"STEPS = {STEPS}"
-    + """
-slept = {"backward": 0.0, "step": 0.0}
+LOOP = """
+slept, around = {}, {}
 
-def sleep(part, seconds):
+def timed(clock, part, function, *args):
     began = time.monotonic()
-    time.sleep(seconds)
-    slept[part] += time.monotonic() - began
+    result = function(*args)
+    clock[part] = clock.get(part, 0.0) + time.monotonic() - began
+    return result
 
 class Slow(torch.autograd.Function):
     @staticmethod
@@ -23,31 +22,25 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        sleep("backward", 0.004)
+        timed(slept, "backward", time.sleep, 0.004)
         return gradient
 
 class Lazy(torch.optim.SGD):
     def step(self, closure=None):
-        sleep("step", 0.003)
+        timed(slept, "step", time.sleep, 0.003)
         return super().step(closure)
 
 model = nn.Linear(4, 2)
 optimizer = Lazy(model.parameters(), lr=0.1)
-for n in range(STEPS):
+for n in range({steps}):
     optimizer.zero_grad()
-    around = {"backward": 0.0, "step": 0.0}
     for micro in range(1 + n % 2):
         loss = Slow.apply(model(torch.randn(3, 4))).square().mean()
-        began = time.monotonic()
-        loss.backward()
-        around["backward"] += time.monotonic() - began
-    began = time.monotonic()
-    optimizer.step()
-    around["step"] += time.monotonic() - began
+        timed(around, "backward", loss.backward)
+    timed(around, "step", optimizer.step)
     emit(inside=slept, around=around)
-    slept = dict.fromkeys(slept, 0.0)
-"""
-)
+    slept.clear(), around.clear()
+""".replace("{steps}", str(STEPS))
 TICK = 1e-6  # both clocks count nanoseconds; a float keeps fewer
 
 

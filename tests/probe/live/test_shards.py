@@ -195,7 +195,7 @@ def test_a_job_with_endless_names_does_not_fill_the_record(probed):
     job.poll()  # not all are read at once
     assert job.column("batch_shard") == job.column("batch_offset") == [*range(1100)]
     letters = [notice for notice in job.notices if notice.kind == "shard"]
-    assert 32 < letters[-1].letter < 32 + 1100 / 16
+    assert 32 < letters[-1].letter < 32 + 1100 / 8  # of all kinds: some tell of a busy machine
     assert all(len(n.message) <= 400 and len(n.data["shards"]) <= 6 for n in letters)
 
 
