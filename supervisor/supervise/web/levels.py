@@ -15,10 +15,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from ..store import files
@@ -81,113 +83,97 @@ def join_buckets(values: Floats) -> Floats:
     return joined
 
 
-class Level:
+class Level(Struct, eq=False):
     """The buckets of one level of one rank.
 
-    Args:
-        path: of its file; None: in memory, where nothing can be written.
-
     Attributes:
+        path: of its file; None: in memory, where nothing can be written.
         length: number of buckets.
+        chunks: offset in the file and metrics of each full chunk.
+        memory: the full chunks without a file.
+        x, values: of the open chunk.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._map: mmap.mmap | None = None
-        self._chunks: list[tuple[int, int]] = []  # offset in the file, metrics
-        self._memory: list[tuple[Floats, Floats]] = []  # the same without a file
-        self._x = np.empty((PLANES, ROWS))
-        self._values = absent_values(0, ROWS)
-        self._fill = 0
-        self.length = 0
-
-    def widen(self, metrics: int) -> None:
-        """Make room for more metrics."""
-        self._values = widen_values(self._values, metrics)
+    path: str | None = None
+    length: int = 0
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    memory: list[tuple[Floats, Floats]] = field(default_factory=list)
+    x: Floats = field(default_factory=lambda: np.empty((PLANES, 0)))
+    values: Floats = field(default_factory=lambda: absent_values(0, 0))
 
     def append(self, x: Floats, values: Floats) -> None:
         """Add buckets. Raises OSError: the file cannot be written."""
-        begin, count = 0, x.shape[1]
-        while begin < count:
-            size = min(count - begin, ROWS - self._fill)
-            target = slice(self._fill, self._fill + size)
-            self._x[:, target] = x[:, begin : begin + size]
-            self._values[: len(values), :, target] = values[:, :, begin : begin + size]
-            self._fill += size
-            begin += size
-            self.length += size
-            if self._fill == ROWS:
-                self._end_chunk()
+        width = max(len(self.values), len(values))
+        self.length += x.shape[1]
+        x = np.concatenate([self.x, x], 1)
+        values = np.concatenate([widen_values(v, width) for v in (self.values, values)], 2)
+        full = x.shape[1] // ROWS * ROWS
+        for begin in range(0, full, ROWS):
+            span = slice(begin, begin + ROWS)
+            self._end_chunk(x[:, span].copy(), values[:, :, span].copy())
+        # Copies: a view would keep the whole block in memory.
+        self.x, self.values = x[:, full:].copy(), values[:, :, full:].copy()
 
-    def _end_chunk(self) -> None:
-        if self._path is None:
-            self._memory.append((self._x.copy(), self._values.copy()))
-        else:
-            offset = sum(_size(metrics) for _, metrics in self._chunks)
-            fd = files.open_file(self._path, os.O_WRONLY | os.O_CREAT)
-            try:
-                raw = self._x.tobytes() + self._values.tobytes()
-                os.ftruncate(fd, offset)
-                if os.pwrite(fd, raw, offset) < len(raw):
-                    raise OSError("the disk is full")
-            finally:
-                os.close(fd)
-            self._chunks.append((offset, len(self._values)))
-        self._fill = 0
-        self._values = absent_values(len(self._values), ROWS)
+    def _end_chunk(self, x: Floats, values: Floats) -> None:
+        if self.path is None:
+            self.memory.append((x, values))
+            return
+        offset = sum(_size(metrics) for _, metrics in self.chunks)
+        raw = x.tobytes() + values.tobytes()
+        fd = files.open_file(Path(self.path), os.O_WRONLY | os.O_CREAT)
+        try:
+            os.ftruncate(fd, offset)
+            if os.pwrite(fd, raw, offset) < len(raw):
+                raise OSError("the disk is full")
+        finally:
+            os.close(fd)
+        self.chunks.append((offset, len(values)))
 
-    def _chunk(self, number: int) -> tuple[Floats, Floats]:
-        if number == len(self._chunks) + len(self._memory):
-            return self._x, self._values
-        if self._path is None:
-            return self._memory[number]
-        offset, metrics = self._chunks[number]
-        if self._map is None or len(self._map) < offset + _size(metrics):
-            fd = files.open_file(self._path)
-            try:
-                self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-            finally:
-                os.close(fd)
-        x = np.frombuffer(self._map, "f8", PLANES * ROWS, offset)
-        values = np.frombuffer(self._map, "f4", metrics * 4 * ROWS, offset + PLANES * ROWS * 8)
-        return x.reshape(PLANES, ROWS), values.reshape(metrics, 4, ROWS)
+    def is_whole(self) -> bool:
+        """Return whether the file holds all chunks. Raises OSError."""
+        size = sum(_size(metrics) for _, metrics in self.chunks)
+        return not size or (self.path is not None and Path(self.path).stat().st_size >= size)
 
-    def _parts(self, begin: int, end: int) -> Iterator[tuple[Floats, Floats, slice, int]]:
-        for number in range(begin // ROWS, (end - 1) // ROWS + 1) if end > begin else ():
-            x, values = self._chunk(number)
-            first = max(begin - number * ROWS, 0)
-            yield x, values, slice(first, min(end - number * ROWS, ROWS)), number * ROWS + first
-
-    def x(self, planes: Sequence[int] | slice, begin: int, end: int) -> Floats:
-        """Return some planes of the buckets `begin` to `end`."""
-        parts = [x[planes, span] for x, _, span, _ in self._parts(begin, end)]
-        return np.concatenate(parts, 1) if parts else self._x[planes, :0]
-
-    def values(self, columns: Sequence[int], begin: int, end: int) -> Floats:
-        """Return the values of some metrics: f4[metrics, 4, buckets]."""
+    def read(self, columns: Sequence[int], begin: int, end: int) -> tuple[Floats, Floats]:
+        """Return the buckets `begin` to `end`: all planes of x, values of some metrics."""
         chosen = absent_values(len(columns), end - begin)
-        for _, values, span, first in self._parts(begin, end):
+        planes = np.empty((PLANES, end - begin))
+        for x, values, span, first in self._parts(begin, end):
             target = slice(first - begin, first - begin + span.stop - span.start)
+            planes[:, target] = x[:, span]
             for row, column in enumerate(columns):
                 if column < len(values):
                     chosen[row, :, target] = values[column, :, span]
-        return chosen
+        return planes, chosen
 
-    def state(self) -> tuple[dict[str, Any], list[Floats]]:
-        """Return what `restore` needs besides the file."""
-        facts = {"chunks": self._chunks, "length": self.length, "fill": self._fill}
-        return facts, [self._x[:, : self._fill], self._values[:, :, : self._fill]]
+    def plane(self, plane: int, begin: int, end: int) -> Floats:
+        """Return one plane of x of the buckets `begin` to `end`."""
+        parts = [x[plane, span] for x, _, span, _ in self._parts(begin, end)]
+        return np.concatenate(parts) if parts else np.empty(0)
 
-    def restore(self, facts: dict[str, Any], arrays: Sequence[Floats]) -> None:
-        """Go on where another one was. Raises OSError, ValueError: the file is not of it."""
-        self._chunks = [(int(offset), int(metrics)) for offset, metrics in facts["chunks"]]
-        size = sum(_size(metrics) for _, metrics in self._chunks)
-        if size and (self._path is None or self._path.stat().st_size < size):
-            raise ValueError("the file of a level is too short")
-        self.length, self._fill = int(facts["length"]), int(facts["fill"])
-        self._x[:, : self._fill] = arrays[0]
-        self._values = absent_values(len(arrays[1]), ROWS)
-        self._values[:, :, : self._fill] = arrays[1]
+    def _parts(self, begin: int, end: int) -> Iterator[tuple[Floats, Floats, slice, int]]:
+        """Yield x and values of each chunk, which of its buckets are meant, and the first."""
+        numbers = range(begin // ROWS, (end - 1) // ROWS + 1) if end > begin else range(0)
+        with ExitStack() as stack:
+            file = None
+            if self.path is not None and numbers.start < len(self.chunks):
+                fd = files.open_file(Path(self.path))
+                stack.callback(os.close, fd)
+                file = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            for number in numbers:
+                first = max(begin - number * ROWS, 0)
+                span = slice(first, min(end - number * ROWS, ROWS))
+                yield *self._chunk(number, file), span, number * ROWS + first
+
+    def _chunk(self, number: int, file: mmap.mmap | None) -> tuple[Floats, Floats]:
+        if file is not None and number < len(self.chunks):
+            offset, metrics = self.chunks[number]
+            x = np.frombuffer(file, "f8", PLANES * ROWS, offset)
+            values = np.frombuffer(file, "f4", metrics * 4 * ROWS, offset + PLANES * ROWS * 8)
+            return x.reshape(PLANES, ROWS), values.reshape(metrics, 4, ROWS)
+        if number < len(self.memory):
+            return self.memory[number]
+        return self.x, self.values
 
 
 def _size(metrics: int) -> int:

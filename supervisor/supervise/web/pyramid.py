@@ -15,36 +15,26 @@ of another run, journal or version is thrown away.
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import hashlib
-import io
-import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from ..errors import MISSHAPEN, StoreError
 from ..store import files
-from ..store.journal import MAGIC, MAX_PAYLOAD, START, THINNED, Segment
-from .journal_blocks import (
-    ANNOUNCED,
-    FRAME,
-    FRAME_HEAD,
-    FRAME_START,
-    RECORD_HEAD,
-    Groups,
-    cut_window,
-    decode_frames,
-    frame_points,
-    read_frames_of,
-)
+from ..store.journal import MAGIC, START, THINNED, Segment
+from .journal_blocks import RECORD_HEAD, cut_window, decode_frames, frame_points, scan_block
 from .levels import (
     BASE,
     FAN,
@@ -63,7 +53,7 @@ from .levels import (
     widen_values,
 )
 
-FORMAT = 1
+FORMAT = 2
 AXES = {"step": STEP, "time": TIME, "tokens": TOKENS}
 MAX_COLUMNS = 2048  # metrics of a rank; a name beyond is not shown
 MAX_RANKS = 16  # built together; of more than that each is built when it is chosen
@@ -73,14 +63,13 @@ RAW_POINTS = 2  # a pixel: with fewer frames than that they are shown themselves
 MAX_RAW_BYTES = 64 << 20  # read for it, of a journal with many ranks
 
 
-@dataclass(slots=True)
-class Stretch:
+class Stretch(Struct, eq=False):
     """Frames whose steps grow.
 
     Attributes:
         first, last: steps. ordinal, at_ns, event: of the first frame, `event` in the journal.
-        length: number of frames.
         begin, end: its buckets on each level.
+        length: number of frames.
     """
 
     attempt: int
@@ -89,9 +78,9 @@ class Stretch:
     ordinal: int
     at_ns: int
     event: int
+    begin: list[int]
+    end: list[int]
     length: int = 0
-    begin: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -109,33 +98,42 @@ class Curves:
     stretches: Sequence[tuple[Stretch, Floats, Floats]]
 
 
-class RankPyramid:
-    """The buckets of one rank. Its name of a level's file is `r<rank>.L<level>`."""
+class RankPyramid(Struct, eq=False):
+    """The buckets of one rank.
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
-        self.rank = rank
-        self.columns: dict[str, int] = {}
-        self.tables: list[tuple[int, Floats]] = []  # from which frame on, columns of its values
-        self.levels = [
-            Level(None if folder is None else folder / f"r{rank}.L{number}")
-            for number in range(LEVELS)
-        ]
-        self.stretches: list[Stretch] = []
-        self.length = 0
-        self._tokens = 0.0  # the newest count of them
-        # Frames of the open bucket: x, values, which are not finite. Then the open buckets.
-        self._rows: tuple[Floats, Floats, Floats] | None = None
-        self._open: list[tuple[Floats, Floats] | None] = [None] * LEVELS
+    Attributes:
+        levels: their files are `r<rank>.L<level>`.
+        length: number of frames. tokens: the newest count of them.
+        columns: of the metrics. tables: from which frame on, columns of its values.
+        rows: frames of the open bucket: x, values, which are not finite.
+        open: buckets of each level that are not joined yet.
+    """
+
+    rank: int
+    levels: list[Level]
+    length: int = 0
+    tokens: float = 0.0
+    columns: dict[str, int] = field(default_factory=dict)
+    tables: list[tuple[int, Floats]] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
+    rows: tuple[Floats, Floats, Floats] | None = None
+    open: list[tuple[Floats, Floats] | None] = field(default_factory=lambda: [None] * LEVELS)
 
     def announce(self, names: Sequence[str]) -> None:
         """Take the names of the values that follow."""
         for name in names:
             if len(self.columns) < MAX_COLUMNS:
                 self.columns.setdefault(name, len(self.columns))
-        table = np.array([self.columns.get(name, -1) for name in names], int)
-        self.tables.append((self.length, table))
-        for level in self.levels:
-            level.widen(len(self.columns))
+        self.tables.append((self.length, self.table_of(names)))
+
+    def table_of(self, names: Sequence[str]) -> Floats:
+        """Return the columns of values with these names, -1 for none."""
+        return np.array([self.columns.get(name, -1) for name in names], int)
+
+    def table_at(self, ordinal: int) -> Floats:
+        """Return the columns of the values of a frame."""
+        index = bisect.bisect_right(self.tables, ordinal, key=lambda table: table[0])
+        return self.tables[index - 1][1] if index else np.empty(0, int)
 
     def take(self, head: Floats, values: Floats, broken: Floats) -> None:
         """Take frames: i8[n, 5], see `Span`, values and which are not finite: [n, metrics]."""
@@ -146,17 +144,17 @@ class RankPyramid:
             stretch = self.stretches[-1] if self.stretches else None
             if stretch is None or stretch.attempt != attempt or step <= stretch.last:
                 self._close()
+                begins = [level.length for level in self.levels]
+                at_ns, event = int(rows[0, 0]), int(rows[0, 4])
                 stretch = Stretch(
-                    attempt, step, step, self.length, int(rows[0, 0]), int(rows[0, 4])
+                    attempt, step, step, self.length, at_ns, event, begins, list(begins)
                 )
-                stretch.begin = [level.length for level in self.levels]
-                stretch.end = list(stretch.begin)
                 self.stretches.append(stretch)
             x = np.empty((PLANES, end - begin))
             x[ORDINAL] = self.length + np.arange(end - begin)
             x[STEP], x[TIME], x[POSITION] = rows[:, 1], rows[:, 0], rows[:, 3]
-            x[TOKENS] = self.count_tokens(values[begin:end], self._tokens)
-            self._tokens = float(x[TOKENS, -1])
+            x[TOKENS] = self.count_tokens(values[begin:end], self.tokens)
+            self.tokens = float(x[TOKENS, -1])
             stretch.length += end - begin
             stretch.last = int(rows[-1, 1])
             self.length += end - begin
@@ -173,8 +171,8 @@ class RankPyramid:
 
     def _add(self, x: Floats, values: Floats, broken: Floats) -> None:
         width = len(self.columns)
-        if self._rows is not None:
-            old_x, old_values, old_broken = self._rows
+        if self.rows is not None:
+            old_x, old_values, old_broken = self.rows
             x = np.concatenate([old_x, x], 1)
             values = np.concatenate(
                 [_widen(old_values, width, np.nan), _widen(values, width, np.nan)]
@@ -189,7 +187,7 @@ class RankPyramid:
             self._push(0, x[:, :full:BASE], reduce_frames(frames, marks))
         # Copies: a view would keep the whole block in memory.
         rest = x[:, full:].copy(), values[full:].copy(), broken[full:].copy()
-        self._rows = rest if full < x.shape[1] else None
+        self.rows = rest if full < x.shape[1] else None
 
     def _push(self, number: int, x: Floats, values: Floats) -> None:
         self.levels[number].append(x, values)
@@ -198,24 +196,24 @@ class RankPyramid:
             return
         width = len(self.columns)
         values = widen_values(values, width)
-        if (open_buckets := self._open[number + 1]) is not None:
+        if (open_buckets := self.open[number + 1]) is not None:
             x = np.concatenate([open_buckets[0], x], 1)
             values = np.concatenate([widen_values(open_buckets[1], width), values], 2)
         full = x.shape[1] // FAN * FAN
         rest = x[:, full:].copy(), values[:, :, full:].copy()
-        self._open[number + 1] = rest if full < x.shape[1] else None
+        self.open[number + 1] = rest if full < x.shape[1] else None
         if full:
             joined = values[:, :, :full].reshape(width, 4, -1, FAN)
             self._push(number + 1, x[:, :full:FAN], join_buckets(joined))
 
     def _close(self) -> None:
         """End the open buckets: the stretch is over."""
-        if self._rows is not None:
-            (x, values, broken), self._rows = self._rows, None
+        if self.rows is not None:
+            (x, values, broken), self.rows = self.rows, None
             self._push(0, x[:, :1], reduce_frames(values[None], broken[None]))
         for number in range(1, LEVELS):
-            if (open_buckets := self._open[number]) is not None:
-                self._open[number] = None
+            if (open_buckets := self.open[number]) is not None:
+                self.open[number] = None
                 x, values = open_buckets
                 self._push(number, x[:, :1], join_buckets(values[:, :, None, :]))
 
@@ -226,12 +224,9 @@ class RankPyramid:
         for finer in range(number - 1, -1, -1):
             begin, end = stretch.begin[finer] + done * FAN, stretch.end[finer]
             done = end - stretch.begin[finer]
-            yield (
-                self.levels[finer].x(slice(None), begin, end),
-                self.levels[finer].values(columns, begin, end),
-            )
-        if self._rows is not None:
-            x, values, broken = self._rows
+            yield self.levels[finer].read(columns, begin, end)
+        if self.rows is not None:
+            x, values, broken = self.rows
             reduced = reduce_frames(values[None], broken[None])
             chosen = absent_values(len(columns), 1)
             for row, column in enumerate(columns):
@@ -244,16 +239,14 @@ class RankPyramid:
     ) -> tuple[int, int]:
         """Return the buckets of a level in a window, and one more on each side."""
         begin, end = stretch.begin[number], stretch.end[number]
-        x = self.levels[number].x([axis], begin, end)[0]
-        first, last = np.searchsorted(x, [low, high])
+        first, last = np.searchsorted(self.levels[number].plane(axis, begin, end), [low, high])
         return begin + max(int(first) - 1, 0), min(begin + int(last) + 1, end)
 
     def buckets(
         self, number: int, stretch: Stretch, span: tuple[int, int], columns: Sequence[int]
     ) -> tuple[Floats, Floats]:
         """Return buckets of a level, with the open end where it is in the window."""
-        level = self.levels[number]
-        parts = [(level.x(slice(None), *span), level.values(columns, *span))]
+        parts = [self.levels[number].read(columns, *span)]
         if stretch is self.stretches[-1] and span[1] == stretch.end[number]:
             parts += self._open_end(number, columns)
         return (
@@ -261,53 +254,40 @@ class RankPyramid:
             np.concatenate([values for _, values in parts], 2),
         )
 
-    def position(self, stretch: Stretch, bucket: int) -> tuple[int, int, float] | None:
-        """Return ordinal, position and tokens of the first frame of a bucket of level 0."""
-        planes = [ORDINAL, POSITION, TOKENS]
-        if bucket < stretch.end[0]:
-            x = self.levels[0].x(planes, bucket, bucket + 1)[:, 0]
-        elif self._rows is not None:
-            x = self._rows[0][planes, 0]
+    def start_of(self, bucket: int) -> tuple[int, int, float] | None:
+        """Return ordinal, position and tokens of the first frame of a bucket of level 0.
+
+        The one behind the closed ones is open; None where it has no frames yet.
+        """
+        if bucket < self.levels[0].length:
+            x, _ = self.levels[0].read([], bucket, bucket + 1)
+        elif bucket == self.levels[0].length and self.rows is not None:
+            x = self.rows[0]
         else:
             return None
-        return int(x[0]), int(x[1]), float(x[2])
+        return int(x[ORDINAL, 0]), int(x[POSITION, 0]), float(x[TOKENS, 0])
 
-    def state(self) -> tuple[Mapping[str, Any], list[Floats]]:
-        """Return all that is in memory: facts, and arrays."""
-        levels = [level.state() for level in self.levels]
-        facts = {
-            "rank": self.rank,
-            "columns": list(self.columns),
-            "length": self.length,
-            "tokens": self._tokens,
-            "tables": [first for first, _ in self.tables],
-            "stretches": [
-                [*(getattr(stretch, name) for name in Stretch.__slots__)]
-                for stretch in self.stretches
-            ],
-            "levels": [level_facts for level_facts, _ in levels],
-            "rows": self._rows is not None,
-            "open": [buckets is not None for buckets in self._open],
-        }
-        arrays = [table for _, table in self.tables]
-        arrays += [array for _, level_arrays in levels for array in level_arrays]
-        arrays += self._rows or ()
-        arrays += [array for buckets in self._open if buckets is not None for array in buckets]
-        return facts, arrays
 
-    def restore(self, facts: Mapping[str, Any], arrays: Iterator[Floats]) -> None:
-        """Go on where another one was. Raises OSError, ValueError and others: it cannot."""
-        self.columns = {name: column for column, name in enumerate(facts["columns"])}
-        self.length = facts["length"]
-        self._tokens = facts["tokens"]
-        self.tables = [(first, next(arrays)) for first in facts["tables"]]
-        self.stretches = [Stretch(*values) for values in facts["stretches"]]
-        for level, level_facts in zip(self.levels, facts["levels"], strict=True):
-            level.restore(level_facts, [next(arrays), next(arrays)])
-        self._rows = (next(arrays), next(arrays), next(arrays)) if facts["rows"] else None
-        self._open = [
-            (next(arrays), next(arrays)) if is_open else None for is_open in facts["open"]
-        ]
+class Cache(Struct, eq=False):
+    """The file `state` of a cache.
+
+    Attributes:
+        boot: of the machine; what a power cut left is not trusted.
+        folder: of the files of its levels. identity: of the journal.
+    """
+
+    format: int
+    boot: str
+    folder: str
+    run: str
+    identity: str | None
+    segment: int
+    offset: int
+    number: int
+    is_in_thinned: bool
+    read_bytes: int
+    cut: bool
+    ranks: dict[int, RankPyramid]
 
 
 class Pyramid:
@@ -396,13 +376,13 @@ class Pyramid:
             if block is None:
                 break
             try:
-                used = self._parse(block)
+                used = self._take(block)
             except OSError:  # the cache cannot be written: again, in memory
                 self._begin(None)
                 continue
             except MISSHAPEN:
                 path = self._path(self._segment)
-                self.damage = f"event {self._number - 1} in {path} cannot be decoded"
+                self.damage = f"event {self._number} in {path} cannot be decoded"
                 break
             self._offset += used
             self.read_bytes += used
@@ -415,22 +395,23 @@ class Pyramid:
 
     def _block(self) -> bytes | None:
         """Return bytes from where reading stopped; of a segment that was thinned since, all."""
-        try:
-            fd = files.open_file(self._path(self._segment))
-        except OSError:
+        start = self._read(self._segment, 0, START.size)
+        is_thinned = start.startswith(THINNED)
+        if len(start) < START.size or not (is_thinned or start.startswith(MAGIC)):
             return None
-        try:
-            start = os.pread(fd, START.size, 0)
-            is_thinned = start.startswith(THINNED)
-            if len(start) < START.size or not (is_thinned or start.startswith(MAGIC)):
-                return None
-            if is_thinned and not self._is_in_thinned:
-                self.cut, self._is_in_thinned, self._offset = True, True, START.size
-            return os.pread(fd, BLOCK, self._offset)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
+        if is_thinned and not self._is_in_thinned:
+            self.cut, self._is_in_thinned, self._offset = True, True, START.size
+        return self._read(self._segment, self._offset, BLOCK)
+
+    def _read(self, segment: int, offset: int, size: int) -> bytes:
+        """Return bytes of a segment, none where it is not there or cannot be read."""
+        with suppress(OSError):
+            fd = files.open_file(self._path(segment))
+            try:
+                return os.pread(fd, size, offset)
+            finally:
+                os.close(fd)
+        return b""
 
     def _leave_segment(self, left: bytes, *, is_full: bool) -> bool:
         """Go to the next segment if there is one; what is left of a full one is damage."""
@@ -456,41 +437,20 @@ class Pyramid:
                 return block.startswith(left) and not is_whole
         return False
 
-    def _parse(self, block: bytes) -> int:
+    def _take(self, block: bytes) -> int:
         """Take the records of a block; return how many bytes were whole records."""
-        offset, size = 0, len(block)
-        base = (self._segment << 40) + self._offset
-        unpack, crc32, unpack_frame = RECORD_HEAD.unpack_from, zlib.crc32, FRAME_HEAD.unpack_from
-        view, groups = memoryview(block), Groups()
-        while offset + RECORD_HEAD.size <= size:
-            length, crc, number, kind = unpack(block, offset)
-            end = offset + RECORD_HEAD.size + length
-            if end > size or length > MAX_PAYLOAD or crc32(view[offset + 8 : end]) != crc:
-                break
-            if (number - self._number) & 0xFFFFFFFF < 1 << 31:  # else it was read before
-                self._number += ((number - self._number) & 0xFFFFFFFF) + 1
-                if kind == FRAME:
-                    at_ns, step, rank, attempt, count = unpack_frame(
-                        block, offset + RECORD_HEAD.size
-                    )
-                    begin = offset + FRAME_START + (count + 7) // 8
-                    bits = block[offset + FRAME_START : begin]
-                    event = self._number - 1
-                    span = (at_ns, step, attempt, base + offset, event, begin, end)
-                    groups.setdefault((rank, bits, end - begin), []).append(span)
-                elif kind == ANNOUNCED:
-                    self._take(groups, view)
-                    groups = Groups()
-                    self._announce(block[offset + RECORD_HEAD.size : end])
-            offset = end
-        self._take(groups, view)
-        return offset
-
-    def _announce(self, payload: bytes) -> None:
-        fields = json.loads(payload)
-        rank = self._rank(int(fields["rank"]))
-        if rank is not None:
-            rank.announce([str(name) for name in fields["names"]])
+        scan = scan_block(block, (self._segment << 40) + self._offset, self._number)
+        for number, part in scan.parts:
+            rank = self._rank(number)
+            if rank is None:
+                continue
+            if isinstance(part, list):
+                rank.announce(part)
+            else:
+                table = rank.table_at(rank.length)
+                rank.take(*decode_frames(part, block, table, len(rank.columns)))
+        self._number = scan.number
+        return scan.size
 
     def _rank(self, number: int) -> RankPyramid | None:
         if number not in self.ranks:
@@ -498,18 +458,11 @@ class Pyramid:
                 return None
             if self._only is not None and number != self._only:
                 return None
-            self.ranks[number] = RankPyramid(self._folder, number)
+            folder = self._folder
+            names = [f"r{number}.L{level}" for level in range(LEVELS)]
+            paths = [None if folder is None else str(folder / name) for name in names]
+            self.ranks[number] = RankPyramid(number, [Level(path) for path in paths])
         return self.ranks[number]
-
-    def _take(self, groups: Groups, view: memoryview) -> None:
-        by_rank: dict[int, Groups] = {}
-        for key, frames in groups.items():
-            by_rank.setdefault(key[0], {})[key] = frames
-        for number, parts in by_rank.items():
-            rank = self._rank(number)
-            if rank is not None:
-                columns = rank.tables[-1][1] if rank.tables else np.empty(0, int)
-                rank.take(*decode_frames(parts, view, columns, len(rank.columns)))
 
     # ── queries ──
 
@@ -562,45 +515,52 @@ class Pyramid:
         """Return the frames of some buckets of level 0, None where the journal lacks them."""
         parts = []
         for stretch, (begin, end) in zip(rank.stretches, spans, strict=True):
-            start = rank.position(stretch, begin)
-            last = stretch.ordinal + stretch.length
-            if end < stretch.end[0]:
-                last = stretch.ordinal + (end - stretch.begin[0]) * BASE
-            if start is None or last <= start[0]:
+            is_open = stretch is rank.stretches[-1] and end == stretch.end[0]
+            start = rank.start_of(begin)
+            if start is None or (begin == end and not is_open):
                 parts.append((np.empty((PLANES, 0)), absent_values(len(columns), 0)))
                 continue
-            frames = self._frames(rank, *start, last - start[0])
+            following = rank.start_of(end + is_open)
+            if following is None:
+                following = rank.length, (self._segment << 40) + self._offset, 0.0
+            frames = self._frames(rank, stretch.event, start, following[:2])
             if frames is None:
                 return None
             parts.append(frame_points(*frames, columns))
         return parts
 
     def _frames(
-        self, rank: RankPyramid, ordinal: int, position: int, tokens: float, count: int
+        self, rank: RankPyramid, event: int, start: tuple[int, int, float], end: tuple[int, int]
     ) -> tuple[Floats, Floats, Floats] | None:
-        """Return x, values and which are not finite of frames, read from the journal."""
+        """Return x, values and which are not finite of frames, read from the journal.
+
+        Args:
+            event: a number in the journal before them, or of the first.
+            start: ordinal, position and tokens of the first. end: of the one behind the last.
+        """
+        ordinal, position, tokens = start
+        table, budget = rank.table_at(ordinal), MAX_RAW_BYTES
         parts: list[tuple[Floats, Floats, Floats]] = []
-        segment, offset, budget = position >> 40, position & ((1 << 40) - 1), MAX_RAW_BYTES
-        count_read, least = 0, 4096
-        while count_read < count:
-            wanted = min(BLOCK, least + (count - count_read) * 1500)
-            block = self._old_block(segment, offset, wanted)
-            budget -= BLOCK if block is None else len(block)
-            if block is None or budget < 0:
+        while position < end[1]:
+            segment, offset = position >> 40, position & ((1 << 40) - 1)
+            size = end[1] - position if segment == end[1] >> 40 else BLOCK
+            block = self._read(segment, offset, min(size, BLOCK))
+            if not self._read(segment, 0, len(MAGIC)).startswith(MAGIC):
+                self.cut = True  # thinned since: its frames are not there any more
                 return None
-            tables = [(first - ordinal - count_read, table) for first, table in rank.tables]
-            runs, size = read_frames_of(block, rank.rank, count - count_read, tables)
-            for groups, table in runs:
-                part = decode_frames(groups, memoryview(block), table, len(rank.columns))
-                parts.append(part)
-                count_read += len(part[0])
-            offset += size
-            if not size and len(block) == wanted < BLOCK:
-                least = BLOCK  # a record that is larger: of a policy, for instance
-            elif not size:
-                if not self._path(segment + 1).exists():
-                    return None
-                segment, offset = segment + 1, START.size
+            scan = scan_block(block, position, event)
+            for number, part in scan.parts if scan.size else ():
+                if number == rank.rank and isinstance(part, list):
+                    table = rank.table_of(part)
+                elif number == rank.rank and not isinstance(part, list):
+                    parts.append(decode_frames(part, block, table, len(rank.columns)))
+            budget, event = budget - len(block), scan.number
+            is_end = not scan.size and segment < end[1] >> 40
+            if budget < 0 or not (scan.size or is_end):
+                return None
+            position = (segment + 1 << 40) + START.size if is_end else position + scan.size
+        if sum(len(head) for head, _, _ in parts) != end[0] - ordinal:
+            return None
         head, values, broken = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         x = np.zeros((PLANES, len(head)))
         x[ORDINAL] = ordinal + np.arange(len(head))
@@ -608,46 +568,29 @@ class Pyramid:
         x[TOKENS] = rank.count_tokens(values, tokens)
         return x, values, broken
 
-    def _old_block(self, segment: int, offset: int, size: int) -> bytes | None:
-        try:
-            fd = files.open_file(self._path(segment))
-        except OSError:
-            return None
-        try:
-            if not os.pread(fd, len(MAGIC), 0).startswith(MAGIC):
-                self.cut = True  # thinned since: its frames are not there any more
-                return None
-            return os.pread(fd, size, offset)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-
     # ── the cache ──
 
     def save(self) -> None:
         """Write all that is in memory; a cache that cannot be written is none."""
         if self._folder is None:
             return
-        ranks = [rank.state() for rank in self.ranks.values()]
-        facts = {
-            "format": FORMAT,
-            "boot": _boot(),  # what a power cut left is not trusted
-            "run": self._run,
-            "identity": self._identity(),
-            "segment": self._segment,
-            "offset": self._offset,
-            "number": self._number,
-            "read_bytes": self.read_bytes,
-            "cut": self.cut,
-            "thinned": self._is_in_thinned,
-            "ranks": [rank_facts for rank_facts, _ in ranks],
-        }
-        content = io.BytesIO()
-        text = np.frombuffer(json.dumps(facts).encode(), "u1")
-        np.savez(content, text, *(array for _, arrays in ranks for array in arrays))
+        cache = Cache(
+            format=FORMAT,
+            boot=_boot(),
+            folder=str(self._folder),
+            run=self._run,
+            identity=self._identity(),
+            segment=self._segment,
+            offset=self._offset,
+            number=self._number,
+            is_in_thinned=self._is_in_thinned,
+            read_bytes=self.read_bytes,
+            cut=self.cut,
+            ranks=self.ranks,
+        )
         with suppress(OSError):
-            files.replace_file(self._folder / "state", content.getvalue(), durable=False)
+            raw = msgspec.msgpack.encode(cache, enc_hook=_from_array)
+            files.replace_file(self._folder / "state", raw, durable=False)
             self._saved_bytes = self.read_bytes
 
     def _restore(self) -> None:
@@ -655,37 +598,34 @@ class Pyramid:
             return
         try:
             raw = files.read_file(self._folder / "state")
-            with np.load(io.BytesIO(raw), allow_pickle=False) as content:
-                facts = json.loads(content["arr_0"].tobytes())
-                arrays = iter([content[f"arr_{n}"] for n in range(1, len(content.files))])
-            if facts["boot"] != _boot() or facts["format"] != FORMAT or facts["run"] != self._run:
+            cache = msgspec.msgpack.decode(raw, type=Cache, dec_hook=_to_array)
+            levels = [level for rank in cache.ranks.values() for level in rank.levels]
+            if (cache.format, cache.boot, cache.run) != (FORMAT, _boot(), self._run):
                 raise ValueError("it is of another run")
-            if self._identity() not in (None, facts["identity"]):
+            if cache.folder != str(self._folder) or not all(level.is_whole() for level in levels):
+                raise ValueError("the files of its levels are not there")
+            if self._identity() not in (None, cache.identity):
                 raise ValueError("it is of another journal")
-            ranks = {}
-            for rank_facts in facts["ranks"]:
-                rank = RankPyramid(self._folder, int(rank_facts["rank"]))
-                rank.restore(rank_facts, arrays)
-                ranks[rank.rank] = rank
         except Exception:  # whatever a cache may hold: it is made again
             return
-        self.ranks = ranks
-        self._segment, self._offset = facts["segment"], facts["offset"]
-        self._number, self._is_in_thinned = facts["number"], facts["thinned"]
-        self.read_bytes = self._saved_bytes = facts["read_bytes"]
-        self.cut = facts["cut"]
+        self.ranks = cache.ranks
+        self._segment, self._offset, self._number = cache.segment, cache.offset, cache.number
+        self._is_in_thinned, self.cut = cache.is_in_thinned, cache.cut
+        self.read_bytes = self._saved_bytes = cache.read_bytes
 
     def _identity(self) -> str | None:
         """Return the hash of where the journal begins, None without one."""
-        try:
-            fd = files.open_file(self._path(0))
-        except OSError:
-            return None
-        try:
-            start = os.pread(fd, START.size + RECORD_HEAD.size, 0)
-            return hashlib.sha256(start[len(MAGIC) :]).hexdigest()
-        finally:
-            os.close(fd)
+        start = self._read(0, 0, START.size + RECORD_HEAD.size)
+        return hashlib.sha256(start[len(MAGIC) :]).hexdigest() if start else None
+
+
+def _from_array(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _to_array(form: type, parts: Any) -> Floats:
+    kind, shape, raw = parts
+    return np.frombuffer(raw, kind).reshape(shape)
 
 
 def _boot() -> str:
