@@ -57,8 +57,7 @@ def look(run: RunDir, paths: Iterable[str] = ()) -> None:
     page = Page(Settings(run.path.parent, cache=run.path.parent / "curves"))
     api = f"/api/run/{run.path.name}"
     asked = paths or (
-        *("/api/runs", api, f"{api}/metrics", f"{api}/series?m=train_loss_raw&px=7", f"{api}/head"),
-        *(f"{api}/incident/inc-1", f"{api}/incident/inc-1/evidence"),
+        *("/api/runs", api, f"{api}/series?m=train_loss_raw&px=7", f"{api}/incident/inc-1"),
         *(f"/run/{run.path.name}/export.html", f"/api/compare?a={run.path.name}"),
     )
 

@@ -109,7 +109,6 @@ def pages() -> dict[str, str]:
         "board-all": "run/rollback/?board=all&q=norm&smooth=0",
         "incident": incident,
         "incident-crash": "run/crash/incident/inc-1/",
-        "incident-report": f"{incident}report.html",
         "record": "run/rollback/record.html",
         "export": (HERE / "export.html").as_uri(),
         "compare": "compare/?a=rollback&b=crash&c=finished",

@@ -165,7 +165,7 @@ def _server() -> ModuleType:
 
 
 def _export(page: Any, run: str, target: Path) -> None:
-    raw = import_module("supervise.web.export").export_run(page.view(run), page.curves(run))
+    raw = import_module("supervise.web.export").export_run(*page.curves(run)).encode()
     page.close()
     try:
         files.replace_file(target.absolute(), raw, durable=False)

@@ -14,19 +14,19 @@ import math
 import os
 import struct
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from ..store import files
 from ..store.run_directory import cache_directory
 from ..store.run_records import WallClock
-from .levels import Floats
-from .pyramid import AXES, MAX_RANKS, Pyramid, RankPyramid, Stretch
+from .buckets import Floats
+from .pyramid import Pyramid, RankPyramid, Stretch
 from .run_view import RunView, Undone
 
 MAX_METRICS, MAX_PIXELS, PIXELS = 64, 4000, 800
@@ -35,24 +35,8 @@ SMALL_S = 0.15  # a small run needs no progress bar
 CACHE_BYTES = 2 << 30  # of all runs; the oldest go first
 CACHE_ENDED = "the journal was removed, or frames of it: from the page's cache"
 NO_CACHE = "the curves are kept in memory: their cache cannot be written, or another page has it"
-TURN_S = 5.0  # what takes longer waits for a disk
+TURN_S = 5.0  # a build that takes longer waits for a disk, or is no reason to wait
 _building = threading.Lock()  # one at a time: the machine trains
-
-
-@contextmanager
-def _turn() -> Iterator[None]:
-    """Wait until no other run is read, unless that one hangs."""
-    global _building
-    while not (turn := _building).acquire(timeout=TURN_S):
-        if turn is _building:  # else another has taken its place: there is one in turn again
-            turn = threading.Lock()
-            turn.acquire()
-            _building = turn
-            break
-    try:
-        yield
-    finally:
-        turn.release()
 
 
 class BuildingError(Exception):
@@ -67,43 +51,37 @@ class QueryError(Exception):
     """A query that cannot be answered."""
 
 
-@dataclass(frozen=True)
-class Query:
-    """Which part of which curves.
+class Query(
+    Struct,
+    frozen=True,
+    rename={"metrics": "m", "axis": "x", "low": "lo", "high": "hi", "pixels": "px"}.get,
+):
+    """Which part of which curves; the names of the fields in a URL are shorter.
 
     Attributes:
         rank: None for the leading one. following: only from this ordinal on.
     """
 
-    metrics: Sequence[str]
-    axis: str = "step"
+    metrics: Annotated[list[str], Meta(min_length=1, max_length=MAX_METRICS)]
+    axis: Literal["step", "time", "tokens"] = "step"
     low: float = -math.inf
     high: float = math.inf
-    pixels: int = PIXELS
+    pixels: Annotated[int, Meta(ge=1, le=MAX_PIXELS)] = PIXELS
     rank: int | None = None
-    following: int = 0
+    following: Annotated[int, Meta(ge=0, le=1 << 53)] = field(default=0, name="from")
 
     @classmethod
     def parse(cls, pairs: Sequence[tuple[str, str]]) -> Query:
         """Return the query of a URL. Raises QueryError."""
         metrics = list(dict.fromkeys(value for name, value in pairs if name == "m" and value))
         given = {name: value for name, value in pairs if name != "m" and value}
-        if not metrics or len(metrics) > MAX_METRICS:
-            raise QueryError(f"m: name 1 to {MAX_METRICS} metrics, m=ID each")
-        axis = given.get("x", "step")
-        if axis not in AXES:
-            raise QueryError(f"x: one of {', '.join(AXES)}")
         try:
-            low, high = float(given.get("lo", "-inf")), float(given.get("hi", "inf"))
-            pixels, following = int(given.get("px", PIXELS)), int(given.get("from", 0))
-            rank = int(given["rank"]) if "rank" in given else None
-        except ValueError as error:
-            raise QueryError(f"lo, hi, px, rank and from are numbers: {error}") from None
-        if math.isnan(low) or math.isnan(high) or abs(following) > 1 << 53:
-            raise QueryError("lo, hi and from are numbers")
-        if not 1 <= pixels <= MAX_PIXELS:
-            raise QueryError(f"px: 1 to {MAX_PIXELS}")
-        return cls(metrics, axis, low, high, pixels, rank, following)
+            query = msgspec.convert({**given, "m": metrics}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise QueryError(f"m names 1 to {MAX_METRICS} metrics, m=ID each; {error}") from None
+        if math.isnan(query.low) or math.isnan(query.high):
+            raise QueryError("lo and hi are numbers")
+        return query
 
 
 class RunCurves:
@@ -115,11 +93,11 @@ class RunCurves:
 
     def __init__(self, view: RunView, folder: Path | None) -> None:
         self._view, self._folder = view, folder
-        self._journal = view.run.journal_path
         self._lock = threading.Lock()
-        self._pyramids = [Pyramid(self._journal, folder, run=view.run.id)]
-        self._progress = [0.0]
-        self._is_building = False
+        self._pyramid = Pyramid(view.run.journal_path, folder, run=view.run.id)
+        self._progress = 0.0
+        self._builder: threading.Thread | None = None
+        self._starting = threading.Lock()  # one thread builds
         self._offsets: tuple[int, Callable[[Stretch], float]] = (-1, lambda stretch: 0.0)
         self._is_ended = threading.Event()
 
@@ -127,145 +105,95 @@ class RunCurves:
         """Leave the cache to others; a build ends."""
         self._is_ended.set()
         with self._lock:
-            for pyramid in self._pyramids:
-                pyramid.save()
-                pyramid.close()
+            self._pyramid.save()
+            self._pyramid.close()
 
     def progress(self) -> float:
         """Return 1.0 when all can be shown; a build begins, and small runs are ready at once."""
-        if self._progress[-1] < 1.0 and not self._is_building:
-            self._is_building = True
-            thread = threading.Thread(target=self._build, daemon=True, name="curves")
-            thread.start()
-            thread.join(SMALL_S)
-        return min(self._progress)
+        with self._starting:
+            is_building = self._builder is not None and self._builder.is_alive()
+            if self._progress < 1.0 and not is_building:
+                builder = threading.Thread(target=self._build, daemon=True, name="curves")
+                with suppress(RuntimeError):  # there may be no more threads: at the next look
+                    builder.start()
+                    self._builder = builder
+                    builder.join(SMALL_S)
+        return self._progress
 
     def _build(self) -> None:
+        has_turn = _building.acquire(timeout=TURN_S)
         try:
-            while min(self._progress) < 1.0:
-                with _turn(), self._lock:  # the one of a chosen rank may be another the next time
-                    number = next(n for n, done in enumerate(self._progress) if done < 1.0)
-                    pyramid = self._pyramids[number]
-                    if self._is_ended.is_set():
-                        break
-                    count = pyramid.update(BUILD_BYTES)
-                    if not count:
-                        pyramid.save()
-                    share = pyramid.read_bytes / max(pyramid.size_bytes(), 1)
-                    self._progress[number] = min(share, 0.999) if count else 1.0
-            if self._folder is not None:
-                trim_cache(self._folder.parent)
+            while self._progress < 1.0 and not self._is_ended.is_set():
+                self._build_on()
         finally:
-            self._is_building = False
+            if has_turn:
+                _building.release()
+        if self._folder is not None:
+            trim_cache(self._folder.parent)
+
+    def _build_on(self) -> None:
+        with self._lock:
+            if self._is_ended.is_set():
+                return
+            count = self._pyramid.update(BUILD_BYTES)
+            if not count:
+                self._pyramid.save()
+            share = self._pyramid.read_bytes / max(self._pyramid.size_bytes(), 1)
+            self._progress = min(share, 0.999) if count else 1.0
 
     def update(self) -> None:
         """Read what is new of a run that is built."""
         if self.progress() >= 1.0:
             with self._lock:
-                for pyramid in () if self._is_ended.is_set() else self._pyramids:
-                    pyramid.update()
+                if not self._is_ended.is_set():
+                    self._pyramid.update()
 
-    def rank_numbers(self) -> list[int]:
-        """Return the ranks that are built."""
+    def facts(self) -> dict[str, Any]:
+        """Return how far the curves are, which there are, and the attempts of the leading rank."""
         with self._lock:
-            return sorted({number for pyramid in self._pyramids for number in pyramid.ranks})
+            ranks, newest = self._pyramid.ranks, self._view.newest
+            lead = min(ranks, default=None)
+            stretches = [] if lead is None else ranks[lead].stretches
+            content: dict[str, Any] = {
+                "building": self._progress,
+                "cache": self._cache_note(),
+                "lead": lead,
+                "frames": {str(number): rank.length for number, rank in ranks.items()},
+                "attempts": [] if lead is None else self._attempts(ranks[lead]),
+            }
+            known = (0, -1) if newest is None else (newest.attempt, newest.step)
+            if stretches and (reached := (stretches[-1].attempt, stretches[-1].last)) > known:
+                content |= {"attempt": reached[0], "step": reached[1]}
+            return content
 
-    def _rank(self, number: int) -> tuple[Pyramid, RankPyramid]:
-        """Return a rank; of a job with many it may have to be built. Raises QueryError."""
-        for pyramid in self._pyramids:
-            if number in pyramid.ranks:
-                return pyramid, pyramid.ranks[number]
-        if len(self._pyramids[0].ranks) < MAX_RANKS or not self._is_rank(number):
-            raise QueryError(f"the run has no rank {number}")
-        if self._is_ended.is_set():
-            raise BuildingError(0.0)
-        for other in self._pyramids[1:]:
-            other.save()
-            other.close()
-        folder = None if self._folder is None else self._folder / f"rank-{number}"
-        self._pyramids[1:] = [Pyramid(self._journal, folder, run=self._view.run.id, rank=number)]
-        self._progress[1:] = [0.0]
-        raise BuildingError(0.0)
-
-    def _is_rank(self, number: int) -> bool:
-        newest = self._view.newest
-        return newest is not None and 0 <= number < max(newest.world_size, len(newest.ranks))
-
-    def lead(self) -> int | None:
-        """Return the rank whose curves are shown first, None before there is one."""
-        return min(self.rank_numbers(), default=None)
-
-    def metrics(self) -> list[str]:
+    def metrics(self) -> tuple[str, ...]:
         """Return the ids of all metrics of the ranks that are built."""
         with self._lock:
-            ranks = [r for pyramid in self._pyramids for r in pyramid.ranks.values()]
-            return list(dict.fromkeys(name for rank in ranks for name in rank.columns))
+            ranks = self._pyramid.ranks.values()
+            return tuple(dict.fromkeys(name for rank in ranks for name in rank.columns))
 
-    def cache_note(self) -> str | None:
+    def _cache_note(self) -> str | None:
         """Return what is to be said about the cache."""
-        pyramid = self._pyramids[0]
+        pyramid = self._pyramid
         if pyramid.damage:
             return f"{pyramid.damage}: the curves end there"
         if pyramid.cut or not pyramid.is_journal_there:
             return CACHE_ENDED if pyramid.ranks else None
         return None if pyramid.is_cached else NO_CACHE
 
-    def head(self) -> dict[str, Any]:
-        """Return how far the curves are."""
-        with self._lock:
-            ranks = self._pyramids[0].ranks
-            rank = ranks[min(ranks)] if ranks else None
-            stretch = rank.stretches[-1] if rank is not None and rank.stretches else None
-            newest = self._view.newest
-            t = None if newest is None else _seconds(newest.updated_wall, self._view.t0)
-            return {
-                "frames": {str(number): built.length for number, built in ranks.items()},
-                "step": -1 if stretch is None else stretch.last,
-                "attempt": 0 if stretch is None else stretch.attempt,
-                "t": t,
-                "building": min(self._progress),
+    def _attempts(self, rank: RankPyramid) -> list[dict[str, Any]]:
+        offset = self._clock(rank)
+        ends = [stretch.at_ns for stretch in rank.stretches[1:]]
+        return [
+            {
+                "attempt": stretch.attempt,
+                "first": stretch.first,
+                "last": stretch.last,
+                "t": round(stretch.at_ns / 1e9 + offset(stretch), 3),
+                "end_t": round(end / 1e9 + offset(stretch), 3) if end else None,
             }
-
-    def version(self) -> tuple[object, ...]:
-        """Return what changes when anything but the curves themselves does."""
-        with self._lock:
-            ranks = [r for pyramid in self._pyramids for r in pyramid.ranks.values()]
-            sizes = [(len(rank.stretches), len(rank.columns)) for rank in ranks]
-            return (*sizes, self._progress[0], self._pyramids[0].cut, self._pyramids[0].damage)
-
-    def attempts(self) -> list[dict[str, Any]]:
-        """Return the stretches of the leading rank."""
-        with self._lock:
-            ranks = self._pyramids[0].ranks
-            if not ranks:
-                return []
-            rank = ranks[min(ranks)]
-            offset = self._clock(rank)
-            ends = [stretch.at_ns for stretch in rank.stretches[1:]]
-            return [
-                {
-                    "attempt": stretch.attempt,
-                    "first": stretch.first,
-                    "last": stretch.last,
-                    "t": round(stretch.at_ns / 1e9 + offset(stretch), 3),
-                    "end_t": round(end / 1e9 + offset(stretch), 3) if end else None,
-                }
-                for stretch, end in zip(rank.stretches, [*ends, 0], strict=True)
-            ]
-
-    def repeated(self) -> list[Undone]:
-        """Return the steps of the leading rank that a later attempt made again."""
-        with self._lock:
-            ranks = self._pyramids[0].ranks
-            stretches = ranks[min(ranks)].stretches if ranks else []
-            return [span for span in _repeated(stretches) if span is not None]
-
-    def tag(self, query: Query) -> str:
-        """Return what changes with the answer to a query."""
-        with self._lock:
-            lengths = [r.length for p in self._pyramids for r in p.ranks.values()]
-        text = f"{len(self._view.records)} {sum(lengths)} {query}"
-        return f'"{zlib.crc32(text.encode()):x}"'
+            for stretch, end in zip(rank.stretches, [*ends, 0], strict=True)
+        ]
 
     def series(self, query: Query) -> bytes:
         """Return the curves of a window. Raises BuildingError, QueryError."""
@@ -273,18 +201,21 @@ class RunCurves:
         if (progress := self.progress()) < 1.0:
             raise BuildingError(progress)
         with self._lock:
-            ranks = self._pyramids[0].ranks
+            ranks = self._pyramid.ranks
             number = query.rank if query.rank is not None else min(ranks, default=0)
+            header: dict[str, Any] = {"metrics": query.metrics, "rank": number, "stretches": []}
             if not ranks:
-                return _encode({**_header(query, number), "bucket": 1, "frames": 0, "next": 0}, [])
-            pyramid, rank = self._rank(number)
+                return _encode({**header, "tokens": False, "bucket": 1, "next": 0}, [])
+            rank = ranks.get(number)
+            if rank is None:
+                raise QueryError(f"there are no curves of rank {number}")
             offset = self._clock(rank)
             shifts = [1e9 * offset(stretch) for stretch in rank.stretches]
             low, high = query.low, query.high
             is_time = query.axis == "time"
             if is_time:
                 low, high = low * 1e9, high * 1e9
-            curves = pyramid.curves(
+            curves = self._pyramid.curves(
                 number,
                 query.metrics,
                 query.axis,
@@ -292,15 +223,13 @@ class RunCurves:
                 high,
                 query.pixels,
                 shifts=shifts if is_time else (),
+                following=query.following,
             )
-            header = {
-                **_header(query, number),
+            header |= {
                 "bucket": curves.bucket,
-                "frames": rank.length,
                 "next": curves.following,
                 "tokens": "tokens_seen" in rank.columns,
             }
-            rollbacks = self._view.undone()
             repeated = _repeated(rank.stretches)
             arrays: list[Floats] = []
             for (stretch, x, values), again, shift in zip(
@@ -312,7 +241,7 @@ class RunCurves:
                 span = x[0] >= query.following
                 x, values = x[:4, span], values[:, :, span]
                 x[2] = (x[2] + shift) / 1e9
-                undone = _undone_of(stretch, again, rollbacks)
+                undone = _undone_of(stretch, again, self._view.undone)
                 header["stretches"].append(
                     {"attempt": stretch.attempt, "n": x.shape[1], "last": last, "undone": undone}
                 )
@@ -341,26 +270,22 @@ def _offsets(view: RunView, stretches: Sequence[Stretch]) -> Callable[[Stretch],
     return offset
 
 
-def _repeated(stretches: Sequence[Stretch]) -> list[Undone | None]:
-    """Return of each stretch which of its steps a later one made again."""
-    spans: list[Undone | None] = []
+def _repeated(stretches: Sequence[Stretch]) -> list[list[int] | None]:
+    """Return of each stretch which of its steps, first and last, a later one made again."""
+    spans: list[list[int] | None] = []
     least = 1 << 62
     for stretch in reversed(stretches):
         first = max(least, stretch.first)
-        spans.append(
-            Undone(attempt=stretch.attempt, first=first, last=stretch.last, by="relaunch")
-            if first <= stretch.last
-            else None
-        )
+        spans.append([first, stretch.last] if first <= stretch.last else None)
         least = min(least, stretch.first)
     return spans[::-1]
 
 
 def _undone_of(
-    stretch: Stretch, repeated: Undone | None, rollbacks: Sequence[Undone]
+    stretch: Stretch, repeated: list[int] | None, rollbacks: Sequence[Undone]
 ) -> list[list[int]]:
     """Return the steps of a stretch that do not count, as pairs in order."""
-    spans = [[repeated.first, repeated.last]] if repeated is not None else []
+    spans = [] if repeated is None else [repeated]
     spans += [
         [max(span.first, stretch.first), min(span.last, stretch.last)]
         for span in rollbacks
@@ -375,26 +300,10 @@ def _undone_of(
     return merged
 
 
-def _header(query: Query, rank: int) -> dict[str, Any]:
-    return {
-        "metrics": list(query.metrics),
-        "x": query.axis,
-        "rank": rank,
-        "stretches": [],
-        "tokens": False,
-    }
-
-
 def _encode(header: Mapping[str, Any], arrays: Sequence[Floats]) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-(4 + len(text)) % 8)
     return b"".join([struct.pack("<I", len(text)), text, *(array.tobytes() for array in arrays)])
-
-
-def _seconds(wall: str, t0: float) -> float | None:
-    with suppress(ValueError):
-        return round(datetime.fromisoformat(wall).astimezone(UTC).timestamp() - t0, 3)
-    return None
 
 
 def cache_folder(run_id: str, chosen: Path | None) -> Path | None:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import hmac
 import html
-import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, urlencode
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -40,7 +38,6 @@ HOSTS = ("localhost", "127.0.0.1", "[::1]")
 READING = ("GET", "HEAD")
 MAX_BODY = 16 << 10  # bytes
 _PORT = re.compile(r":\d+$")
-_COOKIE = re.compile(r"(?:^|; *)([^=; ]+)=([^;]*)")
 
 
 @dataclass(frozen=True)
@@ -54,63 +51,49 @@ class Gate:
         door: the page that asks for the token.
     """
 
-    page: Application
+    page: ASGIApp
     token: str
     hosts: Collection[str] = HOSTS
     cookie: str = "supervise"
-    door: bytes = b""
+    door: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.page(scope, receive, send)
             return
-        headers = {
-            name.decode().lower(): value.decode("latin1") for name, value in scope["headers"]
-        }
-        refusal = self._refuse(scope, headers)
-        if refusal is None:
-            await self.page(scope, _limited(receive), _guarded(send))
-            return
-        status, extra, body = refusal
-        start = {"type": "http.response.start", "status": status, "headers": _encode(extra)}
-        guarded = _guarded(send)
-        await guarded(start)
-        await guarded({"type": "http.response.body", "body": body})
+        answer = self._refusal(Request(scope)) or self.page
+        await answer(scope, _limited(receive), _guarded(send))
 
-    def _refuse(
-        self, scope: Scope, headers: dict[str, str]
-    ) -> tuple[int, dict[str, str], bytes] | None:
-        """Return status, headers and body of an answer, None to let the request through."""
-        host = headers.get("host", "").lower()
+    def _refusal(self, request: Request) -> Response | None:
+        """Return why a request is not answered by the page, None to let it through."""
+        host = request.headers.get("host", "").lower()
         name = _PORT.sub("", host)
         if name not in self.hosts:
             text = f"this page is not served under the name {name!r}"
             return _problem(421, text, f"supervise web --allow-host {name}")
-        if scope["method"] not in READING and (problem := _cross_site(host, headers)):
+        if request.method not in READING and (problem := _cross_site(host, request)):
             return _problem(403, problem, None)
-        if int(headers.get("content-length") or 0) > MAX_BODY:
+        if int(request.headers.get("content-length") or 0) > MAX_BODY:
             return _problem(413, f"a body has at most {MAX_BODY >> 10} kB", None)
-        is_open = not self.token or scope["path"].startswith("/static/")
-        return None if is_open else self._ask_token(scope, headers)
+        is_open = not self.token or request.scope["path"].startswith("/static/")
+        return None if is_open else self._ask_token(request)
 
-    def _ask_token(
-        self, scope: Scope, headers: dict[str, str]
-    ) -> tuple[int, dict[str, str], bytes] | None:
-        query = parse_qsl(scope["query_string"].decode("latin1"), keep_blank_values=True)
-        offered = next((value for name, value in query if name == "token"), None)
-        if offered is not None and scope["method"] in READING and self._is_token(offered):
+    def _ask_token(self, request: Request) -> Response | None:
+        scope, query = request.scope, request.query_params.multi_items()
+        offered = request.query_params.get("token")
+        if offered is not None and request.method in READING and self._is_token(offered):
             path = quote(scope["path"].lstrip("/"))
             if path:
                 rest = urlencode([*query, ("page", path)])
-                return 303, {"location": f"./{'../' * path.count('/')}?{rest}"}, b""
-            page = next((value for name, value in reversed(query) if name == "page"), "")
+                return RedirectResponse(f"./{'../' * path.count('/')}?{rest}", 303)
+            page = quote(request.query_params.get("page", ""), safe="/%")
             rest = urlencode([pair for pair in query if pair[0] not in ("token", "page")])
-            target = f"./{quote(page, safe='/%')}{'?' if rest else ''}{rest}"
-            cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Lax"
-            return 303, {"location": target, "set-cookie": cookie}, b""
-        stored = dict(_COOKIE.findall(headers.get("cookie", ""))).get(self.cookie, "")
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+            answer = RedirectResponse(f"./{page}{'?' if rest else ''}{rest}", 303)
+            answer.set_cookie(self.cookie, self.token, path=None, httponly=True, samesite="lax")
+            return answer
+        stored = request.cookies.get(self.cookie, "")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._is_token(stored) or self._is_token(bearer):
             return None
         if scope["path"].startswith("/api/"):
@@ -120,15 +103,15 @@ class Gate:
             for name, value in query
             if name != "token"
         )
-        door = self.door.replace(b"<form>", b"<form>" + fields.encode())
-        return 401, {"content-type": "text/html; charset=utf-8"}, door
+        return HTMLResponse(self.door.replace("<form>", f"<form>{fields}"), 401)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self.token.encode())
 
 
-def _cross_site(host: str, headers: dict[str, str]) -> str:
+def _cross_site(host: str, request: Request) -> str:
     """Return why a request that changes something is not of a page of ours, "" if it is."""
+    headers = request.headers
     origin = headers.get("origin", "").lower()
     if origin not in (f"http://{host}", f"https://{host}"):
         return f"the request comes from {origin or 'no page'}, and not from this one"
@@ -139,24 +122,18 @@ def _cross_site(host: str, headers: dict[str, str]) -> str:
     return ""
 
 
-def _problem(status: int, text: str, hint: str | None) -> tuple[int, dict[str, str], bytes]:
-    body = json.dumps({"error": text, "hint": hint}).encode()
-    return status, {"content-type": "application/json"}, body
-
-
-def _encode(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin1"), value.encode("latin1")) for name, value in headers.items()]
+def _problem(status: int, text: str, hint: str | None) -> Response:
+    return JSONResponse({"error": text, "hint": hint}, status)
 
 
 def _guarded(send: Send) -> Send:
     """Add the headers that every answer has, where it does not set one itself."""
 
-    async def send_guarded(message: MutableMapping[str, Any]) -> None:
+    async def send_guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            names: Iterable[bytes] = {name.lower() for name, _ in headers}
-            headers += [pair for pair in _encode(HEADERS) if pair[0] not in names]
-            message = {**message, "headers": headers}
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return send_guarded
@@ -166,7 +143,7 @@ def _limited(receive: Receive) -> Receive:
     """End a body that is longer than it may be: its length was not announced."""
     count = 0
 
-    async def receive_limited() -> MutableMapping[str, Any]:
+    async def receive_limited() -> Message:
         nonlocal count
         message = await receive()
         count += len(message.get("body", b""))

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.model.events import Announced, Frame
 from ..errors import MISSHAPEN
 from ..store.journal import KINDS, MAX_PAYLOAD
-from .levels import COUNT, LARGEST, Floats, absent_values
+from .buckets import Floats, reduce_frames
 
 FRAME, ANNOUNCED = KINDS[Frame], KINDS[Announced]
 RECORD_HEAD = struct.Struct("<IIIB")  # length, crc, number, kind
@@ -123,16 +123,16 @@ def decode_frames(
 
 
 def frame_points(
-    x: Floats, frames: Floats, broken: Floats, columns: Sequence[int]
-) -> tuple[Floats, Floats]:
-    """Return frames in the form of buckets of one."""
-    values = absent_values(len(columns), len(frames))
+    frames: Floats, broken: Floats, columns: Sequence[int], *, joined: bool = False
+) -> Floats:
+    """Return the values of some metrics, of each frame, or `joined` in one bucket."""
+    chosen = np.full((len(frames), len(columns)), np.nan)
+    marks = np.zeros(chosen.shape, bool)
     for row, column in enumerate(columns):
         if column < frames.shape[1]:
-            values[row, :COUNT] = frames[:, column].clip(-LARGEST, LARGEST)
-            counts = np.where(np.isfinite(frames[:, column]), 1, 0)
-            values[row, COUNT] = np.where(broken[:, column], -0.5, counts)
-    return x, values
+            chosen[:, row], marks[:, row] = frames[:, column], broken[:, column]
+    axis = 0 if joined else 1
+    return reduce_frames(np.expand_dims(chosen, axis), np.expand_dims(marks, axis))
 
 
 def cut_window(

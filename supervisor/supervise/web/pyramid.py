@@ -1,14 +1,14 @@
-"""The pyramid of a run: its frames in buckets, level by level, made of the journal on first sight.
+"""The curves of a run: its frames in buckets, made of the journal on first sight.
 
 A *stretch* is a sequence of frames of one rank with one attempt whose steps grow; buckets never
 cross its end. The *ordinal*, the count of a rank's frames, is the only coordinate that never goes
-back; step, time and tokens grow within a stretch. The last level is the journal itself: a bucket
-has the byte where its first frame is.
+back; step, time and tokens grow within a stretch. Of a wide window 4, 16, 64, ... buckets are
+joined; of a narrow one the frames are read in the journal: a bucket has the byte where it begins.
 
 The names of a rank's values may change their order, at a relaunch for instance. Columns are global
 by name here, in the order of first sight, and a table of positions holds from its frame on.
 
-The cache is a directory of its own, one file a level, and `state`, which is replaced at once with
+The cache is a directory of its own, one file a rank, and `state`, which is replaced at once with
 everything that is in memory: a killed build goes on from the last one, and gives the same. A cache
 of another run, journal or version is thrown away.
 """
@@ -19,8 +19,7 @@ import bisect
 import fcntl
 import hashlib
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,32 +33,31 @@ from msgspec import Struct, field
 from ..errors import MISSHAPEN, StoreError
 from ..store import files
 from ..store.journal import MAGIC, START, THINNED, Segment
-from .journal_blocks import RECORD_HEAD, cut_window, decode_frames, frame_points, scan_block
-from .levels import (
+from .buckets import (
     BASE,
     FAN,
-    LEVELS,
     ORDINAL,
     PLANES,
     POSITION,
     STEP,
     TIME,
     TOKENS,
+    Buckets,
     Floats,
-    Level,
     absent_values,
     join_buckets,
     reduce_frames,
-    widen_values,
 )
+from .journal_blocks import RECORD_HEAD, cut_window, decode_frames, frame_points, scan_block
 
-FORMAT = 2
+FORMAT = 3
 AXES = {"step": STEP, "time": TIME, "tokens": TOKENS}
 MAX_COLUMNS = 2048  # metrics of a rank; a name beyond is not shown
-MAX_RANKS = 16  # built together; of more than that each is built when it is chosen
+MAX_RANKS = 64  # those beyond have no curves
 BLOCK = 8 << 20  # bytes that are parsed at once
 SAVE_BYTES = 32 << 20  # of the journal between two states of the cache
 RAW_POINTS = 2  # a pixel: with fewer frames than that they are shown themselves
+SLICE = 4096  # buckets that are joined at once
 MAX_RAW_BYTES = 64 << 20  # read for it, of a journal with many ranks
 
 
@@ -68,8 +66,7 @@ class Stretch(Struct, eq=False):
 
     Attributes:
         first, last: steps. ordinal, at_ns, event: of the first frame, `event` in the journal.
-        begin, end: its buckets on each level.
-        length: number of frames.
+        begin, end: its closed buckets. length: number of frames.
     """
 
     attempt: int
@@ -78,8 +75,8 @@ class Stretch(Struct, eq=False):
     ordinal: int
     at_ns: int
     event: int
-    begin: list[int]
-    end: list[int]
+    begin: int
+    end: int
     length: int = 0
 
 
@@ -102,22 +99,19 @@ class RankPyramid(Struct, eq=False):
     """The buckets of one rank.
 
     Attributes:
-        levels: their files are `r<rank>.L<level>`.
         length: number of frames. tokens: the newest count of them.
         columns: of the metrics. tables: from which frame on, columns of its values.
         rows: frames of the open bucket: x, values, which are not finite.
-        open: buckets of each level that are not joined yet.
     """
 
     rank: int
-    levels: list[Level]
+    buckets: Buckets
     length: int = 0
     tokens: float = 0.0
     columns: dict[str, int] = field(default_factory=dict)
     tables: list[tuple[int, Floats]] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     rows: tuple[Floats, Floats, Floats] | None = None
-    open: list[tuple[Floats, Floats] | None] = field(default_factory=lambda: [None] * LEVELS)
 
     def announce(self, names: Sequence[str]) -> None:
         """Take the names of the values that follow."""
@@ -144,11 +138,8 @@ class RankPyramid(Struct, eq=False):
             stretch = self.stretches[-1] if self.stretches else None
             if stretch is None or stretch.attempt != attempt or step <= stretch.last:
                 self._close()
-                begins = [level.length for level in self.levels]
-                at_ns, event = int(rows[0, 0]), int(rows[0, 4])
-                stretch = Stretch(
-                    attempt, step, step, self.length, at_ns, event, begins, list(begins)
-                )
+                bucket, at_ns, event = self.buckets.length, int(rows[0, 0]), int(rows[0, 4])
+                stretch = Stretch(attempt, step, step, self.length, at_ns, event, bucket, bucket)
                 self.stretches.append(stretch)
             x = np.empty((PLANES, end - begin))
             x[ORDINAL] = self.length + np.arange(end - begin)
@@ -184,84 +175,61 @@ class RankPyramid(Struct, eq=False):
         if full:
             frames = values[:full].reshape(-1, BASE, values.shape[1])
             marks = broken[:full].reshape(frames.shape)
-            self._push(0, x[:, :full:BASE], reduce_frames(frames, marks))
+            self._append(x[:, :full:BASE], reduce_frames(frames, marks))
         # Copies: a view would keep the whole block in memory.
         rest = x[:, full:].copy(), values[full:].copy(), broken[full:].copy()
         self.rows = rest if full < x.shape[1] else None
 
-    def _push(self, number: int, x: Floats, values: Floats) -> None:
-        self.levels[number].append(x, values)
-        self.stretches[-1].end[number] = self.levels[number].length
-        if number + 1 == LEVELS:
-            return
-        width = len(self.columns)
-        values = widen_values(values, width)
-        if (open_buckets := self.open[number + 1]) is not None:
-            x = np.concatenate([open_buckets[0], x], 1)
-            values = np.concatenate([widen_values(open_buckets[1], width), values], 2)
-        full = x.shape[1] // FAN * FAN
-        rest = x[:, full:].copy(), values[:, :, full:].copy()
-        self.open[number + 1] = rest if full < x.shape[1] else None
-        if full:
-            joined = values[:, :, :full].reshape(width, 4, -1, FAN)
-            self._push(number + 1, x[:, :full:FAN], join_buckets(joined))
+    def _append(self, x: Floats, values: Floats) -> None:
+        self.buckets.append(x, values)
+        self.stretches[-1].end = self.buckets.length
 
     def _close(self) -> None:
-        """End the open buckets: the stretch is over."""
+        """End the open bucket: the stretch is over."""
         if self.rows is not None:
             (x, values, broken), self.rows = self.rows, None
-            self._push(0, x[:, :1], reduce_frames(values[None], broken[None]))
-        for number in range(1, LEVELS):
-            if (open_buckets := self.open[number]) is not None:
-                self.open[number] = None
-                x, values = open_buckets
-                self._push(number, x[:, :1], join_buckets(values[:, :, None, :]))
+            self._append(x[:, :1], reduce_frames(values[None], broken[None]))
 
-    def _open_end(self, number: int, columns: Sequence[int]) -> Iterator[tuple[Floats, Floats]]:
-        """Yield what a level lacks of the newest stretch: finer buckets, then the open frames."""
-        stretch = self.stretches[-1]
-        done = stretch.end[number] - stretch.begin[number]
-        for finer in range(number - 1, -1, -1):
-            begin, end = stretch.begin[finer] + done * FAN, stretch.end[finer]
-            done = end - stretch.begin[finer]
-            yield self.levels[finer].read(columns, begin, end)
-        if self.rows is not None:
-            x, values, broken = self.rows
-            reduced = reduce_frames(values[None], broken[None])
-            chosen = absent_values(len(columns), 1)
-            for row, column in enumerate(columns):
-                if column < len(reduced):
-                    chosen[row] = reduced[column]
-            yield x[:, :1], chosen
-
-    def window(
-        self, number: int, stretch: Stretch, axis: int, low: float, high: float
-    ) -> tuple[int, int]:
-        """Return the buckets of a level in a window, and one more on each side."""
-        begin, end = stretch.begin[number], stretch.end[number]
-        first, last = np.searchsorted(self.levels[number].plane(axis, begin, end), [low, high])
+    def window(self, stretch: Stretch, axis: int, low: float, high: float) -> tuple[int, int]:
+        """Return the buckets in a window, and one more on each side."""
+        begin, end = stretch.begin, stretch.end
+        first, last = np.searchsorted(self.buckets.plane(axis, begin, end), [low, high])
         return begin + max(int(first) - 1, 0), min(begin + int(last) + 1, end)
 
-    def buckets(
-        self, number: int, stretch: Stretch, span: tuple[int, int], columns: Sequence[int]
+    def joined(
+        self, stretch: Stretch, span: tuple[int, int], size: int, columns: Sequence[int]
     ) -> tuple[Floats, Floats]:
-        """Return buckets of a level, with the open end where it is in the window."""
-        parts = [self.levels[number].read(columns, *span)]
-        if stretch is self.stretches[-1] and span[1] == stretch.end[number]:
-            parts += self._open_end(number, columns)
+        """Return buckets, and the open one behind them, of which each `size` are joined.
+
+        They are counted from where the stretch begins: another window has the same.
+        """
+        begin = span[0] - (span[0] - stretch.begin) % size
+        end = min(span[1] + (stretch.begin - span[1]) % size, stretch.end)
+        is_open = stretch is self.stretches[-1] and end == stretch.end and self.rows is not None
+        at_once = max(size, SLICE - SLICE % size)
+        parts = [(np.empty((PLANES, 0)), absent_values(len(columns), 0))]
+        for first in range(begin, end + is_open, at_once):
+            last = min(first + at_once, end)
+            x, values = self.buckets.read(columns, first, last)
+            if is_open and self.rows is not None and first + at_once > end:
+                rows_x, rows, broken = self.rows
+                x = np.concatenate([x, rows_x[:, :1]], 1)
+                open_bucket = frame_points(rows, broken, columns, joined=True)
+                values = np.concatenate([values, open_bucket], 2)
+            parts.append((x[:, ::size], join_buckets(values, size)))
         return (
             np.concatenate([x for x, _ in parts], 1),
             np.concatenate([values for _, values in parts], 2),
         )
 
     def start_of(self, bucket: int) -> tuple[int, int, float] | None:
-        """Return ordinal, position and tokens of the first frame of a bucket of level 0.
+        """Return ordinal, position and tokens of the first frame of a bucket.
 
         The one behind the closed ones is open; None where it has no frames yet.
         """
-        if bucket < self.levels[0].length:
-            x, _ = self.levels[0].read([], bucket, bucket + 1)
-        elif bucket == self.levels[0].length and self.rows is not None:
+        if bucket < self.buckets.length:
+            x, _ = self.buckets.read([], bucket, bucket + 1)
+        elif bucket == self.buckets.length and self.rows is not None:
             x = self.rows[0]
         else:
             return None
@@ -273,7 +241,7 @@ class Cache(Struct, eq=False):
 
     Attributes:
         boot: of the machine; what a power cut left is not trusted.
-        folder: of the files of its levels. identity: of the journal.
+        folder: of the files of its buckets. identity: of the journal.
     """
 
     format: int
@@ -297,7 +265,6 @@ class Pyramid:
         journal: directory of the segments.
         folder: of the cache; None, or one that another process uses: in memory.
         run: its id, of which a cache must be.
-        rank: the only one; None: the first MAX_RANKS.
         save_bytes: of the journal between two states of the cache.
 
     Attributes:
@@ -313,11 +280,10 @@ class Pyramid:
         folder: Path | None = None,
         *,
         run: str = "",
-        rank: int | None = None,
         save_bytes: int = SAVE_BYTES,
     ) -> None:
         self._save_bytes = save_bytes
-        self._journal, self._run, self._only = journal, run, rank
+        self._journal, self._run = journal, run
         self._lock = -1
         self._begin(self._claim(folder))
         self._restore()
@@ -430,11 +396,7 @@ class Pyramid:
         with suppress(OSError, StoreError), Segment(self._path(self._segment)) as segment:
             if segment.valid_record_after(self._offset, self._number):
                 block = self._block() or b""  # again: it may have been written since
-                length, crc, _, _ = RECORD_HEAD.unpack(
-                    block[: RECORD_HEAD.size].ljust(RECORD_HEAD.size, b"\0")
-                )
-                is_whole = zlib.crc32(block[8 : RECORD_HEAD.size + length]) == crc
-                return block.startswith(left) and not is_whole
+                return block.startswith(left) and not scan_block(block, 0, self._number).size
         return False
 
     def _take(self, block: bytes) -> int:
@@ -454,14 +416,11 @@ class Pyramid:
 
     def _rank(self, number: int) -> RankPyramid | None:
         if number not in self.ranks:
-            if self._only is None and len(self.ranks) >= MAX_RANKS:
-                return None
-            if self._only is not None and number != self._only:
+            if len(self.ranks) >= MAX_RANKS:
                 return None
             folder = self._folder
-            names = [f"r{number}.L{level}" for level in range(LEVELS)]
-            paths = [None if folder is None else str(folder / name) for name in names]
-            self.ranks[number] = RankPyramid(number, [Level(path) for path in paths])
+            path = None if folder is None else str(folder / f"rank{number}")
+            self.ranks[number] = RankPyramid(number, Buckets(path))
         return self.ranks[number]
 
     # ── queries ──
@@ -476,11 +435,13 @@ class Pyramid:
         pixels: int,
         *,
         shifts: Sequence[float] = (),
+        following: int = 0,
     ) -> Curves:
         """Return the values of a window of an axis: step, time in ns, or tokens.
 
         Args:
             shifts: of each stretch, what is to be added to its axis.
+            following: ordinal from which on they are wanted; the last of each stretch always is.
 
         Raises:
             KeyError: there is no such rank.
@@ -490,7 +451,7 @@ class Pyramid:
         moved = shifts or [0.0] * len(rank.stretches)
         windows = [(low - shift, high - shift) for shift in moved]
         pairs = list(zip(rank.stretches, windows, strict=True))
-        spans = [rank.window(0, stretch, plane, *window) for stretch, window in pairs]
+        spans = [rank.window(stretch, plane, *window) for stretch, window in pairs]
         frames = sum((end - begin) * BASE for begin, end in spans)
         if frames <= RAW_POINTS * pixels and (raw := self._raw(rank, spans, columns)) is not None:
             inside = [
@@ -498,24 +459,25 @@ class Pyramid:
                 for (stretch, window), (x, values) in zip(pairs, raw, strict=True)
             ]
             return Curves(1, rank.length, inside)
-        level, buckets = 0, frames // BASE
-        while buckets > pixels and level + 1 < LEVELS:
-            level, buckets = level + 1, buckets // FAN
-        bucket = BASE * FAN**level
-        following, stretches = 0, []
-        for stretch, window in pairs:
-            span = rank.window(level, stretch, plane, *window)
-            stretches.append((stretch, *rank.buckets(level, stretch, span, columns)))
-            following = stretch.ordinal + (stretch.end[level] - stretch.begin[level]) * bucket
-        return Curves(bucket, following, stretches)
+        size = 1
+        while frames // BASE > size * pixels:
+            size *= FAN
+        stretches, following_ordinal = [], 0
+        for stretch, (begin, end) in zip(rank.stretches, spans, strict=True):
+            known = stretch.begin + max(0, following - stretch.ordinal) // BASE
+            span = max(begin, min(known, end - 1)), end
+            stretches.append((stretch, *rank.joined(stretch, span, size, columns)))
+            whole = (stretch.end - stretch.begin) // size * size
+            following_ordinal = stretch.ordinal + whole * BASE
+        return Curves(BASE * size, following_ordinal, stretches)
 
     def _raw(
         self, rank: RankPyramid, spans: Sequence[tuple[int, int]], columns: Sequence[int]
     ) -> list[tuple[Floats, Floats]] | None:
-        """Return the frames of some buckets of level 0, None where the journal lacks them."""
+        """Return the frames of some buckets, None where the journal lacks them."""
         parts = []
         for stretch, (begin, end) in zip(rank.stretches, spans, strict=True):
-            is_open = stretch is rank.stretches[-1] and end == stretch.end[0]
+            is_open = stretch is rank.stretches[-1] and end == stretch.end
             start = rank.start_of(begin)
             if start is None or (begin == end and not is_open):
                 parts.append((np.empty((PLANES, 0)), absent_values(len(columns), 0)))
@@ -526,7 +488,8 @@ class Pyramid:
             frames = self._frames(rank, stretch.event, start, following[:2])
             if frames is None:
                 return None
-            parts.append(frame_points(*frames, columns))
+            x, values, broken = frames
+            parts.append((x, frame_points(values, broken, columns)))
         return parts
 
     def _frames(
@@ -599,11 +562,11 @@ class Pyramid:
         try:
             raw = files.read_file(self._folder / "state")
             cache = msgspec.msgpack.decode(raw, type=Cache, dec_hook=_to_array)
-            levels = [level for rank in cache.ranks.values() for level in rank.levels]
             if (cache.format, cache.boot, cache.run) != (FORMAT, _boot(), self._run):
                 raise ValueError("it is of another run")
-            if cache.folder != str(self._folder) or not all(level.is_whole() for level in levels):
-                raise ValueError("the files of its levels are not there")
+            whole = all(rank.buckets.is_whole() for rank in cache.ranks.values())
+            if cache.folder != str(self._folder) or not whole:
+                raise ValueError("the files of its buckets are not there")
             if self._identity() not in (None, cache.identity):
                 raise ValueError("it is of another journal")
         except Exception:  # whatever a cache may hold: it is made again

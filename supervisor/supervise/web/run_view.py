@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..catalog.metrics import spec_of
 from ..checkpoints import registry
@@ -36,7 +36,7 @@ from ..report.incident_files import describe_run, read_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
-from ..report.records import IncidentIndex, Record, find_action_outcome, incident_ids
+from ..report.records import IncidentIndex, Record, find_action_outcome
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
@@ -79,11 +79,13 @@ BOARDS = {
     ),
 }
 CHECKPOINT = (
-    *("name", "id", "path", "step", "attempt", "state", "pinned", "present", "bytes", "saved"),
-    *("verified", "seconds", "resumable", "problems", "values", "how"),
+    *("name", "path", "step", "attempt", "state", "pinned", "present", "saved", "problems"),
+    "values",
 )
+TRAINING = ("planned_steps", "loss_metric", "steps_per_s", "tokens_per_s", "tokens_of")
 LOGARITHMIC = ("grad_global_norm", "update_norm", "learning_rate", "loss_scale")
 NO_CURVE = ("_rate", "_count", "_seen", "_ok", "_rank", "_hash", "_mismatch", "_errors")
+NO_MARK = ("checkpoint", "capabilities", "measurement")  # notices with a place of their own
 EVENTS: tuple[tuple[type[decisions.Decision], str], ...] = (
     (decisions.PolicyReloaded, "policy"),
     (decisions.PolicyRefused, "policy"),
@@ -101,6 +103,7 @@ CHIEF = (
     *(decisions.CommandAnswered, decisions.PolicyReloaded, decisions.PolicyRefused),
     *(decisions.JobLaunched, decisions.RunAdopted, decisions.ProgramReplaced),
 )
+MAX_POLICIES = 100
 _policies: dict[str, Policy] = {}  # by digest: runs share them, and to read one takes long
 
 
@@ -128,73 +131,8 @@ class Undone(Struct, frozen=True, kw_only=True):
     """Steps of an attempt that do not count, both inclusive."""
 
     attempt: int
-    first: int = field(name="from")
-    last: int = field(name="to")
-    by: str
-    incident: str | None = None
-
-
-class Moment(Struct, frozen=True, kw_only=True):
-    """When something was; t: seconds since the run was created."""
-
-    t: float
-    step: int
-    attempt: int
-
-
-class Phase(Moment, frozen=True, kw_only=True):
-    """A state of the engine begins."""
-
-    name: str
-
-
-class EventMark(Moment, frozen=True, kw_only=True):
-    """Something that people look for beside the curves."""
-
-    kind: str
-    text: str
-    record: int
-
-
-class Raise(Moment, frozen=True, kw_only=True):
-    """An incident became more severe."""
-
-    severity: str
-    text: str
-
-
-class IncidentMark(Moment, frozen=True, kw_only=True):
-    """An incident beside the curves; `phase`: open, held or closed.
-
-    Attributes:
-        unsettled: only the end of the job ended it.
-    """
-
-    id: str
-    severity: str
-    state: str
-    title: str
-    phase: str
-    unsettled: bool
-    rules: Sequence[str]
-    raised: Sequence[Raise]
-    end_step: int | None = None
-    end_attempt: int | None = None
-    end_t: float | None = None
-    end_text: str = ""
-
-
-class ActionMark(Moment, frozen=True, kw_only=True):
-    """An action beside the curves; `restored`: where a rollback began and ended."""
-
-    id: str
-    incident: str | None
-    verb: str
-    text: str
-    outcome: str | None = None
-    end_step: int | None = None
-    end_t: float | None = None
-    restored: Restored | None = None
+    first: int
+    last: int
 
 
 class Restored(Struct, frozen=True):
@@ -205,17 +143,9 @@ class Restored(Struct, frozen=True):
     attempt: int
 
 
-class Decision(Moment, frozen=True, kw_only=True):
-    """A record of the audit log; `is_chief`: it is what people look for first."""
-
-    record: int
-    wall: str | None
-    kind: str
-    severity: str | None
-    incident: str | None
-    rule: str | None
-    text: str
-    is_chief: bool
+# Something beside the curves, as the browser gets it: `t` (seconds since the run was created),
+# `step` and `attempt` of its record, and what its maker below says.
+Mark = dict[str, Any]
 
 
 class RunView:
@@ -227,6 +157,7 @@ class RunView:
 
     Attributes:
         version: it grows with each change. t0: Unix time of the run's creation.
+        undone: what rollbacks undid; what a relaunch repeats, only the frames show.
         problem: what cannot be read, "" where all can.
     """
 
@@ -238,21 +169,27 @@ class RunView:
         self.described = describe_run(self.run)
         self.t0 = _unix(self.described.created) or 0.0
         self.records: list[Record] = []
+        self.undone: list[Undone] = []
         self.state: RunStatus | None = None
+        self.problem, self.version = "", 0
         self._outcome = RunOutcome()
         self._tail = _runs.LogTail(self.run.audit_path)
         self._stamps: tuple[object, ...] = ()
         self._policies: dict[str, Policy] = {}
         self._policy_files: tuple[object, ...] = ()
+        self._digest = self.described.policy_digest  # of the policy in force
         self._rules: tuple[str, list[dict[str, Any]]] = ("", [])
-        self._marks: tuple[int, dict[str, Any]] = (-1, {})
-        self._marks_lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows: one thread reads on, others ask
+        self._document: tuple[int, dict[str, Any]] = (0, {})
         self._index = IncidentIndex()
-        self._incident_marks: dict[str, tuple[int, IncidentMark, dict[int, str]]] = {}
+        self._phases: list[Mark] = []
+        self._actions: dict[str, Mark] = {}
+        self._events: list[Mark] = []
+        self._incidents: dict[str, Mark] = {}
+        self._changed: set[str] = set()  # incidents whose marks are of before
+        self._texts: dict[int, str] = {}  # what records of incidents say on their cards
         self._listed = -UNSEEN_S, ""
         self._about: tuple[object, tuple[str, str]] = (None, ("", ""))
-        self._texts: dict[int, str] = {}
-        self.problem, self.version = "", 0
 
     def update(self) -> bool:
         """Read what is new; return whether anything is. What cannot be read is the `problem`."""
@@ -265,17 +202,19 @@ class RunView:
         if stamps == self._stamps:
             return False
         self.problem, self._stamps = "", stamps
-        self.version += 1
         try:
             if self._brief:
                 self._outcome = skim_run(self.run.audit_path)
                 self._rollbacks = list(_skim_rollbacks(self.run.audit_path))
             else:
-                for raw in self._tail.read():
-                    self._take(raw)
+                fresh = self._tail.read()
+                with self._lock:
+                    for raw in fresh:
+                        self._take(raw)
             self.state = read_status(self.run, outcome=self._outcome, brief=self._brief)
         except StoreError as error:
             self.problem = str(error)
+        self.version += 1  # last: a document of this version has all of it
         return True
 
     def _listed_state(self) -> str:
@@ -292,10 +231,47 @@ class RunView:
             if not all(isinstance(getattr(record, name), form) for name, form in SHAPE.items()):
                 raise TypeError(record.seq)
             self._outcome.take(raw)
-            self._index.take(record)
-            self.records.append(record)  # last: others read meanwhile
         except MISSHAPEN as error:  # of another version: the others count
             self.problem = f"a record cannot be understood: {type(error).__name__}"
+            return
+        self.records.append(record)
+        self._index.take(record)
+        if record.incident:
+            self._changed.add(record.incident)
+        self._mark(record)
+
+    def _mark(self, record: Record) -> None:
+        """Take what a record says beside the curves."""
+        made, moment = record.decision, self._moment(record)
+        kind = next((name for form, name in EVENTS if isinstance(made, form)), None)
+        match made:
+            case None:
+                kind = {"run_start": "launch", "run_end": "end"}.get(record.kind)
+            case decisions.NoticeTaken() if not made.what.startswith(NO_MARK):
+                kind = made.what
+            case decisions.PolicyReloaded():
+                self._digest = made.after
+            case decisions.StateChanged() if made.after:
+                self._phases.append({**moment, "name": made.after})
+            case decisions.ActionPlanned():
+                order = made.action
+                text = formats.describe_action(order.verb, order.args)
+                mark = {**moment, "verb": order.verb, "text": text, "outcome": None}
+                about = {"incident": record.incident, "restored": None, "record": record.seq}
+                self._actions[order.id] = mark | about
+        if kind is not None:
+            self._events.append({**moment, "kind": kind, "text": record.reason})
+        ending, restored = find_action_outcome(made), _restored(made)
+        if ending is not None and ending[0] in self._actions:
+            self._actions[ending[0]] |= {
+                "record": record.seq,
+                "outcome": ending[1],
+                "end_t": moment["t"],
+                "restored": restored,
+            }
+        if restored is not None and restored.step < restored.from_step:
+            span = {"first": restored.step + 1, "last": restored.from_step}
+            self.undone.append(Undone(attempt=restored.attempt - 1, **span))
 
     @property
     def newest(self) -> Status | None:
@@ -311,32 +287,43 @@ class RunView:
                 self._policies = {known.digest: known}
             else:
                 self._policies = readable_policies(self.run)
+                if len(_policies) > MAX_POLICIES:
+                    _policies.clear()
                 _policies.update(self._policies)
             self._policy_files = stamps
         return self._policies
 
     # ── documents ──
 
-    def summary(self) -> dict[str, Any]:
-        """Return the row of the list."""
+    def _facts(self) -> tuple[str, dict[str, Any]]:
+        """Return the state in the list, and what the list and the page of a run have both."""
         row = runs.summarize_run(self.run.path, self._outcome, self.state)
-        newest = self.newest
-        training = None if newest is None else newest.training
-        content = msgspec.to_builtins(row)
-        if row.gravest is not None:
-            content["gravest"]["title"] = self._about_incident(row.gravest)[0]
-        return {
-            **content,
+        training = None if self.newest is None else self.newest.training
+        return row.state, {
+            **msgspec.to_builtins(row),
             "host": self.described.host,
             "verdict": "" if self.state is None else self.state.verdict,
-            "planned_steps": training and training.planned_steps,
             "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
-            "steps_per_s": training and training.steps_per_s,
-            "protection": self._protection(),
-            "curve": msgspec.to_builtins(training.curve) if training else {"steps": [], "loss": []},
-            "rollbacks": self._rollbacks,
+            **{name: getattr(training, name, None) for name in TRAINING},
             **read_note(self.run.id),
         }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row of the list."""
+        _, content = self._facts()
+        if (worst := self._outcome.worst) is not None:
+            content["gravest"]["title"] = self._about_incident(worst)[0]
+        newest = self.newest
+        live = newest is not None and self.state is not None and self.state.ending is None
+        plain: dict[str, Any] = plain_json(
+            {
+                **content,
+                "protection": dict(newest.can) if newest and live else {},  # an ended run has none
+                "curve": msgspec.to_builtins(newest.training.curve) if newest else {},
+                "rollbacks": self._rollbacks,
+            }
+        )
+        return plain
 
     def _about_incident(self, incident: IncidentOutcome) -> tuple[str, str]:
         """Return the name of an incident and what to do; in a long log its headline, and ""."""
@@ -353,55 +340,49 @@ class RunView:
             self._about = key, about
         return self._about[1]
 
-    def _protection(self) -> dict[str, str]:
-        """Return what can be done to the run; of an ended one nothing can."""
-        live = self.state is not None and self.state.ending is None
-        return dict(self.newest.can) if live and self.newest else {}
-
     def is_there(self) -> bool:
         """Whether its directory still holds this run."""
         return _stamp(self.run.path / "run.json") == self._identity
 
     def document(self) -> dict[str, Any]:
         """Return all of the page of a run but curves; a key is sent again when it changes."""
-        row = runs.summarize_run(self.run.path, self._outcome, self.state)
+        version = self.version
+        with self._lock:
+            if self._document[0] != version:
+                self._document = version, self._make_document()
+            return self._document[1]
+
+    def _make_document(self) -> dict[str, Any]:
         described, newest = self.described, self.newest
-        training = None if newest is None else newest.training
+        listed, content = self._facts()
+        self._update_incidents()
+        # What the card says of an action: "" where another action has it with its own.
+        actions = [
+            {**mark, "sentence": self._texts.get(mark["record"], "")}
+            for mark in self._actions.values()
+        ]
         fields: dict[str, Any] = {
-            "run": self.name,
+            **content,
+            "problem": content["problem"] or self.problem or None,
+            **{name: getattr(described, name) for name in ("argv", "cwd", "policy_digest")},
             "id": self.run.id,
             "path": str(self.run.path),
-            **{
-                name: getattr(described, name)
-                for name in ("host", "created", "argv", "cwd", "policy_digest")
-            },
             "drills": described.drills,
             "t0": self.t0,
-            "policy": row.policy,
-            "mode": row.mode,
-            "state": row.state,
-            "problem": row.problem or self.problem or None,
-            "verdict": "" if self.state is None else self.state.verdict,
-            "ending": row.ending,
             "phase": None if newest is None else newest.state,
-            "step": row.step,
             "attempt": newest.attempt if newest else 0,
-            "facts": [] if self.state is None else _facts(self.state),
-            "needs": self.needs(row.state),
+            "facts": [] if self.state is None else _status_facts(self.state),
+            "needs": self.needs(listed),
             "rule_states": dict(newest.rules) if newest else {},
             "silenced": dict(newest.silenced) if newest else {},
             "rules": self.rules(),
             "ranks": _ranks(newest),
             "checkpoints": self.checkpoints(),
-            "decisions": self.decisions(),
-            **{
-                name: getattr(training, name, None)
-                for name in ("planned_steps", "loss", "loss_metric", "steps_per_s", "tokens_of")
-            },
-            "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
-            "tokens_per_s": training and training.tokens_per_s,
-            **self.marks(),
-            **read_note(self.run.id),
+            "decisions": self._decisions(),
+            "phases": self._phases,
+            "incidents": list(self._incidents.values()),
+            "actions": actions,
+            "events": self._events,
         }
         plain: dict[str, Any] = plain_json(fields)
         return plain
@@ -473,13 +454,7 @@ class RunView:
 
     def rules(self) -> list[dict[str, Any]]:
         """Return the rules of the policy in force."""
-        loaded = (
-            r.decision.after
-            for r in reversed(self.records)
-            if isinstance(r.decision, decisions.PolicyReloaded)
-        )
-        policies = self.policies()
-        policy = policies.get(next(loaded, self.described.policy_digest))
+        policy = self.policies().get(self._digest)
         if policy is None:
             return []
         if self._rules[0] != policy.digest:
@@ -493,159 +468,78 @@ class RunView:
             return [{name: getattr(entry, name) for name in CHECKPOINT} for entry in entries]
         return []
 
-    def decisions(self, since: int | None = None) -> list[Decision]:
+    def decisions(self, since: int) -> list[dict[str, Any]]:
+        """Return all records after one, the newest first."""
+        with self._lock:
+            self._update_incidents()
+            rows: list[dict[str, Any]] = plain_json(self._decisions(since))
+            return rows
+
+    def _decisions(self, since: int | None = None) -> list[Mark]:
         """Return all records after `since`, else as many as are shown, the newest first."""
         newest, last = reversed(self.records), -1 if since is None else since
         rows = islice(newest, SHOWN if since is None else None)
-        return [self.decision(record) for record in takewhile(lambda r: r.seq > last, rows)]
+        return [self._decision(record) for record in takewhile(lambda r: r.seq > last, rows)]
 
-    def decision(self, record: Record) -> Decision:
-        """Return a record as it is shown."""
-        made, texts = record.decision, self._chief_texts()
+    def _decision(self, record: Record) -> Mark:
+        made = record.decision
         is_chief = isinstance(made, CHIEF) or record.kind in ("run_start", "run_end")
-        return Decision(
+        return {
             **self._moment(record),
-            record=record.seq,
-            wall=record.wall,
-            kind=formats.RECORDS.get(record.kind, record.kind),
-            severity=None if made is None else made.severity,
-            incident=record.incident,
-            rule=None if made is None else made.rule,
-            text=texts.get(record.seq, record.reason),
-            is_chief=is_chief or record.seq in texts,
-        )
-
-    def _chief_texts(self) -> dict[int, str]:
-        """Return what records of incidents and of their actions say, as their cards say it."""
-        self.marks()
-        return self._texts
-
-    def action_lines(self) -> list[str]:
-        """Return what was done to the job, in order."""
-        texts, kinds = self._chief_texts(), ("intent", "commit", "abort", "in_doubt")
-        return [texts[r.seq] for r in self.records if r.kind in kinds and r.seq in texts]
+            "record": record.seq,
+            "wall": record.wall,
+            "kind": formats.RECORDS.get(record.kind, record.kind),
+            "severity": None if made is None else made.severity,
+            "incident": record.incident,
+            "text": self._texts.get(record.seq, record.reason),
+            "is_chief": is_chief or record.seq in self._texts,  # people look for it first
+        }
 
     def _moment(self, record: Record) -> dict[str, Any]:
         wall = _unix(record.wall)
         t = 0.0 if wall is None else round(wall - self.t0, 3)
         return {"t": t, "step": record.step, "attempt": record.attempt}
 
-    def marks(self) -> dict[str, Any]:
-        """Return phases, incidents, actions, events and undone steps, as lists."""
-        with self._marks_lock:
-            count = len(self.records)  # first: it may grow meanwhile
-            if self._marks[0] != count:
-                marks = {
-                    "phases": [
-                        Phase(**self._moment(record), name=record.decision.after)
-                        for record in self.records
-                        if isinstance(record.decision, decisions.StateChanged)
-                        and record.decision.after
-                    ],
-                    "incidents": self._incidents(),
-                    "actions": self._actions(),
-                    "events": self._events(),
-                    "undone": self.undone(),
-                }
-                self._marks = count, plain_json(marks)
-            return self._marks[1]
+    def incident_ids(self) -> list[str]:
+        """Return the ids of all incidents, oldest first."""
+        return list(self._outcome.incidents)
 
-    def _incidents(self) -> list[IncidentMark]:
-        for name in incident_ids(self.records):
+    def _update_incidents(self) -> None:
+        changed, self._changed = self._changed, set()
+        for name in (name for name in self._outcome.incidents if name in changed):
             own = self._index.own_records(name)
-            if self._incident_marks.get(name, (0,))[0] != len(own):
-                count, mark = len(own), self._incident(name, own)
-                self._incident_marks[name] = count, mark, _texts_of(mark, own)
-        marked = self._incident_marks.values()
-        self._texts = {number: text for *_, texts in marked for number, text in texts.items()}
-        return [mark for _, mark, _ in marked]
+            self._incidents[name] = self._incident(name, own)
+            for record in own:
+                self._texts.pop(record.seq, None)
+            self._texts |= _texts_of(self._incidents[name], own)
 
-    def _incident(self, name: str, own: Sequence[Record]) -> IncidentMark:
+    def _incident(self, name: str, own: Sequence[Record]) -> Mark:
         opened = next(r for r in own if isinstance(r.decision, decisions.IncidentOpened))
         closed = next((r for r in own if isinstance(r.decision, decisions.IncidentClosed)), None)
         outcome = self._outcome.incidents[name]
         summary = summarize_incident(self._index, name, self.policies())
         rules = [r.decision.rule for r in own if r.kind in ("incident", "rule") and r.decision]
-        end = self._moment(closed) if closed else {}
-        return IncidentMark(
+        return {
             **self._moment(opened),
-            id=name,
-            severity=summary.severity,
-            state=summary.status,
-            title=summary.title,
-            phase=outcome.phase,
-            unsettled=outcome.unsettled,
-            rules=list(dict.fromkeys(rule for rule in rules if rule)),
-            raised=[
-                Raise(
-                    **self._moment(r), severity=str(r.decision.severity), text=r.decision.headline
-                )
+            "id": name,
+            "severity": summary.severity,
+            "state": summary.status,
+            "title": summary.title,
+            "phase": outcome.phase,
+            "unsettled": outcome.unsettled,
+            "rules": list(dict.fromkeys(rule for rule in rules if rule)),
+            "raised": [
+                {**self._moment(r), "severity": r.decision.severity}
                 for r in own
                 if isinstance(r.decision, decisions.IncidentRaised)
             ],
-            **{f"end_{key}": value for key, value in end.items()},
-            end_text=closed.decision.cause
-            if closed and isinstance(closed.decision, decisions.IncidentClosed)
-            else "",
-        )
-
-    def _actions(self) -> list[ActionMark]:
-        marks: dict[str, ActionMark] = {}
-        for record in self.records:
-            made = record.decision
-            if isinstance(made, decisions.ActionPlanned):
-                order = made.action
-                marks[order.id] = ActionMark(
-                    **self._moment(record),
-                    id=order.id,
-                    incident=record.incident,
-                    verb=order.verb,
-                    text=formats.describe_action(order.verb, order.args),
-                )
-            elif (ending := find_action_outcome(made)) is not None and ending[0] in marks:
-                end = self._moment(record)
-                marks[ending[0]] = msgspec.structs.replace(
-                    marks[ending[0]],
-                    outcome=ending[1],
-                    end_step=record.step,
-                    end_t=end["t"],
-                    restored=_restored(made),
-                )
-        return list(marks.values())
-
-    def _events(self) -> list[EventMark]:
-        marks = []
-        for record in self.records:
-            kind = next((name for form, name in EVENTS if isinstance(record.decision, form)), None)
-            if record.decision is None and record.kind in ("run_start", "run_end", "identity"):
-                kind = {"run_start": "launch", "run_end": "end"}.get(record.kind)
-            if isinstance(record.decision, decisions.NoticeTaken):
-                kind = record.decision.what
-            if kind is not None:
-                moment = self._moment(record)
-                marks.append(EventMark(**moment, kind=kind, text=record.reason, record=record.seq))
-        return marks
-
-    def undone(self) -> list[Undone]:
-        """Return what rollbacks undid; what a relaunch repeats, only the frames show."""
-        spans = []
-        for record in self.records:
-            restored = _restored(record.decision)
-            if restored is not None and restored.step < restored.from_step:
-                spans.append(
-                    Undone(
-                        attempt=restored.attempt - 1,
-                        first=restored.step + 1,
-                        last=restored.from_step,
-                        by="rollback",
-                        incident=record.incident,
-                    )
-                )
-        return spans
+            "end": None if closed is None else self._moment(closed),
+            "end_text": getattr(closed.decision, "cause", "") if closed else "",
+        }
 
     def report(self, incident: str) -> IncidentReport:
         """Return the report of an incident, as `why` has it. Raises KeyError, StoreError."""
-        if incident not in incident_ids(self.records):
+        if incident not in self._outcome.incidents:
             raise KeyError(incident)
         phase = run_phase(self.run, self.records)
         origin = RunOrigin.from_description(self.described, run_path(self.run), phase)
@@ -653,7 +547,7 @@ class RunView:
         return build_incident_report(self.records, incident, origin, self.policies(), tapes)
 
 
-def _texts_of(mark: IncidentMark, own: Sequence[Record]) -> dict[int, str]:
+def _texts_of(mark: Mark, own: Sequence[Record]) -> dict[int, str]:
     """Return what the records of an incident and of its actions say, by number."""
     texts: dict[int, str] = {}
     for record in own:
@@ -662,10 +556,10 @@ def _texts_of(mark: IncidentMark, own: Sequence[Record]) -> dict[int, str]:
             plan = ", ".join(step.verb for step in made.args)
             texts[record.seq] = f"{made.id}: approve {made.runbook} ({plan})?"
         elif isinstance(made, decisions.IncidentOpened):
-            texts[record.seq] = f"{mark.id} opened: {mark.title}"
+            texts[record.seq] = f"{mark['id']} opened: {mark['title']}"
         elif isinstance(made, decisions.IncidentClosed):
-            end = "unresolved at the end" if mark.unsettled else mark.state.lower()
-            texts[record.seq] = f"{mark.id} {end}: {made.finding or made.cause}"
+            end = "unresolved at the end" if mark["unsettled"] else mark["state"].lower()
+            texts[record.seq] = f"{mark['id']} {end}: {made.finding or made.cause}"
     actions = intended_actions(own)
     last = {action.record: action.outcome_record for action in actions}
     done = action_texts(actions, newest=math.inf, has_new_batches=False)
@@ -710,7 +604,7 @@ def _skim_rollbacks(path: Path) -> Iterator[int]:
                     yield restored.from_step
 
 
-def _facts(state: RunStatus) -> list[tuple[str, str]]:
+def _status_facts(state: RunStatus) -> list[tuple[str, str]]:
     """Return the lines of `status` but those that the page shows elsewhere, or that only age."""
     shown = ("run", "verdict", "updated", "waiting", "incident")
     lines = status_lines(state)
@@ -760,7 +654,6 @@ def describe_metrics(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
             "name": formats.readable_metric(metric),
             "unit": spec.unit if spec else "1",
             "means": spec.meaning if spec else "",
-            "source": spec.source if spec else "reported by the job",
             "log": base in LOGARITHMIC,
             "smooth": not base.endswith(NO_CURVE) and (spec is None or spec.every == 1),
         }

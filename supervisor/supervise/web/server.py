@@ -9,7 +9,6 @@ curves are built one run at a time, with low priority.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import math
@@ -22,32 +21,35 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import uvicorn
 from anyio import to_thread
+from msgspec import Meta, Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from ..cli import operate, runs
 from ..cli.record import build_record
 from ..core.model.decisions import json_document, plain_json
 from ..errors import MISSHAPEN, StoreError, SuperviseError
-from ..report.incident_views import render_page
+from ..report.pages import TEMPLATES
 from ..report.stability_record import render_record_page
 from ..store import files
 from ..store.run_directory import is_run
 from . import export
 from .curves import BuildingError, Query, QueryError, RunCurves, cache_folder
 from .gate import HOSTS, Gate
-from .run_view import RunView, describe_metrics, write_note
+from .run_view import RunView, write_note
 
 FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
 LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
@@ -56,27 +58,16 @@ IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
 LIST_S, ROW_S = 5.0, 0.2  # for all rows of the list; until one more is read, where MAX_READ hang
 UNREAD = "its files are not read yet: a disk may be slow"
-TYPES = {
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".txt": "text/plain",
+ORDERS = {  # command -> its arguments
+    **dict.fromkeys(("pause", "resume", "release", "savepoint"), ()),
+    "ack": ("incident",),
+    "silence": ("rule", "for"),
+    "approve": ("id", "sha"),
+    "deny": ("id",),
+    "stop": ("requeue",),
 }
-ORDERS = {  # command -> its arguments, and the question before it
-    "pause": ((), "Pause the job at its next step boundary?"),
-    "resume": ((), "Continue the paused job?"),
-    "ack": (("incident",), "Acknowledge the open incident? Its reminders stop."),
-    "silence": (("rule", "for"), "Silence this rule? It neither acts nor notifies meanwhile."),
-    "approve": (("id", "sha"), "Approve this request? Its runbook runs with these arguments."),
-    "deny": (("id",), "Deny this request? The incident is held until it is released."),
-    "release": ((), "End the hold? The policy may act again."),
-    "savepoint": ((), "Save the training state in memory, for a later rollback?"),
-    "stop": (("requeue",), "End the job? It is interrupted at a step boundary."),
-}
-LEAST = {"approve": ("id", "sha"), "deny": ("id",), "silence": ("rule",)}  # arguments that must be
-_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+OPTIONAL = ("incident", "for", "requeue")
+SILENCED = 1000  # steps, where a command names none
 T = TypeVar("T")
 
 
@@ -97,6 +88,31 @@ class Settings:
     cache: Path | None = None
 
 
+class OrderArguments(Struct, frozen=True, rename={"steps": "for"}.get):
+    """Arguments of an operator's command, as far as it has them."""
+
+    incident: str | None = None
+    rule: str | None = None
+    steps: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    id: str | None = None
+    sha: str | None = None
+    requeue: bool | None = None
+
+
+class Order(Struct, frozen=True):
+    """The body of a command."""
+
+    command: str
+    args: OrderArguments = OrderArguments()
+
+
+class Note(Struct, frozen=True):
+    """The body that replaces the tags and the note of a run."""
+
+    tags: list[str]
+    note: str
+
+
 class ProblemError(Exception):
     """A request that is answered with an error."""
 
@@ -105,12 +121,74 @@ class ProblemError(Exception):
         self.status, self.text, self.hint = status, text, hint
 
 
-class RunReader:
-    """Reads the files of one run, a thread at a time; one that waits for a disk is left behind."""
+class OpenRun:
+    """A run in the list, or that somebody looks at.
 
-    def __init__(self) -> None:
+    A thread at a time reads its files; one that waits for a disk is left behind.
+    """
+
+    def __init__(self, path: Path, cache: Path | None) -> None:
+        self.used_s = -math.inf  # when somebody looked at it last
+        self.path, self._cache = path, cache
+        self._view: RunView | None = None
+        self._curves: RunCurves | None = None
+        self._brief: RunView | None = None  # of the list: its records are not kept
+        self._row: tuple[int, Mapping[str, Any]] = (0, {})
         self._lock = threading.Lock()
         self._late: Future[Any] | None = None
+
+    # ── on its thread ──
+
+    def view(self) -> RunView:
+        """Return the run, up to date. Raises ProblemError, StoreError."""
+        view = self._view  # another thread may drop it
+        if view is None or not view.is_there():
+            self.drop()
+            if not is_run(self.path):
+                raise ProblemError(404, "there is no such run")
+            view = self._view = RunView(self.path)
+        view.update()
+        return view
+
+    def curves(self) -> tuple[RunView, RunCurves]:
+        """Return the run and its curves, up to date as far as they are built."""
+        view = self.view()
+        curves = self._curves
+        if curves is None:
+            curves = self._curves = RunCurves(view, cache_folder(view.run.id, self._cache))
+        curves.update()
+        return view, curves
+
+    def row(self) -> tuple[float, Mapping[str, Any]]:
+        """Return when it began, and its row of the list; of no run there is none."""
+        began_s = math.inf
+        try:
+            began_s = (self.path / "run.json").stat().st_mtime
+            if self._brief is None or not self._brief.is_there():
+                self._brief, self._row = RunView(self.path, brief=True), (0, {})
+            self._brief.update()
+            if self._row[0] != self._brief.version:
+                self._row = self._brief.version, self._brief.summary()
+            row = self._row[1]
+            return began_s, {**row, "needs": plain_json(self._brief.needs(row["state"]))}
+        except (FileNotFoundError, NotADirectoryError):  # no run
+            return 0.0, {}
+        except (OSError, SuperviseError, *MISSHAPEN) as error:
+            summary = runs.summarize_run(self.path)
+            return began_s, _problem_row(summary, summary.problem or str(error))
+
+    # ── of any thread ──
+
+    def drop(self) -> None:
+        """Close what is open of it; nothing of the list."""
+        self._view, curves, self._curves = None, self._curves, None
+        if curves is not None:
+            threading.Thread(target=curves.close, daemon=True).start()
+
+    def close(self) -> None:
+        """Write the cache of its curves."""
+        if self._curves is not None:
+            self._curves.close()
 
     def read(self, work: Callable[[], T]) -> T:
         """Return what `work` returns. Raises ProblemError where it, or one before, takes longer."""
@@ -153,19 +231,28 @@ async def _on_thread(work: Callable[..., T], *args: Any, limit_s: float | None =
         raise ProblemError(503, "there is no answer yet: a disk may be slow") from None
 
 
+class _Static(StaticFiles):
+    """Files of the page; the browser asks each time whether they are still the same."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """Return a file, or that it has not changed."""
+        response = super().file_response(*args, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+def _style(request: Request) -> Response:
+    """Return the sheet that the page shares with the reports."""
+    return FileResponse(TEMPLATES / "style.css", headers={"cache-control": "no-cache"})
+
+
 class Page:
     """All that the routes share: the open runs, and who looks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._readers: dict[str, RunReader] = {}
-        self._views: dict[str, RunView] = {}
-        self._curves: dict[str, RunCurves] = {}
-        self._used: dict[str, float] = {}  # name -> when somebody looked at it last
-        self._listed: dict[str, RunView] = {}  # of the list: their records are not kept
-        self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
-        self._lock = threading.RLock()  # of these tables; never held for a disk
+        self._runs: dict[str, OpenRun] = {}
+        self._lock = threading.Lock()  # of this table; never held for a disk
         self.viewers = 0
         self.is_ending = asyncio.Event()
         run, incident = "/run/{run}", "/incident/{incident}"
@@ -175,23 +262,17 @@ class Page:
                 Route("/compare/", self._shell("compare", "../")),
                 Route(f"{run}/", self._shell("run", "../../")),
                 Route(f"{run}{incident}/", self._shell("incident", "../../../../")),
-                Route(f"{run}{incident}/report.html", self._reading(self._report_page)),
-                Route(f"{run}/record.html", self._reading(self._record_page, limit_s=None)),
-                Route(f"{run}/export.html", self._reading(self._export_page, limit_s=None)),
-                Route(
-                    f"{run}{incident}/evidence/{{bundle}}/{{name}}", self._reading(self._evidence)
-                ),
-                Route("/static/{name}", self._reading(self._static)),
-                Route("/api/runs", self._reading(self._run_list)),
-                Route("/api/commands", self._reading(self._orders)),
-                Route("/api/compare", self._reading(self._comparison)),
-                Route(f"/api{run}", self._reading(self._document)),
-                Route(f"/api{run}/metrics", self._reading(self._metrics)),
-                Route(f"/api{run}/series", self._reading(self._series)),
-                Route(f"/api{run}/head", self._reading(self._head)),
+                Route(f"{run}/record.html", _reading(self._record_page, limit_s=None)),
+                Route(f"{run}/export.html", _reading(self._export_page, limit_s=None)),
+                Route(f"{run}{incident}/evidence/{{bundle}}/{{name}}", _reading(self._evidence)),
+                Route("/static/style.css", _style),
+                Mount("/static", _Static(directory=export.STATIC)),
+                Route("/api/runs", _reading(self._run_list)),
+                Route("/api/compare", _reading(self._comparison)),
+                Route(f"/api{run}", _reading(self._document)),
+                Route(f"/api{run}/series", _reading(self._series)),
                 Route(f"/api{run}/live", self._live),
-                Route(f"/api{run}{incident}", self._reading(self._incident)),
-                Route(f"/api{run}{incident}/evidence", self._reading(self._bundles)),
+                Route(f"/api{run}{incident}", _reading(self._incident)),
                 Route(f"/api{run}/command", self._command, methods=["POST"]),
                 Route(f"/api{run}/note", self._note, methods=["PUT"]),
             ],
@@ -205,22 +286,37 @@ class Page:
 
     def close(self) -> None:
         """Write the caches."""
-        for curves in self._curves.values():
-            curves.close()
+        for run in self._runs.values():
+            run.close()
 
     # ── runs ──
 
     def view(self, name: str) -> RunView:
         """Return a run, up to date. Raises ProblemError, StoreError."""
+        run = self._opened(name)
+        return run.read(run.view)
+
+    def curves(self, name: str) -> tuple[RunView, RunCurves]:
+        """Return a run and its curves, up to date as far as they are built."""
+        run = self._opened(name)
+        return run.read(run.curves)
+
+    def _opened(self, name: str) -> OpenRun:
         if name not in self._names():
             raise ProblemError(404, "there is no such run")
         with self._lock:
-            now_s = self._used[name] = time.monotonic()
-            for other in sorted(self._used, key=self._used.__getitem__)[:-MAX_OPEN]:
-                if now_s - self._used[other] > IDLE_S:
-                    del self._used[other]
-                    self._drop(other)
-        return self._reader(name).read(lambda: self._updated_view(name))
+            run = self._entry(name)
+            run.used_s = time.monotonic()
+            newest_first = sorted(self._runs.values(), key=lambda r: r.used_s, reverse=True)
+            for other in newest_first[MAX_OPEN:]:
+                if run.used_s - other.used_s > IDLE_S:
+                    other.drop()
+            return run
+
+    def _entry(self, name: str) -> OpenRun:
+        if name not in self._runs:
+            self._runs[name] = OpenRun(self.settings.directory / name, self.settings.cache)
+        return self._runs[name]
 
     def _names(self) -> list[str]:
         """Return the names that may be runs, without a look at any: its disk may hang."""
@@ -232,233 +328,81 @@ class Page:
             raise StoreError(f"cannot read {directory}: {error.strerror}") from error
         return [name for name in names if only in (None, name)]
 
-    def _reader(self, name: str) -> RunReader:
-        with self._lock:
-            return self._readers.setdefault(name, RunReader())
-
-    def _updated_view(self, name: str) -> RunView:
-        view = self._views.get(name)
-        if view is None or not view.is_there():
-            with self._lock:
-                self._drop(name)
-            path = self.settings.directory / name
-            if not is_run(path):
-                raise ProblemError(404, "there is no such run")
-            view = self._views[name] = RunView(path)
-        view.update()
-        return view
-
-    def _drop(self, name: str) -> None:
-        self._views.pop(name, None)
-        self._documents.pop(name, None)
-        if (curves := self._curves.pop(name, None)) is not None:
-            threading.Thread(target=curves.close, daemon=True).start()
-
-    def curves(self, name: str, view: RunView | None = None) -> RunCurves:
-        """Return the curves of a run."""
-        view = self.view(name) if view is None else view
-
-        def open_curves() -> RunCurves:
-            if name not in self._curves:
-                folder = cache_folder(view.run.id, self.settings.cache)
-                self._curves[name] = RunCurves(view, folder)
-            return self._curves[name]
-
-        return self._curves.get(name) or self._reader(name).read(open_curves)
-
-    def _reading(
-        self, answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
-    ) -> Callable[[Request], Any]:
-        """Return a route that answers on a thread, in a limited time."""
-
-        async def route(request: Request) -> Response:
-            return await _on_thread(answer, request, limit_s=limit_s)
-
-        return route
-
     # ── pages ──
 
     def _shell(self, page: str, up: str) -> Callable[[Request], Any]:
         def answer(request: Request) -> Response:
-            if "run" in request.path_params:
-                view = self.view(request.path_params["run"])
-                if "incident" in request.path_params:
-                    _known_incident(view, request)
+            if "incident" in request.path_params:
+                self._incident_of(request)
+            elif "run" in request.path_params:
+                self.view(request.path_params["run"])
             return Response(export.page_source(page, up), media_type="text/html")
 
-        return self._reading(answer)
+        return _reading(answer)
 
-    def _static(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        kind = TYPES.get(Path(name).suffix)
-        path = export.static_files().get(name)
-        if kind is None or path is None:
-            raise ProblemError(404, "there is no such file")
-        raw = files.read_file(path, foreign=True)
-        tag = f'"{hashlib.sha256(raw).hexdigest()[:16]}"'
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(raw, media_type=kind, headers=headers)
-
-    def _report_page(self, request: Request) -> Response:
-        view = self.view(request.path_params["run"])
-        return _document(render_page(view.report(_known_incident(view, request))))
+    def _incident_of(self, request: Request) -> tuple[RunView, str]:
+        """Return the run and the incident of a request. Raises ProblemError: there is none."""
+        view, incident = self.view(request.path_params["run"]), request.path_params["incident"]
+        if incident not in view.incident_ids():
+            raise ProblemError(404, "the run has no such incident")
+        return view, incident
 
     def _record_page(self, request: Request) -> Response:
-        view = self.view(request.path_params["run"])
-        return _document(render_record_page(build_record(view.run)))
+        text = render_record_page(build_record(self.view(request.path_params["run"]).run))
+        return Response(text, media_type="text/html", headers={_CSP: export.report_policy(text)})
 
     def _export_page(self, request: Request) -> Response:
         name = request.path_params["run"]
-        raw = export.export_page(self.view(name), self.curves(name))
-        headers = {"Content-Disposition": f'attachment; filename="{_plain(name)}.html"'}
-        return Response(raw, media_type="text/html", headers=headers)
+        raw = export.export_page(*self.curves(name))
+        return Response(raw, media_type="text/html", headers=_download(f"{name}.html"))
 
     def _evidence(self, request: Request) -> Response:
-        view = self.view(request.path_params["run"])
         bundle, name = (request.path_params[key] for key in ("bundle", "name"))
-        raw = export.evidence_file(view, _known_incident(view, request), bundle, name)
-        headers = {
-            "Content-Disposition": f'attachment; filename="{_plain(name)}"',
-            "Content-Security-Policy": "sandbox; default-src 'none'",
-        }
+        raw = export.evidence_file(*self._incident_of(request), bundle, name)
+        headers = {**_download(name), _CSP: "sandbox; default-src 'none'"}
         return Response(raw, media_type="application/octet-stream", headers=headers)
 
     # ── documents ──
 
     def _run_list(self, request: Request) -> Response:
         names = self._names()
-        for name in set(self._readers).difference(names):
-            for table in (self._listed, self._rows, self._readers):
-                table.pop(name, None)
-        stamped = sorted(self._stamped_rows(names), key=itemgetter(0), reverse=True)
-        rows = [row for _, row in stamped if row]
-        needs = [need for row in rows for need in row["needs"]]
-        order = sorted(needs, key=_urgency)
-        return _json(
-            {
-                "now": time.time(),
-                "directory": str(self.settings.directory),
-                "writable": bool(self.settings.write_token),
-                "needs": order,
-                "runs": [{k: v for k, v in row.items() if k != "needs"} for row in rows],
-            }
-        )
-
-    def _stamped_rows(self, names: Sequence[str]) -> Iterator[tuple[float, Mapping[str, Any]]]:
-        """Yield when a run began, and its row; of one that is not read in time its problem."""
-        until_s = time.monotonic() + LIST_S
-        started: dict[str, Future[tuple[float, Mapping[str, Any]]]] = {}
-        pending: set[Future[Any]] = set()
-        for name in names:
-            if len(pending) >= MAX_READ:
-                pending = wait(pending, ROW_S, FIRST_COMPLETED).not_done
-            if time.monotonic() > until_s:
-                break
-            work = partial(self._read_row, self.settings.directory / name)
-            started[name] = self._reader(name).start(work)
-            pending.add(started[name])
-        for name in names:
-            left_s = max(0.0, until_s - time.monotonic())
-            try:
-                yield self._reader(name).finish(started.get(name) or Future(), left_s)
-            except ProblemError as error:
-                path = str(self.settings.directory / name)
-                yield math.inf, _problem_row(runs.RunSummary(name, path, problem=str(error)))
-
-    def _read_row(self, path: Path) -> tuple[float, Mapping[str, Any]]:
-        """Return the same of the files; one that cannot be read has its problem, and no page."""
-        began_s = math.inf
-        try:
-            began_s = (path / "run.json").stat().st_mtime
-            view = self._listed.get(path.name)
-            if view is None or not view.is_there():
-                self._rows.pop(path.name, None)
-                view = self._listed[path.name] = RunView(path, brief=True)
-            view.update()
-            if path.name not in self._rows or self._rows[path.name][0] != view.version:
-                self._rows[path.name] = view.version, plain_json(view.summary())
-            row = self._rows[path.name][1]
-            return began_s, {**row, "needs": plain_json(view.needs(row["state"]))}
-        except (FileNotFoundError, NotADirectoryError):  # no run
-            return 0.0, {}
-        except (OSError, SuperviseError, *MISSHAPEN) as error:
-            summary = runs.summarize_run(path)
-            summary.problem = summary.problem or str(error)
-            return began_s, _problem_row(summary)
+        with self._lock:
+            opened = {name: self._entry(name) for name in names}
+            gone = [self._runs.pop(name) for name in set(self._runs) - set(names)]
+        for run in gone:
+            run.drop()
+        stamped = sorted(_stamped_rows(opened), key=itemgetter(0), reverse=True)
+        rows = [dict(row) for _, row in stamped if row]
+        needs = [need for row in rows for need in row.pop("needs")]
+        content = {"needs": sorted(needs, key=_urgency), "runs": rows}
+        return _json({"directory": str(self.settings.directory), **content})
 
     def _document(self, request: Request) -> Response:
-        name = request.path_params["run"]
-        return _json(self._run_document(name))
+        return _json(self._run_document(request.path_params["run"])[1])
 
-    def _run_document(self, name: str) -> dict[str, Any]:
-        view = self.view(name)
-        curves = self.curves(name, view)
-        curves.update()
-        return self._document_of(name, view, curves)
-
-    def _document_of(self, name: str, view: RunView, curves: RunCurves) -> dict[str, Any]:
-        version = view.version, curves.version()
-        if name not in self._documents or self._documents[name][0] != version:
-            document = export.run_document(view, curves)
-            document["writable"] = bool(self.settings.write_token)
-            self._documents[name] = version, document
-        return self._documents[name][1]
-
-    def _metrics(self, request: Request) -> Response:
-        curves = self.curves(request.path_params["run"])
-        if (progress := curves.progress()) < 1.0:
-            raise BuildingError(progress)
-        return _json({"metrics": describe_metrics(curves.metrics())})
+    def _run_document(self, name: str) -> tuple[RunView, dict[str, Any]]:
+        view, curves = self.curves(name)
+        operator = self.settings.by if self.settings.write_token else None
+        return view, {**export.run_document(view, curves), "operator": operator}
 
     def _series(self, request: Request) -> Response:
         query = Query.parse(request.query_params.multi_items())
-        curves = self.curves(request.path_params["run"])
-        curves.update()
-        headers = {"ETag": curves.tag(query), "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers=headers)
-        raw = curves.series(query)
-        return Response(raw, media_type="application/octet-stream", headers=headers)
-
-    def _head(self, request: Request) -> Response:
-        curves = self.curves(request.path_params["run"])
-        curves.update()
-        return _json(curves.head())
+        run = self._opened(request.path_params["run"])
+        raw = run.read(lambda: run.curves()[1].series(query))
+        return Response(raw, media_type="application/octet-stream")
 
     def _incident(self, request: Request) -> Response:
-        view = self.view(request.path_params["run"])
-        report = view.report(_known_incident(view, request))
-        return Response(report.encode(), media_type="application/json")
-
-    def _bundles(self, request: Request) -> Response:
-        view = self.view(request.path_params["run"])
-        return _json({"bundles": export.list_evidence(view, _known_incident(view, request))})
+        view, incident = self._incident_of(request)
+        report = view.report(incident)
+        files_of = export.list_evidence(view, report)
+        return _json({**json.loads(report.encode()), "files": files_of})
 
     def _comparison(self, request: Request) -> Response:
-        chosen: list[tuple[str, RunView, RunCurves, int | None]] = []
-        for key, value in request.query_params.multi_items():
-            if key in "abcdef" and len(chosen) < MAX_COMPARED:
-                chosen_part = re.fullmatch(r"(.*?)(?:@([0-9]{1,8}))?", value, re.DOTALL)
-                assert chosen_part is not None
-                name, attempt = chosen_part.groups()
-                number = None if attempt is None else int(attempt)
-                curves = self.curves(name)
-                curves.update()
-                chosen.append((key, self.view(name), curves, number))
+        chosen = [(k, v) for k, v in request.query_params.multi_items() if k in tuple("abcdef")]
         if not chosen:
             raise QueryError("a, b, …: name runs to compare")
-        return _json(export.compare_runs(chosen))
-
-    def _orders(self, request: Request) -> Response:
-        return _json(
-            {
-                "writable": bool(self.settings.write_token),
-                "by": self.settings.by,
-                "commands": {name: question for name, (_, question) in ORDERS.items()},
-            }
-        )
+        views = {key: self.view(name) for key, name in chosen[:MAX_COMPARED]}
+        return _json(export.compare_runs(views))
 
     # ── live ──
 
@@ -479,54 +423,39 @@ class Page:
         """
         self.viewers += 1
         try:
-            document = await _on_thread(self._run_document, name)
-            head = await _on_thread(lambda: self.curves(name).head())
-            record = max((row["record"] for row in document["decisions"]), default=-1)
-            whole = {key: value for key, value in document.items() if key != "frames"}
-            yield _event("head", head) + _event("status", whole)
-            still_s = time.monotonic()
+            document, still_s = dict[str, Any](), time.monotonic()
             while not self.is_ending.is_set():
-                await asyncio.sleep(LIVE_S)
-                newest = await _on_thread(self._look, name, document, head, record)
-                document, head, record, text = newest
+                document, text = await _on_thread(self._look, name, document)
                 if not text and time.monotonic() - still_s > STILL_S:
                     text = _event("still", {})
                 if text:
                     still_s = time.monotonic()
                     yield text
+                await asyncio.sleep(LIVE_S)
         except (ProblemError, SuperviseError) as error:
             yield _event("status", {"problem": str(error)})
         finally:
             self.viewers -= 1
 
-    def _look(
-        self, name: str, document: dict[str, Any], head: dict[str, Any], record: int
-    ) -> tuple[dict[str, Any], dict[str, Any], int, str]:
-        """Return what is now, and the events about what has changed."""
-        view, text = self.view(name), ""
-        curves = self.curves(name, view)
-        curves.update()
-        now = curves.head()
-        if now != head:
-            text += _event("head", now)
-        for row in reversed(view.decisions(record)):
-            text += _event("record", plain_json(row))
-            record = row.record
-        newest = self._document_of(name, view, curves)
-        if newest is document:
-            return newest, now, record, text
+    def _look(self, name: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return all that is now, and the events about what has changed since."""
+        view, document = self._run_document(name)
+        if not before:
+            return document, _event("status", document)
+        newest = [row["record"] for row in before["decisions"][:1]]
+        rows = view.decisions(since=newest[0] if newest else -1)
+        text = "".join(_event("record", row) for row in reversed(rows))
+        document["decisions"] = rows[:1] or before["decisions"]
         changed = {
             key: value
-            for key, value in newest.items()
-            if key not in ("decisions", "frames") and document.get(key) != value
+            for key, value in document.items()
+            if key != "decisions" and before.get(key) != value
         }
-        if changed:
-            text += _event("status", changed)
-        return newest, now, record, text
+        return document, text + (_event("status", changed) if changed else "")
 
     # ── what changes something ──
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _body(self, request: Request, form: type[T]) -> T:
         """Return the body of a request that may change something. Raises ProblemError."""
         if not self.settings.write_token:
             hint = "supervise web --write, or the command that the page shows"
@@ -535,53 +464,64 @@ class Page:
         if not hmac.compare_digest(offered.encode(), self.settings.write_token.encode()):
             raise ProblemError(403, "the second token is missing or wrong")
         try:
-            body = json.loads(await request.body())
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
-            raise ProblemError(400, "the body is not a JSON object")
-        return body
+            return msgspec.json.decode(await request.body(), type=form)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProblemError(400, f"the body: {error}") from None
 
     async def _command(self, request: Request) -> Response:
-        body = await self._body(request)
-        view = await _on_thread(self.view, request.path_params["run"])
-        command, given = body.get("command"), body.get("args") or {}
-        if command not in ORDERS or not isinstance(given, dict):
+        order = await self._body(request, Order)
+        if order.command not in ORDERS:
             raise ProblemError(400, f"command: one of {', '.join(ORDERS)}")
-        args = {name: given[name] for name in ORDERS[command][0] if given.get(name) is not None}
-        missing = [name for name in LEAST.get(command, ()) if not args.get(name)]
-        unfit = [name for name, value in args.items() if not _is_fit(name, value)]
-        if missing or unfit:
-            raise ProblemError(400, f"{command}: {', '.join([*missing, *unfit])} missing or unfit")
-        if command == "silence":
-            args.setdefault("for", 1000)
-        given = {**args, "via": "web"}
-        send = partial(operate.send_and_wait, view.run.path, command, self.settings.by, given)
-        answer = await _on_thread(send, limit_s=None)
-        return _json(answer.facts())
+        view = await _on_thread(self.view, request.path_params["run"])
+        given, names = msgspec.to_builtins(order.args), ORDERS[order.command]
+        args = {name: given[name] for name in names if given[name] is not None}
+        if missing := [name for name in names if name not in OPTIONAL and not args.get(name)]:
+            raise ProblemError(400, f"{order.command}: {', '.join(missing)} missing")
+        if order.command == "silence":
+            args.setdefault("for", SILENCED)
+        args["via"] = "web"
+        send = partial(operate.send_and_wait, view.run.path, order.command, self.settings.by, args)
+        return _json((await _on_thread(send, limit_s=None)).facts())
 
     async def _note(self, request: Request) -> Response:
-        body = await self._body(request)
+        body = await self._body(request, Note)
         view = await _on_thread(self.view, request.path_params["run"])
-        tags, note = body.get("tags"), body.get("note")
-        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-            raise ProblemError(400, "tags: a list of texts")
-        if not isinstance(note, str):
-            raise ProblemError(400, "note: a text")
-        return _json(await _on_thread(write_note, view.run.id, tags, note))
+        return _json(await _on_thread(write_note, view.run.id, body.tags, body.note))
 
 
-def _is_fit(name: str, value: object) -> bool:
-    if name == "for":
-        return type(value) is int and 0 <= value < 1 << 31
-    return isinstance(value, bool) if name == "requeue" else isinstance(value, str)
+def _reading(
+    answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
+) -> Callable[[Request], Any]:
+    """Return a route that answers on a thread, in a limited time."""
+
+    async def route(request: Request) -> Response:
+        return await _on_thread(answer, request, limit_s=limit_s)
+
+    return route
 
 
-def _problem_row(summary: runs.RunSummary) -> Mapping[str, Any]:
-    content = {name: getattr(summary, name) for name in summary.__slots__}
-    content |= {name: [] for name in ("rollbacks", "tags", "needs")}
-    content |= {"verdict": summary.problem, "note": "", "curve": {"steps": [], "loss": []}}
-    row: dict[str, Any] = plain_json(content)
+def _stamped_rows(opened: Mapping[str, OpenRun]) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield when each run began, and its row; of one that is not read in time its problem."""
+    until_s = time.monotonic() + LIST_S
+    started: dict[str, Future[tuple[float, Mapping[str, Any]]]] = {}
+    pending: set[Future[Any]] = set()
+    for name, run in opened.items():
+        if len(pending) >= MAX_READ:
+            pending = wait(pending, ROW_S, FIRST_COMPLETED).not_done
+        if time.monotonic() > until_s:
+            break
+        started[name] = run.start(run.row)
+        pending.add(started[name])
+    for name, run in opened.items():
+        left_s = max(0.0, until_s - time.monotonic())
+        try:
+            yield run.finish(started.get(name) or Future(), left_s)
+        except ProblemError as error:
+            yield math.inf, _problem_row(runs.RunSummary(name, str(run.path)), str(error))
+
+
+def _problem_row(summary: runs.RunSummary, problem: str) -> Mapping[str, Any]:
+    row: dict[str, Any] = plain_json({**asdict(summary), "problem": problem, "needs": []})
     return row
 
 
@@ -590,24 +530,12 @@ def _urgency(need: Mapping[str, Any]) -> tuple[str, float]:
     return need["severity"] or "SEV9", math.inf if left_s is None else left_s
 
 
-def _known_incident(view: RunView, request: Request) -> str:
-    name = str(request.path_params["incident"])
-    if name not in {mark["id"] for mark in view.marks()["incidents"]}:
-        raise ProblemError(404, "the run has no such incident")
-    return name
+_CSP = "Content-Security-Policy"
 
 
-def _plain(name: str) -> str:
-    """Return the name of a download."""
-    return re.sub(r"[^-.0-9A-Za-z_]", "_", name)
-
-
-def _document(text: str) -> Response:
-    """Return a page of another part of supervise under a policy of its own."""
-    styles = export.style_hashes(_STYLE.findall(text))
-    policy = f"default-src 'none'; style-src {styles}; img-src data:; base-uri 'none'"
-    headers = {"Content-Security-Policy": f"{policy}; form-action 'none'; frame-ancestors 'self'"}
-    return Response(text, media_type="text/html", headers=headers)
+def _download(name: str) -> dict[str, str]:
+    plain = re.sub(r"[^-.0-9A-Za-z_]", "_", name)
+    return {"Content-Disposition": f'attachment; filename="{plain}"'}
 
 
 def _event(name: str, content: Any) -> str:
@@ -679,14 +607,9 @@ def serve(
     page = Page(settings)
     address = listener.getsockname()
     port = address[1] if isinstance(address, tuple) else 0
-    door = files.read_file(export.STATIC / "token.html", foreign=True)
-    gate = Gate(
-        page.application,
-        token,
-        (*HOSTS, *(name.lower() for name in hosts)),
-        cookie=f"supervise_{port}",
-        door=door,
-    )
+    door = files.read_file(export.STATIC / "token.html", foreign=True).decode()
+    names = (*HOSTS, *(name.lower() for name in hosts))
+    gate = Gate(page.application, token, names, cookie=f"supervise_{port}", door=door)
     config = uvicorn.Config(
         gate,
         access_log=False,

@@ -419,13 +419,11 @@ class View {
   }
 
   // An incident that a relaunch crosses is shaded in both attempts.
-  ranges(incident) {
-    const end = incident.end_step == null ? null
-      : { attempt: incident.end_attempt, step: incident.end_step, t: incident.end_t };
-    const [from, to] = [this.at(incident), end ? this.at(end) : this.full.max];
+  ranges({ attempt, step, t, end }) {
+    const [from, to] = [this.at({ attempt, step, t }), end ? this.at(end) : this.full.max];
     if (to >= from) return [[from, to]];
-    const old = this.attempts?.find((a) => a.attempt === incident.attempt);
-    const fresh = this.attempts?.find((a) => a.attempt === incident.end_attempt);
+    const old = this.attempts?.find((a) => a.attempt === attempt);
+    const fresh = this.attempts?.find((a) => a.attempt === end?.attempt);
     if (!old || !fresh) return [];
     return [[from, this.at({ ...old, step: old.last, t: old.end_t })], [this.at({ ...fresh, step: fresh.first }), to]];
   }
@@ -460,7 +458,7 @@ class View {
     const px = Math.round(Math.min(1600, Math.max(300, width * 1.2)));
     const heads = await Promise.all(this.sources.map(async ({ run, rank }, i) => {
       const query = { x: this.axis, lo, hi, px, rank };
-      if (!more) return series(run, names, query, this.progress);
+      if (!more) return series(run, names, query);
       const fresh = await series(run, names, { ...query, from: this.heads[i].next });
       return fresh.bucket === this.heads[i].bucket ? extend(this.heads[i], fresh)
         : series(run, names, query);
@@ -515,13 +513,15 @@ function legend(view) {
   return box;
 }
 
+// Buttons of which one is pressed. `options`: value and text; `select` of the element presses another.
 function choice(label, options, value, change) {
-  const buttons = options.map((option) => h("button", { type: "button", "aria-pressed": String(option === value),
-    onclick: (event) => {
-      for (const other of buttons) other.setAttribute("aria-pressed", String(other === event.target));
-      change(option);
-    } }, option));
-  return h("span", { class: "segment", role: "group", "aria-label": label }, buttons);
+  const select = (chosen) => {
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(options[i][0] === chosen)));
+    return change(chosen);
+  };
+  const buttons = options.map(([option, text]) => h("button", { type: "button",
+    "aria-pressed": String(option === value), onclick: () => select(option) }, text));
+  return Object.assign(h("span", { class: "segment", role: "group", "aria-label": label }, buttons), { select });
 }
 
 function menu(label, options, value, change) {
@@ -553,7 +553,7 @@ function controls(view, ranks = []) {
   const whole = h("button", { type: "button", onclick: () => view.zoom() }, "whole run");
   view.changed.push(() => (whole.hidden = !view.window));
   return [
-    choice("x axis", Object.keys(COLUMNS), view.axis, axis),
+    choice("x axis", Object.keys(COLUMNS).map((name) => [name, name]), view.axis, axis),
     menu("smoothing", spans, view.smooth, smooth),
     ranks.length > 1 && menu("rank", [["", "first"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
       view.rank ?? "", rank),
@@ -566,7 +566,7 @@ function keys(view, boards = []) {
   document.addEventListener("keydown", (event) => {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (target.matches("input, select, textarea, dialog *, [role=tab]") && key !== "Escape") return;
+    if (target.matches("input, select, textarea, dialog *") && key !== "Escape") return;
     const { min, max } = view.range();
     const by = { ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25], "+": [0.2, -0.2],
       "=": [0.2, -0.2], "-": [-0.33, 0.33] }[key];

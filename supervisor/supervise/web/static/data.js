@@ -32,27 +32,23 @@ async function request(path, tries = 3) {
   throw new Refused(answer.status, failure);
 }
 
-// Ask until what is being built is there; `progress` gets its share.
-async function ask(path, progress = () => {}) {
+const json = async (path) => (await request(path)).json();
+const facts = async (run) => (FROZEN ? FROZEN.run : json(runPath(run)));
+
+// The facts of a run once its curves are built; `progress` gets their share until then.
+async function builtFacts(run, progress = () => {}) {
   for (;;) {
-    const answer = await request(path);
-    if (answer.status !== 202) return answer;
-    progress((await answer.json()).building);
+    const answer = await facts(run);
+    if (answer.building >= 1) return answer;
+    progress(answer.building);
     await wait(500);
   }
-}
-
-const json = async (path, progress) => (await ask(path, progress)).json();
-const facts = async (run) => (FROZEN ? FROZEN.run : json(runPath(run)));
-async function metrics(run, progress) {
-  const answer = FROZEN ? FROZEN.metrics : await json(`${runPath(run)}/metrics`, progress);
-  return answer.metrics ?? answer;
 }
 
 const CHOSEN = /^([^]*?)(?:@(\d+))?$/; // a run, or an attempt of it
 const COLUMNS = { step: 1, time: 2, tokens: 3 }; // of the planes of x; 0 is the ordinal
 
-async function series(run, names, query = {}, progress) {
+async function series(run, names, query = {}) {
   if (FROZEN) {
     FROZEN.bytes ??= Uint8Array.from(atob(FROZEN.series), (c) => c.charCodeAt(0)).buffer;
     return decode(FROZEN.bytes);
@@ -60,7 +56,11 @@ async function series(run, names, query = {}, progress) {
   const [, name, attempt] = run.match(CHOSEN);
   const parts = new URLSearchParams(names.map((m) => ["m", m]));
   for (const [k, v] of Object.entries(query)) if (v != null) parts.set(k, v);
-  const answer = await ask(`${runPath(name)}/series?${parts}`, progress);
+  let answer = await request(`${runPath(name)}/series?${parts}`);
+  while (answer.status === 202) { // the curves of a rank that was chosen are being built
+    await wait(500);
+    answer = await request(`${runPath(name)}/series?${parts}`);
+  }
   const heard = decode(await answer.arrayBuffer());
   if (attempt) heard.stretches = heard.stretches.filter((s) => s.attempt === Number(attempt));
   return heard;
@@ -106,8 +106,8 @@ function extend(old, more) {
   return more;
 }
 
-// `on`: head, status, record. The first status of a connection has all. Where events do not come
-// through, or no more, all is asked for, and the connection is made again now and then.
+// `on`: status, record. The first status of a connection has all. Where events do not come through,
+// or no more, all is asked for, and the connection is made again now and then.
 function listen(run, on) {
   let [source, polls, late] = [null, null, null];
   open();
@@ -140,7 +140,6 @@ function listen(run, on) {
     live("no connection");
     polls = setInterval(async () => {
       try {
-        on.head(await json(`${runPath(run)}/head`));
         on.status(await facts(run));
         live("every 3 s", true);
       } catch {

@@ -121,7 +121,7 @@ function crumbs(...parts) {
   $("#top").replaceChildren(
     h("nav", { "aria-label": "breadcrumb" }, h("a", { href: FROZEN ? null : UP, class: "brand" }, "supervise"),
       parts.map((part) => [separator(), part])),
-    h("span", { id: "live", role: "status" }), quiet("?", "keyboard help (?)", help), quiet("◐", "dark or light", flip));
+    h("span", { id: "live", role: "status" }), quiet("?", "keys and terms (?)", help), quiet("◐", "dark or light", flip));
 }
 
 function live(text, on = false) {
@@ -146,14 +146,26 @@ try {
 } catch { /* as above */ }
 
 const KEYS = [["← →", "earlier, later"], ["+ −", "zoom in, out"], ["0", "the whole run"],
-  ["1 – 5", "boards"], ["/", "search or filter"], ["?", "this help"],
+  ["1 – 5", "boards"], ["/", "search or filter"], ["?", "keys and terms"],
   ["drag", "zoom to a range"], ["double click", "the whole run"], ["Ctrl + wheel", "zoom at the pointer"]];
+
+const TERMS = [["attempt", "one launch of the job, or what follows a rollback"],
+  ["rollback", "the job's weights become those of a savepoint; its steps go on"],
+  ["undone", "steps whose result a rollback or a relaunch took back: dashed, they do not count"],
+  ["savepoint", "training state that the probe keeps in memory"], ["checkpoint", "the job's own file"],
+  ["rule", "what is watched for; it fires past a limit, and is blind where it cannot be judged"],
+  ["incident", "one problem, from the first sign of it to its verified end"],
+  ["SEV0, SEV1, SEV2", "how grave an incident is, SEV0 the most"],
+  ["runbook", "the actions that answer an incident, within a budget"],
+  ["checking", "after an action: did it help?"], ["held", "no more automatic actions until `release`"],
+  ["protection", "which ways back there are: rollback, relaunch"]];
 
 function help() {
   const close = h("button", { type: "button", autofocus: true, onclick: () => box.remove() }, "close");
-  const rows = KEYS.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]);
-  const box = h("dialog", { "aria-label": "keys", onclose: () => box.remove() },
-    h("h2", {}, "Keys"), h("dl", { class: "keys" }, rows), close);
+  const list = (rows, name) => h("dl", { class: "keys" }, rows.map(([key, text]) =>
+    [h("dt", {}, name === "kbd" ? h("kbd", {}, key) : key), h("dd", {}, text)]));
+  const box = h("dialog", { "aria-label": "keys and terms", onclose: () => box.remove() },
+    h("h2", {}, "Keys"), list(KEYS, "kbd"), h("h2", {}, "Terms"), list(TERMS), close);
   document.body.append(box);
   box.showModal();
 }

@@ -12,8 +12,6 @@ async function incidentPage() {
   const charts = h("div");
   MAIN.replaceChildren(incidentHead(report), sentences(report), charts, ...incidentParts(report));
   MAIN.dataset.ready = "facts";
-  const listed = report.evidence.bundles.length && await json(`${runPath(RUN)}/incident/${INCIDENT}/evidence`);
-  if (listed) $("#evidence").replaceWith(bundles(listed, report));
   if (report.series) await signals(report, run, charts);
   if (report.final) return;
   let newest = null; // record of this incident
@@ -22,7 +20,7 @@ async function incidentPage() {
     if (newest !== null && record > newest) location.reload();
     newest ??= record;
   };
-  listen(RUN, { head() {}, status: ({ decisions }) => decisions && take(decisions), record: (decision) => take([decision]) });
+  listen(RUN, { status: ({ decisions }) => decisions && take(decisions), record: (decision) => take([decision]) });
 }
 
 async function signals(report, run, place) {
@@ -30,7 +28,7 @@ async function signals(report, run, place) {
   const rank = String(report.series.rank);
   const { onset, moves, band } = report.what;
   const view = new View([RUN], { axis: "step", smooth: 0, rank });
-  const about = await metrics(RUN);
+  const about = (await builtFacts(RUN)).metrics;
   share(view, run);
   view.ranks = Object.keys(run.frames);
   view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
@@ -121,7 +119,7 @@ function incidentParts(report) {
     ...errors,
     card("Go on", "", Object.values(report.replay).filter(Boolean).map(command), h("p", { class: "sub" }, "The job was started by"),
       command(report.run.command.map(quoted).join(" "))),
-    report.evidence.bundles.length > 0 && card("Evidence", "", h("div", { id: "evidence" })),
+    report.files?.length > 0 && card("Evidence", "", bundles(report)),
     card("Details", "", folded(`${report.conditions.length} conditions of its rules`, report.conditions.length > 0 &&
       table([["detector"], ["reading"]], report.conditions.map((c) => [c.detector, c.text]))),
     folded(plural(report.rules.length, "rule"), report.rules.length > 0 && table([["step", "n"], ["rule"], ["when"]], report.rules.map((r) =>
@@ -135,14 +133,17 @@ const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replac
 const folded = (summary, content) => content && h("details", {}, h("summary", {}, summary),
   h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": summary }, content));
 
-function bundles({ bundles: all }, report) {
+function bundles(report) {
   const size = (bytes) => (bytes < 1e4 ? `${bytes} B` : bytes < 1e6 ? `${Math.round(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
-  return h("div", {}, all.map((bundle) => h("div", {},
+  const item = (bundle) => (file) => h("li", {},
+    h("a", { href: `evidence/${bundle.name}/${encodeURIComponent(file.name)}`, download: file.name }, file.name),
+    h("small", {}, ` ${size(file.bytes)}`));
+  return h("div", {}, report.files.map((bundle) => h("div", {},
     h("p", {}, h("b", {}, bundle.name), " ", chip(bundle.state, bundle.state === "good" ? "good" : "bad"),
       h("small", {}, ` sha256 ${bundle.sha256.slice(0, 16)}…`)),
-    h("ul", { class: "files" }, bundle.files.map((file) => h("li", {},
-      h("a", { href: `evidence/${bundle.name}/${encodeURIComponent(file.name)}`, download: file.name }, file.name), h("small", {}, ` ${size(file.bytes)}`)))),
-    bundle.withheld.length > 0 && h("p", { class: "sub" }, `not offered here: ${bundle.withheld.map((w) => `${w.name} (${w.text})`).join(", ")}`))),
+    h("ul", { class: "files" }, bundle.files.map(item(bundle))),
+    bundle.withheld.length > 0 && h("p", { class: "sub" },
+      `not offered here: ${bundle.withheld.join(", ")} (it may hold secrets: read it in the run directory)`))),
   h("p", { class: "sub" }, "Directory: ", h("code", {}, report.evidence.directory)));
 }
 

@@ -6,7 +6,12 @@ const COMPARED = 6;
 async function runsPage() {
   crumbs(h("span", {}, "runs"));
   document.title = "runs · supervise";
-  let list = await json("runs");
+  // A run that cannot be read has its problem, and nothing else.
+  const read = async () => {
+    const answer = await json("runs");
+    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], ...r })) };
+  };
+  let list = await read();
   const picked = new Set();
   const compare = h("button", { type: "button", disabled: true, onclick: () => {
     const query = new URLSearchParams([...picked].map((run, i) => ["abcdef"[i], run]));
@@ -58,7 +63,7 @@ async function runsPage() {
   setInterval(async () => {
     if (document.hidden || body.contains(document.activeElement)) return;
     try {
-      list = await json("runs");
+      list = await read();
       draw();
       live(`read ${new Date().toTimeString().slice(0, 8)}`, true);
     } catch {
@@ -91,7 +96,7 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
       onchange: (event) => pick(r.run, event.target.checked) });
     const steps = r.curve.steps;
     const span = steps?.at(-1) - steps?.[0] || 1;
-    const marks = (r.rollbacks || []).map((step) => (step - steps[0]) / span).filter((x) => x >= 0 && x <= 1);
+    const marks = r.rollbacks.map((step) => (step - steps[0]) / span).filter((x) => x >= 0 && x <= 1);
     const cells = [tick,
       [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || ""),
         r.tags.map((tag) => chip(tag)), r.note && h("small", { class: "note" }, r.note)],
@@ -130,31 +135,41 @@ async function comparePage() {
   const title = runs.join(", ");
   crumbs(h("b", {}, "compare"));
   document.title = `${title} · supervise`;
-  const answer = await json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`);
   const plain = runs.map((run) => run.match(CHOSEN)[1]);
-  const [abouts, documents] = await Promise.all([Promise.all(plain.map((run) => metrics(run))), Promise.all(plain.map(facts))]);
+  const [answer, documents] = await Promise.all([
+    json(`compare?${new URLSearchParams(plain.map((run, i) => ["abcdef"[i], run]))}`),
+    Promise.all(plain.map((run) => builtFacts(run)))]);
+  const abouts = documents.map((run) => run.metrics);
   const drawn = runs.filter((_, i) => Object.keys(abouts[i]).length); // one without a journal has no curves
   const bare = runs.filter((run) => !drawn.includes(run));
-  const own = abouts[runs.indexOf(drawn[0])] || {};
-  const view = new View(drawn, { axis: shown.get("x") || answer.x, smooth: shown.get("smooth"), window: windowShown() });
-  const about = Object.fromEntries(answer.metrics.filter((name) => own[name]).map((name) => [name, own[name]]));
+  const [own = {}, ...rest] = abouts.filter((about) => Object.keys(about).length);
+  const boards = Object.values(documents[runs.indexOf(drawn[0])]?.boards || {}).flat();
+  const about = Object.fromEntries([...new Set([...boards, ...Object.keys(own)])]
+    .filter((name) => own[name] && rest.every((other) => other[name])).map((name) => [name, own[name]]));
+  const isUnlike = answer.differs.some((d) => d.group === "command" && /batch|seq|accum|block/.test(d.name));
+  const axis = shown.get("x") || (isUnlike && about.tokens_seen ? "tokens" : "step"); // then steps are unlike
+  const view = new View(drawn, { axis, smooth: shown.get("smooth"), window: windowShown() });
   const area = h("div");
   const others = h("button", { type: "button", onclick: () => search(view, about, area).then(() => view.load()) },
-    `all ${answer.metrics.length} metrics`);
-  const names = answer.runs.map((r) => (r.attempt == null ? r.run : `${r.run}, attempt ${r.attempt}`));
-  const heads = h("thead", {}, h("tr", {}, h("td", {}), answer.runs.map((r, i) => h("th", { scope: "col" },
+    `all ${Object.keys(about).length} metrics`);
+  const names = runs.map((run) => run.match(CHOSEN)).map(([, run, attempt]) => (attempt == null ? run : `${run}, attempt ${attempt}`));
+  const heads = h("thead", {}, h("tr", {}, h("td", {}), documents.map((r, i) => h("th", { scope: "col" },
     drawn.includes(runs[i]) && h("i", { class: `line run${drawn.indexOf(runs[i]) + 1}` }), h("a", { href: `${UP}${runPath(r.run)}/` }, names[i])))));
   const row = (label, cells) => h("tr", {}, h("th", { scope: "row" }, label), cells.map((cell, i) => h("td", { "data-of": names[i] }, cell)));
-  const worst = ({ run, worst: w }) => (w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none");
-  const twin = (r, i) => [r.id, answer.runs.findIndex(({ id }) => id === r.id) < i && h("small", {}, " the same run, or a copy of it")];
+  const worst = ({ run, incidents: all }) => {
+    const [w] = [...all].reverse().sort((a, b) => (a.severity < b.severity ? -1 : a.severity > b.severity ? 1 : 0));
+    return w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none";
+  };
+  const done = ({ actions }) => actions.map((a) => a.sentence).filter(Boolean).map((text) => h("div", {}, text));
+  const twin = (r, i) => [r.id, documents.findIndex(({ id }) => id === r.id) < i && h("small", {}, " the same run, or a copy of it")];
   const measured = h("tbody"); // from the curves, once they are here
-  const rate = (r, i) => [duration(r.steps_per_s && 1 / r.steps_per_s), i > 0 && r.steps_per_s > 0 && h("small", {}, ` ×${+(answer.runs[0].steps_per_s / r.steps_per_s).toPrecision(2)}`)];
-  const results = [["end", answer.runs.map((r) => r.verdict || r.state)], ["step", answer.runs.map((r) => number(r.step))],
-    ["worst incident", answer.runs.map(worst)], ["actions", answer.runs.map((r) => (r.actions.length ? r.actions.map((text) => h("div", {}, text)) : "none"))],
-    ["drill", answer.runs.map((r) => r.drill || "none")], ["run", answer.runs.map(twin)],
-    [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], answer.runs.map(rate)]].map(([label, cells]) => row(label, cells));
+  const rate = (r, i) => [duration(r.steps_per_s && 1 / r.steps_per_s), i > 0 && r.steps_per_s > 0 && h("small", {}, ` ×${+(documents[0].steps_per_s / r.steps_per_s).toPrecision(2)}`)];
+  const results = [["end", documents.map((r) => (r.ending ? [r.state, ...troubles(r)].join(", ") : r.verdict || r.state))], ["step", documents.map((r) => number(r.step))],
+    ["worst incident", documents.map(worst)], ["actions", documents.map((r) => (done(r).length ? done(r) : "none"))],
+    ["drill", documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "none")], ["run", documents.map(twin)],
+    [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], documents.map(rate)]].map(([label, cells]) => row(label, cells));
   const line = (d) => row(d.name.startsWith(d.group) ? d.name : [h("small", {}, `${d.group} `), d.name],
-    answer.runs.map((r) => (d.values[r.key] === "–" && d.group === "command" ? "not set" : d.values[r.key])));
+    Object.values(d.values).map((value) => (value === "–" && d.group === "command" ? "not set" : value)));
   const isPath = (d) => Object.values(d.values).every((value) => /^(–$|\/)/.test(value));
   const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules" || isPath(d);
   const long = answer.differs.filter(isLong);
@@ -166,8 +181,8 @@ async function comparePage() {
     long.length > 0 && h("details", {}, h("summary", {}, `Whole commands, paths, digests and policies: ${plural(long.length, "difference")}`),
       h("table", { class: "compared stack" }, h("tbody", {}, long.map(line)))),
     h("p", { class: "sub" }, `${plural(answer.same, "setting")} and fingerprints are the same.`)),
-    (bare.length > 0 || !answer.metrics.length) && h("p", { class: "card" }, bare.length ? `There are no curves of ${bare.join(", ")}: without a journal.` : "No metric is in all of them."),
-    answer.metrics.length > 0 && [h("div", { class: "bar" }, legend(view), h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
+    (bare.length > 0 || !Object.keys(about).length) && h("p", { class: "card" }, bare.length ? `There are no curves of ${bare.join(", ")}: without a journal.` : "No metric is in all of them."),
+    Object.keys(about).length > 0 && [h("div", { class: "bar" }, legend(view), h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
       h("div", { class: "compare" }, area)]].flat().filter(Boolean));
   view.show(leading(Object.keys(about)).map((name, i) => new Chart(view, name, about[name], { wide: i === 0 })));
   area.replaceChildren(grid(view.charts, "curves"));

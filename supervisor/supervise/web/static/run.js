@@ -14,7 +14,7 @@ const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incid
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
-const TOGETHER = 16; // ranks whose curves are built at once; any other when it is chosen
+const MEASURED = 16; // ranks whose speed is looked at
 const STEPS = 64; // newest ones, over which the speed of a rank is averaged
 const NEWEST = 20; // decisions, before the rest is opened
 const UNRESOLVED = "unresolved at the end";
@@ -28,12 +28,6 @@ async function runPage() {
   const view = new View([RUN], { axis: shown.get("x"), smooth: shown.get("smooth"),
     rank: shown.get("rank"), window: windowShown() });
   const progress = h("div", { class: "building", hidden: true });
-  view.progress = (share) => {
-    progress.hidden = false;
-    progress.replaceChildren(
-      h("p", {}, `Reading the journal for the curves, ${Math.round(share * 100)} %. Once for each run.`),
-      h("progress", { value: share, max: 1, "aria-label": "reading the journal" }));
-  };
   share(view, run);
   const area = h("div", { id: "board" });
   const bar = h("div", { class: "bar" });
@@ -50,16 +44,17 @@ async function runPage() {
         sections.add(["facts"], about))),
     FROZEN ? frozenIncidents() : "");
   MAIN.dataset.ready = "facts";
-  const about_ = await metrics(RUN, view.progress);
-  progress.hidden = true;
   if (run.building < 1) {
-    const built = await facts(RUN);
-    Object.assign(run, built);
+    progress.hidden = false;
+    Object.assign(run, await builtFacts(RUN, (share) => progress.replaceChildren(
+      h("p", {}, `Reading the journal for the curves, ${Math.round(share * 100)} %. Once for each run.`),
+      h("progress", { value: share, max: 1, "aria-label": "reading the journal" }))));
+    progress.hidden = true;
     share(view, run);
-    sections.update(built);
+    sections.update(run);
   }
-  boards(view, run, about_, bar, area);
-  const pace = () => speeds(run, about_, sections).catch(() => live("no connection"));
+  boards(view, run, bar, area);
+  const pace = () => speeds(run, sections).catch(() => live("no connection"));
   pace();
   if (FROZEN) live(`saved ${FROZEN.made.slice(0, 16).replace("T", " ")}`);
   else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections, pace);
@@ -117,18 +112,14 @@ function follow(view, run, sections, pace) {
     last = performance.now();
     if (!document.hidden) view.load(true).catch(() => live("no connection"));
   };
-  const take = (changed) => {
-    Object.assign(run, changed);
-    share(view, run);
-    sections.update(changed);
-    view.moved();
-  };
   listen(RUN, {
-    head({ frames, step, attempt }) {
-      take({ frames, step, attempt });
-      waits ??= setTimeout(curves, Math.max(0, 2000 - (performance.now() - last)));
+    status(changed) {
+      Object.assign(run, changed);
+      share(view, run);
+      sections.update(changed);
+      view.moved();
+      if (changed.frames) waits ??= setTimeout(curves, Math.max(0, 2000 - (performance.now() - last)));
     },
-    status: take,
     record(decision) {
       const ordered = /^(commit|abort|in doubt)$/.test(decision.kind) && run.decisions.find((d) => d.kind === "intent");
       if (ordered) ordered.is_chief = false; // its outcome says it
@@ -221,7 +212,7 @@ function incidents(run) {
     return h("li", {}, severity(incident.severity), " ",
       h("a", { href: FROZEN ? `#${incident.id}` : to }, name),
       h("small", {}, `step ${number(incident.step)}` +
-        (incident.end_step == null ? "" : ` to ${number(incident.end_step)}`) + ` · ${outcome(incident)}`), raised);
+        (incident.end ? ` to ${number(incident.end.step)}` : "") + ` · ${outcome(incident)}`), raised);
   };
   return h("section", { class: "card incidents" },
     h("h2", {}, count ? plural(count, "incident") : "No incident",
@@ -255,9 +246,9 @@ function rules(run) {
 }
 
 // What each rank took for its newest steps: in a step it waits for the slowest, in its forward pass it does not.
-async function speeds(run, about, sections) {
-  const names = ["step_time", "forward_time"].filter((name) => about[name]);
-  const numbers = Object.keys(run.frames).slice(0, TOGETHER);
+async function speeds(run, sections) {
+  const names = ["step_time", "forward_time"].filter((name) => run.metrics[name]);
+  const numbers = Object.keys(run.frames).slice(0, MEASURED);
   if (FROZEN || numbers.length < 2 || names.length < 2) return;
   const means = await Promise.all(numbers.map(async (rank) => {
     const { stretches } = await series(RUN, names, { rank, lo: run.step - STEPS + 1 });
@@ -339,19 +330,30 @@ function operate(run) {
     firing && ["silence", `${path} ${firing}`, { rule: firing, for: 1000 }],
     ["pause", path, {}], ["resume", path, {}], ["savepoint", path, {}], ["stop", path, { requeue: false }],
   ].filter(Boolean);
-  const item = ([name, rest, args]) => h("li", {}, run.writable
-    ? h("button", { type: "button", onclick: () => order(name, args) }, `${name} …`) : command(`supervise ${name} ${rest}`));
+  const item = ([name, rest, args]) => h("li", {}, run.operator
+    ? h("button", { type: "button", onclick: () => order(name, args, run.operator) }, `${name} …`) : command(`supervise ${name} ${rest}`));
   return h("section", { class: "card", hidden: FROZEN || run.state !== "running" }, h("h2", {}, "Operate"),
-    h("details", { "data-key": "operate" }, h("summary", {}, run.writable ? "Send a command" : "Commands to copy"),
-      h("ul", { class: run.writable ? "orders" : "list" }, orders.map(item))));
+    h("details", { "data-key": "operate" }, h("summary", {}, run.operator ? "Send a command" : "Commands to copy"),
+      h("ul", { class: run.operator ? "orders" : "list" }, orders.map(item))));
 }
 
 let written = ""; // the second token: in memory only, asked for once
 
-async function order(name, args) {
-  const { commands, by } = await json("commands");
-  const what = Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ");
-  send(commands[name] || name, name, h("p", { class: "sub" }, `${what} Recorded as sent by ${by}.`),
+const QUESTIONS = {
+  pause: "Pause the job at its next step boundary?",
+  resume: "Continue the paused job?",
+  ack: "Acknowledge the open incident? Its reminders stop.",
+  silence: "Silence this rule? It neither acts nor notifies meanwhile.",
+  approve: "Approve this request? Its runbook runs with these arguments.",
+  deny: "Deny this request? The incident is held until it is released.",
+  release: "End the hold? The policy may act again.",
+  savepoint: "Save the training state in memory, for a later rollback?",
+  stop: "End the job? It is interrupted at a step boundary.",
+};
+
+function order(name, args, operator) {
+  const given = Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ");
+  send(QUESTIONS[name], name, h("p", { class: "sub" }, `${given} Recorded as sent by ${operator}.`),
     () => ["POST", "command", { command: name, args }], (answer) => [answer.outcome, answer.text, ...answer.records.map((r) => r.text)].filter(Boolean).join(": "));
 }
 
@@ -393,7 +395,7 @@ function about(run) {
     ["working directory", run.cwd], ["tags", (run.tags || []).join(" ")], ["note", run.note], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
   return h("section", { class: "card" }, h("h2", {}, "About"),
     h("details", { "data-key": "about" }, h("summary", {}, "Status, command and where it runs"),
-      pairs(rows.filter(([, text]) => text)), run.writable &&
+      pairs(rows.filter(([, text]) => text)), run.operator &&
         h("button", { type: "button", onclick: () => annotate(run) }, "tags and note …"), run.argv && command(run.argv.map(quoted).join(" ")),
       !FROZEN && h("p", {}, h("a", { href: "export.html", download: `${RUN}.html` }, "Save this page as one file"), " · ",
         h("a", { href: "record.html" }, "Stability record"))));
@@ -401,48 +403,31 @@ function about(run) {
 
 // ── boards ──────────────────────────────────────────────────────────────────────────────────────
 
-function boards(view, run, about, bar, area) {
+function boards(view, run, bar, area) {
+  const about = run.metrics;
   const names = { ...BOARDS, all: "All" };
   const frames = Object.keys(run.frames);
-  const all = frames.length < TOGETHER ? frames : [...new Set([...frames, ...run.ranks.map((r) => `${r.rank}`)])];
   if (!frames.length) view.full = { min: 0, max: Math.max(1, run.step) };
-  const tabs = Object.entries(names).map(([id, name]) => h("button", { type: "button", role: "tab", id: `tab-${id}`,
-    "aria-controls": "board", onclick: () => show(id) }, name));
-  const list = h("div", { class: "segment tabs", role: "tablist", "aria-label": "boards", onkeydown: arrows }, tabs);
-  const ids = Object.keys(names);
-  const chart = (name, i) => new Chart(view, name, about[name], { wide: i === 0 });
   const show = (id) => {
-    tabs.forEach((tab, i) => {
-      tab.setAttribute("aria-selected", String(ids[i] === id));
-      tab.tabIndex = ids[i] === id ? 0 : -1;
-    });
     remember({ board: id === "icu" ? null : id });
     const present = leading((run.boards[id] || []).filter((name) => about[name]));
     if (id === "all") search(view, about, area);
     else {
-      view.show(present.map(chart));
+      view.show(present.map((name, i) => new Chart(view, name, about[name], { wide: i === 0 })));
       area.replaceChildren(grid(view.charts, names[id]), id === "quality" ? evaluations(run, about) : "",
         frames.length ? absent(run.missing[id] || [], present.length) : noCurves());
     }
     view.moved();
     return view.load().catch(failed);
   };
-  function arrows(event) {
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const next = move && tabs[(tabs.indexOf(event.target) + move + tabs.length) % tabs.length];
-    if (!next) return;
-    event.preventDefault();
-    next.focus();
-    next.click();
-  }
-  area.setAttribute("role", "tabpanel");
-  area.setAttribute("aria-label", "charts");
-  bar.replaceChildren(list, h("span", { class: "grow" }), ...controls(view, all.sort((a, b) => a - b)).filter(Boolean));
-  const jumps = ids.map((id) => () => show(id));
-  jumps.search = () => show("all").then(() => $("input[type=search]").focus());
+  const asked = shown.get("board");
+  const first = Object.hasOwn(names, asked) ? asked : "icu";
+  const tabs = choice("boards", Object.entries(names), first, show);
+  bar.replaceChildren(tabs, h("span", { class: "grow" }), ...controls(view, frames.sort((a, b) => a - b)).filter(Boolean));
+  const jumps = Object.keys(names).map((id) => () => tabs.select(id));
+  jumps.search = () => tabs.select("all").then(() => $("input[type=search]").focus());
   keys(view, jumps);
-  const first = shown.get("board");
-  show(ids.includes(first) ? first : "icu");
+  show(first);
 }
 
 // A metric of a part (`grad_global_norm.embedding`) is under All where that of the whole is here,
@@ -546,8 +531,7 @@ function lanes(view, run) {
       const [glyph, tone] = CHECKED[c.state] || ["□", ""];
       return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${CHECKED[c.state]?.[2] || c.state}`, tone);
     });
-    const events = run.events.filter((e) => !/^(checkpoint|capabilities|measurement)/.test(e.kind)).map((e) =>
-      mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
+    const events = run.events.map((e) => mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
     const some = (children) => children.filter(Boolean);
     element.replaceChildren(...[lane("state", some(phases)), lane("incidents", some([...incidents, ...raised])), lane("actions", some(actions)),
       lane("checkpoints", some(saved)), lane("events", some(events)), key].filter(Boolean));

@@ -1,12 +1,12 @@
-"""Buckets of a curve in files: minimum, maximum, mean and count of each metric, level by level.
+"""Buckets of a curve in a file: minimum, maximum, mean and count of each metric.
 
-    bucket  = up to BASE frames of one rank within one stretch; of level L+1: FAN buckets of level L
+    bucket  = up to BASE frames of one rank within one stretch
     planes  = f8[5]: ordinal of its first frame, step, time in ns, tokens, position in the journal
               f4[4] of each metric: minimum, maximum, mean, count of finite values
     chunk   = ROWS buckets: f8[5][ROWS], then f4[metrics][4][ROWS]; as wide as the metrics then
 
 A count below 0 says that some values were not finite: -n - 0.5 for n finite ones. A full chunk is
-appended to the file of its level and read through a map; the open one is in memory. f4 will do for
+appended to the file of its rank and read through a map; the open one is in memory. f4 will do for
 curves; x is f8, because tokens pass 2**24.
 """
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..store import files
 
-BASE, FAN, LEVELS, ROWS = 16, 4, 8, 256
+BASE, FAN, ROWS = 16, 4, 256
 PLANES = 5
 ORDINAL, STEP, TIME, TOKENS, POSITION = range(PLANES)
 MIN, MAX, MEAN, COUNT = range(4)
@@ -68,8 +68,11 @@ def reduce_frames(frames: Floats, broken: Floats) -> Floats:
     return values
 
 
-def join_buckets(values: Floats) -> Floats:
-    """Return the values of buckets that join others: f4[metrics, 4, buckets, joined]."""
+def join_buckets(values: Floats, size: int) -> Floats:
+    """Return the values of buckets that join `size` others each, the last one what is left."""
+    metrics, _, buckets = values.shape
+    values = np.concatenate([values, absent_values(metrics, -buckets % size)], 2)
+    values = values.reshape(metrics, 4, -1, size)
     count = np.floor(np.abs(values[:, COUNT])).astype("f8")
     total = count.sum(-1)
     joined = np.empty(values.shape[:3], "f4")
@@ -83,8 +86,8 @@ def join_buckets(values: Floats) -> Floats:
     return joined
 
 
-class Level(Struct, eq=False):
-    """The buckets of one level of one rank.
+class Buckets(Struct, eq=False):
+    """The closed buckets of one rank.
 
     Attributes:
         path: of its file; None: in memory, where nothing can be written.
