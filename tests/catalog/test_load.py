@@ -1,8 +1,5 @@
 """Reading YAML: positions are kept, surprises are refused, nothing ends in a traceback."""
 
-import subprocess
-import sys
-
 import pytest
 import yaml
 
@@ -112,14 +109,3 @@ def test_mistakes_come_sorted_with_their_lines():
         "    a: 2",
         "    ^",
     ]
-
-
-def test_loading_a_policy_imports_nothing_heavy():
-    """httpx costs more than the whole of loading; torch belongs to the job."""
-    code = (
-        "import sys; from supervise.catalog import load_policy; load_policy('nano');"
-        "print([m for m in ('httpx', 'torch', 'numpy', 'rich') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"

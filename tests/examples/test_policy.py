@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from supervise.catalog import load_policy, parse_drill
+from supervise.cli import invoke
 from tests.support.recorded_run import shipped_policy
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +28,11 @@ def test_it_loads_without_a_word_and_can_start_the_example_again():
 
 
 @pytest.mark.slow
-def test_its_scenarios_pass():
+def test_its_scenarios_pass(capsys: pytest.CaptureFixture[str]):
     """A setting that is wrong for good is held with evidence; a short batch is nothing."""
-    file = str(ROOT / "examples" / "nano" / "tests" / "policy.yaml")
-    command = [sys.executable, "-m", "supervise", "policy", "test", file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    file = ROOT / "examples" / "nano" / "tests" / "policy.yaml"
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert invoke(["policy", "test", str(file)]) == 0, capsys.readouterr().out
 
 
 def test_every_case_of_the_benchmark_names_faults_that_exist(monkeypatch):
