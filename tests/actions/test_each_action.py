@@ -148,6 +148,11 @@ def test_an_effect_that_a_frame_lacks_is_named(action, answer, frame, missing, c
     assert objection is None if missing is None else missing in objection
 
 
+def test_a_clip_that_the_job_has_lifted_is_lifted(context, fake_job):
+    action, answer = Clip(lift=True), {"clip_bound": None}
+    assert action.perform(fake_job(answer), action.plan(context()), key="k") == answer
+
+
 def test_weights_that_cannot_be_checked_are_no_failure(context, fake_job):
     action = CheckWeights()
     args = action.plan(context())
@@ -228,7 +233,7 @@ def test_a_job_without_steps_is_stopped_only_where_neither_cpu_nor_data_moves(co
         (Verify(clear_for=0), "clear_for"),
         (Rollback(at_least=-1, start=0.0, rewarm=-5), "at_least start rewarm"),
         (Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1), "at_least rewarm skip start"),
-        (Quarantine(shards="none"), "shards"),
+        *((Quarantine(shards=shards), "shards") for shards in ("none", ())),
         (Quarantine(max_fraction=0.0), "max_fraction"),
         (Unquarantine(shards=("",)), "shards"),
     ],
