@@ -73,17 +73,6 @@ def test_level_and_spread_are_of_what_the_trend_leaves():
     assert band.width(50) == pytest.approx(wide)
 
 
-@pytest.mark.parametrize("decay", [60, 150])
-def test_a_loss_that_came_to_its_floor_is_expected_there(decay):
-    """Losses of small models fall exponentially; one that is where it was did come back."""
-    random = np.random.default_rng(decay)
-    losses = 2.4 + 2 * np.exp(-np.arange(600) / decay) + random.normal(0, 0.02, 600)
-    band = fit_loss_band(list(enumerate(losses.tolist())), 300)
-    newest = [losses[step] - band.forecast(step) for step in range(300, 330)]
-
-    assert np.median(newest) <= band.width(30)
-
-
 def test_half_of_the_slope_is_trusted_after_the_onset_and_all_of_it_before():
     """A loss falls ever slower: the forecast lies between the trend and the level."""
     band = fit_loss_band(curve(range(2000), 2), 1000)

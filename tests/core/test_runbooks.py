@@ -25,10 +25,10 @@ from .conftest import (
 DETECTORS = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 
 
-def going(tell, severity="SEV0", first="SEV0", ladder=()):
+def going(tell, ladder=()):
     """`high` runs `back`, which takes the job back when `commit` is called."""
     story = tell(
-        **rules_of(DETECTORS, ("high", first, "back"), ("wild", severity, "back")),
+        **rules_of(DETECTORS, ("high", "SEV1", "back"), ("wild", "SEV0", "back")),
         answer=lambda key: None,
         runbooks={name: runbook_of(name, Touch(), Verify()) for name in ("back", "other")},
         budgets=AMPLE,
@@ -48,7 +48,7 @@ def commit(story):
 
 def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(tell):
     """It was in the ring when the outcome came, and it is worse than what was answered."""
-    story = going(tell, "SEV0", first="SEV1")
+    story = going(tell)
     commit(story)
     story.send(Frame(story.at_ns, 0, 0, story.step + 13, (2.0, 10.0)))
     story.frames(2.0, times=8)
@@ -65,7 +65,7 @@ def test_what_is_worse_acts_again_only_when_frames_behind_the_rollback_are_in_br
     tell, again, ladder
 ):
     """It fired in the middle of the action; it need not have cleared in between."""
-    story = going(tell, "SEV0", first="SEV1", ladder=ladder)
+    story = going(tell, ladder)
     story.frames(2.0, grad=10.0)
     commit(story)
     assert len(story.actions()) == 1
