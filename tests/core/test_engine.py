@@ -230,6 +230,14 @@ def test_ranks_without_rank_0_have_a_pace(tell):
     assert (story.state.frame_count, story.state.step, story.state.machine) == (50, 49, "nominal")
 
 
+def test_a_verification_waits_for_the_effect(tell):
+    story = tell(answer=lambda key: {"attempt": 1, "step": 40}, healthy=50, then=8.0)
+    story.frames(2.0, times=40)
+
+    assert story.kinds("verify", "passed") == []
+    assert "effect" in story.kinds("verify", "failed")[0].reason
+
+
 def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
     """`keep` holds the rule firing, so there is no edge; the breach itself counts."""
     rules = list(tell().policy.rules)

@@ -242,6 +242,16 @@ def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(te
     assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith("stopped by anna")
 
 
+def test_a_verification_gives_way_to_a_person(tell):
+    story = tell(healthy=50, then=8.0)
+    story.say("lr", value=0.25)
+    story.frames(8.0, 8.0)
+
+    assert story.kinds("verify", "preempted")[0].reason == "soften preempted by anna"
+    assert story.actions()[:2] == ["inc-1/1/0-reach", "inc-1/2/0-lr_scale"]
+    assert not any("undo-lr_scale" in action for action in story.actions())
+
+
 def test_a_person_may_exceed_a_budget_and_it_counts(tell):
     story = tell(budgets={"lr_scale": Budget(1), "all": Budget(9)}, healthy=50)
     for _ in range(2):
