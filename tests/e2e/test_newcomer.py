@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft7Validator
 from yaml import safe_load
 
-from tests.support.supervised_run import FAST_TORCH, Records, Supervise, nano
+from tests.support.supervised_run import FAST_TORCH, Records
 
 pytestmark = pytest.mark.slow
 
@@ -53,30 +53,8 @@ def walk_through(folder):
     return said
 
 
-@pytest.mark.chaos
-def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
-    """`init` writes and checks it; the run keeps a copy that needs no other file."""
-    command = Supervise(tmp_path)
-    job = nano("--steps", 3, "--checkpoint-every", 2, "--out", "out")
-    written = command("init", "--", *job)
-    run = command.run("--policy", "supervise.yaml", job=job)
-
-    assert written.returncode == 0, written.stderr
-    assert "resumes by --resume={checkpoint}" in written.stdout
-    assert "ready in mode enforce" in written.stdout
-    assert written.stdout.splitlines()[-1].startswith("next: supervise --policy supervise.yaml -- ")
-    assert run.returncode == 0 and "policy supervise" in run.stderr
-    assert "extends" not in (run.directory / "policy.yaml").read_text()
-    (tmp_path / "supervise.yaml").write_text("version: supervise/v1\n")
-    run.prove()
-    command.close()
-
-
 @pytest.mark.chaos  # takes long, and others look at each part
 def test_the_walk_through_does_what_it_says(tmp_path):
-    """The editor's schema knows her policy; the check warns of her metric and of nothing else;
-    shadow says what it would have done, and why; the back-test finds the rotten run only; enforced,
-    that one is stopped and the good one is not."""
     said = walk_through(tmp_path)
     schema = Draft7Validator(json.loads((tmp_path / "policy.schema.json").read_text("utf-8")))
     policy = safe_load((tmp_path / "mine.yaml").read_text("utf-8"))

@@ -12,16 +12,10 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-COUNTERS = ("steps_seen", "skipped_updates", "tokens_seen", "tokens_applied")
 HIT = "lr_spike:factor=3000,steps=8@210"
 
 
 def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_back, resuming_job):
-    """Steps go on behind the checkpoint in a new attempt; it ends well, and so do the records.
-
-    What was saved just before is verified when the job has been stopped, and gone back to. In its
-    second life it crashes, and is started once more, from what it saved meanwhile.
-    """
     job = resuming_job("--max_iters=350")
     given = ("--policy", comes_back, "--logs", "--drill", HIT, "--drill", "crash@310")
     run = supervise.run(*given, job=job)
@@ -65,10 +59,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     rewarmed = [float(r["learning_rate"]) for r in rows if r["attempt"] == "1"]
     assert rewarmed[0] == pytest.approx(1e-4)
     assert rewarmed[25] == pytest.approx(1e-3)
-    for row in rows[-1], next(row for row in rows if row["attempt"] == "1"):
-        done = int(row["step"]) + 1  # as in a run that nothing happened to
-        tokens = sum(64 + n % 3 for n in range(done))
-        assert [float(row[name]) for name in COUNTERS] == [done, 0, tokens, tokens]
+    assert float(rows[-1]["steps_seen"]) == 350  # as in a run that nothing happened to
 
     marks = [json.loads(path.read_text()) for path in (run.directory / "relaunch").iterdir()]
     assert sorted(mark["attempt"] for mark in marks) == [1, 2]
@@ -76,38 +67,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
 
 
 @pytest.mark.chaos
-def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
-    supervise, comes_back, resuming_job, tmp_path
-):
-    """It dies at once, is started once more as the policy allows, and dies again. None of its
-    checkpoints is verified when it is hit: it is paused until one is."""
-    given = "--resume_from={checkpoint}"
-    comes_back.write_text(comes_back.read_text().replace("--init_from=resume", given))
-    (tmp_path / "no-wait").write_text("was verified")
-    job = resuming_job("--every=200", "--max_iters=400", f"--wait_file={tmp_path / 'no-wait'}")
-    run = supervise.run("--policy", comes_back, "--drill", HIT, job=job)
-
-    assert run.returncode == 78, run.stderr
-    assert run.actions == ["pause", "relaunch", "relaunch"], run.stderr
-    assert "KeyError: 'resume_from'" in run.stderr
-    given = given.format(checkpoint=tmp_path / "out" / "ckpt.pt")
-    assert (
-        f"or a newer one that is verified meanwhile, with job.relaunch.args {given}" in run.stderr
-    )
-    why = f"restarted with job.relaunch.args {given}, the job ended with code 1 "
-    why += "before its first step"
-    assert [r["reason"] for r in run.kinds("verify", "failed")] == [why] * 2
-    (closed,) = run.kinds("incident", "closed")
-    assert closed["reason"].startswith(f"closed: {why}; not started again: it already ended at ")
-    told = run.kinds("notify_intent")[-1]["data"]["message"]
-    assert told["next"].startswith("check job.relaunch in the policy")
-    run.prove()
-
-
-@pytest.mark.chaos
 def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job):
-    """TERM while what the stopped job left is looked at: nothing is launched, and people are told
-    how the run ended."""
     job = resuming_job("--max_iters=9999")
     options = ("--policy", comes_back, "--run-dir", "run", "--drill", HIT)
     watcher = supervise.start(*options, "--", *job)

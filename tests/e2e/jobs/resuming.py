@@ -1,7 +1,6 @@
 """A training script in the manner of nanoGPT: its only checkpoint is overwritten in place, and
 `--init_from=resume` goes on from it. At step 150 it waits until a file, if it was given
-one, tells of a verified checkpoint; behind step 215 it goes slowly until it was started again. With
-`--forget=NAME` it leaves that tensor of the checkpoint out."""
+one, tells of a verified checkpoint; behind step 215 it goes slowly until it was started again."""
 
 import sys
 import time
@@ -10,10 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import supervise_probe
-
 init_from, out_dir, max_iters, every, pause_s = "scratch", "out", 300, 100, 0.0
-wait_file = forget = ""
+wait_file = ""
 for word in sys.argv[1:]:  # later ones win, as with nanoGPT's configurator
     key, _, value = word.removeprefix("--").partition("=")
     globals()[key] = type(globals()[key])(value)
@@ -28,8 +25,6 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 iter_num = 0
 if init_from == "resume":
     checkpoint = torch.load(path, weights_only=True)
-    if forget:
-        checkpoint["model"][forget] = model.state_dict()[forget]
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     iter_num = checkpoint["iter_num"]
@@ -43,7 +38,6 @@ while iter_num < max_iters:
     loss = nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    supervise_probe.report(tokens_per_update=64 + iter_num % 3)
     optimizer.step()
     iter_num += 1
     if iter_num % every == 0:
