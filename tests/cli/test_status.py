@@ -9,70 +9,30 @@ import pytest
 
 from supervise import system
 from supervise.core.model import Announced, Exited, Frame, Launched
+from tests.support.recorded_run import WALL
 
-STATE = {
-    "state": "probation",
-    "mode": "enforce",
-    "policy": "nano",
-    "tier": "T1",
-    "step": 152,
-    "attempt": 1,
-    "world_size": 1,
-    "incidents": {
-        "opened": 2,
-        "open": {
-            "id": "inc-2",
-            "severity": "SEV1",
-            "phase": "verifying",
-            "rules": ["loss_spike.spike"],
-            "headline": "loss 9.7 is 8.2 sigma\033[31m above 2.6",
-            "runbook": "soften",
-            "acked": "",
-        },
-    },
-    "approvals": [],
-    "silenced": {},
-    "checkpoints_good": [],
-    "cpu_wait": 0.0,
-    "messages_waiting": {},
+OPEN = {"id": "inc-2", "severity": "SEV1", "phase": "verifying", "runbook": "soften", "acked": ""}
+OPEN |= {"headline": "loss 9.7 is 8.2 sigma\033[31m above 2.6", "rules": ["loss_spike.spike"]}
+RANK = {"pid": 77, "phase": "step", "silent_s": 0.1, "rollback": "ready", "overhead": 0.0312}
+RANK |= {"paused": False, "savepoints": [100, 125], "thinned": {"updates": 8, "attention": 400}}
+RANK |= {"collectors": {"loss": "on", "tokens": "off: no input ids seen"}}
+TRAINING = {"loss": 2.625, "loss_metric": "train_loss_raw", "steps_per_s": 12.5}
+TRAINING |= {"tokens_per_s": 51200.0, "planned_steps": 600, "planned_by": "--steps 600"}
+TRAINING |= {"eta_s": 36, "curve": {"steps": [0, 50, 100], "loss": [4.0, "NaN", 2.5]}}
+STATE = {"state": "probation", "mode": "enforce", "policy": "nano", "step": 152, "attempt": 1}
+STATE |= {"updated_wall": WALL, "messages_to": ["console", "slack"]}
+STATE |= {
+    "incidents": {"opened": 2, "open": OPEN},
     "budgets": {"all": "1/6", "rollback": "0/2"},
     "rules": {"a": "OK", "b": "OK", "nonfinite.loss": "firing", "amp.scale": "inactive"},
-    "ranks": {
-        "0": {
-            "pid": 77,
-            "phase": "step",
-            "silent_s": 0.1,
-            "rollback": "ready",
-            "paused": False,
-            "savepoints": [100, 125],
-            "overhead": 0.0312,
-            "collectors": {"loss": "on", "tokens": "off: no input ids seen"},
-            "thinned": {"updates": 8, "attention": 400},
-        }
-    },
-    "last_decision": {"kind": "verify", "reason": "loss is back in its band"},
-    "updated_wall": "2026-01-05T10:11:12.345Z",
+    "ranks": {"0": RANK},
+    "training": TRAINING,
     "can": {"rollback": "yes, weights and loop", "relaunch": "not configured"},
-    "messages_to": ["console", "slack"],
-    "training": {
-        "loss": 2.625,
-        "loss_metric": "train_loss_raw",
-        "loss_rank": 0,
-        "steps_per_s": 12.5,
-        "tokens_per_s": 51200.0,
-        "tokens_of": "rank",
-        "last_step_s": 0.1,
-        "planned_steps": 600,
-        "planned_by": "--steps 600",
-        "eta_s": 36,
-        "lag": {"0": 0},
-        "curve": {"steps": [0, 50, 100], "loss": [4.0, "NaN", 2.5]},
-    },
+    "last_decision": {"kind": "verify", "reason": "loss is back in its band"},
 }
 
 
 def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatch):
-    """What needs a person first; loss, speed and what is left; details last."""
     run = recorded()
     run.write_json("state.json", {**STATE, "updated_wall": system.wall_time()})
     alive(run)
@@ -111,7 +71,6 @@ def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatc
 
 
 def test_json_is_one_document_with_the_life_of_both(supervise, recorded, alive):
-    """What a script needs: the status, and whether somebody still updates it."""
     run = recorded()
     run.write_json("state.json", STATE)
     alive(run)
@@ -120,31 +79,18 @@ def test_json_is_one_document_with_the_life_of_both(supervise, recorded, alive):
 
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found == {
-        "run": run.id,
-        **STATE,
-        "supervisor": "running",
-        "job": "running",
-        "exit_code": None,
-        "verdict": found["verdict"],
-        "gravest": found["gravest"],
-    }
-    assert re.fullmatch(
-        r"unknown: the supervisor has written no status for \d+ min", found["verdict"]
-    )
-    (incident,) = found["gravest"]
+    (incident,) = found.pop("gravest")
     assert (incident["id"], incident["severity"], incident["phase"]) == ("inc-1", "SEV0", "closed")
+    silent = r"unknown: the supervisor has written no status for \d+ min"
+    assert re.fullmatch(silent, found.pop("verdict"))
+    life = {"supervisor": "running", "job": "running", "exit_code": None}
+    assert found["training"] | TRAINING == found["training"]
+    assert found | {**STATE, **life, "run": run.id, "training": found["training"]} == found
 
 
 @pytest.mark.parametrize(
     ("returncode", "text", "code"),
-    [
-        (0, "ended with exit code 0", 0),
-        (3, "ended with exit code 3", 3),
-        (-9, "(SIGKILL)", 137),
-        (-40, "(signal 40)", 168),
-        (137, "ended with exit code 137", 137),
-    ],
+    [(-9, "(SIGKILL)", 137), (-40, "(signal 40)", 168), (137, "ended with exit code 137", 137)],
 )
 def test_an_ended_job_is_said_to_have_ended(supervise, recorded, returncode, text, code):
     run = recorded([Launched(1, 2**22 + 7, 0), Exited(2, returncode)])
@@ -155,8 +101,7 @@ def test_an_ended_job_is_said_to_have_ended(supervise, recorded, returncode, tex
     assert (found["supervisor"], found["job"], found["exit_code"]) == ("gone", "ended", code)
 
 
-def test_a_journal_that_is_incomplete_is_told(supervise, recorded, tmp_path):
-    """From which event on, and that nothing is done any more; its older end is not the run's."""
+def test_a_journal_that_is_incomplete_is_told(supervise, recorded):
     run = recorded(
         [Launched(1, 2**22 + 7, 0), Exited(2, -9), Launched(3, 2**22 + 8, 1), Exited(4, 0)],
         fails_at=2,
@@ -169,7 +114,6 @@ def test_a_journal_that_is_incomplete_is_told(supervise, recorded, tmp_path):
 
 
 def test_what_is_known_of_a_job_without_a_supervisor(supervise, recorded):
-    """It goes on, and nobody looks; or neither of them is there any more."""
     run = recorded([Launched(1, os.getpid(), 0)], end=None)
     run.write_json("state.json", STATE)
     text = f"running (pid {os.getpid()}), not supervised: its supervisor died"
@@ -184,8 +128,18 @@ def test_what_is_known_of_a_job_without_a_supervisor(supervise, recorded):
     assert json.loads(supervise("status", "--json", run.path)[1])["job"] == "lost"
 
 
+def test_an_end_without_a_supervisor_is_told_with_what_adopting_gets(supervise, recorded, alive):
+    run = recorded([Launched(1, 2**22 + 7, 0), Exited(2, 0)], end=None)
+    died = "ended with exit code 0; the supervisor died"
+    assert f"{died} before the run ended: `supervise adopt" in supervise("status", run.path)[1]
+
+    log, body = alive(run), {"reason": "", "data": {"action": {"verb": "relaunch"}}}
+    log.append("intent", actor="app", at_ns=3, wall=WALL, step=9, body=body, sync=False)
+    log.close()
+    assert f"{died} during a relaunch: `supervise adopt" in supervise("status", run.path)[1]
+
+
 def test_a_dead_supervisors_status_goes_on_to_the_end_of_its_journal(supervise, recorded):
-    """Its last status is older; the loss keeps its metric, and an undone attempt does not count."""
     frames = [Frame(n, 0, 0, step, (2.0 + n, 9.0)) for n, step in enumerate(range(150, 156), 3)]
     names = ("train_loss_raw", "tokens")
     started = [Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 2**22 + 7, names)]
@@ -207,7 +161,6 @@ def test_a_dead_supervisors_status_goes_on_to_the_end_of_its_journal(supervise, 
 
 
 def test_a_channel_that_does_not_deliver_is_told(supervise, recorded):
-    """How many messages nobody got, since when, and why."""
     run = recorded()
     how = {"undelivered": 3, "since_wall": "2026-01-05T10:11:12.345Z", "error": "500"}
     waiting = {"slack": {"waiting": 2, "held": 3}}
@@ -236,7 +189,6 @@ def test_a_job_whose_start_was_not_written_down_runs(supervise, recorded):
 
 
 def test_what_reorders_a_text_is_escaped_in_a_document(supervise, recorded):
-    """As are all characters that no terminal shows; the value stays the same."""
     run = recorded()
     run.write_json("state.json", STATE | {"policy": "na\u202eno"})
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shlex
 import signal
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -88,12 +85,6 @@ class Lives:
         wait_until(is_over, "the end of the job")
 
 
-@pytest.fixture
-def lives(supervise):
-    """A run of the small job that a drill throws off, and that a rollback saves."""
-    return Lives(supervise, tiny("--steps", STEPS, "--sleep", 0.01, "--exit", CODE))
-
-
 def assert_saved_once(lives, supervise, records):
     """The run was saved by one rollback, and all of its records say so."""
     attempts = [frame.attempt for frame in lives.events(Frame)]
@@ -117,25 +108,7 @@ def assert_saved_once(lives, supervise, records):
     supervise.prove("run")
 
 
-@pytest.mark.chaos
-def test_supervisors_die_one_after_the_other_and_the_job_is_rolled_back_once(lives, supervise):
-    """Before the order is sent; after its answer; in the middle of writing; after the proof."""
-    assert lives.begin("intent rollback") == KILLED
-    status = supervise("status", "run").stdout
-    assert "supervise adopt" in status
-    assert lives.adopt("event Finished") == KILLED
-    assert lives.adopt("commit rollback") == KILLED
-    assert lives.adopt("verify fired") == KILLED
-    assert lives.adopt() == CODE, lives.out.read_text()
-
-    records = supervise.records("run")
-    assert_saved_once(lives, supervise, records)
-    assert len(lives.events(Adopted)) == 3  # one died before it came to it
-    assert {r["epoch"] for r in records} == {1, 2, 3, 4, 5}
-
-
 def test_a_job_that_ended_alone_is_closed_properly(supervise):
-    """All of its frames, none twice, its exit code; a second time there is nothing to take over."""
     lives = Lives(supervise, tiny("--steps", 60, "--exit", CODE), drill="hang@9999")
     assert lives.begin("record 3") == KILLED
     lives.wait_for_the_end_of_the_job()
@@ -151,39 +124,6 @@ def test_a_job_that_ended_alone_is_closed_properly(supervise):
     assert again.returncode == 64
     assert "has ended: exit code 7" in again.stderr
     assert not remains.exists()
-
-
-def test_a_run_has_one_supervisor(supervise):
-    """While it lives nobody can take over; the refusal names it, and changes nothing."""
-    job = ["sh", "-c", "echo up; sleep 60"]
-    watcher = supervise.start("--run-dir", "run", "--", *job)
-    assert watcher.stdout is not None
-    watcher.stdout.readline()
-    refused = supervise("adopt", "run")
-    watcher.send_signal(signal.SIGTERM)
-    watcher.communicate(timeout=60)
-
-    assert refused.returncode == 64
-    assert f"is watched by process {watcher.pid}" in refused.stderr
-    supervise.prove("run")
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("late", [True, False])
-def test_a_paused_job_outlives_its_supervisor(supervise, late):
-    """It goes on by itself, and what relied on the pause fails; unless another one is in time."""
-    lives = Lives(supervise, tiny("--steps", 2000, "--sleep", 0.01, "--exit", CODE))
-    assert lives.begin("commit pause") == KILLED
-    while late and "step 300" not in lives.out.read_text():
-        time.sleep(0.1)
-    assert lives.adopt() == CODE, lives.out.read_text()
-
-    records = supervise.records("run")
-    verbs = [r["data"]["action"]["verb"] for r in records if r["kind"] == "intent"]
-    ended = [r for r in records if r["kind"] == "abort" and r["data"].get("what") == "pause-ended"]
-    assert ("rollback" in verbs, "resume" in verbs, len(ended)) == (not late, not late, late)
-    assert any(r["data"].get("what") == "pause-ended" for r in records) == late
-    supervise.prove("run")
 
 
 @pytest.mark.chaos
@@ -233,48 +173,4 @@ def test_one_launch_whenever_the_supervisor_dies(supervise, comes_back, resuming
     records = supervise.records("run")
     closed = [r["reason"] for r in records if r["data"].get("what") == "closed"]
     assert [reason[:17] for reason in closed] == ["closed: recovered"]
-    supervise.prove("run")
-
-
-@pytest.mark.chaos
-def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
-    supervise, comes_back, resuming_job
-):
-    """It died while it started the job again, or while it wrote the run's last record."""
-    lives = Lives(supervise, resuming_job(), HIT, comes_back.read_text())
-
-    assert lives.begin("event Exited") == KILLED, lives.out.read_text()
-    status = " ".join(supervise("status", "run").stdout.split())
-    assert "the supervisor died during a relaunch: `supervise adopt RUN`" in status
-    assert lives.adopt() == 0, lives.out.read_text()
-    log = lives.run / "audit.log"
-    os.truncate(log, log.stat().st_size - 20)
-    status = " ".join(supervise("status", "run").stdout.split())
-    assert "ended with exit code 0; the supervisor died before the run ended" in status
-    assert lives.adopt() == 0, lives.out.read_text()
-
-    assert supervise.records("run")[-1]["data"]["exit_code"] == 0
-    assert "job ended with exit code 0 verdict finished" in " ".join(
-        supervise("status", "run").stdout.split()
-    )
-    supervise.prove("run")
-
-
-@pytest.mark.chaos
-def test_a_relaunch_that_fails_needs_a_person_whoever_is_there_by_then(
-    tmp_path, supervise, comes_back, resuming_job
-):
-    """The job was stopped and cannot be started: its command is gone. The supervisor died before
-    that was known; whoever ends the run says so."""
-    job = tmp_path / "job.sh"
-    job.write_text(f'#!/bin/sh\nrm "$0"\nexec {shlex.join(resuming_job())} "$@"\n')
-    job.chmod(0o755)
-    lives = Lives(supervise, [str(job)], HIT, comes_back.read_text())
-
-    assert lives.begin("event Exited") == KILLED, lives.out.read_text()
-    assert lives.adopt() == 78, lives.out.read_text()
-
-    records = supervise.records("run")
-    assert records[-1]["kind"] == "run_end" and records[-1]["data"]["exit_code"] == 78
-    assert any("job.sh" in r["reason"] for r in records if r["kind"] == "abort")
     supervise.prove("run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import subprocess
@@ -82,7 +81,6 @@ def frozen(supervise):
 
 
 def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
-    """At once, whatever the disk does; the record has when it was forwarded."""
     popen = frozen.start(sys.executable, "-c", LISTENER)
     frozen.expect("up\n")
     frozen.freeze()
@@ -100,27 +98,7 @@ def test_a_signal_reaches_the_job_and_is_recorded_afterwards(frozen):
     assert frozen.records[-1]["kind"] == "run_end"
 
 
-@pytest.mark.chaos
-def test_the_third_term_kills_and_we_end_with_its_code(frozen):
-    """Nobody waits for the disk then; what is not recorded is said, and `adopt` completes it."""
-    popen = frozen.start(sys.executable, "-c", LISTENER)
-    frozen.expect("up\n")
-    frozen.freeze()
-    for _ in range(2):
-        popen.send_signal(signal.SIGTERM)
-        frozen.expect("TERM\n")
-    popen.send_signal(signal.SIGTERM)
-
-    assert popen.wait(timeout=PATIENCE_S) == 137
-    said = popen.stderr.read()
-    # Three signals, the end of the job, and more; those in the taking are in no count.
-    missing = re.search(r"Not recorded: at least (\d+) events and (no|\d+) decision", said)
-    assert missing and int(missing[1]) >= 1, said
-    assert "supervise adopt run" in said
-
-
 def test_after_the_thaw_nothing_is_missing(frozen):
-    """What the job did meanwhile is read, judged and recorded in its order; the weights stay."""
     popen = frozen.start(*tiny("--steps", 120, "--sleep", 0.01))
     frozen.expect("step 50 ")
     frozen.freeze()
@@ -147,60 +125,3 @@ def test_a_job_that_ends_while_the_disk_hangs(frozen, supervise):
     assert adopted.returncode == 3, adopted.stderr
     assert [e.step for e in frozen.events(Frame)] == list(range(70))
     assert frozen.records[-1]["kind"] == "run_end"
-
-
-@pytest.fixture
-def file_system(tmp_path):
-    """A file system of its own, and a function that freezes and thaws it; for root alone."""
-    image, where = tmp_path / "image", tmp_path / "mounted"
-    where.mkdir()
-    with image.open("wb") as file:
-        file.truncate(32 << 20)
-    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, where]):
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"{command[0]} cannot be used here: {error}")
-
-    def freeze(how: str) -> None:
-        subprocess.run(["fsfreeze", how, where], check=True)
-
-    yield where, freeze
-    subprocess.run(["fsfreeze", "--unfreeze", where], check=False, stderr=subprocess.DEVNULL)
-    subprocess.run(["umount", "-l", where], check=True)
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_file_system_that_is_really_frozen(file_system, frozen, supervise, ends):
-    """Signals arrive; an end before the thaw is told; a process in the kernel dies after it."""
-    where, freeze = file_system
-    frozen.directory = where / "run"
-    job = [sys.executable, "-c", LISTENER]
-    options = ("--run-dir", frozen.directory, "--", *job)
-    popen = frozen.popen = supervise.start(*options, stdin=subprocess.PIPE)
-    frozen.expect("up\n")
-    wait_until(lambda: (frozen.directory / "state.json").exists(), "a first round")
-    freeze("--freeze")
-    wait_until(lambda: _uninterruptible(popen.pid), "a thread that waits for the file system")
-    popen.send_signal(signal.SIGTERM)
-    frozen.expect("TERM\n")
-    said = ""
-    if ends:
-        for _ in range(2):
-            popen.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-        while "Not recorded" not in said:
-            said += popen.stderr.readline()
-    freeze("--unfreeze")
-    popen.communicate("", timeout=PATIENCE_S)
-
-    assert popen.returncode == (137 if ends else 7)
-    if not ends:
-        assert frozen.records[-1]["kind"] == "run_end"
-        frozen.prove()
-
-
-def _uninterruptible(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return any("State:\tD" in (task / "status").read_text() for task in tasks)
