@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -18,22 +17,21 @@ pytestmark = pytest.mark.slow
 POLICY = """\
 version: supervise/v1
 policy: orphans
-mode: observe
-use: [nonfinite]
-job: {orphans: {watch: WATCH}}
+mode: enforce
+job: {on_crash: restart, relaunch: {args: ["--seed", "1"]}, orphans: {watch: WATCH}}
+budgets: {all: {max: 2}, restart: {max: 2}}
 """
-LEAVES = 'echo $$ > first; "$@" > out & echo $! > rank; GATE; exit 3'
-BY_STEPS = "until grep -qs 'step 50' out; do sleep 0.05; done"
-FOREVER = ("--steps", 10**6, "--sleep", 0.01)
+LEAVES = '"$@" > out & echo $! > rank; until grep -qs "WORDS" out; do sleep 0.05; done; exit 3'
 
 
 @pytest.fixture
 def orphaned(supervise, tmp_path):
     """Start a shell that leaves a rank behind; end whatever of it is left."""
 
-    def start(watch: str, *args: object, gate: str = ":"):
+    def start(watch: str, steps: int = 10**6, until: str = "step 50"):
         (tmp_path / "p.yaml").write_text(POLICY.replace("WATCH", watch))
-        job = ["sh", "-c", LEAVES.replace("GATE", gate), "sh", *tiny(*args)]
+        rank = tiny("--steps", steps, "--sleep", 0.01)
+        job = ["sh", "-c", LEAVES.replace("WORDS", until), "sh", *rank]
         return supervise.start("--policy", tmp_path / "p.yaml", "--run-dir", "run", "--", *job)
 
     yield start
@@ -51,11 +49,8 @@ def _memory(run) -> list[Path]:
     return [path for path in Path("/dev/shm").iterdir() if run.records[0]["run"] in path.name]
 
 
-def test_a_rank_that_is_left_running_is_reported_and_keeps_its_segment(
-    orphaned, supervise, tmp_path
-):
-    """With the command that ends it; it trains on."""
-    popen = orphaned("1s", *FOREVER, gate=BY_STEPS)
+def test_a_rank_that_is_left_running_is_reported(orphaned, supervise, tmp_path):
+    popen = orphaned("1s")
     popen.wait(200)
 
     (rank,) = _pids(tmp_path / "rank")
@@ -76,42 +71,24 @@ def test_a_rank_that_is_left_running_is_reported_and_keeps_its_segment(
     run.prove()
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["meanwhile", "before"])
-def test_a_signal_ends_the_ranks_that_train_on(orphaned, supervise, tmp_path, before):
-    """TERM goes to those that are left, also the one that ended the first process."""
-    gate = "while :; do sleep 0.05; done" if before else BY_STEPS
-    popen = orphaned("10m", *FOREVER, gate=gate)
-    out, run = tmp_path / "out", supervise.run_of()
-    stepped = lambda: out.exists() and "step 50" in out.read_text()  # noqa: E731
-    wait_until(stepped if before else lambda: run.kinds("note", "orphans"), "the rank")
+@pytest.mark.parametrize(("until", "code"), [("step 50", 3), ("step 50000", 143)])
+def test_a_signal_ends_the_ranks_that_train_on(orphaned, supervise, tmp_path, until, code):
+    """Also the signal that ended the first process."""
+    popen, run, out = orphaned("10m", until=until), supervise.run_of(), tmp_path / "out"
+    wait_until(lambda: out.exists() and "step 50" in out.read_text(), "step 50")
+    wait_until(lambda: code == 143 or run.kinds("note", "orphans"), "the end of the first process")
     popen.send_signal(signal.SIGTERM)
     popen.communicate(timeout=200)
 
-    assert popen.returncode == (143 if before else 3)
+    assert popen.returncode == code
     assert not psutil.pid_exists(_pids(tmp_path / "rank")[0])
     assert run.kinds("note", "orphans-left") == []
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("well", [True, False], ids=["ended well", "crashed"])
-def test_a_launcher_that_is_killed_is_relaunched_only_when_its_rank_fails(
-    supervise, comes_back, resuming_job, well, tmp_path
-):
-    """A rank that lives is not killed for it, but watched to its end, and people are told how to
-    end it; a training that came to its end is over."""
-    drill = [] if well else ["--drill", "crash@160"]
-    words = resuming_job("--max_iters=200", "--pause_s=0.02")  # `state` is a second old
-    job = ["sh", "-c", 'echo $$ > first; "$@"; exit $?', "sh", *words]
-    options = ("--policy", comes_back, "--run-dir", "run", *drill)
-    popen = supervise.start(*options, "--", *job)
-    run = supervise.run_of()
-    wait_until(lambda: run.state.get("step", -1) > 60, "step 60")  # at 150 the job waits
-    os.kill(_pids(tmp_path / "first")[0], signal.SIGKILL)
-    _, err = popen.communicate(timeout=250)
+def test_a_launcher_that_failed_is_not_started_again_where_its_rank_ends_well(orphaned, supervise):
+    popen, run = orphaned("10m", steps=200), supervise.run_of()
+    popen.communicate(timeout=200)
 
-    assert len(run.kinds("note", "launched")) == (0 if well else 1)
-    assert popen.returncode == (137 if well else 0)
-    assert re.search(r"process \d+( \(rank 0\))? goes on without it", err) and "kill " in err
-    assert len(run.kinds("note", "orphans")) == 1 and not run.kinds("note", "orphans-left")
-    assert _memory(run) == []
+    assert popen.returncode == 3
+    assert run.kinds("note", "orphans") and not run.kinds("note", "launched")
     run.prove()

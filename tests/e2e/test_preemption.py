@@ -29,35 +29,25 @@ while step < 2000:
 """
 
 
-@pytest.mark.parametrize("cause", ["SIGTERM", "drain"])
-def test_the_step_of_the_end_is_in_a_checkpoint(supervise, script, tmp_path, cause):
-    """TERM to all processes: it waits for the checkpoint, 143. A drain file: stopped, 75."""
+def test_term_waits_for_a_checkpoint_of_the_last_step(supervise, script, tmp_path):
+    """TERM to all processes, as Slurm signals a step; then the job dies of it: 143."""
     (tmp_path / "p.yaml").write_text(
         "version: supervise/v1\npolicy: p\nextends: nano\njob: {preempt: {margin: 60s}}\n"
     )
     options = ("--policy", tmp_path / "p.yaml", "--run-dir", "run")
-    watcher = supervise.start(*options, "--", *script(JOB))
-    wait_until(lambda: (tmp_path / "ckpt.pt").exists(), "the job's own checkpoint")
-    if cause == "SIGTERM":
-        wait_until(lambda: supervise.run_of().kinds("note", "checkpoint-saved"), "the report of it")
-        wait_until(
-            lambda: str(supervise.run_of().state).count("yes, a checkpoint before the end"),
-            "status",
-        )
-        pid = supervise.run_of().state["ranks"]["0"]["pid"]
-        wait_until(lambda: is_handled(pid, signal.SIGTERM), "the probe's handler")
-        for each in (pid, watcher.pid):  # as Slurm signals a step
-            os.kill(each, signal.SIGTERM)
-    else:
-        (tmp_path / "run" / "drain").touch()
+    watcher, run = supervise.start(*options, "--", *script(JOB)), supervise.run_of()
+    wait_until(lambda: run.kinds("note", "checkpoint-saved"), "the job's own checkpoint")
+    wait_until(lambda: "yes, a checkpoint before the end" in str(run.state), "status")
+    pid = run.state["ranks"]["0"]["pid"]
+    wait_until(lambda: is_handled(pid, signal.SIGTERM), "the probe's handler")
+    for each in (pid, watcher.pid):
+        os.kill(each, signal.SIGTERM)
     _, printed = watcher.communicate(timeout=120)
 
-    assert watcher.returncode == (143 if cause == "SIGTERM" else 75), printed
+    assert (watcher.returncode, run.intents) == (143, []), printed
     (written,) = tmp_path.glob("ckpt.supervise-*.pt")
-    run = supervise.run_of()
     (note,) = (n for n in run.kinds("note", "preempt") if n["data"]["details"]["phase"] == "saved")
-    assert note["data"]["details"]["step"] == int(written.stem.rpartition("-")[2])
-    assert 0 <= run.state["step"] + 1 - note["data"]["details"]["step"] <= 10
+    step = note["data"]["details"]["step"]
+    assert step == int(written.stem.rpartition("-")[2]) and 0 <= run.state["step"] + 1 - step <= 10
     assert f"resume from {written}" in printed
-    assert run.intents == ([] if cause == "SIGTERM" else ["stop"])
-    supervise.prove()
+    run.prove()
