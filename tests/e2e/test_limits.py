@@ -32,8 +32,21 @@ main()
 """
 
 
+@pytest.fixture
+def start(supervise, halves):
+    """A function that starts a long job, and waits for a status."""
+
+    def start(*options, **more):
+        given = ("run", "--policy", halves, "--run-dir", "run", *options)
+        job = tiny("--steps", 100000, "--sleep", 0.01)
+        running = supervise.start(*given, "--", *job, **more)
+        wait_until(lambda: supervise.run_of().state, "a status")
+        return running
+
+    return start
+
+
 def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
-    """Actions, messages and the guard fail, each told; the steps are seen, and the job's code."""
     argv = ["--policy", halves, "--run-dir", "run", "--drill", "lr_spike:factor=3000,steps=8@100"]
     job = tiny("--steps", 150, "--sleep", 0.005, "--exit", CODE)
     running = supervise.start(*argv, "--", *job, by=("-c", LIMITED))
@@ -50,11 +63,9 @@ def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
     supervise.prove("run")
 
 
-def test_a_supervisor_without_memory_passes_signals_on_and_ends(supervise):
+def test_a_supervisor_without_memory_passes_signals_on_and_ends(start):
     """A thread that dies before its first call is not waited for without end."""
-    job = tiny("--steps", 100000, "--sleep", 0.01)
-    running = supervise.start("--policy", "nano", "--run-dir", "run", "--", *job)
-    wait_until(lambda: supervise.run_of().state.get("step", -1) > 5, "step 5")
+    running = start()
     resource.prlimit(running.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
     running.send_signal(signal.SIGTERM)
     said = running.communicate(timeout=120)[1]
@@ -67,7 +78,6 @@ def test_a_supervisor_without_memory_passes_signals_on_and_ends(supervise):
     [("NOFILE", 8, "only 8 files may be open, "), ("AS", 100 << 20, "only 100 MiB of address ")],
 )
 def test_where_limits_leave_no_room_the_job_runs_as_without_us(supervise, limit, most, why):
-    """Its process, its code, its output, one line of ours, and no run directory."""
     job = ["sh", "-c", "echo $$; exit 7"]
     number = getattr(resource, f"RLIMIT_{limit}")
     running = subprocess.Popen(
@@ -87,12 +97,8 @@ def test_where_limits_leave_no_room_the_job_runs_as_without_us(supervise, limit,
 
 
 @pytest.mark.parametrize(("what", "answer"), [("audit.log", 64), ("journal", 1)])
-def test_records_that_are_removed_end_the_acting(supervise, halves, what, answer):
-    """As a full disk does: the job goes on, nothing is done to it, and its own code counts."""
-    job = tiny("--steps", 100000, "--sleep", 0.01)
-    running = supervise.start("--policy", halves, "--run-dir", "run", "--", *job)
-    run = supervise.home / "run"
-    wait_until(lambda: supervise.run_of().state.get("step", -1) > 5, "step 5")
+def test_records_that_are_removed_end_the_acting(start, supervise, what, answer):
+    running, run = start(), supervise.home / "run"
     (run / what).unlink() if what == "audit.log" else shutil.rmtree(run / what)
     said = ""
     while "is missing: it was removed, moved or replaced; watching only" not in said:
@@ -111,12 +117,9 @@ def test_records_that_are_removed_end_the_acting(supervise, halves, what, answer
     assert (run / "audit.log").exists() is (what == "journal")
 
 
-def test_a_view_that_cannot_be_made_leaves_the_run_protected(supervise, halves):
+def test_a_view_that_cannot_be_made_leaves_the_run_protected(start, supervise):
     """A directory where the status was."""
-    job = tiny("--steps", 100000, "--sleep", 0.01)
-    running = supervise.start("--policy", halves, "--run-dir", "run", "--", *job)
-    run, state = supervise.run_of(), supervise.home / "run" / "state.json"
-    wait_until(lambda: run.state.get("step", -1) > 5, "step 5")
+    running, run, state = start(), supervise.run_of(), supervise.home / "run" / "state.json"
     state.unlink()
     state.mkdir()
     wait_until(lambda: run.kinds("note", "view-failed"), "the view has failed")
@@ -133,41 +136,28 @@ def test_a_view_that_cannot_be_made_leaves_the_run_protected(supervise, halves):
     supervise.prove("run")
 
 
-def test_an_error_of_ours_that_ends_the_protection_is_told_everywhere(supervise, halves, receiver):
-    """With the next command; the record and the status say so, and the job's code stays."""
-    (url, received), run = receiver(200), supervise.run_of()
+def test_an_error_of_ours_that_ends_the_protection_is_reported_and_another_supervisor_takes_over(
+    start, supervise, receiver
+):
+    """By the command of the message; the job is not touched, and commands are taken again."""
+    (url, received), run, home = receiver(200), supervise.run_of(), supervise.home / "run"
     supervise.env["HOOK"] = url
-    options = ["-p", halves, "--notify", "webhook:HOOK", "--run-dir", "run"]
-    job = tiny("--steps", 100000, "--sleep", 0.01)
-    running = supervise.start("run", *options, "--", *job, by=("-c", BROKEN))
+    start("--notify", "webhook:HOOK", by=("-c", BROKEN))
     wait_until(lambda: received and run.state.get("protection_off"), "the message and the status")
     status, refused = supervise("status", "run"), supervise("lr", "run", "0.5")
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=120)
     ((_, message),) = received
-    notes = run.kinds("note", "unprotected")
+    (note,) = run.kinds("note", "unprotected")
 
-    assert running.returncode == 128 + signal.SIGTERM
     assert "SEV1" in str(message) and "this run is not protected any more" in str(message)
-    home = supervise.home / "run"
     assert f"supervise checkpoints {home}" in str(message)
     assert f"its traceback is in {home}/supervisor.log" in str(message)
-    assert "KeyError" in str(message) and "Traceback" in notes[0]["data"]["traceback"]
+    assert "KeyError" in str(message) and "Traceback" in note["data"]["traceback"]
+    assert "Traceback" in (home / "supervisor.log").read_text()
     assert "protection is off: an error of supervise: KeyError" in status.stdout
     assert refused.returncode and "the protection of run is off" in refused.stderr
-    assert "Traceback" in (home / "supervisor.log").read_text()
 
-
-def test_another_supervisor_takes_over_from_one_that_gave_up(supervise, halves, receiver):
-    """By the command of the message: the job is not touched, and commands are taken again."""
-    (url, received), run = receiver(200), supervise.run_of()
-    supervise.env["HOOK"] = url
-    options = ["-p", halves, "--notify", "webhook:HOOK", "--run-dir", "run"]
-    job = tiny("--steps", 100000, "--sleep", 0.01)
-    supervise.start("run", *options, "--", *job, by=("-c", BROKEN))
-    wait_until(lambda: received and run.state.get("protection_off"), "the message and the status")
-    command = re.search(r"kill -KILL (\d+) && supervise adopt ([^\s,]+),", str(received))
-    assert command, received
+    command = re.search(r"kill -KILL (\d+) && supervise adopt ([^\s,]+),", str(message))
+    assert command, message
     os.kill(int(command[1]), signal.SIGKILL)
     adopter = supervise.start("adopt", command[2])
     wait_until(lambda: run.state.get("step", -1) > 100, "steps beyond the error")

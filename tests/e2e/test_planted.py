@@ -40,7 +40,6 @@ def planted(supervise, names: tuple[str, ...]):
 
 
 def test_the_run_goes_on_beside_fifos(supervise):
-    """Every step is seen and judged, the job ends as it would, and the record is whole."""
     run = planted(supervise, RECORDS)
 
     assert run.state["tier"] == "T1" and run.state["step"] == 149
@@ -53,19 +52,17 @@ def test_a_probe_that_cannot_be_told_anything_leaves_the_job_alone(supervise):
     assert "finite" in planted(supervise, CONFIG).stdout
 
 
-def test_commands_answer_beside_fifos(supervise):
-    """An answer or a reason, and at once; a run that is only looked at is not changed."""
-    run = supervise.run(job=tiny("--steps", 20))
+def test_commands_answer_beside_fifos(supervise, keep_run):
+    run = keep_run([], ended=False)
     for name in ("state.json", "launch.json", "quarantine.json", "checkpoints.json", "run.json"):
-        (run.directory / name).unlink(missing_ok=True)
-        os.mkfifo(run.directory / name)
+        (run.path / name).unlink(missing_ok=True)
+        os.mkfifo(run.path / name)
         for command in (["status"], ["checkpoints"], ["adopt"], ["why"], ["audit", "verify"]):
             done = supervise(*command, "run")
             assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_run_is_for_its_owner_alone(supervise, tmp_path):
-    """Every file 0600 and every directory 0700, also under an umask that forbids nothing."""
     policy = tmp_path / "p.yaml"
     policy.write_text(EVIDENCE)
     before = os.umask(0)
