@@ -27,10 +27,7 @@ OUT_OF_A_LINE = "# How this job resumes is not known, so that nothing starts it 
         ("", "litgpt finetune_lora x", None),
     ],
 )
-def test_what_is_written_loads_with_and_without_its_comments(
-    supervise, commands, script, argv, job
-):
-    """Whoever takes a # away has a policy that is valid."""
+def test_the_policy_loads_with_and_without_its_comments(supervise, commands, script, argv, job):
     path = commands / "supervise.yaml"
     (commands / "t.py").write_text(script)
     supervise("init", "--", *argv.split())
@@ -52,9 +49,8 @@ def test_what_is_written_loads_with_and_without_its_comments(
     assert "slack" in policy.notify and policy.job.relaunch
 
 
-@pytest.mark.parametrize("base", ["medium", "large", "moe", "canary", "observe"])
+@pytest.mark.parametrize("base", ["medium", "observe"])
 def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(supervise, commands, base):
-    """The others start nothing again, and keep their mode."""
     (commands / "t.py").write_text(TRAINER)
     _, out, _ = supervise("init", "--json", "--policy", base, "--", "python", "t.py")
     policy, shipped = load_policy(commands / "supervise.yaml"), shipped_policy(base)
@@ -76,10 +72,8 @@ def test_a_file_is_never_overwritten(supervise, tmp_path, monkeypatch):
     assert code == 64 and "did you mean 'medium'?" in err and not Path("o").exists()
 
 
-@pytest.mark.slow
-def test_nothing_is_left_behind_by_a_slip_in_the_command(supervise, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = supervise("init", "--", sys.executable, "trian.py")
+def test_a_slip_in_the_command_leaves_no_policy(supervise, commands):
+    code, out, _ = supervise("init", "--", "python", "trian.py")
 
     assert code == 1 and "trian.py: no such file" in out and "is not written" in out
-    assert not list(tmp_path.iterdir())
+    assert not (commands / "supervise.yaml").exists()
