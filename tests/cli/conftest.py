@@ -141,13 +141,3 @@ def supervised(keep_run, make_frames, small):
     over.set()
     thread.join()
     judge.recorder.close()
-
-
-NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status", "why", "record"]
-NO_RUN += ["why-not --rule r --step 1", "release", "reload"]
-
-
-@pytest.fixture(params=NO_RUN)
-def looking(request):
-    """Each command that looks at a run, as words."""
-    return request.param.split()

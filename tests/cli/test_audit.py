@@ -1,20 +1,24 @@
 import json
 
+import pytest
+
 from supervise.store import verify_audit as check
 
+READERS = ["audit verify", "audit show", "replay", "export --csv", "status", "why", "record"]
 
+
+@pytest.mark.parametrize("command", [*READERS, "why-not --rule r --step 1", "release", "reload"])
 def test_a_directory_that_is_no_run_is_refused_with_a_way_out(
-    supervise, recorded, tmp_path, looking
+    supervise, recorded, tmp_path, command
 ):
-    """One message, a hint, exit code 64, nothing on stdout: for every command that reads a run."""
     recorded()
     for place in (tmp_path, tmp_path / "nowhere"):
-        code, out, err = supervise(*looking, place)
+        code, out, err = supervise(*command.split(), place)
 
         assert (code, out) == (64, "")
         assert f"supervise: {place} " in err
         assert "try: " in err or "did you mean " in err
-    assert f"did you mean {tmp_path / 'run'}?" in supervise(*looking, tmp_path)[2]
+        assert place != tmp_path or f"did you mean {tmp_path / 'run'}?" in err
 
 
 def test_records_are_shown_as_stored_and_a_changed_byte_is_exit_1(supervise, recorded):
@@ -22,7 +26,6 @@ def test_records_are_shown_as_stored_and_a_changed_byte_is_exit_1(supervise, rec
     code, out, err = supervise("audit", "show", "--json", run.path)
     stored = [line[65:] for line in run.audit_path.read_text().splitlines()]
     assert (code, err, out.splitlines()) == (0, "", stored)
-    assert [json.loads(line)["seq"] for line in stored] == list(range(len(stored)))
 
     data = bytearray(run.audit_path.read_bytes())
     at = data.index(b"\n") + 200
@@ -30,18 +33,12 @@ def test_records_are_shown_as_stored_and_a_changed_byte_is_exit_1(supervise, rec
     run.audit_path.write_bytes(data)
 
     code, out, _ = supervise("audit", "verify", run.path)
-    assert code == 1
-    assert out.startswith("tampered: audit record 1 (byte ")
-
+    assert (code, out.startswith("tampered: audit record 1 (byte ")) == (1, True)
     code, out, _ = supervise("audit", "verify", "--json", run.path)
-    assert code == 1
     found = json.loads(out)
-    assert (found["status"], found["bad_seq"], found["records"]) == ("tampered", 1, 1)
-
+    assert (code, found["status"], found["bad_seq"], found["records"]) == (1, "tampered", 1, 1)
     code, out, err = supervise("audit", "show", run.path)
-    assert code == 1
-    assert len(out.splitlines()) == 1
-    assert "record 1 " in err
+    assert (code, len(out.splitlines()), "record 1 " in err) == (1, 1, True)
 
 
 def test_what_was_cut_off_is_exit_2_or_found_by_a_witness(supervise, recorded):
@@ -63,7 +60,6 @@ def test_what_was_cut_off_is_exit_2_or_found_by_a_witness(supervise, recorded):
 
 
 def test_a_copy_of_a_log_can_be_checked_alone(supervise, recorded, tmp_path):
-    """An auditor may have nothing else; in a wrong directory it is refused."""
     run = recorded()
     (tmp_path / "copy.log").write_bytes(run.audit_path.read_bytes())
     assert supervise("audit", "verify", tmp_path / "copy.log")[0] == 0
@@ -71,5 +67,4 @@ def test_a_copy_of_a_log_can_be_checked_alone(supervise, recorded, tmp_path):
     described = run.read_json("run.json")
     run.write_json("run.json", {**described, "run": "another"})
     code, out, _ = supervise("audit", "verify", run.path)
-    assert code == 1
-    assert "belongs to the run" in out
+    assert (code, "belongs to the run" in out) == (1, True)

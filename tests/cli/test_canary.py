@@ -68,32 +68,25 @@ def test_the_verdict_is_the_exit_code(supervise, arm):
         code, out, _ = supervise("canary", "compare", *argv, "--json")
         document = json.loads(out)
         assert document["pairs"][0]["baseline"] == str(argv[0]), "as it was given"
-        return code, document["verdict"], document["pairs"][0]["paired"]
+        return code, document["verdict"]
 
-    assert verdict(main, same) == (0, "PASS", True)
-    assert verdict(main, crashed) == (1, "FAIL", True)
-    assert verdict(main, same, "--steps", 400) == (2, "INCONCLUSIVE", True)
-    assert verdict(main, same, "--steps", 100) == (2, "INCONCLUSIVE", True), "two blocks"
-    assert verdict(main, other) == (3, "VOID", True)
-    assert verdict(main, other, "--fail-on", "fail") == (0, "VOID", True)
-    assert verdict(main, crashed, "--fail-on", "fail") == (1, "FAIL", True)
+    assert verdict(main, same) == (0, "PASS")
+    assert verdict(main, same, "--steps", 400) == (2, "INCONCLUSIVE")
+    assert verdict(main, other) == (3, "VOID")
+    assert verdict(main, other, "--fail-on", "fail") == (0, "VOID")
+    assert verdict(main, crashed, "--fail-on", "fail") == (1, "FAIL")
     assert supervise("canary", "compare", main, same, main, same)[0] == 0
-    assert (
-        "A/A pairs differ by"
-        in supervise(*("canary", "compare", main, same, "--calibrate", main, same))[1]
-    )
+    calibrated = supervise("canary", "compare", main, same, "--calibrate", main, same)[1]
+    assert "A/A pairs differ by" in calibrated
 
 
 def test_usage_and_own_errors_are_no_verdict(supervise, arm):
     main, same = arm("main"), arm("same", seed=1)
     compare = ("canary", "compare", main)
+    options = ("--fail-on", "void"), ("--looks", "1,0.5"), ("--ignore", "crash")
 
-    assert supervise(*compare)[0] == 64
-    assert supervise(*compare, main)[0] == 64
-    assert supervise(*compare, main.with_name("none"))[0] == 64
-    assert supervise(*compare, same, "--fail-on", "void")[0] == 64
-    assert supervise(*compare, same, "--looks", "1,0.5")[0] == 64
-    assert supervise(*compare, same, "--ignore", "crash")[0] == 64
+    for wrong in ((), (main,), (main.with_name("none"),), *((same, *each) for each in options)):
+        assert supervise(*compare, *wrong)[0] == 64, wrong
     log = same / "audit.log"
     log.write_bytes(log.read_bytes().replace(b"the job was started", b"the job was STARTED"))
     code, _, err = supervise(*compare, same)
@@ -101,25 +94,17 @@ def test_usage_and_own_errors_are_no_verdict(supervise, arm):
     assert "changed" in err
 
 
-CANARY = "canary run --steps 200 --baseline"
-SUITE = "drill suite --steps 200"
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            f"{CANARY} 'python a.py {{out}} {{seed}}' -- python a.py {{out}}",
-            "candidate has no {seed}",
-        ),
-        (f"{CANARY} 'x {{out}} {{seed}}' -- y {{out}}", "try: supervise canary run --baseline"),
-        (f"{CANARY} runs/mian -- python a.py {{out}} {{seed}}", "runs/mian is not a run"),
-        (f"{CANARY} 'x {{out}} {{seed}}'", "command"),
+        ("canary run --steps 200 --baseline 'x {out} {seed}' -- y {out}", "has no {seed}"),
+        ("canary run --steps 200 --baseline runs/mian -- y {out} {seed}", "runs/mian is not a run"),
+        ("canary run --steps 200 --baseline 'x {out} {seed}'", "command"),
         ("canary run --steps 100 --baseline 'x {out}' -- y {out}", "200"),
-        (f"{SUITE} -- python a.py {{out}}", "the command has no {seed}"),
-        (f"{SUITE} --fault lr_spyke -- a {{out}} {{seed}}", "lr_spike"),
-        (f"{SUITE} --at 200 -- a {{out}} {{seed}}", "comes after the 200 steps"),
-        (SUITE, "command"),
+        ("drill suite --steps 200 -- python a.py {out}", "the command has no {seed}"),
+        ("drill suite --steps 200 --fault lr_spyke -- a {out} {seed}", "lr_spike"),
+        ("drill suite --steps 200 --at 200 -- a {out} {seed}", "comes after the 200 steps"),
+        ("drill suite --steps 200", "command"),
     ],
 )
 def test_trials_that_cannot_be_made_are_refused(supervise, tmp_path, monkeypatch, line, said):

@@ -9,26 +9,20 @@ import pytest
 from supervise.checkpoints import Register
 
 
-def filled(path):
-    register = Register(path)
-    register.add(
-        "/data/out/a.pt",
-        step=199,
-        bytes=4_700_000,
-        state="verified",
-        pinned=True,
-        saved="2026-01-05T10:11:12.345Z",
-    )
+@pytest.fixture
+def run(keep_run):
+    """A run with a good checkpoint, one of weights only, and a bad one."""
+    run = keep_run([]).path
+    register = Register(run)
+    good = {"bytes": 4_700_000, "state": "verified", "pinned": True}
+    register.add("/data/out/a.pt", step=199, saved="2026-01-05T10:11:12.345Z", **good)
     register.add("/data/out/w.pt", state="verified", resumable="weights only")
     register.add("/data/out/b\033[31m.pt", attempt=1, state="bad", problems=["model.w has NaN"])
     register.write()
+    return run
 
 
-def test_json_and_an_empty_register(keep_run, supervise):
-    """For scripts; a run that saved nothing is no error, one that is none is."""
-    run = keep_run([]).path
-    assert supervise("checkpoints", run)[:2] == (0, "no checkpoints\n")
-    filled(run)
+def test_the_register_is_a_table_or_json(run, supervise):
     code, out, _ = supervise("checkpoints", run)
     assert code == 0 and "\033" not in out
     first, weights, second = out.splitlines()[1:]
@@ -38,16 +32,24 @@ def test_json_and_an_empty_register(keep_run, supervise):
 
     code, out, _ = supervise("checkpoints", "--json", run)
 
-    found = json.loads(out)
-    assert code == 0 and [entry["id"] for entry in found] == ["ckpt-1", "ckpt-2", "ckpt-3"]
-    assert supervise("checkpoints", run / "journal")[0] == 64
+    assert code == 0
+    assert [entry["id"] for entry in json.loads(out)] == ["ckpt-1", "ckpt-2", "ckpt-3"]
 
 
-def test_an_evaluation_says_what_it_does_not_know(keep_run, supervise):
-    """Of a checkpoint that is bad, or of which the job reported no probe batch; or that is none."""
+def test_a_run_that_saved_nothing_is_no_error_and_a_register_that_is_none_is_one(
+    keep_run, supervise
+):
     run = keep_run([]).path
-    filled(run)
+    assert supervise("checkpoints", run)[:2] == (0, "no checkpoints\n")
+    code, _, err = supervise("checkpoints", "--verify", run)
+    assert code == 64 and "no checkpoint that could be verified" in err
+    (run / "checkpoints.json").write_text("[]")
+    code, _, err = supervise("checkpoints", run)
+    assert code == 64 and "is not a register of checkpoints" in err
 
+
+def test_an_evaluation_says_why_there_is_none(run, supervise):
+    """Of a checkpoint that is bad, or of which the job reported no probe batch; or that is none."""
     code, out, _ = supervise("checkpoint", "eval", "/data/out/w.pt", "--run", run)
     bad = supervise("checkpoint", "eval", "ckpt-3", "--run", run, "--json")
     missing = supervise("checkpoint", "eval", "ckpt-4", "--run", run)
@@ -65,27 +67,15 @@ def test_an_evaluation_says_what_it_does_not_know(keep_run, supervise):
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_newest_is_verified_on_request(keep_run, supervise, tmp_path, code):
-    """After a run that did not have the time for it."""
     torch = pytest.importorskip("torch")
-    run, path = keep_run([]).path, tmp_path / "last.pt"
+    register, path = Register(keep_run([]).path), tmp_path / "last.pt"
     torch.save({"w": torch.ones(2)}, path)
     if code:
         path.write_bytes(path.read_bytes()[:99])
-    register = Register(run)
     register.add("/data/out/a.pt", step=199, state="verified", present=False)
     register.add(str(path), step=299, bytes=path.stat().st_size)
     register.write()
 
-    assert supervise("checkpoints", "--verify", run)[0] == code
-
-    newest = Register(run).newest()
+    assert supervise("checkpoints", "--verify", tmp_path / "run")[0] == code
+    newest = Register(tmp_path / "run").newest()
     assert newest is not None and newest.state == ("bad" if code else "verified")
-
-
-def test_a_run_without_checkpoints_and_a_register_that_is_none(keep_run, supervise):
-    run = keep_run([]).path
-    code, _, err = supervise("checkpoints", "--verify", run)
-    assert code == 64 and "no checkpoint that could be verified" in err
-    (run / "checkpoints.json").write_text("[]")
-    code, _, err = supervise("checkpoints", run)
-    assert code == 64 and "is not a register of checkpoints" in err

@@ -51,13 +51,12 @@ def armed(recorded, tmp_path):
     (victim / "precious").write_text("kept")
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     more = {"tier": "T1", "tier_reason": None, "reload": ["small", None], "drills": []}
-    described = json.loads((run.path / "run.json").read_text()) | more
-    run.write_json("run.json", described | {"host": socket.gethostname(), "cwd": str(tmp_path)})
+    more |= {"host": socket.gethostname(), "cwd": str(tmp_path)}
+    run.write_json("run.json", run.read_json("run.json") | more)
     run.write_secret("environ.json", {"LD_PRELOAD": "theirs.so"})
     run.write_json("probe.json", {"shm": str(victim)})
     pid = bystander.pid
-    made = {"attempt": 0, "pid": pid, "start_ticks": start_ticks(pid)}
-    run.write_json("launch.json", made)
+    run.write_json("launch.json", {"attempt": 0, "pid": pid, "start_ticks": start_ticks(pid)})
     yield run
     assert (victim / "precious").read_text() == "kept"
     assert bystander.poll() is None
@@ -71,7 +70,6 @@ def armed(recorded, tmp_path):
     ["adopt {}", "run -p nano --resume-run --run-dir {} -- train", "checkpoints --verify {}"],
 )
 def test_root_does_not_act_for_another_user(supervise, armed, command):
-    """None of them runs a command or an interpreter of the run, and the way that works is said."""
     give_to(NOBODY, armed.path)
 
     code, _, said = supervise(*command.format(armed.path).split())
@@ -82,30 +80,25 @@ def test_root_does_not_act_for_another_user(supervise, armed, command):
 
 
 def test_a_process_without_the_mark_of_the_run_is_left_alone(supervise, armed):
-    """A pid and a start time can be written down by anybody."""
     code, _, said = supervise("adopt", armed.path)
 
     assert code == 64
     assert "does not carry the mark of run" in said
 
 
-@pytest.mark.parametrize(("mode", "trusted"), [(0o777, False), (0o1777, True), (0o755, True)])
-def test_directories_above_count_too(run_directory, mode, trusted):
-    """Who may write there can put another run in its place, but for a sticky one."""
-    run_directory.parent.chmod(mode)
+def test_directories_above_count_too_unless_they_are_sticky(run_directory):
+    """Who may write there can put another run in its place."""
+    for mode, trusted in ((0o777, False), (0o1777, True), (0o755, True)):
+        run_directory.parent.chmod(mode)
+        assert bool(find_foreign_writer(run_directory)[0]) is not trusted
 
-    assert bool(find_foreign_writer(run_directory)[0]) is not trusted
 
-
-@pytest.mark.parametrize("open_to", ["directory", "file", "subdirectory"])
+@pytest.mark.parametrize("open_to", ["", "journal", "journal/00000.jrn"])
 def test_files_that_others_may_write_count_where_others_get_in(run_directory, open_to):
-    """Behind a directory that is closed to others their modes do not matter."""
-    inside = run_directory / "journal"
-    inside.mkdir()
-    (inside / "00000.jrn").write_text("")
-    path = {"directory": run_directory, "file": inside / "00000.jrn", "subdirectory": inside}
+    (run_directory / "journal").mkdir()
+    (run_directory / "journal/00000.jrn").touch()
     run_directory.chmod(0o711)
-    path[open_to].chmod(0o777)
+    (run_directory / open_to).chmod(0o777)
 
     why, hint = find_foreign_writer(run_directory)
     assert "may be written by other users" in why
@@ -116,7 +109,6 @@ def test_files_that_others_may_write_count_where_others_get_in(run_directory, op
 
 @as_root
 def test_a_file_of_another_user_in_our_directory_counts(run_directory):
-    """It was put there while that was possible."""
     (run_directory / "command.json").write_text("[]")
     give_to(NOBODY, run_directory / "command.json")
 
@@ -128,8 +120,7 @@ READERS = (
     *("replay {}", "record {}", "export -o out.csv {}", "events {}"),
     *("audit verify {}", "audit show {}", "checkpoints {}", "checkpoints --verify {}"),
     *("adopt {}", "run -p nano --resume-run --run-dir {} -- train"),
-    *("rollback {}", "release {}", "reload {}", "outbox flush {}"),
-    "backtest --policy nano {}",
+    *("release {}", "reload {}", "outbox flush {}", "backtest --policy nano {}"),
 )
 
 
@@ -139,10 +130,8 @@ def content(run) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_run_of_another_format_is_refused_whole(supervise, recorded, number):
-    """Older or newer, by each command: both versions are named, and how to get the right one."""
     run = recorded()
-    described = run.read_json("run.json")
-    run.write_json("run.json", described | {"format": number, "supervise": "7.0.1"})
+    run.write_json("run.json", run.read_json("run.json") | {"format": number, "supervise": "7.0.1"})
     before = content(run)
 
     for command in READERS:
@@ -155,10 +144,8 @@ def test_a_run_of_another_format_is_refused_whole(supervise, recorded, number):
 
 
 def test_a_list_of_runs_names_one_of_another_format_and_leaves_it(supervise, recorded):
-    """Neither the list nor the removal of old runs fails for it."""
     run = recorded()
-    described = run.read_json("run.json")
-    run.write_json("run.json", described | {"format": 2, "supervise": "rm -rf /"})
+    run.write_json("run.json", run.read_json("run.json") | {"format": 2, "supervise": "rm -rf /"})
     before = content(run)
 
     listed = json.loads(supervise("runs", "--json", "--runs", run.path.parent)[1])
@@ -169,19 +156,16 @@ def test_a_list_of_runs_names_one_of_another_format_and_leaves_it(supervise, rec
     assert content(run) == before
 
 
-@pytest.mark.parametrize("command", ["status {}", "why {} inc-1", "replay {}", "audit verify {}"])
-def test_a_run_from_before_formats_had_numbers_is_read(supervise, recorded, command):
-    """It has the first format."""
+def test_a_run_from_before_formats_had_numbers_is_read(supervise, recorded):
     run = recorded()
     described = run.read_json("run.json")
     del described["format"]
     run.write_json("run.json", described)
 
-    assert supervise(*command.format(run.path).split())[0] == 0
+    assert supervise("status", run.path)[0] == 0
 
 
 def test_a_job_whose_probe_speaks_another_version_is_not_taken_over(supervise, armed, tmp_path):
-    """It trains on; what would be read of it is neither its steps nor its loss."""
     shm = tmp_path / f"supervise-{os.getuid()}-{armed.id}"
     shm.mkdir(mode=0o700)
     header = wire.MAGIC + (wire.VERSION + 1).to_bytes(4, "little") + bytes(wire.FIXED_SIZE)

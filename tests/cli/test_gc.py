@@ -38,8 +38,7 @@ def aged(recorded, tmp_path):
 
 
 def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged, monkeypatch, tmp_path):
-    """Savepoints, journal, output, evidence, in this order; what was decided, and why, stays.
-    Nothing of that is tampering, and what needs the journal says where it is."""
+    """What was decided, and why, stays. That is no tampering; what needs the journal says so."""
     old, new = aged("old", 40), aged("new", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     curves = tmp_path / "cache" / "supervise" / "pyramids"
@@ -48,9 +47,7 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged, monkeypatc
     code, out, _ = supervise("gc", "--keep", 0, "--dry-run", old.parent)
     assert (code, (old / "journal").is_dir()) == (0, True)
     assert re.search(r"new +2\.0 days +kept: not old enough", out)
-    assert re.search(
-        r"old +40\.0 days +savepoints [^,]*, journal [^,]*, output [^,]*, incidents ", out
-    )
+    assert re.search(r"old +40\.0 days +savepoints .*, journal .*, output .*, incidents ", out)
 
     freed = out.splitlines()[-1].replace("would free", "freed")
     planned = json.loads(supervise("gc", "--keep", 0, "--dry-run", "--json", old.parent)[1])
@@ -75,7 +72,6 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged, monkeypatc
 
 
 def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, alive, tmp_path):
-    """Watched; a link; its job alive; an incident open that nobody ended; on another machine."""
     watched, _ = aged("watched", 40), aged("unfinished", 42, events=story()[:-1], end=None)
     living, elsewhere = aged("alive", 41, end=None), aged("elsewhere", 43, end=None)
     described = json.loads((elsewhere / "run.json").read_text())
@@ -88,15 +84,9 @@ def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, al
 
     code, out, _ = supervise("gc", "--keep", 0, "--older-than", "1h", tmp_path / "runs")
     assert (code, out.splitlines()[-1]) == (0, "freed 0 B of 5 runs")
-    reasons = (
-        "is watched",
-        "its job lives",
-        "its supervisor died with inc-1 open",
-        "did not end, on",
-        "a symbolic link",
-    )
-    for text in reasons:
+    for text in ("is watched", "its job lives", "its supervisor died with inc-1 open"):
         assert f"kept: {text}" in out
+    assert "kept: did not end, on" in out and "kept: a symbolic link" in out
     assert all((tmp_path / "runs" / name / "journal").is_dir() for name in ("watched", "alive"))
 
 
@@ -110,6 +100,5 @@ def test_the_newest_runs_stay_whole(supervise, aged):
     assert not (runs / "d" / "journal").exists()
 
 
-@pytest.mark.parametrize("text", ["30", "5y", "-1d"])
-def test_an_age_needs_a_unit(supervise, text):
-    assert "is not a time with a unit" in supervise("gc", "--older-than", text)[2]
+def test_an_age_needs_a_unit(supervise):
+    assert "is not a time with a unit" in supervise("gc", "--older-than", "30")[2]

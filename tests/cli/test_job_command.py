@@ -23,7 +23,6 @@ import pytest
 def test_what_does_not_stand_behind_two_dashes_is_never_started(
     supervise, tmp_path, monkeypatch, words, meant
 ):
-    """64, and the command as it was meant, to be pasted."""
     monkeypatch.chdir(tmp_path)
 
     code, _, err = supervise(*shlex.split(words))

@@ -29,8 +29,7 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
 
 def test_each_id_is_measured_judged_and_tested_or_says_why_not(supervise):
     """A reason that has become wrong is as bad as none. Scenarios of packs are tests too."""
-    _, out, _ = supervise("metrics", "list", "--json")
-    rows = json.loads(out)
+    rows = json.loads(supervise("metrics", "list", "--json")[1])
     covered = {row["id"] for row in rows if row["measured"] and row["rules"]}
     here = Path(__file__).parents[2]
     texts = [*here.glob("tests/**/*.py"), *here.glob("policies/packs/*.yaml")]
@@ -57,30 +56,22 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning(supervise):
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        ("train_loss_raw", "train_loss_raw [loss]"),
         ("train_loss_raw", "loss_spike.loss_z: kind: robust_z"),
         ("train_loss_raw", "loss(t) -> grad(t) -> update(t)"),
-        *((no, f"no metric '{no}'") for no in ("learning_rate.0.5", "learning_rate.head")),
+        ("learning_rate.head", "no metric 'learning_rate.head'"),
         ("step_time.3", "no metric 'step_time.3'"),
-        ("learning_rate.3", "learning_rate.3"),
         ("learning_rate.<i>", "rules:     update_scale.rate_jump"),
-        ("overflow", "amp.storming: kind: rate"),
-        ("learning_rate_expected", "rules:     schedule.rate"),
         ("epoch", "reason:    Context for reports"),
-        ("gpu_power", "by the supervisor, beside the job"),
         ("checkpoint_ok", "by the supervisor, beside the job"),
         ("max_attn_logit.3", "that of max_attn_logit: on a sampled step"),
         ("grad_global_norm.embedding", "by the probe"),
         ("source_mix_share.web", "of training data, by supervise data check"),
         ("rank_probe_dispersion", "no; the job must report it"),
-        ("error_event_rate.nccl", "by the supervisor"),
     ],
 )
 def test_a_metric_is_explained_with_who_measures_it_and_the_detectors_that_read_it(
     supervise, metric, said
 ):
-    """Nothing is promised of the job that it cannot know, nor asked of it that we know. The probe
-    numbers its groups, and names only what its page says."""
     code, out, err = supervise("metrics", "show", metric)
 
     assert (code, said in out + err) == (64 if said.startswith("no metric") else 0, True)

@@ -4,7 +4,6 @@ import json
 
 
 def test_each_channel_gets_one_test_message(supervise, receiver, monkeypatch, tmp_path):
-    """The outcome of each is printed; one that fails, or is not set, is exit code 1."""
     url, received = receiver(200)
     monkeypatch.setenv("HOOK_URL", f"{url}/secret")
     monkeypatch.setenv("DEAD_URL", "http://127.0.0.1:1/secret")

@@ -79,7 +79,6 @@ def places(out: str) -> list[tuple[str, int, int]]:
 
 
 def test_a_file_is_good_or_all_its_mistakes_are_told_at_once_with_a_hint(supervise, files):
-    """With the line, and a caret under the place."""
     good = supervise("policy", "check", "good.yaml", "nano", "hang")
     assert (good[0], good[2]) == (0, "") and good[1].startswith("3 files: good\n")
     code, out, _ = supervise("policy", "check", "wrong.yaml")
@@ -92,19 +91,13 @@ def test_a_file_is_good_or_all_its_mistakes_are_told_at_once_with_a_hint(supervi
 
 
 def test_nothing_stops_at_the_first_file(supervise, files):
-    """Every sort of file is known by its keys; sorted by file and line; a missing one is one."""
     names = ["wrong.yaml", "tests/nano.yaml", "runbooks/mine.yaml", "nowhere", "packs/mine.yaml"]
     code, out, err = supervise("policy", "check", "--json", *names)
     found = json.loads(out)
 
     assert (code, err) == (65, "")
-    assert [each["sort"] for each in found["files"]] == [
-        "policy",
-        "tests",
-        "runbook",
-        "policy",
-        "pack",
-    ]
+    sorts = [each["sort"] for each in found["files"]]
+    assert sorts == ["policy", "tests", "runbook", "policy", "pack"]
     assert places(out) == sorted(places(out))
     assert {file for file, _, _ in places(out)} == set(names)
     said = {(e["file"], e["line"]): e for e in found["errors"]}
@@ -133,22 +126,15 @@ def test_a_rule_whose_inputs_nothing_measures_is_a_mistake_and_a_start_allows_it
 
     code, out, _ = supervise("policy", "check", "--json", "dead.yaml")
 
-    found = [(e["line"], e["message"].split()[1], e["hint"]) for e in json.loads(out)["errors"]]
-    batch = "fixed_probe_loss, logit_entropy_probe, topk_mass_probe, output_kl_to_prev"
-    assert code == 65 and [row[:2] for row in found] == [
-        (2, "evaluation.fixed_probe"),
-        (9, "sharp"),
-    ]
-    assert found[0][2].startswith(f"{batch}: add savepoints: {{every: 25, keep: 4}}")
-    assert (
-        found[1][2]
-        == "curvature_trace_est: add job: {evaluate: {every: checkpoint}}; or remove: [sharp]"
-    )
+    batch, sharp = json.loads(out)["errors"]
+    assert (code, batch["line"], sharp["line"]) == (65, 2, 9)
+    assert "output_kl_to_prev: add savepoints: {every: 25, keep: 4}" in batch["hint"]
+    evaluate = "add job: {evaluate: {every: checkpoint}}; or remove: [sharp]"
+    assert sharp["hint"] == f"curvature_trace_est: {evaluate}"
     assert load_policy(str(files / "dead.yaml")).rules
 
 
 def test_what_is_measured_and_judged_nowhere_is_named_once(supervise, files):
-    """Of a metric that is only context, or told by another one, nobody is told."""
     _, out, _ = supervise("policy", "check", "good.yaml", "observe")
 
     note, other = [line for line in out.splitlines() if "judged by no rule" in line]
@@ -160,22 +146,18 @@ def test_what_is_measured_and_judged_nowhere_is_named_once(supervise, files):
 
 def test_warnings_are_allowed_unless_strict(supervise, files):
     code, out, _ = supervise("policy", "check", "odd.yaml")
-    assert code == 0
-    assert "odd.yaml:2:42: warning: a: no collector measures 'my_own'" in out
-    assert "\n1 file: 1 warning\n" in out
 
+    assert (code, "\n1 file: 1 warning\n" in out) == (0, True)
+    assert "odd.yaml:2:42: warning: a: no collector measures 'my_own'" in out
     assert supervise("policy", "check", "odd.yaml", "--strict")[0] == 65
 
 
 def test_workflow_commands_mark_the_place(supervise, files):
-    """One line each, nothing else; what would end the command is escaped."""
     code, out, _ = supervise("policy", "check", "--format", "github", "wrong.yaml", "odd.yaml")
     lines = out.splitlines()
 
     assert code == 65
-    assert lines[0] == (
-        "::error file=wrong.yaml,line=2,col=1::the file has no key 'moed' (did you mean 'mode'?)"
-    )
+    assert lines[0].startswith("::error file=wrong.yaml,line=2,col=1::the file has no key 'moed' (")
     assert lines[-1].startswith("::warning file=odd.yaml,line=2,col=42::a: no collector")
     (files / "a,b: 100%.yaml").write_text("- x\n", "utf-8")
     _, out, _ = supervise("policy", "check", "--format", "github", "a,b: 100%.yaml")
@@ -183,10 +165,10 @@ def test_workflow_commands_mark_the_place(supervise, files):
 
 
 def test_standard_input_is_a_file_too(supervise, files, monkeypatch):
-    for text, said in ((WRONG, "<stdin>:2:1: the file has no key"), (PACK, "<stdin>:11:35: ")):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        code, out, _ = supervise("policy", "check", "-")
-        assert (code, said in out) == (65, True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PACK.encode())))
+    code, out, _ = supervise("policy", "check", "-")
+
+    assert (code, "<stdin>:11:35: " in out) == (65, True)
 
 
 def test_help_loads_nothing_heavy(files):
@@ -206,13 +188,10 @@ HOSTILE = "x\x1b[31m\u202e\U000e0041[red]y"  # colour, direction, a tag beyond U
     [
         "policy check {file}",
         "policy check --format github {file}",
-        "policy check --json {file}",
-        "runbook {file}",
         "policy diff --json {file} nano",
         "policy test {pack}",
-        "backtest --policy {file} {rows}",
-        "backtest --policy {file} --json {rows}",
         "backtest --policy {file} --alias loss={file} {rows}",
+        "backtest --policy {file} --json {rows}",
         "init -o {file}.new -- {file}",
         "why {file}",
     ],

@@ -83,7 +83,6 @@ def test_lines_break_between_words_and_lose_none(recorded):
 
 
 def test_help_fits():
-    """Of every command, examples too."""
     assert not [line for line in HELP.read_text("utf-8").splitlines() if len(line) > COLUMNS]
 
 
@@ -96,7 +95,6 @@ def test_colours_are_left_out_where_that_is_asked_for(plain):
 
 
 def test_events_of_a_long_run_are_counted_on_a_terminal_only(recorded):
-    """The line goes before the answer comes."""
     args = [sys.executable, "-m", "supervise", "replay", str(recorded().path)]
     text, code = on_terminal(args)
     piped = subprocess.run(args, capture_output=True, text=True, check=True)
@@ -107,7 +105,6 @@ def test_events_of_a_long_run_are_counted_on_a_terminal_only(recorded):
 
 
 def test_the_next_command_is_printed_after_an_interrupt(commands):
-    """It stands on a line of its own, behind the line of progress."""
     (commands.parent / "bin" / "python").write_text("#!/bin/sh\nexec sleep 600\n")
     (commands / "train.py").write_text("")
     args = [sys.executable, "-m", "supervise", "doctor", "--", "python", "train.py"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from supervise.core.model import Announced, Frame, Gap, LateFrame
 from tests.support.recorded_run import SECOND, SMALL, shipped_policy
 
-NAN = float("nan")
 CALM = [2.0 + 0.01 * (i % 5) for i in range(40)]
 
 
@@ -29,7 +29,6 @@ def ask(supervise):
 
 
 def test_a_z_says_its_baseline_and_its_quota(ask, keep_run, make_frames):
-    """Far out, but once: two of three are needed."""
     run = keep_run(make_frames(0, *CALM, 2.06, 3.0, *CALM))
     near, far = ask(run, "odd", 40), ask(run, "odd", 41)
 
@@ -42,34 +41,24 @@ def test_a_z_says_its_baseline_and_its_quota(ask, keep_run, make_frames):
     assert "is > 6; 1 of the 2 breaches it needs in the newest 3 samples" in condition["text"]
 
 
-@pytest.mark.parametrize(
-    ("loss", "why"),
-    [
-        (None, "train_loss_raw is absent in this frame"),
-        (NAN, "train_loss_raw is NaN"),
-        (float("inf"), "train_loss_raw is infinite"),
-    ],
-)
-def test_unknown_says_why(ask, keep_run, make_frames, loss, why):
-    run = keep_run(make_frames(0, *CALM, loss, 2.0))
-    found = ask(run, "spike", 40)
+def test_unknown_says_why(ask, keep_run, make_frames):
+    run = keep_run(make_frames(0, *CALM, None, math.nan, 2.0))
 
-    assert found["code"] == "UNKNOWN"
-    assert found["verdict"] == f"its condition is unknown: high: UNKNOWN: {why}"
-
-
-def test_a_rule_whose_metric_never_came_is_not_judged(ask, keep_run, make_frames):
-    run = keep_run(make_frames(0, *[2.0] * 5))
-    found = ask(run, "blind", 3)
-
-    assert found["inactive"] == "the job never announced my_score"
-    assert "not evaluated in this run" in found["verdict"]
+    for step, why in (
+        (40, "train_loss_raw is absent in this frame"),
+        (41, "train_loss_raw is NaN"),
+    ):
+        answer = ask(run, "spike", step)
+        assert answer["code"] == "UNKNOWN"
+        assert answer["verdict"] == f"its condition is unknown: high: UNKNOWN: {why}"
+    answer = ask(run, "blind", 3)
+    assert answer["inactive"] == "the job never announced my_score"
+    assert "not evaluated in this run" in answer["verdict"]
 
 
 def test_a_metric_that_came_late_is_asked_about_at_the_step_it_was_measured_at(
     ask, keep_run, make_frames
 ):
-    """It was not there yet when the run made that step."""
     events = make_frames(0, *[2.0] * 50)
     late = [LateFrame(51 * SECOND, "checkpoint", 0, step, {"my_score": 0.5}) for step in (20, 30)]
     late.append(LateFrame(52 * SECOND, "checkpoint", 0, 40, {"my_score": 3.0}))
@@ -82,7 +71,6 @@ def test_a_metric_that_came_late_is_asked_about_at_the_step_it_was_measured_at(
 
 
 def test_for_says_how_many_of_how_many(ask, keep_run, make_frames):
-    """The gradient has to be high for two steps."""
     run = keep_run([*make_frames(0, *[2.0] * 20), *make_frames(20, 2.0, 2.0, grad=10.0)])
 
     assert "held for 1 of the 2 steps" in ask(run, "grad", 20)["verdict"]
@@ -91,7 +79,6 @@ def test_for_says_how_many_of_how_many(ask, keep_run, make_frames):
 
 
 def test_one_that_did_fire_names_its_record(ask, supervise, keep_run, make_frames):
-    """And what came of it; in the next step it was firing already."""
     run = keep_run(make_frames(0, *CALM, 8.0, 8.0, *[2.0] * 40))
     found, later = ask(run, "spike", 40), ask(run, "spike", 41)
     shown = supervise("audit", "show", "--json", run.path)[1].splitlines()
@@ -111,7 +98,6 @@ def by(found):
 
 
 def test_what_would_have_held_it_back_is_told(ask, keep_run, make_frames):
-    """Running, cooldown, inhibition, a spent budget, mode, a hold: the first closed gate."""
     run = keep_run(make_frames(0, *CALM, 8.0, *[2.0] * 80))
     assert by(ask(run, "spike", 43)) == {"acting"}
     assert by(ask(run, "grad", 43)) == {"inhibit:acting", "runbook"}
@@ -159,7 +145,6 @@ def test_what_batches_do_not_show_has_the_reason_of_the_probe(supervise, keep_ru
         (("--rule", "spike", "--step", "99"), "rank 0 has no step 99", "0..9 (attempt 0), 20..24"),
         (("--rule", "spike", "--step", "3", "--attempt", "7"), "in attempt 7", "steps 0..9"),
         (("--rule", "spike", "--step", "3", "--rank", "4"), "no rank 4 in this run", "it has 0"),
-        (("--rule", "spike", "--step", "x"), "not a valid integer", ""),
     ],
 )
 def test_a_question_that_cannot_be_answered_says_what_there_is(
@@ -255,7 +240,6 @@ def test_a_coupling_says_what_came_too_late_or_in_another_order(
 def test_a_phase_that_mutes_a_rule_or_changes_it_is_named(
     supervise, tmp_path, keep_run, make_frames
 ):
-    """The ten frames of the policy's `warmup` are early."""
     policy = tmp_path / "phased.yaml"
     text = SMALL.replace("cooldown: 50", "cooldown: 50, phases: {early: off}")
     policy.write_text(text.replace("for: 2", "for: 2, phases: {early: SEV1}"))
