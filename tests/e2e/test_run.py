@@ -49,10 +49,8 @@ def alone(tmp_path_factory):
 
 
 def test_a_healthy_job_is_left_alone(alone, supervise):
-    """Same output, weights and exit code as without us; every step is recorded and exported, no
-    action, no serious incident, nothing left in shared memory; `supervise -- CMD` only observes."""
     run = supervise.run(job=tiny("--steps", STEPS, "--exit", 3))
-    names = "train_loss_raw,grad_global_norm,learning_rate,update_to_weight"
+    names = "train_loss_raw,grad_global_norm,learning_rate,update_to_weight,metrics_ingest_lag"
     rows = supervise.rows("run", "--metrics", names)
 
     assert "nano (observe)" in run.stderr
@@ -66,13 +64,13 @@ def test_a_healthy_job_is_left_alone(alone, supervise):
     moved = [float(row["update_to_weight"]) for row in rows if row["update_to_weight"]]
     assert len(moved) > STEPS // 8  # measured less often where it would cost too much
     assert min(moved) > 0
+    assert float(rows[-1]["metrics_ingest_lag"]) >= 0  # the supervisor's own
     assert float(rows[0]["learning_rate"]) == pytest.approx(1e-2 / 20)
     run_id = run.records[0]["run"]
     assert not [path for path in Path("/dev/shm").iterdir() if run_id in path.name]
 
 
 def test_a_killed_supervisor_does_not_harm_the_job(supervise, alone, tmp_path):
-    """kill -9 in mid-run: training goes on to its end, with the weights of an unwatched run."""
     out = tmp_path / "out.txt"
     job = tiny("--steps", STEPS, "--sleep", 0.01)
     with out.open("w") as stdout:
@@ -119,7 +117,6 @@ def test_a_job_that_goes_on_after_a_stall_is_not_stopped(supervise, script, tmp_
 
 
 def test_a_hang_is_stopped_with_evidence(hanging):
-    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78."""
     command, watcher = hanging
     watcher.communicate(timeout=120)
     run = command.run_of()
