@@ -42,7 +42,6 @@ def home(supervise):
 def test_a_command_line_that_cannot_work_is_refused_and_leaves_nothing(
     supervise, home, line, code, parts
 ):
-    """Every mistake is named, with file, line and column in a policy; no run directory is left."""
     before = sorted(home.rglob("*"))
     call = supervise.process if (line, code, parts) in NOT_STARTED else supervise
     done = call(*line.split())
@@ -63,7 +62,6 @@ def test_a_command_line_that_cannot_work_is_refused_and_leaves_nothing(
     ],
 )
 def test_a_job_without_a_probe_is_watched_from_outside(supervise, job, code, output, reason):
-    """It runs with its own result; what is missing is reported once, with the reason."""
     run = supervise.run(job=job)
 
     assert (run.returncode, run.stdout) == (code, output)
@@ -73,7 +71,6 @@ def test_a_job_without_a_probe_is_watched_from_outside(supervise, job, code, out
 
 
 def test_a_disabled_probe_is_reported(supervise):
-    """SUPERVISE_DISABLE=1 makes injection a no-op; the command still runs."""
     supervise.env["SUPERVISE_DISABLE"] = "1"
     code = "import os; print(os.environ['PYTHONPATH'])"
     run = supervise.run(job=[sys.executable, "-c", code])

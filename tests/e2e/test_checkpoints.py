@@ -72,9 +72,7 @@ job: {checkpoints: {verify: [load, finite, optimizer]}, evaluate: {every: checkp
 
 
 def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise, script, tmp_path):
-    """The good one outlives the job's rotation, and its model has there what it had in the job; the
-    bad one is an incident; the last one is looked at before it is needed. The exit code stays the
-    job's."""
+    """The good one outlives the job's rotation; the last one is looked at before it is needed."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     register, out = tmp_path / "run" / "checkpoints.json", tmp_path / "out"
     out.mkdir()

@@ -36,7 +36,6 @@ def paged(supervise, hook, tmp_path):
 
 
 def test_the_next_run_sends_what_was_not_delivered(supervise, hook, paged):
-    """Once, late, under its first id, to that receiver; the record says so, without an address."""
     hook.answers = [(503, {}, b"")]
     run = supervise.run("--policy", paged, job=CRASH)
     tried = {headers["webhook-id"] for _, headers, _ in hook.requests}

@@ -30,7 +30,6 @@ probation: 20
 
 
 def test_a_rotten_shard_is_found_and_left_out(supervise, tmp_path):
-    """Two spikes prove nothing; the third is beyond chance, and there is no fourth."""
     policy = tmp_path / "shards.yaml"
     policy.write_text(POLICY)
     job = [sys.executable, str(JOB), "4", "shards"]

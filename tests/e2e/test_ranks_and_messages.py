@@ -17,8 +17,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
-    """One row per rank and step; a rate that jumps is held and the weights go back, on both ranks
-    behind the same step, and they train on alike. The model that one of them saved is proved."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     job = [*torchrun, *nano("--steps", 90, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@50", job=job)
@@ -40,19 +38,11 @@ def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
     assert firsts == dict.fromkeys("01", str(back["ack_step"] + 1))
     proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
     assert [proof["verdict"] for proof in proofs] == ["equal"] * 2
-    (saved,) = run.checkpoints
-    evaluated = supervise("checkpoint", "eval", saved["id"], "--run", run.directory, "--json")
-    answer = json.loads(evaluated.stdout)
-    assert answer["reason"] == ""
-    assert answer["now"] == answer["was"] == saved["evaluation"]["value"]
+    assert [saved["state"] for saved in run.checkpoints] == ["verified"]
     run.prove()
 
 
 def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver):
-    """Both are named on the command line, and are part of the policy that the run keeps. The job
-    never waits for either. The failure is reported once on the terminal and in the status, never
-    with its address; a gradient of NaN that all this is about reaches no weight. The monitor of
-    the heartbeat hears of the start, of the run, and of its end."""
     (good, received), (bad, refused), (monitor, pings) = receiver(200), receiver(500), receiver(200)
     supervise.env |= {"SLACK_URL": good + "/slack", "HOOK_URL": bad + "/hook?token=secret"}
     supervise.env |= {"MONITOR": monitor + "/ping?token=secret"}

@@ -45,7 +45,6 @@ def where(found: Path, texts: list[str]) -> list[str]:
 
 
 def test_no_secret_of_a_job_leaves_it(supervise, receiver, tmp_path):
-    """Record, evidence, status, terminal, Slack and webhook name the places, never the values."""
     url, received = receiver(200)
     hidden = {
         name: secret(name)

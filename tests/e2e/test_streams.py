@@ -72,5 +72,4 @@ def test_the_jobs_exit_code_comes_through(tmp_path, stream, kind):
     ("kind", "code"), [("closed pipe", 128 + signal.SIGPIPE), ("full disk", 74)]
 )
 def test_a_command_that_prints_reports_that_it_could_not(tmp_path, kind, code):
-    """With a code of its own, which no command uses for its answer."""
     assert run(tmp_path, "stdout", kind, ["policy", "show", "nano"]) == code
