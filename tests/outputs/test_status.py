@@ -128,6 +128,8 @@ def test_the_planned_length_is_read_from_the_command(argv, total):
 
 INCIDENT = {"opened": 2, "open": {"id": "inc-2", "severity": "SEV1", "headline": "loss 9"}}
 ASKED = {"incidents": INCIDENT, "approvals": [{"id": "ask-1", "runbook": "soften"}]}
+FORGED = {"incidents": INCIDENT, "approvals": [{"id": "ask-1; rm -r .", "runbook": "soften"}]}
+FORGED_ID = "waits for a person: supervise approve RUN 'ask-1; rm -r .' (soften, inc-2 SEV1)"
 HELD = "automatic actions are off, a person is needed: supervise release RUN (no incident)"
 
 
@@ -149,6 +151,7 @@ def training(last_step_s, steps_per_s):
         ({}, 300.0, "unknown: the supervisor has written no status for 5 min"),
         ({"incidents": INCIDENT}, 1.0, "incident open: inc-2 SEV1: loss 9"),
         (ASKED, 1.0, "waits for a person: supervise approve RUN ask-1 (soften, inc-2 SEV1)"),
+        (FORGED, 1.0, FORGED_ID),
         ({"state": "holding"}, 1.0, HELD),
         ({"ranks": {"0": {"paused": True}}}, 1.0, "paused: supervise resume RUN (no incident)"),
         (training(29.0, 9.0), 1.0, "healthy"),

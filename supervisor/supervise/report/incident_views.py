@@ -295,7 +295,7 @@ def render_page(report: IncidentReport) -> str:
         actions=[(str(a.step), _command(a), outcome_text(a)) for a in report.actions],
         conditions=[(c.code, c.detector, *_cells(c)) for c in report.conditions],
         commands=[
-            f"supervise why --full {shlex.quote(run.directory)} {report.id}",
+            f"supervise why --full {shlex.quote(run.directory)} {shlex.quote(report.id)}",
             *report.replay.commands,
         ],
         job=shlex.join(run.command) if run.command else "",

@@ -65,7 +65,7 @@ def closing_receipt(run: RunDir, policies: Mapping[str, Policy] | None = None) -
         lines.append(f"  {gap['reason']}")
     index = IncidentIndex(records)
     for row in [summarize_incident(index, name, policies or {}) for name in incidents]:
-        command = f"supervise why {argument} {row.id}"
+        command = f"supervise why {argument} {shlex.quote(row.id)}"
         lines.append(f"  {row.id} {row.severity} {row.status}: {row.title}; {command}")
     messages = (r.decision.message for r in records if isinstance(r.decision, Notified))
     wiring = (m for m in messages if str(m.facts.get("rule")).startswith(f"{WIRING}."))

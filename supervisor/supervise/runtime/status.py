@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, zip_longest
+from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -420,7 +421,7 @@ def _reasons(status: Status | None, age_s: float | None) -> Iterator[str]:
     incident = status.incidents.open
     about = "no incident" if incident is None else f"{incident.id} {incident.severity}"
     for request in status.approvals:
-        command = f"supervise approve RUN {request.id}"
+        command = f"supervise approve RUN {quote(request.id)}"
         yield f"waits for a person: {command} ({request.runbook}, {about})"
     if status.state == state_machine.HOLDING:
         yield f"automatic actions are off, a person is needed: supervise release RUN ({about})"
@@ -504,7 +505,7 @@ def judge_ending(
     if not is_bad and {problem.kind for problem in problems} == {DAMAGED}:
         command = f"supervise checkpoints {run}"
     elif problems or is_bad:
-        command = f"supervise why {run}{f' {worst.id}' if worst else ''}"
+        command = f"supervise why {run}{f' {quote(worst.id)}' if worst else ''}"
     then = [f"a person is needed: {command}"] if command else []
     return Ending(
         kind=facts[0].kind,

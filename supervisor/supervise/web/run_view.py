@@ -16,6 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -410,10 +411,11 @@ class RunView:
             for request in newest.approvals:
                 verbs = ", ".join(step.verb for step in request.steps)
                 text = f"{request.id}: {request.runbook} ({verbs}) waits; then {request.on_timeout}"
+                proof = f"--sha {quote(request.args_sha256)}"
                 yield need(
                     "approval",
                     text,
-                    f"supervise approve --sha {request.args_sha256} {path} {request.id}",
+                    f"supervise approve {proof} {path} {quote(request.id)}",
                     severity=about["severity"],
                     incident=request.incident,
                     request={"id": request.id, "sha": request.args_sha256},
@@ -425,7 +427,7 @@ class RunView:
             if any(rank.paused for rank in newest.rank_states().values()):
                 yield need("paused", "the job is paused", f"supervise resume {path}", **about)
             elif incident is not None and newest.state != state_machine.HOLDING:
-                command = f"supervise why {path} {incident.id}"
+                command = f"supervise why {path} {quote(incident.id)}"
                 yield need("incident", f"open: {incident.headline}", command, **about)
             for name, channel in (newest.channels or {}).items():
                 text = f"{channel.undelivered} messages to {name} not delivered: {channel.error}"

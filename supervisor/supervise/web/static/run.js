@@ -323,11 +323,11 @@ function operate(run) {
   const firing = Object.keys(run.rule_states).find((rule) => run.rule_states[rule] === "firing");
   const [path, held] = [quoted(run.path), run.phase === "holding"];
   const orders = [
-    request && ["approve", `--sha ${request.sha} ${path} ${request.id}`, request],
-    request && ["deny", `${path} ${request.id}`, { id: request.id }],
-    open && ["ack", `${path} ${open.id}`, { incident: open.id }],
+    request && ["approve", `--sha ${quoted(request.sha)} ${path} ${quoted(request.id)}`, request],
+    request && ["deny", `${path} ${quoted(request.id)}`, { id: request.id }],
+    open && ["ack", `${path} ${quoted(open.id)}`, { incident: open.id }],
     held && ["release", path, {}],
-    firing && ["silence", `${path} ${firing}`, { rule: firing, for: 1000 }],
+    firing && ["silence", `${path} ${quoted(firing)}`, { rule: firing, for: 1000 }],
     ["pause", path, {}], ["resume", path, {}], ["savepoint", path, {}], ["stop", path, { requeue: false }],
   ].filter(Boolean);
   const item = ([name, rest, args]) => h("li", {}, run.operator
