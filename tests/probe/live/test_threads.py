@@ -91,11 +91,19 @@ def test_a_thread_that_ended_is_followed_by_the_next(probed):
 
 AT_ONCE = """
 one, two = training(1), training(2)
+over = threading.Event()
+
+def trains_aside():
+    while not over.is_set():  # were it to go on alone, it would be followed
+        step(*two, 8, 0.005)
+
 steps(3, *one, 6, 0.15)
-aside = start("aside", 200, *two, 8, 0.005)
+aside = threading.Thread(target=trains_aside)
+aside.start()
 for _ in range(6):
     step(*one, 6)
     threading.Event().wait(0.15)
+over.set()
 aside.join()
 """
 
