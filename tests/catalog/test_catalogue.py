@@ -60,7 +60,7 @@ RUN = {
         " loss_dispersion param_digest_mismatch spike_score spike_count"
     ),
     "checkpoints/test_verification.py": "checkpoint_ok checkpoint_size",
-    "matrix/test_trainer.py": "slice_val_loss",
+    "matrix/test_libraries.py": "slice_val_loss",
     "offline/test_evaluation.py": "curvature_trace_est",
     "offline/test_mechanisms.py": (
         "dw_spectral_entropy qk_d2_spectral_entropy qk_d3_spectral_entropy qk_d2_norm"
