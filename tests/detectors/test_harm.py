@@ -270,7 +270,7 @@ def test_a_loss_that_does_not_go_on_following_its_tokens_is_no_sum(read):
     amounts = [256.0] * 100 + [512.0] + [256.0] * 39
     rows = amounts_and_losses(lambda row, amount: 5.0 if row > 99 else 2.5, amounts)
     codes = read(Averaged("loss", "tokens").start(), rows)
-    assert codes[99:108] == "B" + "o" * 7 + "B"
+    assert codes[99:108] == "B" + "o" * 4 + "B" * 4
 
 
 def test_a_withdrawn_move_stands_again_when_the_run_goes_back_before_it():
@@ -280,3 +280,9 @@ def test_a_withdrawn_move_stands_again_when_the_run_goes_back_before_it():
     codes = [watch.feed(sample, step) for step, sample in enumerate(rows)]
     watch.rewind(103)
     assert [watch.feed(rows[step], step) for step in range(104, 120)] == codes[104:120]
+
+
+def test_a_sum_that_is_harmed_behind_a_move_of_its_tokens_is_compared_again(read):
+    rows = amounts_and_losses(lambda row, amount: (4.0 if row > 119 else 2.5) * amount, DOUBLED)
+    codes = read(Averaged("loss", "tokens").start(), rows)
+    assert codes == "B" * 100 + "o" * 23 + "B" * 17

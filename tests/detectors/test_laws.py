@@ -238,3 +238,13 @@ def test_an_objective_is_forgotten_when_all_its_rows_are_undone_and_remembered_b
     _feed(old, fall)
     old.rewind(10)  # the states of then are gone
     assert [code for code, *_ in _feed(old, [(11, 4.0)])] == [BREACH]
+
+
+def test_a_second_rewind_leaves_no_row_that_it_undoes():
+    rows = [(step, 8.0 - step / 50 + step % 3 / 100) for step in range(200)]
+    for first in range(199, 10, -1):
+        watch = Descent("a", window=32).start()
+        _feed(watch, rows)
+        watch.rewind(first)
+        watch.rewind(10)
+        assert watch.numbers()["samples"] == 0, first

@@ -422,6 +422,7 @@ class Series:
             before, oldest, horizon = self.excess, self.states[:1], self.horizon
             self.reset()
             if step >= horizon:
+                self.horizon = horizon  # a later rewind may go beyond it
                 self.excess = oldest[0] if oldest else before
             else:  # no state of then is left
                 self.excess.keep_descent(before)

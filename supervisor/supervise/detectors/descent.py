@@ -238,7 +238,8 @@ class Averaged(Detector):
     for `lasting` steps, once the amount is a tenth above all of the older half of `window` rows,
     and the metric grew in proportion: the logarithm of their ratio moved by less than a quarter of
     the amount's, or by three of its deviations, and by half of it at most. That is taken back where
-    the metric follows the amount no more in the 8 rows behind.
+    the metric follows the amount no more in the 8 rows behind. A sum may be harmed, too: BREACH
+    while the median of the newest 8 ratios is up by more than that quarter and three deviations.
 
     BREACH before `window` rows, and where no amount is known. UNKNOWN for absent and NaN samples of
     `metric`. `rewind` keeps what was before.
@@ -281,7 +282,8 @@ class Averaged(Detector):
 
 class AveragedWatch(Memory):
     """Logarithms of `amounts` and of `ratios`, metric to amount; the steps of moves, and of their
-    withdrawals."""
+    withdrawals; the ratios above which the metric is higher than a sum would be behind each move.
+    """
 
     def __init__(self, spec: Averaged) -> None:
         self.spec = spec
@@ -293,6 +295,7 @@ class AveragedWatch(Memory):
         self.amounts: list[float] = []
         self.ratios: list[float] = []
         self.moves: list[int] = []
+        self.limits: list[float] = []
         self.withdrawals: list[int] = []
 
     @property
@@ -314,8 +317,13 @@ class AveragedWatch(Memory):
             self._count(math.log(amount), math.log(self.value), step)
         newest = self.newest
         lasts = newest is not None and step - newest < self.spec.lasting
-        self.raw = OK if lasts else BREACH
+        self.raw = OK if lasts and self._is_proportional() else BREACH
         return self.raw
+
+    def _is_proportional(self) -> bool:
+        """Return whether the newest rows are no higher than a sum over their amounts."""
+        ratios = sorted(self.ratios[-PROOF:])  # none, far behind a rewind and without amounts
+        return not ratios or median_of_sorted(ratios) < self.limits[-1]
 
     def _count(self, amount: float, value: float, step: int) -> None:
         self.steps.append(step)
@@ -325,25 +333,32 @@ class AveragedWatch(Memory):
         trim_window(window, self.steps, self.amounts, self.ratios)
         since = bisect_left(self.steps, self.moves[-1]) if self.moves else -PROOF
         if self.moves and len(self.steps) - since == PROOF:
-            if not self._follows(since, len(self.steps)):
+            if self._highest_ratio(since, len(self.steps)) is None:
                 self.withdrawals.append(step)
+                trim_window(window, self.withdrawals)
             return
         is_free = len(self.steps) >= window and len(self.steps) - since > PROOF
-        if is_free and self._follows(len(self.steps) - 1, len(self.steps)):
+        limit = self._highest_ratio(len(self.steps) - 1, len(self.steps)) if is_free else None
+        if limit is not None:
             self.moves.append(step)
+            self.limits.append(limit)
+            trim_window(window, self.moves, self.limits)
 
-    def _follows(self, start: int, end: int) -> bool:
-        """Return whether amount and metric are higher in these rows, in proportion."""
+    def _highest_ratio(self, start: int, end: int) -> float | None:
+        """Return what the ratio may be where amount and metric are higher in proportion in these
+        rows, None where they are not."""
         window = self.spec.window
         before = slice(max(0, end - window), max(1, end - window // 2))
         highest = max(self.amounts[before])
         move = median_of_sorted(sorted(self.amounts[start:end])) - highest
         if move < ALIKE:
-            return False
+            return None
         usual = median_of_sorted(sorted(self.ratios[before]))
         noise = median_of_sorted(sorted(abs(ratio - usual) for ratio in self.ratios[before]))
-        limit = move * EXACT + min(move * (ROUGH - EXACT), DEVIATIONS * NORMAL * noise)
-        return all(abs(ratio - usual) < limit for ratio in self._middles(start, end))
+        exact, rough = move * EXACT, DEVIATIONS * NORMAL * noise
+        limit = exact + min(move * (ROUGH - EXACT), rough)
+        follows = all(abs(ratio - usual) < limit for ratio in self._middles(start, end))
+        return usual + exact + rough if follows else None
 
     def _middles(self, start: int, end: int) -> list[float]:
         """Return the ratio of a row, or the medians of both halves of several."""
@@ -353,7 +368,7 @@ class AveragedWatch(Memory):
 
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps, self.amounts, self.ratios)
-        cut_lists_after(step, self.moves)
+        cut_lists_after(step, self.moves, self.limits)
         cut_lists_after(step, self.withdrawals)
 
     def numbers(self) -> Reading:
