@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter, UserDict, deque
 from ctypes import c_char, string_at
@@ -186,12 +187,13 @@ class BatchCollector(Collector):
             digest = self._digest_of(values, tensor)
             self._loaded = digest if self._loaded is None else self._mix(self._loaded, digest)
 
-    def digest_of_memory(self, values: Iterable[Any]) -> Optional[int]:
-        """Return a number for what a loader hands out, None where the host has no tensor of it."""
-        tensor = self._first_tensor(values)
-        if tensor is None or not self.scalars.reads(tensor):
+    def digest_of_memory(self, batch: Any) -> Optional[int]:
+        """Return a number for all tensors of a batch, None where the host does not have them."""
+        tensors = list(islice(self._inputs.every([batch]), SEVERAL_INPUTS))
+        if not tensors or not all(map(self.scalars.reads, tensors)):
             return None
-        return _digest_of_memory(tensor, self._layouts, MANY_PIECES)
+        digests = (_digest_of_memory(tensor, self._layouts, MANY_PIECES) for tensor in tensors)
+        return functools.reduce(self._mix, digests)
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return what was hashed, if its shape gives how much it is."""
@@ -299,7 +301,7 @@ class BatchCollector(Collector):
 
 STREAM = 1  # torch.utils.data._DatasetKind.Iterable
 GROUPS = 4  # of equal batches, after which the workers are known to read the same; our choice
-PATIENCE = 256  # batches in which a loader with workers is to come
+PATIENCE = 256  # batches of all loaders, in which one with workers is to come
 
 
 class StreamCopies:
@@ -312,32 +314,35 @@ class StreamCopies:
     """
 
     def __init__(
-        self, digest: Callable[[Iterable[Any]], Optional[int]], report: Callable[[int], None]
+        self, digest: Callable[[Any], Optional[int]], report: Callable[[int], None]
     ) -> None:
         self._digest, self._report = digest, report
-        self._iterator: Any = None
-        self._digests: list[Optional[int]] = []
+        self._passes: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._patience = PATIENCE
         self.is_open = True
 
-    def see(self, iterator: Any, values: Iterable[Any]) -> None:
+    def see(self, iterator: Any, batch: Any) -> None:
         """A loader hands out a batch."""
+        self._patience -= 1
+        self.is_open = self._patience > 0
         workers = getattr(iterator, "_num_workers", 0)
         if workers < 2 or getattr(iterator, "_dataset_kind", None) != STREAM:
-            self._patience -= 1
-            self.is_open = self._patience > 0
             return
-        if self._iterator is None or self._iterator() is not iterator:
-            self._iterator, self._digests = weakref.ref(iterator), []
-        digests = self._digests
-        digests.append(self._digest(values))
+        if getattr(iterator, "_num_yielded", 1) == 1:  # workers that persist begin another pass
+            self._passes[iterator] = []
+        digest, digests = self._digest(batch), self._passes.get(iterator)
+        if digest is None:  # nothing can be known of it
+            self.is_open = False
+        if digest is None or digests is None:
+            return
+        digests.append(digest)
         if len(digests) < GROUPS * workers:
             return
         self.is_open = False
         groups = [set(digests[i : i + workers]) for i in range(0, len(digests), workers)]
         distinct = set().union(*groups)
         is_copied = len(distinct) == GROUPS and all(len(group) == 1 for group in groups)
-        self._report(workers if is_copied and None not in distinct else 1)
+        self._report(workers if is_copied else 1)
 
 
 _Piece = c_char * PIECE

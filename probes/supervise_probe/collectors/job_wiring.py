@@ -69,7 +69,8 @@ WIRING_METRICS = (
         "tensors_with_stale_gradient",
         "1",
         "Tensors of a sample whose gradient nothing clears between two updates, so that each "
-        "update goes by the sum of all gradients so far.",
+        "update goes by the sum of all gradients so far; absent where that cannot be seen, as of "
+        "compiled modules.",
         "torch.Tensor.grad",
         "in a few steps, a look at at most 512 values of a few gradients",
         SELDOM,
@@ -78,7 +79,8 @@ WIRING_METRICS = (
         "stream_copies",
         "1",
         "How often each batch of a stream comes: once from each worker of the loader that reads "
-        "the whole stream; absent where no loader with workers reads one.",
+        "the whole stream; absent where no loader with workers reads one, and where the host does "
+        "not have the batches.",
         "torch.utils.data.IterableDataset",
         "",
         SELDOM,
@@ -132,28 +134,44 @@ class Sample(NamedTuple):
 
 
 class Residue:
-    """A tensor whose gradient is looked at whenever a backward begins.
+    """A tensor, and whether each backward that adds to its gradient finds the sum of earlier ones.
+
+    Only backwards that change the gradient count: one that the job computes itself and copies or
+    assigns, as for master weights, needs no clearing.
 
     Attributes:
-        tensor: it. optimizer: the id of what holds it. updates: behind which a backward began.
-        is_cleared: it had no gradient once. remains: of each look, whether it was not all zeros.
+        tensor: it. optimizer: the id of what holds it. updates: behind which a backward added.
+        is_cleared: it had no gradient once. remains: on its device, whether it was never all zeros.
     """
 
     def __init__(self, tensor: Any, optimizer: int) -> None:
         self.tensor, self.optimizer = weakref.ref(tensor), optimizer
         self.updates = 0
         self.is_cleared = self.is_new = False
-        self.remains: list[Any] = []
+        self.remains: Any = None
+        self._before: Any = None  # the gradient's identity and version, and whether it is not zero
 
-    def look(self) -> None:
+    def before_backward(self) -> None:
         """A backward begins."""
-        tensor = self.tensor()
-        gradient = tensor.grad if tensor is not None else None
+        gradient, self._before = self._gradient(), None
         if gradient is None or gradient.is_sparse:
-            self.is_cleared = True
+            self.is_cleared, self.remains = True, None
         elif not self.is_cleared:
-            self.remains.append((_values(gradient) != 0).any())
+            self._before = _identity(gradient), (_values(gradient) != 0).any()
+
+    def after_backward(self) -> None:
+        """It is over: an addition in place leaves another version of the same tensor."""
+        gradient, before, self._before = self._gradient(), self._before, None
+        if before is None or gradient is None:
+            return
+        (number, version), is_left = before
+        if number == id(gradient) and version != gradient._version:
+            self.remains = is_left if self.remains is None else self.remains & is_left
             self.is_new = True
+
+    def _gradient(self) -> Any:
+        tensor = self.tensor()
+        return None if tensor is None else tensor.grad
 
     def update(self) -> None:
         """The optimizer is about to step."""
@@ -177,6 +195,7 @@ class Window:
         rate: the learning rate behind `low`. applied: updates since then.
         in_eval: the models that were in eval mode whenever they were looked at.
         rows: that a BatchNorm was given. hook: through which calls are seen.
+        residues: of gradients, when it is known what is left of them.
         changed, rounded: what is on its way to the host.
     """
 
@@ -197,6 +216,7 @@ class Window:
         self.in_eval: dict[int, Weak] = {}
         self.rows = 0
         self.hook: Any = None
+        self.residues: list[Residue] = []
         self.changed: Any = None
         self.rounded: Any = None
 
@@ -213,7 +233,8 @@ class JobWiringCollector(Collector):
     Keeps weak references, and copies of some values while a window lasts.
 
     Attributes:
-        residues: of a few tensors, what stays of their gradients; none outside of a window.
+        residues: of a few tensors, what stays of their gradients; none but in the steps of a window
+            in which evidence is gathered.
     """
 
     METRICS = WIRING_METRICS
@@ -242,7 +263,7 @@ class JobWiringCollector(Collector):
         step, window = self._position.step, self._window
         is_new = id(update.known) not in self._known
         over = window is None or step > window.start + LAST + LATE
-        begins = is_new or (over and self._falls_asleep(update.known))
+        begins = is_new or (over and self._leaves_training(update.known))
         if window is None and not begins and step < self._next:
             return
         if window is None or begins:
@@ -259,10 +280,15 @@ class JobWiringCollector(Collector):
         if self._window is not None and not update.skip:
             self._window.applied += 1
 
-    def before_backward(self) -> None:
+    def backward_begins(self) -> None:
         """A backward begins: what is there of gradients is of before."""
         for residue in self.residues:
-            residue.look()
+            residue.before_backward()
+
+    def backward_ends(self) -> None:
+        """It is over, or raised."""
+        for residue in self.residues:
+            residue.after_backward()
 
     def see_stream(self, copies: int) -> None:
         """Each worker of a loader reads a stream of its own (1), or all of them the same one."""
@@ -285,7 +311,8 @@ class JobWiringCollector(Collector):
             self._see_calls(window)
         if offset == LAST:
             window.drop_hook()
-            window.changed = self._arrival({**self._changes(window), **self._remains()})
+            window.residues, self.residues = self.residues, []
+            window.changed = self._arrival({**self._changes(window), **_remains(window.residues)})
         if window.changed is not None and window.changed.ready():
             marks = window.changed.read()
             window.changed = None
@@ -301,7 +328,7 @@ class JobWiringCollector(Collector):
             self._report_rounding(window, window.rounded.read(), values)
             self._end()
 
-    def _falls_asleep(self, info: OptimizerInfo) -> bool:
+    def _leaves_training(self, info: OptimizerInfo) -> bool:
         """Whether the model of this optimizer has left training mode, which is looked at soon."""
         if self._trained is None or self._trained[1] != id(info) or self._turns >= TURNS:
             return False
@@ -359,7 +386,7 @@ class JobWiringCollector(Collector):
         for residue in self.residues:
             if residue.optimizer == key:
                 residue.update()
-        if offset == 0 and not _has_compiled():
+        if window.updates[key] == 1 and not _has_compiled():
             self.residues += [Residue(p, key) for p in _smallest(info.params)]
         if offset in (0, PROOF, LAST):
             self._see_modes(window, info, offset)
@@ -479,14 +506,6 @@ class JobWiringCollector(Collector):
                 changes[str(number)] = (_values(tensor) != sample.values).any().double()
         return changes
 
-    def _remains(self) -> dict[str, Any]:
-        """Return of which tensors, by their number, each backward began with an older gradient."""
-        return {
-            f"remains.{number}": self.torch.stack(residue.remains).all().double()
-            for number, residue in enumerate(self.residues)
-            if residue.updates >= CLEARED and not residue.is_cleared
-        }
-
     def _keep_low(self, window: Window) -> None:
         """Keep values of 16-bit weights, which small updates may leave as they are."""
         low, tensors = (self.torch.bfloat16, self.torch.float16), []
@@ -519,9 +538,9 @@ class JobWiringCollector(Collector):
 
     def _arrival(self, numbers: dict[str, Any]) -> Any:
         """Return what has these on the host as soon as that needs no waiting."""
-        if all(map(self.scalars.reads, numbers.values())):
-            return Arrived({name: float(number) for name, number in numbers.items()})
-        return self.scalars.pack(numbers)
+        reads = self.scalars.reads
+        known = {name: float(n) if reads(n) else n for name, n in numbers.items()}
+        return self.scalars.pack(known) or Arrived(known)
 
     # ── reports ───────────────────────────────────────────────────────────────────────────────
 
@@ -591,10 +610,12 @@ class JobWiringCollector(Collector):
         self, window: Window, marks: dict[str, float], values: dict[str, Number]
     ) -> None:
         """Report the optimizers of which nothing clears the gradients."""
+        if not any(r.updates >= CLEARED or r.is_cleared for r in window.residues):
+            return  # nothing is known of them
         stale: list[int] = []
         made = ""
         for key in window.made:
-            own = [(n, r) for n, r in enumerate(self.residues) if r.optimizer == key]
+            own = [(n, r) for n, r in enumerate(window.residues) if r.optimizer == key]
             remain = [r for n, r in own if marks.get(f"remains.{n}")]
             if 2 * len(remain) >= max(1, len(own)) and not any(r.is_cleared for _, r in own):
                 stale += [id(r.tensor()) for r in remain]
@@ -639,10 +660,25 @@ class Arrived(NamedTuple):
         return self.numbers
 
 
+def _identity(tensor: Any) -> tuple[int, int]:
+    """Return numbers of which one changes when the tensor is replaced, or changed in place."""
+    return id(tensor), tensor._version
+
+
+def _remains(residues: list[Residue]) -> dict[str, Any]:
+    """Return of which tensors, by their number, each backward added to an older gradient."""
+    return {
+        f"remains.{number}": residue.remains.double()
+        for number, residue in enumerate(residues)
+        if residue.updates >= CLEARED and not residue.is_cleared
+    }
+
+
 def _smallest(params: Iterable[Any]) -> list[Any]:
     """Return a few small tensors that have a gradient."""
     dense = [p for p in params if p.grad is not None and not p.grad.is_sparse and p.numel()]
-    return sorted(dense, key=lambda p: p.numel())[:FEW]
+    whole = [p for p in dense if not hasattr(p, "_local_tensor")]  # a shard would ask other ranks
+    return sorted(whole, key=lambda p: p.numel())[:FEW]
 
 
 def _values(tensor: Any) -> Any:

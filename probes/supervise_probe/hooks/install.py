@@ -96,7 +96,7 @@ def _around_backward(
             gate.in_backward = False
             times.backward += monotonic_ns() - began
             step = listeners.step
-            if step.drills.active or step.inferred.on:
+            if step.drills.active or step.inferred.on or step.wiring.residues:
                 after_backward()
 
     return backward

@@ -91,8 +91,8 @@ class StepListener:
     """One for each process: a forked child gets another.
 
     Attributes:
-        tracker, boundary, inferred, drills, rate: for what a hook asks at each call; a method
-            between would cost more than the question.
+        tracker, boundary, inferred, drills, rate, wiring: for what a hook asks at each call; a
+            method between would cost more than the question.
 
     Args:
         open_: becomes a rank, if the process is none yet; whether it is one.
@@ -112,7 +112,7 @@ class StepListener:
         self._reporter, self._core = context.reporter, context.guard.core
         self.tracker, self.boundary, self.inferred, self._discards, self._threads = steps
         self._gradient, self._groups, self._loss = measured[:3]
-        self._batches, self._scaling, self._sets, self._wiring = measured[3:]
+        self._batches, self._scaling, self._sets, self.wiring = measured[3:]
         self.rate, self.drills, self._safeguards = changers
         self._open, self._attach = open_, attach
         self._gradient_part = self._guard.part("gradient")
@@ -126,8 +126,8 @@ class StepListener:
         if inferred.pending:
             inferred.sign(backward=True)
         guard.run(self._core, self._saw_backward, tensors, retains)
-        if self._wiring.residues:
-            guard.run(self._wiring_part, self._wiring.before_backward)
+        if self.wiring.residues:
+            guard.run(self._wiring_part, self.wiring.backward_begins)
         if inferred.on:
             guard.run(self._core, inferred.before_backward, tensors)
 
@@ -136,6 +136,8 @@ class StepListener:
         guard = self._guard
         guard.run(self._core, self.drills.after_backward)
         guard.run(self._core, self.inferred.after_backward)
+        if self.wiring.residues:
+            guard.run(self._wiring_part, self.wiring.backward_ends)
 
     def backward_failed(self) -> None:
         """It raised."""
@@ -424,6 +426,7 @@ class LoaderListener:
         self._batch, self._held, self._attach = batch, quarantine, attach
         self._streams = streams
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
+        self._wiring_part = guard.part("job_wiring")
 
     def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""
@@ -436,7 +439,7 @@ class LoaderListener:
         ):
             return True
         if self._streams.is_open:
-            guard.run(guard.part("job_wiring"), self._streams.see, iterator, _members(batch))
+            guard.run(self._wiring_part, self._streams.see, iterator, batch)
         # The outermost module shows its input better, once it is known and if it is given tensors.
         if not self._batch.seen:
             guard.run(guard.part("batch"), self._saw_batch, batch)
@@ -460,7 +463,7 @@ class LoaderListener:
 
 
 def _members(batch: Any) -> list[Any]:
-    values = batch.values() if isinstance(batch, dict) else batch
+    values = dict.values(batch) if isinstance(batch, dict) else batch  # a job's own may raise
     return list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
 
 

@@ -126,6 +126,21 @@ for step in range(STEPS):
     optimizer.step()
 """,
     ),
+    "two-optimizers-that-nothing-clears": (
+        "tensors_with_stale_gradient",
+        7,
+        ["table.weight", "norm.weight", "norm.bias"],
+        """
+inputs = [*model.table.parameters(), *model.norm.parameters()]
+rest = [*model.blocks.parameters(), *model.head.parameters()]
+optimizers = adam(inputs), adam(rest)
+for step in range(STEPS):
+    x, y = batch()
+    loss_of(model(x), y).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+""",
+    ),
     "eval-mode": (
         "modules_in_eval",
         1,
@@ -216,6 +231,32 @@ for step in range(STEPS):
     (-judge(fake).mean()).backward()
     first.step()
 """,
+    "gradients-copied-to-master-weights": """
+wide = [p.detach().clone().requires_grad_() for p in model.parameters()]
+optimizer = adam(wide)
+for step in range(STEPS):
+    x, y = batch()
+    model.zero_grad()
+    loss_of(model(x), y).backward()
+    for w, p in zip(wide, model.parameters()):
+        w.grad = p.grad.clone()
+    optimizer.step()
+    with torch.no_grad():
+        for w, p in zip(wide, model.parameters()):
+            p.copy_(w)
+""",
+    "gradients-assigned-beside-a-backward": """
+other, params = nn.Linear(4, 4), list(model.parameters())
+first, second = adam(other.parameters()), adam(params)
+for step in range(STEPS):
+    first.zero_grad()
+    other(torch.randn(8, 4)).pow(2).mean().backward()
+    first.step()
+    x, y = batch()
+    for p, gradient in zip(params, torch.autograd.grad(loss_of(model(x), y), params)):
+        p.grad = gradient
+    second.step()
+""",
     "teacher-in-the-model": """
 class Pair(nn.Module):
     def __init__(self):
@@ -265,6 +306,7 @@ train(model, optimizer, before=descend)
 
 FEW = (
     *("backbone-in-eval", "gan", "gan-of-which-one-sees-the-other", "gradients-cleared-in-place"),
+    *("gradients-copied-to-master-weights", "gradients-assigned-beside-a-backward"),
     *("idle-experts", "teacher-in-the-model"),
 )  # not in the chaos lane
 
@@ -278,7 +320,10 @@ def reports(job):
     return {n.data["metric"]: n for n in job.notices if n.kind == "wiring"}
 
 
-@pytest.mark.parametrize("name", [*FAULTS, "reentrant-checkpoint as on a device"])
+LATE = ("reentrant-checkpoint", "gradients-cleared-each-epoch")
+
+
+@pytest.mark.parametrize("name", [*FAULTS, *(f"{name} as on a device" for name in LATE)])
 def test_a_fault_of_the_wiring_is_reported_by_the_names_of_tensors(probed, name):
     name, _, late = name.partition(" ")
     metric, count, names, source = FAULTS[name]
@@ -326,23 +371,64 @@ class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
         maker = torch.Generator().manual_seed(info.id if {split} else 0)
-        for _ in range(100):
-            yield torch.randint(0, 16, (9,), generator=maker)
+        for number in range(100):
+            yield number, torch.randint(0, 16, (9,), generator=maker)
 
 optimizer, loader = adam(model.parameters()), torch.utils.data.DataLoader(
-    Stream(), batch_size=4, num_workers=2)
-for x, _ in zip(loader, range(12)):
+    Stream(), batch_size=4, num_workers=2, persistent_workers=True)
+
+
+def learn(x):
     optimizer.zero_grad()
     loss_of(model(x[:, :-1]), x[:, 1:]).backward()
     optimizer.step()
+
 """
+TAKEN = {
+    "one pass": "for _, (_, x) in zip(range(12), loader): learn(x)",
+    "a pass that is left early": """
+for count in 3, 12:
+    for _, (_, x) in zip(range(count), loader):
+        learn(x)
+""",
+    "two loaders by turns": """
+other = torch.utils.data.DataLoader(Stream(), batch_size=4, num_workers=2)
+for _, (_, x), (_, y) in zip(range(12), loader, other):
+    learn(x)
+    learn(y)
+""",
+}
 
 
-@pytest.mark.parametrize("is_split", [False, True])
-def test_workers_that_read_the_same_stream_are_counted_and_a_split_one_is_not(probed, is_split):
-    job = run(probed, STREAM.format(split=is_split))
+@pytest.mark.parametrize(
+    ("is_split", "taken"), [(True, "one pass"), *((False, name) for name in TAKEN)]
+)
+def test_workers_that_read_the_same_stream_are_counted_and_a_split_one_is_not(
+    probed, is_split, taken
+):
+    job = run(probed, STREAM.format(split=is_split) + TAKEN[taken])
     (copies,) = [f["stream_copies"] for f in job.frames if "stream_copies" in f]
     assert copies == (1.0 if is_split else 2.0)
+
+
+def test_a_batch_that_cannot_be_listed_is_the_jobs_own_affair(probed):
+    job = run(
+        probed,
+        """
+class Lazy(dict):
+    def values(self):
+        raise RuntimeError("decoded by key only")
+
+loader = torch.utils.data.DataLoader(
+    torch.randint(0, 16, (48, 9)), batch_size=4, collate_fn=lambda rows: Lazy(x=torch.stack(rows)))
+optimizer = adam(model.parameters())
+for rows in loader:
+    optimizer.zero_grad()
+    loss_of(model(rows["x"][:, :-1]), rows["x"][:, 1:]).backward()
+    optimizer.step()
+""",
+    )
+    assert len(job.frames) == 12
 
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(1e-5, 60, 100), (1e-2, 0, 40)])
