@@ -65,7 +65,7 @@ def backtest_command(
     healthy, and an alarm matches a label from 5 logged rows before it to 20 after it.
 
     --fail-on takes SEV0, SEV1, SEV2, action or missed, and asks about --policy only. With --labels
-    what lies in a label is right, and does not fail.
+    alarms and actions inside a label do not fail.
 
     \b
     Examples:

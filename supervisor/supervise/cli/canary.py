@@ -359,13 +359,13 @@ DOCUMENT = "gate.json"
 def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     """Make short runs of a baseline and of a candidate, and compare them.
 
-    {out} in a command stands for a scratch directory, {seed} for 1 to N, {steps} for the length; a
-    run that goes on after it is stopped. The runs follow one another, A B, B A, A B. After each
-    pair there is a planned look, which ends the trial where the candidate fails for sure: a crash,
-    a guard, a loss that is higher beyond what seeds explain. A PASS needs all pairs.
+    {out} in a command stands for a scratch directory, {seed} for 1 to N, {steps} for the length;
+    longer runs are stopped. The runs follow one another, A B, B A, A B. After each pair there is a
+    planned look, which ends the trial where the candidate fails for sure: a crash, a guard, a loss
+    that is higher beyond what seeds explain. A PASS needs all pairs.
 
     Each run is watched under the policy `canary`, which stops a job at the first grave doubt and
-    never repairs it. Another policy sends no messages here, and starts no job again. W&B and the
+    never repairs it. With another policy no message is sent and no job is restarted. W&B and the
     hubs are offline, and no tracked run is resumed.
 
     \b

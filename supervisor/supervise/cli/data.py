@@ -51,7 +51,9 @@ def data_command() -> None:
 
 @data_command.command()
 @click.argument("paths", nargs=-1, required=True, type=ANY, metavar="PATH...")
-@click.option("--val", multiple=True, type=ANY, help="Held-out data, looked for in it; repeatable.")
+@click.option(
+    "--val", multiple=True, type=ANY, help="Held-out data to search for in PATH; repeatable."
+)
 @click.option("--baseline", type=FILE, metavar="FILE", help="Manifest of the build before.")
 @click.option("--manifest", type=FILE, metavar="FILE", help="Write the manifest there.")
 @click.option("--report", type=FILE, metavar="FILE", help="Write one HTML file.")
@@ -59,7 +61,7 @@ def data_command() -> None:
 @click.option(
     "--level",
     type=click.Choice(("cheap", "full")),
-    help="cheap: no near copies, no shared stretches. Default: full up to 50 GiB.",
+    help="cheap: skip near duplicates and shared passages. Default: full up to 50 GiB.",
 )
 @click.option("--tokenizer", default="", metavar="FILE", help="A tokenizer.json.")
 @click.option("--toxicity", default="", metavar="MODULE:FUNCTION", help="Scores a list of texts.")

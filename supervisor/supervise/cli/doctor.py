@@ -104,8 +104,8 @@ def doctor_command(
     matrices on each device that is not in use, and compare them with their known product: in
     a scheduler's prolog this keeps jobs off a broken host.
 
-    With --wiring the job is started, unlike otherwise: it makes its first steps as it always does
-    and writes what it writes, is only observed, and then asked to end.
+    --wiring, unlike the others, starts the job: it runs its first 24 steps, writes its usual files,
+    is only observed, and is then asked to end.
 
     \b
     Examples:

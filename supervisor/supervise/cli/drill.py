@@ -47,7 +47,9 @@ VERDICTS = (0, 1)  # exit codes
 
 
 @click.command(name="suite", cls=JobCommand, context_settings={"allow_interspersed_args": False})
-@click.option("--policy", "-p", default="nano", show_default=True, metavar="P", help="To prove.")
+@click.option(
+    "--policy", "-p", default="nano", show_default=True, metavar="P", help="Policy to test."
+)
 @click.option(
     "--fault",
     "faults",
@@ -99,11 +101,11 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
     """Inject faults into short runs; show what the policy does.
 
     For each fault and seed the job runs twice: without actions, which shows what the fault costs
-    and which alarm is first, and with actions, which shows what they save. Healthy runs show false
-    alarms, and the band that the loss of a faulty run leaves.
+    and which alarm is first, and with actions, which shows what they save. Healthy runs
+    measure false alarms and the normal range of the loss.
 
     {out} in the command stands for a scratch directory, {seed} for 1 to N, {steps} for the length.
-    No message is sent, the job is started once each, W&B and the hubs are offline. A suite that was
+    No message is sent, no job is restarted, W&B and model hubs are offline. A suite that was
     interrupted goes on with the same --dir.
 
     DIR has the suite as HTML, Markdown and JSON, the runs, and an audit log. A policy that asks for

@@ -40,7 +40,7 @@ def events_command(
 ) -> None:
     """Print the decisions and incidents of a run, a line each.
 
-    With --follow it goes on until the run is over, also over a dead supervisor, which is reported
+    With --follow it goes on until the run is over, even if the supervisor dies, which is reported
     on stderr. Times are UTC. The log is not verified: see `supervise audit verify`.
 
     \b

@@ -379,8 +379,8 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
 def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, expect: str) -> Order:
     """Announce a change: what it does to the loss opens no incident.
 
-    SEV0 rules, and rules on what such a change cannot move, fire as ever. It replaces those
-    announced in the same words whose steps it overlaps; with --to 0 it takes all of them back.
+    SEV0 rules, and rules on what such a change cannot move, fire as ever. A plan replaces
+    overlapping ones with the same --what; with --to 0 it withdraws all with that --what.
 
     \b
     Examples:
@@ -489,7 +489,7 @@ def savepoint(operands: tuple[str, ...]) -> Order:
 def save(operands: tuple[str, ...]) -> Order:
     """Write a checkpoint in the job's own format.
 
-    At the end of the step under way, in a file of its own, which is then verified: for instance
+    At the end of the current step, to a separate file, which is then verified: for instance
     where the job's newest one is damaged. Refused before the job has saved one itself.
 
     \b
@@ -598,8 +598,8 @@ def reload_command(
     the old one stays in force. A --mode also applies to later reloads, until one of them names a
     policy: then the mode of that file counts.
 
-    Savepoints, safeguards, drills and notification channels are fixed when the job starts. So
-    a run started below `enforce` (or `approve`) cannot be reloaded into it.
+    Savepoints, safeguards, drills and notification channels are fixed when the job starts. So no
+    run goes from `observe` or `shadow` to `approve` or `enforce`.
 
     \b
     Examples:

@@ -54,7 +54,7 @@ def _citations(
     "-p",
     "--policy",
     metavar="P",
-    help="Policy file, or shipped name (all but observe may act). Default: nano, observing only.",
+    help="Policy file, or shipped name (only `observe` never acts). Default: nano in mode observe.",
 )
 @click.option(
     "--run-dir",
@@ -132,9 +132,9 @@ def run_command(
     """Start COMMAND and watch it under a policy.
 
     The policy decides when to notify people and when to act on the job. Shipped: `nano` (one
-    process), `medium` (one process, hours to days), `large` (several ranks), `moe` (experts on
-    several ranks), `observe` (never acts). With neither --policy nor --mode the run is observed
-    under `nano` and never changed. Arguments, terminal and signals pass through.
+    process), `medium` (one process, hours to days), `large` (several ranks), `moe` (mixture of
+    experts, several ranks), `observe` (never acts). With neither --policy nor --mode the run is
+    observed under `nano` and never changed. Arguments, terminal and signals pass through.
 
     With --watch-policy the policy and the files it uses are reloaded when they are edited and pass
     `supervise policy check`. A reload never makes the mode stronger.
@@ -144,8 +144,8 @@ def run_command(
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
     A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then D.3)
-    from the newest verified checkpoint, by `job.relaunch`. Without one, or without `job.relaunch`,
-    the exit code is 64. With --fresh, or if the job never saved, COMMAND starts unchanged.
+    from the newest verified checkpoint, by `job.relaunch`. With --fresh, or before the first save,
+    COMMAND starts unchanged. Else, without `job.relaunch` or a checkpoint that verifies: exit 64.
 
     \b
     Examples:

@@ -198,8 +198,8 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
     Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
     (default: ./runs), and the curves of the page. The audit log, the policies and pinned
     checkpoints stay, so `why`, `status` and `audit verify` go on working; `replay`, `export` and
-    `why-not` need the journal. A run whose supervisor or job lives is left alone, and one that was
-    never ended and has an open incident.
+    `why-not` need the journal. Left alone: runs whose supervisor or job lives, and runs that never
+    ended and have an open incident.
 
     \b
     Examples:
@@ -364,8 +364,8 @@ def evaluate_command(
     CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The model comes from
     the structure that the job wrote at its first save (job: {evaluate: {}} or {probe_batch: true}),
     in a process of the job's interpreter, on one thread of the CPU at the lowest priority. No code
-    runs from the checkpoint. Two rows that the job ran at the save must give the same here, else
-    nothing is measured. It is compared with the one evaluated before.
+    runs from the checkpoint. Nothing is measured unless two input rows recorded at the save
+    reproduce their output here. The result is compared with that of the previous evaluation.
 
     \b
     Examples:

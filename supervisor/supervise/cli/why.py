@@ -478,8 +478,8 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
 
     For evaluations that fell while the curves of training look well. The order is strict, the
     cheapest and likeliest first: what is on record is compared before and since the last
-    good evaluation, which is the best one unless it is given; the rest is asked, each with a
-    command. What is not known is not excluded; nothing is looked at behind what is found.
+    good evaluation, which is the best one unless it is given; for the rest it prints
+    a command to run. Unknown causes stay possible; it stops at the first cause.
 
     \b
     Examples:
