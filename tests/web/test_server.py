@@ -1,6 +1,7 @@
 """The page over HTTP: who may ask, what is answered, and what a hostile name becomes."""
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -678,3 +679,34 @@ def test_a_browser_draws_a_run_without_a_message(served, address, tmp_path):
     assert "lowest 2 at step 0, highest 8 at step 40" in drawn.stdout
     assert "&lt;script&gt;alert(1)" in drawn.stdout and "<script>alert" not in drawn.stdout
     assert 'class="lane"' in drawn.stdout
+
+
+ADVICE = (
+    "stop it: supervise stop 'runs/a b'; list the files: supervise checkpoints /runs/a; then: "
+    "supervise --policy p/a.yaml -- python train.py --note 'a; b' '<OPTION>'; its card: "
+    "supervise why /runs/a inc-1: two lines"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt install chromium")
+def test_commands_of_an_advice_are_copied_whole(tmp_path):
+    script = (Path(supervise.web.__file__).parent / "static/dom.js").read_text()
+    pattern = script[script.index("const WORD") : script.index("function withCommands")]
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"<pre></pre><script>{pattern}; document.querySelector('pre').textContent = "
+        f"{json.dumps(ADVICE)}.match(COMMANDS).join('\\n')</script>"
+    )
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={tmp_path}", "--dump-dom", str(page)),
+    ]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (text,) = re.findall("<pre>(.*)</pre>", drawn.stdout, re.DOTALL)
+    assert html.unescape(text).splitlines() == [
+        "supervise stop 'runs/a b'",
+        "supervise checkpoints /runs/a",
+        "supervise --policy p/a.yaml -- python train.py --note 'a; b' '<OPTION>'",
+        "supervise why /runs/a inc-1",
+    ]

@@ -79,8 +79,13 @@ function command(text) {
   return h("div", { class: "command" }, code, button);
 }
 
-// A text, its commands to copy.
-const COMMANDS = /supervise [a-z-]+(?: (?:show|test|flush|verify|add))?(?: --?[\w-]+ [\w./:@%+-]*\w| [\w./:@%+-]*[/\d][\w./:@%+-]*\w)*/g;
+// A text, its commands to copy. What follows ` -- ` is the job's command, up to the next step.
+const WORD = "(?:'[^']*'|[\\w./:@%+-]*\\w)";
+const PLACE = "(?:'[^']*'|(?=[^ ;]*[/\\d])[\\w./:@%+-]*\\w)";
+const JOB = "(?:'[^']*'|[^';]|;(?! ))*";
+const GROUPS = "(?: (?:show|test|flush|verify|add))?";
+const OPTION = `--?\\w[\\w-]* ${WORD}`;
+const COMMANDS = new RegExp(`supervise [a-z-]+${GROUPS}(?: -- ${JOB}| ${OPTION}| ${PLACE})*`, "g");
 function withCommands(text) {
   const lines = text.match(COMMANDS) || [];
   return text.split(COMMANDS).map((part, i) => [part.replace(/^[;,] /, ""), lines[i] && command(lines[i])]);

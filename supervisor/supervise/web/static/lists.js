@@ -43,7 +43,8 @@ async function runsPage() {
     const value = SORTS[sort] || SORTS.age;
     rows.sort((a, b) => (value(a) < value(b) ? 1 : value(a) > value(b) ? -1 : 0) * (down ? 1 : -1));
     const hosts = new Set(list.runs.map((r) => r.host).filter(Boolean));
-    body.replaceChildren(list.runs.length ? runTable(rows, { picked, pick, sort, down, by, hosts }) : noRuns(list.directory));
+    const none = list.runs.length ? h("p", { class: "calm" }, "No run matches the filter.") : noRuns(list.directory);
+    body.replaceChildren(rows.length ? runTable(rows, { picked, pick, sort, down, by, hosts }) : none);
     MAIN.dataset.ready = "curves";
   }
 

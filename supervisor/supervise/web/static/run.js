@@ -457,7 +457,7 @@ const noCurves = () => h("p", { class: "card" }, "There are no curves: this run 
   h("code", {}, "supervise gc"), "), or no step was made yet. The rest is from the audit log.");
 
 function search(view, about, area) {
-  const input = h("input", { type: "search", placeholder: "name or meaning, for example norm", "aria-label": "search metrics",
+  const input = h("input", { type: "search", placeholder: "name or meaning", "aria-label": "search metrics",
     value: shown.get("q") || "", oninput: () => {
       clearTimeout(input.timer);
       input.timer = setTimeout(() => find().then(() => view.load()), 200);
