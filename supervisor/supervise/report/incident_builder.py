@@ -57,7 +57,6 @@ from .records import (
     is_closing,
     launch_failures,
     notices_of_kind,
-    records_of,
 )
 
 D = TypeVar("D", bound=decisions.Decision)
@@ -74,6 +73,7 @@ def build_incident_report(
     run: RunOrigin,
     policies: Policies,
     tapes: Tapes | None = None,
+    index: IncidentIndex | None = None,
 ) -> IncidentReport:
     """Return the report of one incident.
 
@@ -81,8 +81,10 @@ def build_incident_report(
         records: of the run, oldest first; those before the incident name its cause.
         policies: those of the run that can be read, by digest.
         tapes: the frames around it; None where they cannot be read.
+        index: of the records, where there is one.
     """
-    case = _Case(records, incident, run, policies, tapes)
+    index = IncidentIndex(records) if index is None else index
+    case = _Case(records, index, incident, run, policies, tapes)
     opened, status, actions = case.opened, case.status, case.actions
     cause, trigger = case.cause()
     loss = loss_metric_of(case.series)
@@ -138,19 +140,20 @@ class _Case:
     def __init__(
         self,
         records: Sequence[Record],
+        index: IncidentIndex,
         incident: str,
         run: RunOrigin,
         policies: Policies,
         tapes: Tapes | None,
     ) -> None:
         self.records = records
-        self.incident = records_of(records, incident)
+        self.incident = index.records_of(incident)
         self.opening, self.opened = _opening(self.incident)
         self.closed = _newest(self.incident, decisions.IncidentClosed)
         self.held = _newest(self.incident, decisions.IncidentHeld)
         self.end = "" if self.closed is None else self.closed.cause
         self.mode, self.digest, self.rule_of = _policy_at(
-            records, self.opening.seq, run.mode, policies
+            index.history, self.opening.seq, run.mode, policies
         )
         self.policy = policies.get(self.digest)
         self.status = facts.status_of(self.incident)
@@ -176,7 +179,7 @@ class _Case:
             r.decision.message for r in self.incident if isinstance(r.decision, decisions.Notified)
         ]
         self.skipped = facts.skipped_steps(records, self.breach, self.incident, self.tape)
-        self.failures = _failures(records, self.incident)
+        self.failures = _failures(index.history, self.incident)
         self.failure = self.failures[0] if self.failures else None
         self.diagnosis = _diagnosis(self.incident)
         effects = (a.effect for a in self.actions if self.opened.rule)  # a job that ended has none

@@ -8,7 +8,10 @@ last messages were delivered. An error here costs only the files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from ..errors import StoreError, Views
 from ..store import files, run_records
 from ..store.run_directory import RunDescription, RunDir
 from .incident_builder import build_incident_report
-from .incident_facts import Tapes
+from .incident_facts import BEFORE, MAX_RANKS, Tapes
 from .incident_report import IncidentReport, RunOrigin
 from .incident_views import render_files
 from .records import Record, incident_ids, is_closing, read_records
@@ -177,14 +180,50 @@ def names_policy(record: Record) -> bool:
 
 def read_tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None:
     """Return the frames around an incident from the journal, None where it cannot be read."""
-    changes = [r for r in records if r.incident == incident and r.kind == "incident"]
-    opened = next(r.event for r in changes if isinstance(r.decision, IncidentOpened))
-    closed = next((r.event for r in changes if is_closing(r)), None)
-    tapes = Tapes()
+    own = [record for record in records if record.incident == incident]
+    return next((tapes for _, tapes in read_all_tapes(run, own)), None)
+
+
+def read_all_tapes(run: RunDir, records: Iterable[Record]) -> Iterator[tuple[str, Tapes | None]]:
+    """Yield the frames around each incident of some records, by one pass over the journal.
+
+    An incident comes when its frames are complete: only those that are open take memory.
+    """
+    opened: dict[str, int] = {}  # incident -> its first event
+    closed: dict[str, int] = {}
+    for record in (r for r in records if r.kind == "incident" and r.incident):
+        if isinstance(record.decision, IncidentOpened):
+            opened.setdefault(str(record.incident), record.event)
+        elif is_closing(record):
+            closed.setdefault(str(record.incident), record.event)
+    waiting = sorted(opened, key=lambda name: opened[name], reverse=True)
+    until = max(closed.values()) if closed.keys() >= opened.keys() and closed else None
+    current: dict[str, Tapes] = {}
+    before: dict[int, deque[tuple[int, Frame, Sequence[str]]]] = {}  # the newest of each rank
     try:
-        for number, frame, names in run_records.numbered_frames(run, closed):
-            if number > opened - NEAR:
-                tapes.add(frame, names, opened=number > opened)
+        for number, frame, names in run_records.numbered_frames(run, until):
+            while waiting and opened[waiting[-1]] < number:
+                name = waiting.pop()
+                current[name] = _tapes_before(before, opened[name])
+            for name in [name for name in current if closed.get(name, number) < number]:
+                yield name, current.pop(name)
+            for tapes in current.values():
+                tapes.add(frame, names, opened=True)
+            if frame.rank in before or len(before) < MAX_RANKS:
+                newest = before.setdefault(frame.rank, deque(maxlen=BEFORE))
+                newest.append((number, frame, names))
     except StoreError:
-        return None
+        yield from dict.fromkeys([*current, *reversed(waiting)]).items()
+        return
+    yield from current.items()
+    yield from ((name, _tapes_before(before, opened[name])) for name in reversed(waiting))
+
+
+def _tapes_before(
+    before: Mapping[int, Iterable[tuple[int, Frame, Sequence[str]]]], opened: int
+) -> Tapes:
+    tapes = Tapes()
+    for number, frame, names in sorted(chain(*before.values()), key=itemgetter(0)):
+        if number > opened - NEAR:
+            tapes.add(frame, names, opened=False)
     return tapes
