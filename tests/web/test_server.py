@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -384,23 +384,95 @@ def test_a_log_that_grows_says_the_same_as_one_that_is_read_at_once(directory, t
     assert [action["sentence"] for action in whole.document()["actions"] if action["sentence"]]
 
 
+def copied_log(directory, home):
+    """Copy the run with an incident; return the path of its log, and its records."""
+    log = shutil.copytree(directory / "runs" / "spike", home / "runs" / "spike") / "audit.log"
+    return log, [json.loads(line[65:]) for line in log.read_bytes().splitlines()]
+
+
+def write_log(log, records):
+    log.write_text("".join(f"{'0' * 64} {json.dumps(record)}\n" for record in records))
+
+
 def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(directory, tmp_path):
-    log = shutil.copytree(directory / "runs" / "spike", tmp_path / "runs" / "spike") / "audit.log"
-    records = [json.loads(line[65:]) for line in log.read_bytes().splitlines()]
+    log, records = copied_log(directory, tmp_path)
     count, lines = 300, []
     for number in range(count):
         for record in records:
             moved = {"seq": len(lines), "event": record.get("event", -1) + 1000 * number}
             if record.get("incident"):
                 moved["incident"] = f"inc-{number + 1}"
-            lines.append(f"{'0' * 64} {json.dumps(record | moved)}\n")
-    log.write_text("".join(lines))
+            lines.append(record | moved)
+    write_log(log, lines)
     view = page_of(tmp_path).view("spike")
     before_s = time.thread_time()
     incidents = view.document()["incidents"]
     assert time.thread_time() - before_s < 3.0, "as long as the log is, it was 30 s"
     assert len(view.records) == len(lines) and len(incidents) == count
     assert {incident["title"] for incident in incidents} == {"Loss out of its limit"}
+    opened = []
+    with patched_open(opened):
+        reports = view.reports()
+    assert [*reports] == [f"inc-{number + 1}" for number in range(count)]
+    assert len([path for path in opened if path.endswith(".jrn")]) < 20, "one pass, not one each"
+    for name in ("inc-1", "inc-2", "inc-300"):
+        assert view.report(name) == reports[name], "the saved page has what the page shows"
+
+
+@contextmanager
+def patched_open(opened):
+    """Note in `opened` the files that this process opens."""
+    is_active = True
+    sys.addaudithook(
+        lambda event, args: event == "open" and is_active and opened.append(str(args[0]))
+    )
+    yield
+    is_active = False
+
+
+def test_a_record_of_another_shape_hides_no_other(directory, tmp_path):
+    log, records = copied_log(directory, tmp_path)
+    order = next(record for record in records if record["kind"] == "intent")
+    order["data"]["action"] |= {"verb": "rollback", "args": {"before_step": "x"}}
+    next(r for r in records if r["kind"] == "rule")["wall"] = "0001-01-01T00:00:00+23:59"
+    write_log(log, records)
+    view = page_of(tmp_path).view("spike")
+    document = view.document()
+    assert len(view.records) == len(records)
+    assert document["decisions"][0]["record"] == records[-1]["seq"]
+    assert "cannot be understood" in document["problem"]
+    assert view.reports().keys() <= {"inc-1"}
+
+
+def test_evidence_is_sent_in_blocks_and_a_manifest_of_another_shape_lists_nothing(
+    directory, tmp_path
+):
+    log, _ = copied_log(directory, tmp_path)
+    bundle = log.parent / "incidents" / "inc-1" / "snapshot-1"
+    size = (1 << 20) + 1
+    (bundle / "host.json").write_bytes(b"x" * size)
+    page, path = page_of(tmp_path), "/run/spike/incident/inc-1/evidence/snapshot-1/host.json"
+    status, sizes = asyncio.run(received(page, path))
+    assert (status, sum(sizes)) == (200, size) and max(sizes) <= 1 << 18
+    for name in (["host.json"], {}, 1, None):
+        listed = [{"name": name, "bytes": 2, "sha256": "0"}]
+        (bundle / "manifest.json").write_text(json.dumps({"version": 1, "files": listed}))
+        assert asyncio.run(received(page, path))[0] == 404
+
+
+async def received(page, path):
+    """Return status and size of each part of an answer."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+    await page.application({**scope, "asgi": {"spec_version": "2.4"}}, receive, send)
+    return sent[0]["status"], [len(message["body"]) for message in sent[1:]]
 
 
 def test_a_board_asks_for_what_a_run_can_have():

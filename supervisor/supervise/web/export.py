@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import shlex
 import time
@@ -16,10 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import msgspec
 import yaml
 from markupsafe import Markup
+from msgspec import Struct
 
 from .. import system
 from ..core.model.decisions import json_document, plain_json
@@ -35,6 +38,7 @@ from .run_view import RunView, boards_of, describe_metrics
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STATIC = Path(__file__).with_name("static")
 EXPORT_PIXELS = 1500
+BLOCK = 1 << 18  # bytes of a file of evidence in memory at once; it may have gigabytes
 PRIVATE = frozenset({"environment.json"})  # never leaves the run directory by the page
 GROUPS = {
     **dict.fromkeys(("code", "supervise"), "code"),
@@ -74,7 +78,7 @@ def export_page(view: RunView, curves: RunCurves) -> str:
     content = {
         "run": {**document, "needs": [], "metrics": describe_metrics(metrics)},
         "series": base64.b64encode(series).decode(),
-        "incidents": {name: json.loads(view.report(name).encode()) for name in view.incident_ids()},
+        "incidents": {name: json.loads(r.encode()) for name, r in view.reports().items()},
         "made": system.wall_time(),
     }
     styles = [_static_text(name) for name in STYLES]
@@ -124,6 +128,20 @@ def _hashes(texts: Sequence[str]) -> str:
 # ── evidence ──
 
 
+class EvidenceFile(Struct, frozen=True):
+    """A file that a manifest lists."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(Struct, frozen=True):
+    """The manifest of a bundle, as far as the page shows it."""
+
+    files: Sequence[EvidenceFile]
+
+
 def list_evidence(view: RunView, report: IncidentReport) -> list[dict[str, Any]]:
     """Return the bundles of an incident with the files of their manifests."""
     bundles = []
@@ -143,14 +161,22 @@ def list_evidence(view: RunView, report: IncidentReport) -> list[dict[str, Any]]
     return bundles
 
 
-def evidence_file(view: RunView, incident: str, bundle: str, name: str) -> bytes:
+def open_evidence(view: RunView, incident: str, bundle: str, name: str) -> BinaryIO:
     """Return a file of a bundle. Raises KeyError: no manifest has it; OSError."""
     if not re.fullmatch(r"snapshot-\d+", bundle) or name in PRIVATE:
         raise KeyError(name)
     listed = {file["name"] for file in _manifest(view, incident, bundle)[1]}
     if name not in listed or Path(name).name != name:
         raise KeyError(name)
-    return files.read_file(view.run.incidents_path / incident / bundle / name)
+    return os.fdopen(files.open_file(view.run.incidents_path / incident / bundle / name), "rb")
+
+
+def read_blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield the first `size` bytes of a file in blocks, and close it."""
+    with file:
+        while size > 0 and (block := file.read(min(size, BLOCK))):
+            size -= len(block)
+            yield block
 
 
 def _manifest(view: RunView, incident: str, bundle: str) -> tuple[str, list[dict[str, Any]]]:
@@ -158,10 +184,8 @@ def _manifest(view: RunView, incident: str, bundle: str) -> tuple[str, list[dict
     with suppress(OSError, *MISSHAPEN):
         path = view.run.incidents_path / incident / bundle / MANIFEST
         raw = files.read_file(path, limit=files.MAX_JSON)
-        rows = [
-            {key: f[key] for key in ("name", "bytes", "sha256")} for f in json.loads(raw)["files"]
-        ]
-        return hashlib.sha256(raw).hexdigest(), rows
+        listed = msgspec.json.decode(raw, type=Manifest).files
+        return hashlib.sha256(raw).hexdigest(), msgspec.to_builtins(listed)
     return "", []
 
 
@@ -194,7 +218,7 @@ def _facts(view: RunView) -> Iterator[tuple[tuple[str, str], str]]:
     identity = plain_json(next(launches, None) or {})
     with suppress(StoreError):
         identity = identity or view.run.read_json("identity.json").get("identity", {})
-    for section, content in identity.items():
+    for section, content in identity.items() if isinstance(identity, dict) else ():
         group = GROUPS.get(section)
         if group is not None:
             for path, value in record_leaves(content, "" if group == "packages" else section):

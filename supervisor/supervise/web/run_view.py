@@ -30,14 +30,14 @@ from ..cli.status import RunStatus, current_incidents, read_status, status_lines
 from ..cli.why import readable_policies, run_phase
 from ..core.model import decisions, formats, state_machine
 from ..core.model.decisions import plain_json
-from ..errors import MISSHAPEN, StoreError
+from ..errors import MISSHAPEN, StoreError, reading_recorded_data
 from ..report.incident_builder import build_incident_report, summarize_incident
-from ..report.incident_facts import intended_actions
-from ..report.incident_files import describe_run, read_tapes
+from ..report.incident_facts import Tapes, intended_actions
+from ..report.incident_files import describe_run, read_all_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
-from ..report.records import IncidentIndex, Record, find_action_outcome
+from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
@@ -202,7 +202,7 @@ class RunView:
         )
         if stamps == self._stamps:
             return False
-        self.problem, self._stamps = "", stamps
+        self.problem = ""
         try:
             if self._brief:
                 self._outcome = skim_run(self.run.audit_path)
@@ -215,6 +215,7 @@ class RunView:
             self.state = read_status(self.run, outcome=self._outcome, brief=self._brief)
         except StoreError as error:
             self.problem = str(error)
+        self._stamps = stamps  # of before it was read: what came since is read at the next look
         self.version += 1  # last: a document of this version has all of it
         return True
 
@@ -239,7 +240,10 @@ class RunView:
         self._index.take(record)
         if record.incident:
             self._changed.add(record.incident)
-        self._mark(record)
+        try:
+            self._mark(record)
+        except MISSHAPEN as error:  # what it carries has another shape: it is shown without a mark
+            self.problem = f"a record cannot be understood: {type(error).__name__}"
 
     def _mark(self, record: Record) -> None:
         """Take what a record says beside the curves."""
@@ -510,10 +514,13 @@ class RunView:
         changed, self._changed = self._changed, set()
         for name in (name for name in self._outcome.incidents if name in changed):
             own = self._index.own_records(name)
-            self._incidents[name] = self._incident(name, own)
             for record in own:
                 self._texts.pop(record.seq, None)
-            self._texts |= _texts_of(self._incidents[name], own)
+            try:
+                self._incidents[name] = self._incident(name, own)
+                self._texts |= _texts_of(self._incidents[name], own)
+            except (StopIteration, *MISSHAPEN) as error:  # the other incidents are shown
+                self.problem = f"{name} cannot be understood: {type(error).__name__}"
 
     def _incident(self, name: str, own: Sequence[Record]) -> Mark:
         opened = next(r for r in own if isinstance(r.decision, decisions.IncidentOpened))
@@ -543,10 +550,25 @@ class RunView:
         """Return the report of an incident, as `why` has it. Raises KeyError, StoreError."""
         if incident not in self._outcome.incidents:
             raise KeyError(incident)
+        own = [record for record in self.records if record.incident == incident]
+        with reading_recorded_data(f"the records in {self.run.audit_path}", HINT):
+            return self._report(self._origin(), *dict(read_all_tapes(self.run, own)).popitem())
+
+    def reports(self) -> dict[str, IncidentReport]:
+        """Return the reports of all incidents that can be understood, oldest first."""
+        origin, made = self._origin(), dict[str, IncidentReport]()
+        for name, tapes in read_all_tapes(self.run, self.records):
+            with suppress(*MISSHAPEN):
+                made[name] = self._report(origin, name, tapes)
+        return {name: made[name] for name in self.incident_ids() if name in made}
+
+    def _origin(self) -> RunOrigin:
         phase = run_phase(self.run, self.records)
-        origin = RunOrigin.from_description(self.described, run_path(self.run), phase)
-        tapes = read_tapes(self.run, self.records, incident)
-        return build_incident_report(self.records, incident, origin, self.policies(), tapes)
+        return RunOrigin.from_description(self.described, run_path(self.run), phase)
+
+    def _report(self, origin: RunOrigin, name: str, tapes: Tapes | None) -> IncidentReport:
+        policies = self.policies()
+        return build_incident_report(self.records, name, origin, policies, tapes, self._index)
 
 
 def _texts_of(mark: Mark, own: Sequence[Record]) -> dict[int, str]:
@@ -695,7 +717,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _unix(wall: str | None) -> float | None:
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         return datetime.fromisoformat(str(wall)).astimezone(UTC).timestamp()
     return None
 

@@ -358,9 +358,14 @@ class Page:
 
     def _evidence(self, request: Request) -> Response:
         bundle, name = (request.path_params[key] for key in ("bundle", "name"))
-        raw = export.evidence_file(*self._incident_of(request), bundle, name)
+        file = export.open_evidence(*self._incident_of(request), bundle, name)
+        size = os.fstat(file.fileno()).st_size
         headers = {**_download(name), _CSP: "sandbox; default-src 'none'"}
-        return Response(raw, media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(
+            export.read_blocks(file, size),
+            media_type="application/octet-stream",
+            headers={**headers, "Content-Length": str(size)},
+        )
 
     # ── documents ──
 
