@@ -589,6 +589,18 @@ def test_a_bucket_that_has_the_trouble_in_it_is_not_taken_for_what_was_before():
     assert last[1] == [[None, 1, 4], [None, 7, 3]], "nowhere: each at its own end"
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the scripts of the page")
+def test_the_scripts_show_what_a_run_says_and_what_comes_later():
+    names = ("dom.js", "charts.js", "incident.js", "run.js")
+    command = ["node", Path(__file__).with_name("scripts.mjs"), *(STATIC / name for name in names)]
+    drawn = json.loads(subprocess.check_output(command))
+    assert "cannot be read" in drawn["verdict"] and "constructor" in drawn["verdict"]
+    assert "valueOf" in drawn["checks"], "no method of an object is taken for a state"
+    assert "step 1" in drawn["head"], "of an incident without a time of day"
+    assert "no step was made yet" in drawn["before"] and drawn["charts"] == ["loss"]
+    assert drawn["ranks"] == [True, False, None], "a saved page has the curves of one rank"
+
+
 def test_the_page_of_a_run_has_what_the_commands_say(client):
     page = client.get("/api/run/spike").json()
     [incident] = page["incidents"]

@@ -531,7 +531,7 @@ function menu(label, options, value, change) {
 
 function controls(view, ranks = []) {
   view.ranks = ranks;
-  if (!ranks.includes(view.rank) && view.rank !== "all") view.rank = null;
+  if (FROZEN || (!ranks.includes(view.rank) && view.rank !== "all")) view.rank = null; // a saved page has the first
   const axis = (name) => {
     view.axis = name;
     view.window = null;
@@ -555,7 +555,7 @@ function controls(view, ranks = []) {
   return [
     choice("x axis", Object.keys(COLUMNS).map((name) => [name, name]), view.axis, axis),
     menu("smoothing", spans, view.smooth, smooth),
-    ranks.length > 1 && menu("rank", [["", "first"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
+    ranks.length > 1 && !FROZEN && menu("rank", [["", "first"], ["all", ranks.length > 6 ? "first 6" : "all"], ...ranks.map((r) => [r, r])],
       view.rank ?? "", rank),
     whole,
   ];

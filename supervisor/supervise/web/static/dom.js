@@ -52,7 +52,7 @@ const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) :
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const PLAIN = { hold_rate: "cap the learning rate", commit: "action", abort: "action", verify: "check", intent: "action ordered",
+const PLAIN = { __proto__: null, hold_rate: "cap the learning rate", commit: "action", abort: "action", verify: "check", intent: "action ordered",
   rebaseline: "new normal level", rejoined: "the loss came back", eval_shifted: "evaluations moved",
   norms_stayed: "norms stayed normal", else_happened: "something else happened" };
 const words = (name) => PLAIN[name] || String(name).replaceAll("_", " ");

@@ -28,7 +28,8 @@ async function signals(report, run, place) {
   const rank = String(report.series.rank);
   const { onset, moves, band } = report.what;
   const view = new View([RUN], { axis: "step", smooth: 0, rank });
-  const about = (await builtFacts(RUN)).metrics;
+  Object.assign(run, await builtFacts(RUN)); // attempts and ranks are known then
+  const about = run.metrics;
   share(view, run);
   view.ranks = Object.keys(run.frames);
   view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
@@ -89,7 +90,7 @@ const measure = (value, unit) => (unit === "s" && isFinite(value) ? duration(val
 function incidentHead(report) {
   const { opened, closed } = report;
   const where = [`${report.id} of run ${report.run.id}`, `step ${opened.step}${closed ? ` to ${closed.step}` : ""}`,
-    opened.wall.slice(0, 19).replace("T", " ") + " UTC", `host ${report.run.host}`];
+    (opened.wall || "").slice(0, 19).replace("T", " ") + " UTC", `host ${report.run.host}`];
   return h("div", { class: "head" },
     h("p", { class: "tags" }, severity(report.severity), " ", chip(report.state, stateTone(report.state)), " ",
       h("span", { class: "sub" }, report.state_means)),

@@ -77,6 +77,7 @@ const noRuns = (directory) => h("div", {}, h("p", {}, `There is no run in ${dire
   command("supervise -p nano -- python train.py"));
 
 const SORTS = {
+  __proto__: null,
   run: (r) => r.run,
   state: (r) => r.state,
   step: (r) => r.step ?? -1,

@@ -2,15 +2,16 @@
 // The page of a run: verdict, boards of charts, lanes on the same axis, rules, ranks, decisions.
 
 const BOARDS = { icu: "Vital signs", efficiency: "Efficiency", data: "Data", quality: "Quality" };
-const PHASES = { launching: ["starting", "no step was made yet"], warming: ["learning", "it learns what is normal"],
+// Without a prototype: what a run says may be named like a method of one.
+const PHASES = { __proto__: null, launching: ["starting", "no step was made yet"], warming: ["learning", "it learns what is normal"],
   nominal: ["normal", "nothing is wrong"], suspect: ["suspect", "a rule fires"], acting: ["acting", "it acts on the job"],
   probation: ["checking", "did the action help?"], holding: ["held", "automatic actions are off until somebody releases them"],
   halted: ["ended", "the job has ended"] };
-const TONES = { running: "good", finished: "good", stopped: "busy", unsupervised: "busy" }; // all else is bad
-const GLYPHS = { firing: "!", flapping: "~", BREACH: "▲", blind: "✕", OK: "✓", UNKNOWN: "?", inactive: "·" };
-const STATES = { firing: "firing", flapping: "firing on and off", BREACH: "past a limit, not for long enough to fire",
+const TONES = { __proto__: null, running: "good", finished: "good", stopped: "busy", unsupervised: "busy" }; // all else is bad
+const GLYPHS = { __proto__: null, firing: "!", flapping: "~", BREACH: "▲", blind: "✕", OK: "✓", UNKNOWN: "?", inactive: "·" };
+const STATES = { __proto__: null, firing: "firing", flapping: "firing on and off", BREACH: "past a limit, not for long enough to fire",
   blind: "cannot judge", OK: "within limits", UNKNOWN: "too few samples yet", inactive: "metrics not reported" };
-const ICONS = { intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
+const ICONS = { __proto__: null, intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
@@ -32,7 +33,8 @@ async function runPage() {
   const area = h("div", { id: "board" });
   const bar = h("div", { class: "bar" });
   MAIN.replaceChildren(
-    sections.add(["verdict", "ending", "phase", "needs", "state", "step", "loss", "eta_s", "incidents", "building", "cache"], verdict),
+    sections.add(["verdict", "ending", "phase", "needs", "state", "step", "loss", "eta_s", "incidents", "building", "cache",
+      "tags", "note", "problem"], verdict),
     h("div", { class: "columns" },
       sections.add(["incidents"], incidents),
       h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(["decisions"], decisions)),
@@ -41,7 +43,7 @@ async function runPage() {
         sections.add(["ranks", "step"], ranks),
         sections.add(["checkpoints"], checkpoints),
         sections.add(["state", "phase", "needs", "incidents"], operate),
-        sections.add(["facts"], about))),
+        sections.add(["facts", "tags", "note"], about))),
     FROZEN ? frozenIncidents() : "");
   MAIN.dataset.ready = "facts";
   if (run.building < 1) {
@@ -53,11 +55,11 @@ async function runPage() {
     share(view, run);
     sections.update(run);
   }
-  boards(view, run, bar, area);
+  const redraw = boards(view, run, bar, area);
   const pace = () => speeds(run, sections).catch(() => live("no connection"));
   pace();
   if (FROZEN) live(`saved ${FROZEN.made.slice(0, 16).replace("T", " ")}`);
-  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections, pace);
+  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections, pace, redraw);
   else live(run.state);
 }
 
@@ -103,8 +105,10 @@ class Sections {
   }
 }
 
-function follow(view, run, sections, pace) {
+function follow(view, run, sections, pace, redraw) {
   setInterval(() => document.hidden || pace(), 30000);
+  const size = ({ metrics, frames }) => Object.keys(metrics).length + Object.keys(frames).length;
+  let drawn = size(run); // metrics and ranks on the boards: the first step of a job brings them
   let last = 0;
   let waits = null;
   const curves = () => {
@@ -118,6 +122,10 @@ function follow(view, run, sections, pace) {
       share(view, run);
       sections.update(changed);
       view.moved();
+      if (size(run) !== drawn && !$("#board").contains(document.activeElement)) {
+        drawn = size(run);
+        redraw();
+      }
       if (changed.frames) waits ??= setTimeout(curves, Math.max(0, 2000 - (performance.now() - last)));
     },
     record(decision) {
@@ -141,7 +149,7 @@ function tone(run) {
 
 // What a run left behind where that is not as it should be, the gravest first.
 const troubles = ({ ending }) => ending.facts.filter((fact) => fact.kind !== "finished").map((fact) => fact.text);
-const ALONE = { lost: "ended without its supervisor", unsupervised: "runs without a supervisor" };
+const ALONE = { __proto__: null, lost: "ended without its supervisor", unsupervised: "runs without a supervisor" };
 
 // The title of a run, and the line under it.
 function headline(run) {
@@ -179,6 +187,7 @@ function verdict(run) {
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
     h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : "no incident")),
     more && h("p", {}, more),
+    run.problem && h("p", { class: "bad" }, run.problem),
     same?.advice ? h("div", {}, withCommands(same.advice)) : next && command(next),
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
@@ -285,7 +294,7 @@ function ranks(run) {
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
 }
 
-const CHECKED = { verified: ["■", "good", "good"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked"],
+const CHECKED = { __proto__: null, verified: ["■", "good", "good"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked"],
   unverified: ["□", "", "cannot be checked"], vanished: ["□", "", "gone"] };
 const checked = ({ state }) => chip(`${(CHECKED[state] || ["□"])[0]} ${CHECKED[state]?.[2] || state}`, CHECKED[state]?.[1]);
 
@@ -403,12 +412,14 @@ function about(run) {
 
 // ── boards ──────────────────────────────────────────────────────────────────────────────────────
 
+// Returns what draws them again, as the facts of the run are then.
 function boards(view, run, bar, area) {
-  const about = run.metrics;
   const names = { ...BOARDS, all: "All" };
-  const frames = Object.keys(run.frames);
-  if (!frames.length) view.full = { min: 0, max: Math.max(1, run.step) };
+  let tabs;
   const show = (id) => {
+    const about = run.metrics;
+    const frames = Object.keys(run.frames);
+    if (!frames.length) view.full = { min: 0, max: Math.max(1, run.step) };
     remember({ board: id === "icu" ? null : id });
     const present = leading((run.boards[id] || []).filter((name) => about[name]));
     if (id === "all") search(view, about, area);
@@ -420,14 +431,19 @@ function boards(view, run, bar, area) {
     view.moved();
     return view.load().catch(failed);
   };
-  const asked = shown.get("board");
-  const first = Object.hasOwn(names, asked) ? asked : "icu";
-  const tabs = choice("boards", Object.entries(names), first, show);
-  bar.replaceChildren(tabs, h("span", { class: "grow" }), ...controls(view, frames.sort((a, b) => a - b)).filter(Boolean));
+  const draw = () => {
+    const asked = shown.get("board");
+    const first = Object.hasOwn(names, asked) ? asked : "icu";
+    tabs = choice("boards", Object.entries(names), first, show);
+    bar.replaceChildren(tabs, h("span", { class: "grow" }),
+      ...controls(view, Object.keys(run.frames).sort((a, b) => a - b)).filter(Boolean));
+    show(first);
+  };
   const jumps = Object.keys(names).map((id) => () => tabs.select(id));
   jumps.search = () => tabs.select("all").then(() => $("input[type=search]").focus());
   keys(view, jumps);
-  show(first);
+  draw();
+  return draw;
 }
 
 // A metric of a part (`grad_global_norm.embedding`) is under All where that of the whole is here,

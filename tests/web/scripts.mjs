@@ -1,0 +1,46 @@
+// Runs the scripts of the page over elements that only say what they are made of, and prints what
+// is drawn.
+//
+//     node scripts.mjs SCRIPT...
+import { readFileSync } from "node:fs";
+import vm from "node:vm";
+
+const document = { querySelector: () => ({ contains: () => false }), addEventListener() {} };
+const context = vm.createContext({
+  document, performance, URLSearchParams, IntersectionObserver: class {}, innerWidth: 900,
+  setInterval() {}, setTimeout: () => 1, clearTimeout() {},
+  FROZEN: null, RUN: "r", COLUMNS: { step: 1 }, shown: new URLSearchParams(), remember() {}, failed() {},
+});
+for (const script of process.argv.slice(2)) vm.runInContext(readFileSync(script, "utf8"), context);
+context.h = (tag, attributes, ...children) => ({ tag, attributes, children, append() {}, replaceChildren() {} });
+context.share = () => {};
+context.listen = (run, on) => (context.on = on);
+
+const place = () => ({ replaceChildren(...children) { this.children = children; } });
+const run = {
+  run: "r", path: "/r", step: -1, ranks: [], needs: [], incidents: [], drills: [], tags: [],
+  phase: "constructor", policy: "p", mode: "m", state: "running", problem: "cannot be read",
+  metrics: {}, frames: {}, boards: {}, missing: {}, checkpoints: [], actions: [],
+};
+const view = {
+  changed: [], charts: [], axis: "step", rank: "all", moved() {}, load: async () => {},
+  show(charts) { this.charts = charts; },
+};
+const [bar, area] = [place(), place()];
+const redraw = context.boards(view, run, bar, area);
+const before = JSON.stringify(area.children);
+context.follow(view, run, { update() {} }, () => {}, redraw);
+context.on.status({ metrics: { loss: { name: "Loss" } }, frames: { 0: 1, 1: 1 }, boards: { icu: ["loss"] } });
+const hasRanks = () => JSON.stringify(context.controls(view, ["0", "1"])).includes('"rank ');
+const live = hasRanks();
+Object.assign(context, { FROZEN: {} });
+view.rank = "all";
+const opened = { step: 1, wall: null };
+console.log(JSON.stringify({
+  before,
+  charts: view.charts.map((chart) => chart.name),
+  checks: JSON.stringify(context.checkpoints({ checkpoints: [{ state: "valueOf", problems: [] }] })),
+  head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
+  ranks: [live, hasRanks(), view.rank],
+  verdict: JSON.stringify(context.verdict(run)),
+}));
