@@ -25,7 +25,7 @@ from supervise.checkpoints import Register
 from supervise.cli import invoke as run_cli
 from supervise.core.model import Announced, Frame, Launched
 from supervise.runtime import ControlInbox
-from supervise.web import BOARDS, Gate, Page, RunCurves, Settings
+from supervise.web import BOARDS, BuildingError, Gate, Page, Query, RunCurves, Settings
 from tests.support import recorded_run
 from tests.support.waiting import wait_until
 
@@ -473,6 +473,35 @@ async def received(page, path):
     scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
     await page.application({**scope, "asgi": {"spec_version": "2.4"}}, receive, send)
     return sent[0]["status"], [len(message["body"]) for message in sent[1:]]
+
+
+def cut_buckets(cache):
+    for path in cache.rglob("rank0"):
+        os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, cut_buckets])
+def test_curves_whose_cache_was_removed_are_made_again(tmp_path, harm):
+    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
+    record(tmp_path, "long", *[2.0] * 9000)
+    page, query = page_of(tmp_path), Query(["train_loss_raw"], pixels=300)
+    _, curves = page.curves("long")
+    wait_until(lambda: curves.progress() == 1.0, "the curves")
+    before = curves.series(query)
+    harm(tmp_path / "cache")
+    with pytest.raises(BuildingError):
+        curves.series(query)
+    wait_until(lambda: curves.progress() == 1.0, "the curves")
+    assert curves.series(query) == before
+    page.close()
+
+
+def test_an_export_waits_for_a_log_that_takes_long_to_read(directory, tmp_path, monkeypatch):
+    monkeypatch.setattr("supervise.web.server.REQUEST_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    page = tmp_path / "page.html"
+    assert run_cli(["web", "--export", str(page), str(directory / "runs" / "spike")]) == 0
+    assert 'id="frozen"' in page.read_text()
 
 
 def test_a_board_asks_for_what_a_run_can_have():

@@ -165,7 +165,11 @@ def _server() -> ModuleType:
 
 
 def _export(page: Any, run: str, target: Path) -> None:
-    raw = import_module("supervise.web.export").export_run(*page.curves(run)).encode()
+    raw = (
+        import_module("supervise.web.export")
+        .export_run(*page.curves(run, is_limited=False))
+        .encode()
+    )
     page.close()
     try:
         files.replace_file(target.absolute(), raw, durable=False)

@@ -125,6 +125,8 @@ class Buckets(Struct, eq=False):
         raw = x.tobytes() + values.tobytes()
         fd = files.open_file(Path(self.path), os.O_WRONLY | os.O_CREAT)
         try:
+            if os.fstat(fd).st_size < offset:
+                raise OSError("the chunks before it were removed")
             os.ftruncate(fd, offset)
             if os.pwrite(fd, raw, offset) < len(raw):
                 raise OSError("the disk is full")
@@ -155,13 +157,18 @@ class Buckets(Struct, eq=False):
         return np.concatenate(parts) if parts else np.empty(0)
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[Floats, Floats, slice, int]]:
-        """Yield x and values of each chunk, which of its buckets are meant, and the first."""
+        """Yield x and values of each chunk, which of its buckets are meant, and the first.
+
+        Raises OSError: the file is not there, or lacks chunks.
+        """
         numbers = range(begin // ROWS, (end - 1) // ROWS + 1) if end > begin else range(0)
         with ExitStack() as stack:
             file = None
             if self.path is not None and numbers.start < len(self.chunks):
                 fd = files.open_file(Path(self.path))
                 stack.callback(os.close, fd)
+                if not self.is_whole():
+                    raise OSError("chunks of it were removed")
                 file = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
             for number in numbers:
                 first = max(begin - number * ROWS, 0)

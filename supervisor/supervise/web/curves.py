@@ -35,6 +35,7 @@ SMALL_S = 0.15  # a small run needs no progress bar
 CACHE_BYTES = 2 << 30  # of all runs; the oldest go first
 CACHE_ENDED = "the journal was removed, or frames of it: from the page's cache"
 NO_CACHE = "the curves are kept in memory: their cache cannot be written, or another page has it"
+CLOSE_S = 3.0  # for what reads the journal or the cache at the end
 TURN_S = 5.0  # a build that takes longer waits for a disk, or is no reason to wait
 _building = threading.Lock()  # one at a time: the machine trains
 
@@ -104,9 +105,13 @@ class RunCurves:
     def close(self) -> None:
         """Leave the cache to others; a build ends."""
         self._is_ended.set()
-        with self._lock:
+        if not self._lock.acquire(timeout=CLOSE_S):
+            return  # who has it waits for a disk
+        try:
             self._pyramid.save()
             self._pyramid.close()
+        finally:
+            self._lock.release()
 
     def progress(self) -> float:
         """Return 1.0 when all can be shown; a build begins, and small runs are ready at once."""
@@ -215,16 +220,21 @@ class RunCurves:
             is_time = query.axis == "time"
             if is_time:
                 low, high = low * 1e9, high * 1e9
-            curves = self._pyramid.curves(
-                number,
-                query.metrics,
-                query.axis,
-                low,
-                high,
-                query.pixels,
-                shifts=shifts if is_time else (),
-                following=query.following,
-            )
+            try:
+                curves = self._pyramid.curves(
+                    number,
+                    query.metrics,
+                    query.axis,
+                    low,
+                    high,
+                    query.pixels,
+                    shifts=shifts if is_time else (),
+                    following=query.following,
+                )
+            except OSError:  # somebody has removed the cache, or a part of it
+                self._pyramid.leave_cache()
+                self._progress = 0.0
+                raise BuildingError(0.0) from None
             header |= {
                 "bucket": curves.bucket,
                 "next": curves.following,

@@ -295,6 +295,10 @@ class Pyramid:
         self._is_in_thinned = False  # the segment that is being read
         self._folder, self._saved_bytes = folder, 0
 
+    def leave_cache(self) -> None:
+        """Begin again, in memory: the cache cannot be used any more."""
+        self._begin(None)
+
     def _claim(self, folder: Path | None) -> Path | None:
         if folder is None:
             return None
@@ -343,8 +347,8 @@ class Pyramid:
                 break
             try:
                 used = self._take(block)
-            except OSError:  # the cache cannot be written: again, in memory
-                self._begin(None)
+            except OSError:  # the cache cannot be written
+                self.leave_cache()
                 continue
             except MISSHAPEN:
                 path = self._path(self._segment)

@@ -187,12 +187,13 @@ class OpenRun:
 
     def close(self) -> None:
         """Write the cache of its curves."""
-        if self._curves is not None:
-            self._curves.close()
+        curves = self._curves
+        if curves is not None:
+            curves.close()
 
-    def read(self, work: Callable[[], T]) -> T:
+    def read(self, work: Callable[[], T], *, is_limited: bool = True) -> T:
         """Return what `work` returns. Raises ProblemError where it, or one before, takes longer."""
-        return self.finish(self.start(work), REQUEST_S)
+        return self.finish(self.start(work), REQUEST_S if is_limited else None)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
         """Begin to read, after the one before; where that is late there is a ProblemError."""
@@ -204,7 +205,7 @@ class OpenRun:
         result.set_exception(ProblemError(503, UNREAD))
         return result
 
-    def finish(self, result: Future[T], within_s: float) -> T:
+    def finish(self, result: Future[T], within_s: float | None) -> T:
         """Return what was started. Raises ProblemError where it takes longer."""
         try:
             return result.result(within_s)
@@ -286,7 +287,9 @@ class Page:
 
     def close(self) -> None:
         """Write the caches."""
-        for run in self._runs.values():
+        with self._lock:
+            opened = [*self._runs.values()]
+        for run in opened:
             run.close()
 
     # ── runs ──
@@ -296,10 +299,10 @@ class Page:
         run = self._opened(name)
         return run.read(run.view)
 
-    def curves(self, name: str) -> tuple[RunView, RunCurves]:
+    def curves(self, name: str, *, is_limited: bool = True) -> tuple[RunView, RunCurves]:
         """Return a run and its curves, up to date as far as they are built."""
         run = self._opened(name)
-        return run.read(run.curves)
+        return run.read(run.curves, is_limited=is_limited)
 
     def _opened(self, name: str) -> OpenRun:
         if name not in self._names():
