@@ -12,7 +12,7 @@ const context = vm.createContext({
   FROZEN: null, RUN: "r", COLUMNS: { step: 1 }, shown: new URLSearchParams(), remember() {}, failed() {},
 });
 for (const script of process.argv.slice(2)) vm.runInContext(readFileSync(script, "utf8"), context);
-context.h = (tag, attributes, ...children) => ({ tag, attributes, children, append() {}, replaceChildren() {} });
+context.h = (tag, attributes, ...children) => ({ tag, attributes, children, append() {}, replaceChildren() {}, setAttribute() {} });
 context.share = () => {};
 context.listen = (run, on) => (context.on = on);
 
@@ -35,12 +35,22 @@ const hasRanks = () => JSON.stringify(context.controls(view, ["0", "1"])).includ
 const live = hasRanks();
 Object.assign(context, { FROZEN: {} });
 view.rank = "all";
+const facts = { ...run, rule_states: {}, silenced: {}, rules: [], state: "running" };
+const sections = new (vm.runInContext("Sections", context))(facts);
+const element = (text) => ({ text, contains: () => false, querySelectorAll: () => [], replaceWith() {} });
+for (const draw of [context.operate, context.rules, context.verdict]) {
+  sections.add((seen) => element(JSON.stringify(draw(seen))));
+}
+const drawn = (text) => sections.parts.map((part) => part.element.text.includes(text));
+const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { tags: ["tag"] }];
+for (const changed of later) sections.update(Object.assign(facts, changed) && changed);
 const opened = { step: 1, wall: null };
 console.log(JSON.stringify({
   before,
   charts: view.charts.map((chart) => chart.name),
   checks: JSON.stringify(context.checkpoints({ checkpoints: [{ state: "valueOf", problems: [] }] })),
   head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
+  redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("tag")],
   ranks: [live, hasRanks(), view.rank],
   verdict: JSON.stringify(context.verdict(run)),
 }));

@@ -627,6 +627,8 @@ def test_the_scripts_show_what_a_run_says_and_what_comes_later():
     assert "valueOf" in drawn["checks"], "no method of an object is taken for a state"
     assert "step 1" in drawn["head"], "of an incident without a time of day"
     assert "no step was made yet" in drawn["before"] and drawn["charts"] == ["loss"]
+    commands, ended, tagged = drawn["redrawn"]
+    assert commands[0] and ended[1] and tagged[2], "each part when what it shows has changed"
     assert drawn["ranks"] == [True, False, None], "a saved page has the curves of one rank"
 
 

@@ -33,17 +33,16 @@ async function runPage() {
   const area = h("div", { id: "board" });
   const bar = h("div", { class: "bar" });
   MAIN.replaceChildren(
-    sections.add(["verdict", "ending", "phase", "needs", "state", "step", "loss", "eta_s", "incidents", "building", "cache",
-      "tags", "note", "problem"], verdict),
+    sections.add(verdict),
     h("div", { class: "columns" },
-      sections.add(["incidents"], incidents),
-      h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(["decisions"], decisions)),
+      sections.add(incidents),
+      h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(decisions)),
       h("aside", { class: "side", "aria-label": "supervision" },
-        sections.add(["rule_states", "silenced"], rules),
-        sections.add(["ranks", "step"], ranks),
-        sections.add(["checkpoints"], checkpoints),
-        sections.add(["state", "phase", "needs", "incidents"], operate),
-        sections.add(["facts", "tags", "note"], about))),
+        sections.add(rules),
+        sections.add(ranks),
+        sections.add(checkpoints),
+        sections.add(operate),
+        sections.add(about))),
     FROZEN ? frozenIncidents() : "");
   MAIN.dataset.ready = "facts";
   if (run.building < 1) {
@@ -79,25 +78,27 @@ function share(view, run) {
   });
 }
 
-// Parts of the page that are drawn again when one of their keys has changed.
+// Parts of the page that are drawn again when a fact of the run has changed that they show.
 class Sections {
   constructor(run) {
     this.run = run;
     this.parts = [];
   }
 
-  add(keys, draw) {
-    const part = { keys, draw, element: draw(this.run) };
+  add(draw) {
+    const part = { draw, keys: new Set() };
+    part.run = new Proxy(this.run, { get: (run, key) => part.keys.add(key) && run[key] });
+    part.element = draw(part.run);
     this.parts.push(part);
     return part.element;
   }
 
   update(changed) {
     for (const part of this.parts) {
-      if (!part.keys.some((key) => key in changed)) continue;
+      if (!Object.keys(changed).some((key) => part.keys.has(key))) continue;
       if (part.element.contains(document.activeElement)) continue; // somebody reads it
       const open = [...part.element.querySelectorAll("details[open]")].map((d) => d.dataset.key);
-      const fresh = part.draw(this.run);
+      const fresh = part.draw(part.run);
       for (const d of fresh.querySelectorAll("details")) d.open = open.includes(d.dataset.key);
       part.element.replaceWith(fresh);
       part.element = fresh;
