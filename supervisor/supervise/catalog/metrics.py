@@ -327,7 +327,13 @@ _ROWS = (
     ("damaged_rate", "%", "Records that cannot be read, over all.", SIMPLE),
     ("unreadable_files", "files", "Files of which nothing can be read.", SIMPLE),
     # ranks
-    ("job_loss", "loss", "Mean of train_loss_raw over ranks, weighted with their targets.", SIMPLE),
+    (
+        "job_loss",
+        "loss",
+        "Mean of train_loss_raw over ranks, weighted with their targets, in the newest step that "
+        "all ranks have ended: mostly the one before.",
+        SIMPLE,
+    ),
     ("job_tokens", "tokens", "Targets of a step on all ranks, each batch once.", SIMPLE),
     (
         "job_grad_norm",
