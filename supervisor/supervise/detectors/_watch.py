@@ -18,7 +18,7 @@ m: `m_of_n` is a vote, and one strange sample is none.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Note, Watch
@@ -33,6 +33,24 @@ UNBEGUN = -2  # in the place of the step before the first frame, which may be NE
 def explain_lacks(count: float, least: int, subject: str) -> str:
     """Return the sentence of `Watch.lacks`, "" when there are enough."""
     return f"{count:.0f} {subject}, needs {least}" if count < least else ""
+
+
+class AmountDetector(Detector):
+    """A metric, and the amount that each of its values is of, which need not be known."""
+
+    reads: ClassVar[str] = "metrics"
+    tells_descent: ClassVar[bool] = True
+
+    metric: str
+    amount: str
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric, self.amount)
+
+    @property
+    def needs_all(self) -> bool:
+        return False
 
 
 class MetricDetector(Detector):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector, Reading
+from ..core.model.interfaces import Reading
 from ._baseline import NORMAL, cut_lists_after, median_of_sorted, trim_window
 from ._excess import ExcessWatch
-from ._watch import Memory, MetricDetector
+from ._watch import AmountDetector, Memory, MetricDetector
 
 ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`
 NOTHING = 1e-6  # what float32 leaves of a sum that cancels; no loss that is to fall begins there
@@ -98,7 +98,7 @@ class DescentWatch(ExcessWatch):
 
 
 @dataclass(frozen=True)
-class Comparable(Detector):
+class Comparable(AmountDetector):
     """BREACH while the values of a metric can be compared: they are of the same amount each.
 
     A loss that is summed over an episode, or over as many micro-batches as there are, goes up and
@@ -121,22 +121,11 @@ class Comparable(Detector):
         because it balances it for longer; the limits are our choice.
     """
 
-    reads: ClassVar[str] = "metrics"
-    tells_descent: ClassVar[bool] = True
-
     metric: str
     amount: str
     window: int = 64  # rows
     lasting: int = 1024  # steps
     least: float = 0.0  # share of the median amount; 0: any
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric, self.amount)
-
-    @property
-    def needs_all(self) -> bool:
-        return False
 
     def start(self) -> ComparableWatch:
         return ComparableWatch(self)
@@ -231,7 +220,7 @@ class ComparableWatch(Memory):
 
 
 @dataclass(frozen=True)
-class Averaged(Detector):
+class Averaged(AmountDetector):
     """BREACH while a metric is a mean: it does not follow the amount that it is of.
 
     A loss that is summed over tokens doubles when the sequences do, and is no worse. So it is OK,
@@ -252,21 +241,10 @@ class Averaged(Detector):
         choice.
     """
 
-    reads: ClassVar[str] = "metrics"
-    tells_descent: ClassVar[bool] = True
-
     metric: str
     amount: str
     window: int = 64  # rows
     lasting: int = 1024  # steps
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric, self.amount)
-
-    @property
-    def needs_all(self) -> bool:
-        return False
 
     def start(self) -> AveragedWatch:
         return AveragedWatch(self)
