@@ -505,7 +505,7 @@ class RankMonitor:
     def is_objective(self) -> bool:
         """Whether the loss may be one that descends: not seen to be none, by any detector."""
         return not any(
-            detector.tells_descent and LOSS in detector.metrics and code == OK
+            detector.measures_descent and LOSS in detector.metrics and code == OK
             for (_, detector), code in zip(self.detectors, self.codes, strict=True)
         )
 

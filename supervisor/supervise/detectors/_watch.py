@@ -39,7 +39,7 @@ class AmountDetector(Detector):
     """A metric, and the amount that each of its values is of, which need not be known."""
 
     reads: ClassVar[str] = "metrics"
-    tells_descent: ClassVar[bool] = True
+    measures_descent: ClassVar[bool] = True
 
     metric: str
     amount: str

@@ -48,7 +48,7 @@ class Descent(MetricDetector):
         other network moves; the limits are those of `harm`, from 120 losses of 60 small GANs.
     """
 
-    tells_descent: ClassVar[bool] = True
+    measures_descent: ClassVar[bool] = True
 
     metric: str
     window: int = 128  # rows

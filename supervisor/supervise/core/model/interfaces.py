@@ -117,7 +117,7 @@ class Detector(Shared, ABC):
     """
 
     reads: ClassVar[str] = "metric"  # metric | metrics | detectors | metric+detector | clock
-    tells_descent: ClassVar[bool] = False  # in breach while its metric is an objective that fell
+    measures_descent: ClassVar[bool] = False  # in breach while its metric is an objective that fell
 
     @property
     @abstractmethod
