@@ -142,7 +142,8 @@ def run_of_another_user(case: Case) -> None:
     """Root does not take over what another user wrote, in whole or in part; nothing is touched."""
     if os.getuid():
         raise Skip("needs root, to be another user")
-    watcher = case.start(job=case.plain("open('up', 'w'); time.sleep(4)", 5))
+    body = "open('up', 'w')\nwhile not os.path.exists('leave'): time.sleep(0.05)"
+    watcher = case.start(job=case.plain(body, 5))
     case.ready()
     eventually((case.run / "launch.json").exists, "the record of the launch")
     watcher.kill()
@@ -156,6 +157,7 @@ def run_of_another_user(case: Case) -> None:
     assert alive(case.job_pid), "the job was ended"
     for path in some:
         os.chown(path, 0, 0)
+    (case.home / "leave").touch()
     done = case.call("adopt", case.run)
     assert done.returncode in (5, 255), done.stderr
     case.clean()
