@@ -409,3 +409,25 @@ def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(
     ]
     assert "other weights" in others[0] and "killed" in kills[0]
     assert "job: {evaluate: {}}" in reasons[0] and "longer than" in delays[0]
+
+
+def test_evaluation_rests_in_proportion_and_then_takes_the_newest(driver):
+    driver.open(share=0.05, evaluate=Evaluate(every="checkpoint"))
+    evaluator = driver.guard.evaluator
+    batch, model = driver.run / "batch.pt", 32 * "0"
+    for file in (batch, driver.run / f"structure.{model}.pkl"):
+        file.touch()
+    known = {"probe_batch": {"path": str(batch), "value": 1.5, "model": model}}
+
+    def save(name, step):
+        driver.report(driver.write(name, f"good {name}"), step, **known)
+        driver.verify_now()
+
+    save("first.pt", 9)
+    assert evaluator.evaluate_newest()
+    save("second.pt", 19)
+    assert not evaluator.evaluate_newest() and evaluator.unevaluated() == ["ckpt-2"]
+    save("third.pt", 29)
+    wait_until(evaluator.evaluate_newest, "the end of the rest")
+    frames = [e for e in driver.guard.poll() if isinstance(e, LateFrame)]
+    assert [frame.step for frame in frames] == [9, 29] and not evaluator.unevaluated()

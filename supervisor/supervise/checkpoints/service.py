@@ -273,8 +273,8 @@ class CheckpointService:
         data: files whose hashes belong into a manifest, the policy's `job.manifest`.
         runs: another directory of runs, besides the parent of `run`.
         every_s: between two scans. limit_s: see `verification.LIMIT_S`. soon_s: see `verify_now`.
-        share: of the time that may be spent verifying. If the job saves faster, only the newest
-            checkpoints are verified.
+        share: of the time that may be spent verifying, and of that which may be spent evaluating.
+            If the job saves faster, only the newest checkpoints are.
 
     Attributes:
         evaluator: of the models, None without `add_evaluator`.
@@ -348,7 +348,7 @@ class CheckpointService:
         self, settings: Evaluate, cwd: Path, free_memory: Callable[[], int | None] = lambda: None
     ) -> None:
         """Evaluate what is verified, in a thread of its own; see `CheckpointEvaluator`."""
-        self.evaluator = CheckpointEvaluator(self._kept, cwd, settings, free_memory)
+        self.evaluator = CheckpointEvaluator(self._kept, cwd, settings, free_memory, self._share)
         work = self.evaluator.evaluate_newest
         self._threads.append(self._thread("evaluate", work, self._closed))
 

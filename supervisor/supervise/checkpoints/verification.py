@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -399,6 +401,7 @@ class CheckpointEvaluator:
     Args:
         settings: with paths relative to `cwd`.
         free_memory: in bytes, None: it is not known.
+        share: of the time that may be spent evaluating; it rests for the remainder.
     """
 
     def __init__(
@@ -407,10 +410,12 @@ class CheckpointEvaluator:
         cwd: Path,
         settings: Evaluate,
         free_memory: Callable[[], int | None],
+        share: float,
     ) -> None:
         slices = {name: str(cwd / file) for name, file in settings.val.items()}
         self._settings = msgspec.structs.replace(settings, val=slices)
         self._kept, self._free_memory = retention, free_memory
+        self._share, self._rest_until_s = share, -math.inf
         self.process = VerifierProcess(())
         entries = retention.register.entries
         self._done = {entry.id for entry in entries if entry.state == VERIFIED}
@@ -421,7 +426,8 @@ class CheckpointEvaluator:
         with retention.lock:
             entries = [*retention.register.entries]
         waiting = [e for e in entries if e.state == VERIFIED and e.id not in self._done]
-        if not waiting:
+        start_s = time.monotonic()
+        if not waiting or start_s < self._rest_until_s:
             return False
         entry, free = waiting[-1], self._free_memory()
         half = LEAST_MEMORY if free is None else free // 2
@@ -433,6 +439,8 @@ class CheckpointEvaluator:
             evaluation = evaluate_checkpoint(self.process, entries, entry, pinned, settings, memory)
         if retention.closed.is_set():
             return False
+        end_s = time.monotonic()
+        self._rest_until_s = end_s + (end_s - start_s) * (1.0 / self._share - 1.0)
         self._done |= {candidate.id for candidate in waiting}
         if len(waiting) > 1:
             labels = ", ".join(overtaken.label for overtaken in waiting[:-1])
