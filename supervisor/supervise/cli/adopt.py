@@ -57,9 +57,9 @@ from ._watching import log_lines, run_metrics, watch_job
 @adoptable_argument
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
 def adopt_command(run: Path, quiet: bool) -> int:
-    """Take over a run whose supervisor died. The job keeps running.
+    """Take over a run whose supervisor died; a live job runs on.
 
-    Frames that the job published meanwhile are judged, as far as its ring buffer still holds them.
+    Steps that the job made meanwhile are judged, as far as its ring buffer still holds them.
     An action in progress takes effect once; undelivered messages are sent; holds, budgets and open
     incidents continue. From then on it behaves as `supervise run` does, signals included. A
     relaunch uses the command and environment of the first start, which are kept beside the run

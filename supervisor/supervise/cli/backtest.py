@@ -60,11 +60,11 @@ def backtest_command(
     .csv.gz), a Parquet file, a TensorBoard directory, an offline W&B run, or a folder with any of
     these. The engine is the one that runs live, in shadow mode.
 
-    A run is named by its path below the nearest folder with an incidents.csv, else below the common
-    folder; in a table with a column `run`, by that column. With --labels, a run without a label is
-    healthy, and an alarm matches a label from 5 logged rows before it to 20 after it.
+    Labels name a run by its path below the nearest folder with an incidents.csv, else below the
+    common folder; in a table with a column `run`, by that column. A run without a label is healthy,
+    and an alarm matches a label from 5 logged rows before it to 20 after it.
 
-    --fail-on takes SEV0, SEV1, SEV2, action or missed, and asks about --policy only. With --labels
+    --fail-on takes SEV0, SEV1, SEV2, action or missed, of --policy, not of --against. With --labels
     alarms and actions inside a label do not fail.
 
     \b

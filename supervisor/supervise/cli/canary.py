@@ -86,7 +86,12 @@ JUDGING = _together(
         metavar="RUN RUN",
         help="Two runs of one program (A/A): their difference is noise. Repeatable.",
     ),
-    click.option("--ignore", multiple=True, metavar="GUARD", help="A guard that does not count."),
+    click.option(
+        "--ignore",
+        multiple=True,
+        metavar="GUARD",
+        help="A guard (see `canary compare --help`) that does not count.",
+    ),
     click.option(
         "--cpu-time", default="", metavar="METRIC", help="CPU time per step, for throughput."
     ),
@@ -230,7 +235,7 @@ def canary_command() -> None:
 
     \b
     Examples:
-      supervise canary run --baseline main --steps 400 -- python train.py {out}
+      supervise canary run --baseline runs/a --steps 400 -- python train.py {out}
       supervise canary compare runs/main runs/branch
     """
 
@@ -260,7 +265,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
     show_default=True,
     callback=_shares,
     metavar="SHARES",
-    help="When the data may be judged. All but the last look can only fail.",
+    help="Shares of the length at which to judge; only the last may pass.",
 )
 @click.option(
     "--steps",
@@ -280,9 +285,12 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     the difference is estimated without pairing, and is less sure. Three or more seeds, or some A/A
     pairs, show how far two runs of one program drift apart.
 
-    PASS: the loss is shown to be worse by less than the margin, no guard fails, nothing is missing.
+    PASS: the loss is worse by less than the margin for sure, no guard fails, nothing is missing.
     FAIL: a regression beyond the margin, a failed guard, or the candidate crashed. VOID: tokens per
     update, data or evaluation files differ. INCONCLUSIVE: all else; add steps or seeds.
+
+    Guards are the other checks: crash, non_finite, interventions, loss_spikes, grad_global_norm,
+    update_norm, gpu_mem_allocated, gpu_mem_reserved, skipped_updates, fixed_probe_loss, throughput.
 
     In GitHub Actions the verdict is annotated, and a summary is added to the page of the job.
 
@@ -365,15 +373,15 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
     that is higher beyond what seeds explain. A PASS needs all pairs.
 
     Each run is watched under the policy `canary`, which stops a job at the first grave doubt and
-    never repairs it. With another policy no message is sent and no job is restarted. W&B and the
-    hubs are offline, and no tracked run is resumed.
+    never repairs it. Under any policy no message is sent and no job is restarted. W&B and the hubs
+    are offline, and no tracked run is resumed.
 
     \b
     Examples:
       supervise canary run --steps 400 \\
         --baseline 'python train.py --out {out} --seed {seed}' \\
         -- python train.py --lr 1e-3 --out {out} --seed {seed}
-      supervise canary run --baseline main --steps 400 -- python train.py {out}
+      supervise canary run --baseline runs/a --steps 400 -- python train.py {out}
       supervise canary run --baseline-dir ../main --seeds 5 --junit gate.xml \\
         --baseline 'python train.py --out {out} --seed {seed}' \\
         --steps 400 -- python train.py --out {out} --seed {seed}

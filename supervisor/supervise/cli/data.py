@@ -71,7 +71,9 @@ def data_command() -> None:
     metavar="FILE|NAME=DIR",
     help="What filters dropped: a report of theirs, or the documents; repeatable.",
 )
-@click.option("--prompts", type=ANY, metavar="FILE", help="Prompts of the safety evaluation.")
+@click.option(
+    "--prompts", type=ANY, metavar="FILE", help="Look for these prompts of a safety evaluation."
+)
 @click.option("--text-field", default="", metavar="NAME", help="Field that holds the text.")
 @click.option("--source-field", default="", metavar="NAME", help="Field that names the source.")
 @click.option("--eos", type=click.IntRange(0), metavar="ID", help="Token that ends a document.")
@@ -79,13 +81,15 @@ def data_command() -> None:
 @click.option(
     "--dtype", type=click.Choice(("uint16", "uint32", "int32")), help="Of flat token files."
 )
-@click.option("--policy", metavar="P", help="Policy whose rules judge. Default: the pack's own.")
+@click.option(
+    "--policy", metavar="P", help="Policy whose rules judge. Default: those of the pack data_build."
+)
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
     default="SEV2",
     show_default=True,
-    help="Least grave finding that fails the gate.",
+    help="Least grave finding with exit code 1.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N")
 @click.option("--part", metavar="I/N", help="Measure this part of the pieces only; needs --work.")
@@ -98,10 +102,10 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
 
     Reads JSON lines (also .gz, .zst, .xz, .bz2), Parquet, Arrow, flat token files (nanoGPT, llm.c),
     Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. One pass; memory grows
-    with the copies and with the documents of one piece. With --manifest or --work, a check that was
-    stopped goes on where it was, piece by piece.
+    with the number of duplicates and of documents in a piece (256 MiB of JSON lines, else a file).
+    With --manifest or --work, a check that was stopped goes on where it was, piece by piece.
 
-    Rules are those of the pack data_build; most compare with --baseline, the manifest of the build
+    Rules are those of the policy --policy; most compare with --baseline, the manifest of the build
     before. What the data does not show is listed with its reason, and not judged.
 
     On many machines: --part I/N on each, with --work in a folder that they share, then once without
@@ -113,7 +117,7 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
       supervise data check data/ --baseline data.json --report data.html
       supervise data check /data --work /w --part $SLURM_ARRAY_TASK_ID/100
 
-    Exit codes: 0 no rule fired; 1 the gate failed; 64 wrong usage, or a folder cannot be written;
+    Exit codes: 0 no such finding; 1 the gate failed; 64 wrong usage, or a folder cannot be written;
     65 nothing can be read, the scorer fails, a process is ended, or a package is missing.
     """
     from ..data import build_check
@@ -156,21 +160,22 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
 @data_command.command()
 @click.argument("fault", metavar="KIND[:rate=R]")
 @click.argument("paths", nargs=-1, required=True, type=ANY, metavar="PATH... OUT")
-@click.option("--val", multiple=True, type=ANY, help="Held-out data, for the fault leak.")
+@click.option("--val", multiple=True, type=ANY, help="Held-out data, for KIND leak.")
 @click.option(
     "--rejects",
     multiple=True,
     metavar="FILE|NAME=DIR",
-    help="What filters dropped, as the baseline was given it, for the fault filter.",
+    help="The --rejects of the baseline's check, for KIND filter.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 def drill(
     fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], rejects: tuple[str, ...], seed: int
 ) -> None:
-    """Write a copy of training data with a known fault, the test of the gate.
+    """Write a copy of training data with a known fault.
 
     KIND is mix, language, filter, binary, truncate, dup, leak, repeat, pii, toxic or drop. The copy
-    is JSON lines; a check of it against the manifest of the original must report the fault.
+    is JSON lines; a check of it against the manifest of the original must report the fault: a test
+    of the gate.
 
     \b
     Examples:

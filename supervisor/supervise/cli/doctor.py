@@ -104,8 +104,8 @@ def doctor_command(
     matrices on each device that is not in use, and compare them with their known product: in
     a scheduler's prolog this keeps jobs off a broken host.
 
-    --wiring, unlike the others, starts the job: it runs its first 24 steps, writes its usual files,
-    is only observed, and is then asked to end.
+    --wiring starts the job, to see if its loss reaches all that it trains: it runs its first 24
+    steps, writes its usual files, is only observed, and is then asked to end.
 
     \b
     Examples:

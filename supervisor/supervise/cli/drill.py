@@ -100,8 +100,8 @@ VERDICTS = (0, 1)  # exit codes
 def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     """Inject faults into short runs; show what the policy does.
 
-    For each fault and seed the job runs twice: without actions, which shows what the fault costs
-    and which alarm is first, and with actions, which shows what they save. Healthy runs
+    For each fault and seed the job runs without actions, which shows what the fault costs and which
+    alarm is first, and, if the policy acts, with them, which shows what they save. Healthy runs
     measure false alarms and the normal range of the loss.
 
     {out} in the command stands for a scratch directory, {seed} for 1 to N, {steps} for the length.

@@ -137,7 +137,7 @@ def _log(path: Path) -> tuple[Path, str | None]:
     nargs=2,
     type=(click.IntRange(min=1), str),
     metavar="SIZE ROOT",
-    help="Audit head of a message: detects a log that was cut or rewritten.",
+    help="Both stand in each message sent: detects a log that was cut or rewritten.",
 )
 @click.pass_context
 def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str] | None) -> None:

@@ -132,8 +132,8 @@ def outbox_command(ctx: click.Context) -> None:
     """List or send messages that were not delivered.
 
     A message whose receiver was down at the end of a run stays in the directory of the run, without
-    the address and the secret of its channel. Your next run sends SEV0 and SEV1 ones for 7 days;
-    `flush` sends all. Both need the environment variables that the policy of that run names.
+    the address and the secret of its channel. Your next run sends SEV0 and SEV1 ones of the last 7
+    days; `flush` sends all. Both need the environment variables that the policy of that run names.
 
     \b
     Examples:

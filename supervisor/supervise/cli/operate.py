@@ -311,7 +311,7 @@ def approve(operands: tuple[str, ...], sha: str | None) -> Order:
 def deny(operands: tuple[str, ...]) -> Order:
     """Deny request ID.
 
-    Its runbook does not run, and the incident is held until `supervise release`.
+    Its actions are not taken, and nothing acts on the incident until `supervise release`.
 
     \b
     Examples:
@@ -489,8 +489,8 @@ def savepoint(operands: tuple[str, ...]) -> Order:
 def save(operands: tuple[str, ...]) -> Order:
     """Write a checkpoint in the job's own format.
 
-    At the end of the current step, to a separate file, which is then verified: for instance
-    where the job's newest one is damaged. Refused before the job has saved one itself.
+    At the end of the current step, to a separate file, which is then verified. Of use where the
+    job's newest one is damaged. Refused before the job has saved one itself.
 
     \b
     Examples:
@@ -598,8 +598,8 @@ def reload_command(
     the old one stays in force. A --mode also applies to later reloads, until one of them names a
     policy: then the mode of that file counts.
 
-    Savepoints, safeguards, drills and notification channels are fixed when the job starts. So no
-    run goes from `observe` or `shadow` to `approve` or `enforce`.
+    Savepoints, reactions in the job (`safeguards`), drills and notification channels are fixed when
+    the job starts. So a run that started in a weaker mode never reaches `approve` or `enforce`.
 
     \b
     Examples:

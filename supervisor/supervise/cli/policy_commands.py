@@ -82,8 +82,8 @@ def policy_check_command(
 
     FILE is a policy, pack, runbook or test file: a path, the name of a shipped policy or pack, or -
     for standard input. The keys of a file determine its type. Files that it refers to (packs,
-    runbooks, its policy) are checked too. A note says if the pattern of the job's checkpoints
-    finds none here to resume from.
+    runbooks, its policy) are checked too. A note says if no file here matches the pattern of the
+    job's checkpoints.
 
     \b
     Examples:
@@ -212,7 +212,7 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None) -> None
     """Show a policy with packs and defaults merged.
 
     P is a path, or the name of a shipped policy. The output is itself a policy with the same
-    digest, also of a policy that extends another one.
+    digest, even if P extends another one.
 
     \b
     Examples:

@@ -91,7 +91,7 @@ def record_command() -> None:
 @click.option(
     "--format", "form", type=click.Choice(tuple(FORMS)), help="Print it, and write nothing."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as a JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")
 def write(run: Path, out: Path | None, key: Path | None, form: str | None, as_json: bool) -> None:
     """Write the record as JSON, Markdown and HTML.
 

@@ -45,8 +45,8 @@ def metrics_command() -> None:
 def listing(as_json: bool) -> None:
     """List every metric with a standard id.
 
-    With its unit, and the packs whose rules judge it. Where none does, or nothing measures it, its
-    last sentence says why.
+    With its unit, and the packs whose rules judge it. Where none does, or nothing measures it, the
+    end of its description says why.
 
     \b
     Examples:
@@ -186,7 +186,7 @@ TEXTS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
-    """Show a runbook: its steps, triggers, costs and checks.
+    """Show a runbook: its actions, triggers, costs and checks.
 
     Without NAME the runbooks of the policy are listed. P is a file, or the name of a shipped
     policy; RUN/policy.yaml is that of a run.

@@ -137,15 +137,15 @@ def run_command(
     observed under `nano` and never changed. Arguments, terminal and signals pass through.
 
     With --watch-policy the policy and the files it uses are reloaded when they are edited and pass
-    `supervise policy check`. A reload never makes the mode stronger.
+    `supervise policy check`. No edit makes the mode stronger than at the start.
 
     --notify slack:SLACK_URL adds a channel: the environment variable SLACK_URL holds the URL of an
     incoming webhook. Only `slack` and `webhook` can be given here, the others in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
     A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then D.3)
-    from the newest verified checkpoint, by `job.relaunch`. With --fresh, or before the first save,
-    COMMAND starts unchanged. Else, without `job.relaunch` or a checkpoint that verifies: exit 64.
+    from the newest verified checkpoint, by `job.relaunch`; without one of the two: exit 64. With
+    --fresh, or if the run in D saved nothing, COMMAND starts as given.
 
     \b
     Examples:

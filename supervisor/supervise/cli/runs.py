@@ -67,12 +67,12 @@ HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy
 def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None:
     """List the runs, the newest first.
 
-    `running` has a supervisor. `unsupervised`: the job runs, its supervisor died; `lost`: so did
-    the job, unseen (`supervise adopt` handles both). `crashed`, `stopped` (by policy, operator or
-    signal) and `finished` are over. `unknown` runs on another machine, or cannot be read.
+    `running`: with a supervisor. `unsupervised`: the job runs, its supervisor died. `lost`: both
+    died (`supervise adopt` handles it, and `unsupervised`). `crashed`, `stopped` (by policy,
+    operator or signal), `finished`: over. `unknown`: on another machine, or unreadable.
 
-    Where a command shows [RUN], it takes a path, a name in this list, or the beginning of one; and
-    from everywhere the id of a run of yours, or the name of its directory.
+    Where a command shows [RUN], it takes a path, or a name or id, or the beginning of one: of this
+    list, and from everywhere of any run of yours.
 
     \b
     Examples:
@@ -196,7 +196,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
     """Delete large files of past runs, never the job's checkpoints.
 
     Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
-    (default: ./runs), and the curves of the page. The audit log, the policies and pinned
+    (default: ./runs), and what `web` has cached. The audit log, the policies and pinned
     checkpoints stay, so `why`, `status` and `audit verify` go on working; `replay`, `export` and
     `why-not` need the journal. Left alone: runs whose supervisor or job lives, and runs that never
     ended and have an open incident.
@@ -348,7 +348,7 @@ def checkpoint_command() -> None:
 )
 @click.option("--tokens", type=click.IntRange(1), default=Evaluate().tokens, show_default=True)
 @click.option("--limit", default="10m", show_default=True, help="How long it may take.")
-@click.option("--reimport", is_flag=True, help="Import a script without a `__main__` guard.")
+@click.option("--reimport", is_flag=True, help="Import a script that has no `__main__` guard, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def evaluate_command(
     checkpoint: str,
@@ -359,13 +359,14 @@ def evaluate_command(
     reimport: bool,
     as_json: bool,
 ) -> int:
-    """Rebuild the model of a checkpoint, prove it, and measure it.
+    """Rebuild the model of a checkpoint, test the copy, and measure it.
 
-    CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The model comes from
-    the structure that the job wrote at its first save (job: {evaluate: {}} or {probe_batch: true}),
-    in a process of the job's interpreter, on one thread of the CPU at the lowest priority. No code
-    runs from the checkpoint. Nothing is measured unless two input rows recorded at the save
-    reproduce their output here. The result is compared with that of the previous evaluation.
+    CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The job wrote the
+    structure of the model at its first save, if its policy had job: {evaluate: {}} or
+    {probe_batch: true}. The model is rebuilt by the job's Python, on one thread of the CPU at the
+    lowest priority. No code runs from the checkpoint. Nothing is measured unless two input rows
+    recorded at the save reproduce their output here. The result is compared with that of the
+    previous evaluation.
 
     \b
     Examples:

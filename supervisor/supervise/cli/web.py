@@ -39,7 +39,12 @@ NEEDED = ("starlette", "uvicorn", "numpy", "h11", "anyio")
     metavar="PATH",
     help="Serve on a unix socket of yours alone; it needs no token.",
 )
-@click.option("--allow-host", multiple=True, metavar="NAME", help="A name of a proxy; repeatable.")
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Answer under this host name, too; repeatable.",
+)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),

@@ -250,8 +250,8 @@ def why_not_command(
 ) -> None:
     """Explain why a rule did not fire or act at a step.
 
-    Replays the journal of the run up to that step with the code that ran live. Reports how far each
-    detector was from its limit, which was UNKNOWN and why, whether `for` was not reached, and what
+    Replays the metrics of the run up to that step with the code that ran live. Reports how far each
+    detector was from its limit, or why it was UNKNOWN, whether `for` was not reached, and what
     blocked the rule: inhibition, mode, cooldown, budget, a hold.
 
     \b
@@ -471,15 +471,20 @@ Span = tuple[int, int]
 
 @click.command(name="triage")
 @run_argument
-@click.option("--good", type=int, metavar="N", help="Step of the last good evaluation.")
+@click.option(
+    "--good",
+    type=int,
+    metavar="N",
+    help="Step of the last good evaluation. Default: of the best one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     """Find why an evaluation got worse: harness, data or model.
 
-    For evaluations that fell while the curves of training look well. The order is strict, the
-    cheapest and likeliest first: what is on record is compared before and since the last
-    good evaluation, which is the best one unless it is given; for the rest it prints
-    a command to run. Unknown causes stay possible; it stops at the first cause.
+    For evaluations that fell while the curves of training look well. It goes through harness, data
+    and model in this order, and stops at the first cause. Records from before and since the last
+    good evaluation (--good, else the best one) are compared; for what is not on record it prints a
+    command to run. A cause that it could not check is not excluded.
 
     \b
     Examples:
