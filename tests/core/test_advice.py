@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from supervise.actions import Rollback
-from supervise.core import Fact, choose_advice
+from supervise.core import Fact, choose_advice, has_reward
 from supervise.core.model import Advice, JobSettings, Ladder, Lead, RelaunchSettings, SpikeClass
 
 from .conftest import (
@@ -36,6 +36,7 @@ WORDS = {
     "stop": "supervise stop RUN; ",
     "end": "end the run if it still trains, ",
     "jump": "went from 0.001 to 0.048 at step 150",
+    "wiring": "gradients that nothing clears, wiring.uncleared",
 }
 OF, F = SpikeClass, Fact
 
@@ -78,7 +79,21 @@ OF, F = SpikeClass, Fact
         ),
         (OF.SUSPECT, [F.ATTENTION, F.BACK], "watch attention logits, and try QK-norm"),
         (OF.STRUCTURAL, [F.ROUTING], "check the routing (rate of the router"),
-        (OF.UNDECIDED, [F.NO_OBJECTIVE], "judge it by its reward"),
+        (OF.UNDECIDED, [F.NO_DESCENT, F.REWARD, F.WIRING], "judge it by its reward"),
+        # A loss that never fell, of a job without a reward, is not one that need not fall.
+        (OF.UNDECIDED, [F.NO_DESCENT], "has not fallen in this run: check the learning rate, that"),
+        (OF.UNDECIDED, [F.NO_DESCENT, F.WIRING], "how the job is put together: gradients that"),
+        (OF.UNDECIDED, [F.REWARD], "compare the weights from before and after"),
+        (
+            OF.STRUCTURAL,
+            [F.WIRING, F.UNDONE],
+            "nothing clears, wiring.uncleared: supervise runbook",
+        ),
+        (OF.STRUCTURAL, [F.WIRING, F.RATE], "set it right, then go back"),
+        (OF.PLATEAU, [F.WIRING], "then start it again from ckpt-1"),
+        (OF.SUSPECT, [F.WIRING, F.BACK], "3 excursions within 400 steps; mend how the job is put"),
+        (OF.RECOVERABLE, [F.WIRING, F.BACK], "mend how the job is put together"),
+        (OF.NO_EXCURSION, [F.WIRING], "mend how the job is put together"),
         # What was tried.
         (OF.STRUCTURAL, [], "lower the learning rate: supervise lr RUN 0.5; then go back: " + BACK),
         (OF.STRUCTURAL, [F.HELD, F.UNDONE], "a lower learning rate did not help"),
@@ -135,6 +150,20 @@ def test_every_case_has_advice_and_attention_is_named_only_where_it_moved(kind):
             assert F.ROUTING in facts or "router" not in advice.rest
             assert "architecture" not in advice.rest
             assert "{" not in advice.rest
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_reward"),
+    [
+        ("reward", True),
+        ("rollout/ep_return", True),
+        ("train.mean_episode_length", True),
+        ("returned_tokens", False),
+        ("train_loss_raw", False),
+    ],
+)
+def test_a_job_that_reports_a_reward_is_told_by_a_word_of_a_name(metric, is_reward):
+    assert has_reward(["grad_global_norm", metric]) is is_reward
 
 
 # ── of what waits, and of what is still wrong at the end ──────────────────────────────────────────

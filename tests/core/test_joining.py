@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import plan_context
-from supervise.core.model import Ladder, RuleFired, decision_record
+from supervise.core import plan_context, wiring_faults
+from supervise.core.model import Ladder, Lead, RuleFired, decision_record
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 from tests.support.recorded_run import shipped_policy
@@ -174,6 +174,43 @@ def test_a_fault_of_the_wiring_is_told_once_by_names_and_opens_no_incident(tell)
     story.rows(row(9.0, **{metric: 8.0}), *[row(**{metric: 8.0})] * 40)
     assert [d.incident for d in story.kinds("incident", "closed")] == ["inc-1"]
     assert story.replayed() == story.recorded()
+
+
+def test_a_fault_of_the_wiring_is_a_possible_cause_of_the_incidents_behind_it(tell):
+    metric, spike = "tensors_with_stale_gradient", "loss_spike.extreme"
+    detectors = {"wiring.uncleared": above(metric, 0.0), spike: DETECTORS[spike]}
+    rules = rules_of(detectors, *((name, "SEV2") for name in detectors), unknown="hold")
+    story = tell(names=(*NAMES, metric), **rules)
+    story.rows(*[row()] * 5)
+    facts = {"metric": metric, "names": ["a", "b"], "count": 4, "total": 9, "made": "t.py:7"}
+    story.notice("wiring", "4 of 9", rank=0, step=5, data=facts)
+    story.rows(row(**{metric: 4.0}), *[row()] * 60, row(9.0), *[row()] * 40)
+
+    [closed] = story.kinds("incident", "closed")
+    [fault] = wiring_faults(closed.spike)
+    assert (fault.rule, fault.tensors, fault.step) == ("wiring.uncleared", ("a", "b"), 5)
+    last = messages(story)[-1]
+    assert last["severity"] == "INFO"
+    assert (last["lead"], "wiring.uncleared" in last["next"]) == (Lead.LATER, True)
+    assert "(a, b, 2 more)" in last["next"]
+    assert story.replayed() == story.recorded()
+
+
+def test_what_is_not_wired_wrongly_any_more_or_was_silenced_is_no_cause(tell):
+    metric, spike = "tensors_without_gradient", "loss_spike.extreme"
+    detectors = {"wiring.gradient": above(metric, 0.0), spike: DETECTORS[spike]}
+    rules = rules_of(detectors, *((name, "SEV2") for name in detectors), unknown="hold")
+    mended = tell(names=(*NAMES, metric), **rules)
+    mended.rows(row(**{metric: 4.0}), *[row()] * 30, row(**{metric: 0.0}), *[row()] * 60)
+    meant = tell(names=(*NAMES, metric), **rules)
+    meant.rows(row(**{metric: 4.0}), *[row()] * 90)
+    meant.say("silence", rule="wiring.gradient", **{"for": 1000})
+    for story in (mended, meant):
+        story.rows(row(9.0), *[row()] * 40)
+
+        [closed] = story.kinds("incident", "closed")
+        assert not wiring_faults(closed.spike)
+        assert messages(story)[-1]["lead"] == Lead.NOTHING
 
 
 def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(tell):

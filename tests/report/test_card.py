@@ -24,10 +24,12 @@ from supervise.core.model import (
     ActionPlanned,
     ActionRef,
     Announced,
+    ContextEvent,
     ElseHappened,
     EvalShifted,
     Failure,
     Frame,
+    IncidentClosed,
     IncidentOpened,
     IncidentRaised,
     Message,
@@ -37,6 +39,7 @@ from supervise.core.model import (
     Questions,
     Rejoined,
     RuleFired,
+    SpikeClass,
     Verdict,
     decision_record,
     format_reading,
@@ -190,6 +193,23 @@ def test_a_standstill_explains_what_ends_it(evidence, cause):
     failure = noticed("failure", "SignalException: got signal: 15", **error)
 
     assert built(planned("snapshot"), finished(**evidence), failure).cause.text == cause
+
+
+def test_a_fault_of_the_wiring_is_a_possible_cause_with_its_rule_and_tensors():
+    text, rule = "gradients that nothing clears (a, 3 more)", "wiring.uncleared"
+    fault = ContextEvent(6, "wiring", text, rule, ("a",))
+    known = ElseHappened(answer="yes", text=f"also: {text}", events=(fault,))
+    plain = verdict(SpikeClass.UNDECIDED)
+    spike = replace(plain, questions=replace(plain.questions, else_happened=known))
+    about = {"acted": False, "opened_step": 199, "breach_step": 199, "rules": ()}
+    report = built(
+        IncidentClosed(reason="closed", severity="SEV2", spike=spike, outcome="cleared", **about)
+    )
+
+    said = f"perhaps the job's wiring: {text}, rule {rule} since step 6"
+    assert (report.cause.text, report.cause.is_known) == (said, True)
+    [candidate] = report.cause.candidates
+    assert (candidate.rule, [*candidate.tensors], candidate.step) == (rule, ["a"], 6)
 
 
 def test_what_a_rank_does_is_no_cause_of_an_end():

@@ -12,7 +12,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "action_planning": "plan_context, retained_savepoint_step",
-        "advice": "Fact, choose_advice",
+        "advice": "Fact, choose_advice, has_reward",
         "checkpoint_wait": "awaited_checkpoint_bound",
         "diagnosis": "describe_recurring_onsets",
         "engine": "compare_decisions, fold_events, initial_state, step",
@@ -30,7 +30,7 @@ __getattr__ = lazy_exports(
         "run_phase": "RunPhase, describe_rate_growth, find_rate_cause",
         "run_state": "ApprovalRequest, State",
         "shard_attribution": "ShardAttribution",
-        "spike_classifier": "Evidence, classify_spike",
+        "spike_classifier": "Evidence, classify_spike, wiring_faults",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",
         "trends": "Band, fit_loss_band, find_change, find_jump, find_slow_step",
         "withdrawal": "explain_withdrawal",

@@ -7,8 +7,9 @@ where one would still help."""
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -23,12 +24,14 @@ from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import PARTS, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, State
-from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined
+from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined, wiring_faults
 from .trends import TOKENS, median
 
 NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
 SKIPS_APART = 16  # steps at most between two skipped updates of one trouble; project default
 CHECKPOINT_OK = "checkpoint_ok"
+REWARDS = frozenset(("reward", "rewards", "return", "returns", "episode", "episodic"))
+WORD = re.compile(r"[a-z]+")
 SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
 
 
@@ -41,7 +44,9 @@ class Fact(StrEnum):
     PASSED = "what the model is given is as before again"
     ATTENTION = "attention was measured, and moved"
     ROUTING = "the routing to experts was measured, and moved"
-    NO_OBJECTIVE = "the loss never descended, as in reinforcement learning"
+    WIRING = "a fault of the job's wiring is on record"
+    NO_DESCENT = "the loss never descended in this run"
+    REWARD = "the job reports a reward, as in reinforcement learning"
     RECURRING = "it comes again and again"
     BACK = "the loss is back in its normal range"
     UNDONE = "the weights of before were restored"
@@ -82,6 +87,9 @@ NO_UPDATES = (
     "no update is made any more: each one since step {onset} was skipped, and the weights are "
     "good; {stop}compute in float32 what makes the loss NaN or Inf, then {start}"
 )
+JOB_WIRING = "supervise runbook job-wiring --policy RUN/policy.yaml"
+REWIRE = f"mend how the job is put together: {{wiring}}: {JOB_WIRING}"
+REWIRE_FIRST = f"{REWIRE}; then {{start}}"
 # Of these the loss or the weights may stay as they are.
 LASTING = (_OF.NUMERIC, _OF.SCHEDULE, _OF.CUT, _OF.DATA, _OF.PLATEAU, _OF.STRUCTURAL, _OF.UNDECIDED)
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
@@ -90,6 +98,7 @@ LINES: Sequence[Line] = (
     *(_line(kind, f"{DRILLED}; {GO_BACK}", _F.DRILL) for kind in LASTING),
     _line(None, DRILLED, _F.DRILL, lead=Lead.NOTHING),
     _line(_OF.NO_EXCURSION, WHY_JUMP, _F.RATE_STOPPED),
+    _line(_OF.NO_EXCURSION, REWIRE, _F.WIRING),
     _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
     _line(
         _OF.RECOVERABLE,
@@ -106,6 +115,7 @@ LINES: Sequence[Line] = (
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.RECOVERABLE, "the learning rate was capped: set its schedule right", _F.HELD),
+    _line(_OF.RECOVERABLE, REWIRE, _F.WIRING),
     _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
@@ -156,6 +166,7 @@ LINES: Sequence[Line] = (
     ),
     # The loss stays above where it was.
     _line(_OF.PLATEAU, "{rate}: set it right, then go back: {back}", _F.RATE),
+    _line(_OF.PLATEAU, REWIRE_FIRST, _F.WIRING),
     _line(
         _OF.PLATEAU,
         "the rollback did not help: go back 100 steps or more before step {onset}: supervise "
@@ -175,6 +186,7 @@ LINES: Sequence[Line] = (
         "it, then {start}",
         _F.INPUT,
     ),
+    _line(_OF.STRUCTURAL, REWIRE_FIRST, _F.WIRING),
     _line(
         _OF.STRUCTURAL,
         "the rollback did not help: check what the model is given from step {onset}, attention "
@@ -210,6 +222,7 @@ LINES: Sequence[Line] = (
     # The loss is back, and something is not.
     _line(_OF.SUSPECT, "{recurring}; {rate}: set the schedule right", _F.RATE),
     _line(_OF.SUSPECT, "{recurring}; look at the batch of step {onset}", _F.INPUT),
+    _line(_OF.SUSPECT, f"{{recurring}}; {REWIRE}", _F.WIRING),
     _line(
         _OF.SUSPECT,
         "{recurring}; watch attention logits, and try QK-norm on a short run",
@@ -231,7 +244,15 @@ LINES: Sequence[Line] = (
     _line(
         _OF.UNDECIDED,
         "judge it by its reward: its loss is no objective",
-        _F.NO_OBJECTIVE,
+        _F.NO_DESCENT,
+        _F.REWARD,
+    ),
+    _line(_OF.UNDECIDED, REWIRE_FIRST, _F.WIRING),
+    _line(
+        _OF.UNDECIDED,
+        "the loss has not fallen in this run: check the learning rate, that the labels belong to "
+        f"the inputs, and how the job is put together: {JOB_WIRING}",
+        _F.NO_DESCENT,
     ),
     _line(_OF.UNDECIDED, "compare the weights from before and after on a fixed batch"),
 )
@@ -259,6 +280,7 @@ def advise_after_verdict(
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "jump": _rate_jump(incident),
         "recurring": verdict.recurring or "the norms stayed up",
+        "wiring": "; ".join(f"{e.text}, {e.rule}" for e in wiring_faults(verdict)),
         "skipped": f"step {skipped[0]}" if skipped else "",
     }
     if skipped and skipped[0] != skipped[-1]:
@@ -305,7 +327,9 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.PASSED, passed),
         (Fact.ATTENTION, _has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
         (Fact.ROUTING, _has_moved(policy, incident, monitor, ("moe_", "router_"))),
-        (Fact.NO_OBJECTIVE, monitor is not None and not monitor.is_objective),
+        (Fact.WIRING, bool(wiring_faults(verdict))),
+        (Fact.NO_DESCENT, monitor is not None and not monitor.is_objective),
+        (Fact.REWARD, monitor is not None and has_reward(monitor.names)),
         (Fact.RECURRING, bool(verdict.recurring)),
         (Fact.BACK, is_loss_rejoined(verdict)),
         (Fact.UNDONE, case.rolled_back),
@@ -318,6 +342,11 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     ):
         if holds:
             yield fact
+
+
+def has_reward(metrics: Iterable[str]) -> bool:
+    """Return whether a job reports what reinforcement learning maximises, by names of metrics."""
+    return any(not REWARDS.isdisjoint(WORD.findall(name.lower())) for name in metrics)
 
 
 def is_rate_held(incident: Incident) -> bool:

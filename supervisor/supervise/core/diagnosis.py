@@ -524,8 +524,35 @@ def context_events(
         *_rates(monitor, onset, state.phase.settled),
         *_odd(monitor, onset),
         *_marks(monitor, onset),
+        *_wiring(policy, state, incident),
     ]
     return sorted(events, key=lambda event: event.step)
+
+
+def _wiring(policy: Policy, state: State, incident: Incident) -> Iterator[ContextEvent]:
+    """Yield the faults of the job's wiring that people were told of by the onset, and that last.
+
+    However long ago: such a job trains wrongly in each of its steps.
+    """
+    rules = state.rules
+    if not rules.wiring_reported or not rule_scope.against_weights(policy, incident):
+        return
+    firing = set(state.firing(policy))
+    for rule in policy.rules:
+        if rule.id not in firing or rule.id in rules.muted or state.silence(rule.id) is not None:
+            continue
+        if rule_scope.rule_family(policy, rule) != rule_scope.WIRING:
+            continue
+        metrics = rule_scope.rule_metrics(policy, rule) & rules.wiring_reported.keys()
+        steps = [rules.wiring_reported[metric] for metric in metrics]
+        if not steps or min(steps) > incident.breach_step + AFTER:
+            continue
+        facts = [rules.wiring[metric] for metric in sorted(metrics) if metric in rules.wiring]
+        names = ", ".join(fact.named for fact in facts if fact.names)
+        title = rule.title[:1].lower() + rule.title[1:] or rule.id
+        text = f"{title} ({names})" if names else title
+        tensors = tuple(name for fact in facts for name in fact.names)
+        yield ContextEvent(min(steps), spike_classifier.WIRING, text, rule.id, tensors)
 
 
 def _rates(monitor: RankMonitor, onset: int, highest: float) -> Iterator[ContextEvent]:

@@ -346,7 +346,7 @@ def report(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         return
     if subject == MOVED and ctx.state.incident is not None:
         return  # an update that an incident is about does not tell how the job is written
-    reported.add(subject)
+    reported[subject] = ctx.state.step
     facts = ctx.state.rules.wiring.get(subject, WiringFacts())
     common = run_notices.OfWiring(
         severity=rule.severity,

@@ -204,8 +204,8 @@ class RuleMemory:
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         silenced: rule id -> (frame_count until which it is silent, operator).
         reported: rule id -> what people last heard of it. growing: -> what they are to hear.
-        wiring: metric -> what is known of that fault of the job's wiring. wiring_reported: kinds of
-            messages about it that people have got.
+        wiring: metric -> what is known of that fault of the job's wiring. wiring_reported: metric
+            -> step at which people got the message about its kind.
     """
 
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class RuleMemory:
     reported: dict[str, Reported] = field(default_factory=dict)
     growing: dict[str, str] = field(default_factory=dict)
     wiring: dict[str, WiringFacts] = field(default_factory=dict)
-    wiring_reported: set[str] = field(default_factory=set)
+    wiring_reported: dict[str, int] = field(default_factory=dict)
 
     def silence(self, rule: str, frame_count: int) -> str | None:
         """Return the name of who silenced a rule that is still to be silent, else None."""

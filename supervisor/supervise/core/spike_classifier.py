@@ -34,14 +34,16 @@ from .model.verdicts import (
 from .trends import Band, median, robust_spread, theil_sen_slope
 
 OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
+WIRING = "wiring"  # of a fault of how the job is put together
 
 
 def answer_else_happened(happened: Sequence[ContextEvent]) -> ElseHappened:
     """Question 4: did anything else happen near the onset? The text names the first three."""
     if not happened:
         return ElseHappened(answer=NO, text="no other event is known", events=())
-    # What the job did to itself comes first: it explains all the rest.
-    explaining = sorted(happened, key=lambda event: event.kind != OWN_RATE)[:3]
+    # What the job did to itself comes first: it explains all the rest. Its wiring is no event.
+    order = {OWN_RATE: 0, WIRING: 2}
+    explaining = sorted(happened, key=lambda event: order.get(event.kind, 1))[:3]
     texts = [f"{event.text} (step {event.step})" for event in explaining]
     text = "also: " + ", ".join(dict.fromkeys(texts))  # each rank says it
     text += f" and {len(happened) - 3} more" if len(happened) > 3 else ""
@@ -127,6 +129,12 @@ def is_loss_rejoined(verdict: Verdict) -> bool:
     return verdict.questions.rejoined.answer == YES
 
 
+def wiring_faults(verdict: Verdict) -> list[ContextEvent]:
+    """Return the faults of the job's wiring that were on record by the onset."""
+    events = verdict.questions.else_happened.events
+    return [event for event in events if event.kind == WIRING]
+
+
 def verdict_clause(verdict: Verdict) -> str:
     """Return a verdict as one clause, without numbers."""
     text = SENTENCES[verdict.kind]
@@ -135,6 +143,8 @@ def verdict_clause(verdict: Verdict) -> str:
     for event in verdict.questions.else_happened.events:
         if event.kind == causes.get(verdict.kind):
             return f"{text}: {event.text} (step {event.step})"
+    if verdict.kind == SpikeClass.UNDECIDED and (faults := wiring_faults(verdict)):
+        return f"{text}; the wiring of the job may be it: {'; '.join(e.text for e in faults)}"
     if verdict.repaired:
         return f"{text}; the loss is back to normal after a rollback"
     if verdict.kind == SpikeClass.NO_EXCURSION and verdict.unseen:

@@ -18,7 +18,8 @@ from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import SpikeClass, Verdict
-from ..core.rule_scope import MACHINE
+from ..core.rank_monitor import first_breach
+from ..core.rule_scope import INPUTS, MACHINE
 from ..core.standstill import name_ranks
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
@@ -31,14 +32,17 @@ from .incident_report import (
     ActionEffect,
     Cause,
     Closing,
+    Condition,
     Cost,
     Evidence,
+    FiredRule,
     IncidentReport,
     IncidentSummary,
     Loss,
     Move,
     NextStep,
     Observation,
+    Onset,
     Proof,
     Replay,
     Response,
@@ -65,6 +69,7 @@ Policies = Mapping[str, Policy]
 MAX_FAILURES = 8
 WAITING = "dataloader_stall_frac"
 MAX_TITLE = 90  # characters
+SOON = 5  # steps until a rule about what began at the onset fires; project default
 
 
 def build_incident_report(
@@ -169,7 +174,7 @@ class _Case:
         own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
         self.onset = facts.find_onset(own, self.breach, self.opened.slow_step)
         self.conditions = facts.add_frame_values(self.conditions, self.tape, self.moves)
-        self.wrong_inputs = sentences.inputs(self.rules, self.conditions, self.onset)
+        self.wrong_inputs = _wrong_inputs(self.rules, self.conditions, self.onset)
         self.actions = facts.intended_actions(self.incident)
         self.verification = facts.verification_checks(self.incident)
         self.approval = facts.newest_approval(self.incident)
@@ -553,3 +558,30 @@ def _capitalized(metric: str) -> str:
 def _clip(title: str) -> str:
     title = " ".join(title.split())
     return title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1]}…"
+
+
+def _wrong_inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition], onset: Onset) -> str:
+    """Return what was wrong with the batches by the gravest rule about them, "" for nothing.
+
+    What came behind the onset is no cause of it; of a sum it is not known when it began.
+    """
+    by_rule: dict[str, list[Condition]] = {}
+    for condition in conditions:
+        by_rule.setdefault(condition.rule, []).append(condition)
+    about_inputs = [
+        rule
+        for rule in rules
+        if rule.rule in by_rule
+        and {c.metric for c in by_rule[rule.rule]} <= INPUTS
+        and (
+            first_breach(rule.numbers, rule.step) <= onset.latest + SOON
+            or any(c.is_breach and c.measure == "sum" for c in by_rule[rule.rule])
+        )
+    ]
+    if not about_inputs:
+        return ""
+    rule = min(about_inputs, key=lambda rule: (rule.severity, rule.step))
+    breach = next((sentences.describe_condition(c) for c in by_rule[rule.rule] if c.is_breach), "")
+    title = rule.title[:1].lower() + rule.title[1:] or f"rule {rule.rule}"
+    first = onset.step if onset.step <= rule.step <= onset.step + SOON else rule.step
+    return f"{title}, first at step {first}{f': {breach}' if breach else ''}"

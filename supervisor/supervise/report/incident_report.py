@@ -416,20 +416,24 @@ class Observation(Struct, frozen=True):
     onset: Onset
 
 
-class Candidate(Struct, frozen=True):
+class Candidate(Struct, frozen=True, omit_defaults=True):
     """Something on record that may have caused it.
 
     Attributes:
-        kind: drill, operator, standstill, error, data, rate, attention, ranks, ...
+        kind: drill, operator, standstill, error, data, rate, attention, ranks, wiring, ...
         text: with its evidence
         step: when; null: of no step
         move: the signal that shows it; null: it is a record
+        rule: the one that fires for a fault of the job's wiring
+        tensors: names of a few of those that it is about
     """
 
     kind: str
     text: str
     step: int | None
     move: Move | None
+    rule: str = ""
+    tensors: Sequence[str] = ()
 
 
 class UnchangedArea(Struct, frozen=True):

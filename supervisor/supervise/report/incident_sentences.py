@@ -21,10 +21,16 @@ from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText, Su
 from ..core.model.failure import Failure
 from ..core.model.payload import Outcome, WeightsArgs
 from ..core.model.policy import read_usage
-from ..core.model.verdicts import NO, YES, NormChange, Rejoined, SpikeClass, Verdict
-from ..core.rank_monitor import first_breach
-from ..core.rule_scope import INPUTS
-from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE
+from ..core.model.verdicts import (
+    NO,
+    YES,
+    ContextEvent,
+    NormChange,
+    Rejoined,
+    SpikeClass,
+    Verdict,
+)
+from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE, WIRING, wiring_faults
 from .incident_facts import LOSSES, RATE, SIGNALS
 from .incident_report import (
     Action,
@@ -35,7 +41,6 @@ from .incident_report import (
     Condition,
     Cost,
     Estimate,
-    FiredRule,
     Move,
     Onset,
     Proof,
@@ -54,11 +59,10 @@ SYMPTOMS = ("attention", "routing", "ranks", "spread of the ranks")  # of a caus
 SKIPS = ("update_skipped", "skip_reason")  # what was done about it
 EVENTS = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
 # Events that explain nothing, or are shown elsewhere.
-ROUTINE = ("action", "drill", "checkpoint", "reflex", "skipped", "weights")
+ROUTINE = ("action", "drill", "checkpoint", "reflex", "skipped", "weights", WIRING)
 RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
 FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
 SKIPPED, SKIP_REASON = "update_skipped", "skip_reason"
-SOON = 5  # steps until a rule about what began at the onset fires; project default
 MAX_LISTED = 4  # of several like things in one sentence
 OVER = (Status.RECOVERED, Status.DONE)
 QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
@@ -112,7 +116,7 @@ def describe_observation(
     for condition in conditions:
         is_named = condition.metric is not None and condition.metric in named
         if condition.is_breach and condition.severity == worst and not is_named:
-            texts.setdefault(condition.metric or condition.detector, _condition(condition))
+            texts.setdefault(condition.metric or condition.detector, describe_condition(condition))
     if SKIP_REASON in texts:
         texts.pop(SKIPPED, None)  # its reason says it
     unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
@@ -147,7 +151,7 @@ def _loss(loss: Move) -> str:
     return f"loss {level} → {peak} {f'at step {loss.peak_step}' if steps == 1 else span}"
 
 
-def _condition(condition: Condition) -> str:
+def describe_condition(condition: Condition) -> str:
     """Return one breach in words: "step time 1.2, limit 0.8; before 0.4"."""
     if condition.nonfinite:
         return ", ".join(
@@ -222,12 +226,20 @@ def cause_candidates(
         text = f"the learning rate went {level} → {peak} (×{_two_digits(rate.ratio or 0.0)}) "
         text += f"at step {rate.first_step}"
         rows.append(Candidate("rate", text, rate.first_step, rate))
+    symptoms: list[Candidate] = []
     for area, move in changed.items():
         if move.earliest_step <= onset.latest and move.metric != RATE:
             seen = " at" if move.earliest_step == move.first_step else ", seen by"
             text = f"{area}: {change_text(move)}{seen} step {move.first_step}"
-            rows.append(Candidate(area, text, move.first_step, move))
-    return [candidate for candidate in rows if candidate.text]
+            candidate = Candidate(area, text, move.first_step, move)
+            (symptoms if area in SYMPTOMS else rows).append(candidate)
+    rows += () if diagnosis is None else map(_of_wiring, wiring_faults(diagnosis))
+    return [candidate for candidate in (*rows, *symptoms) if candidate.text]
+
+
+def _of_wiring(fault: ContextEvent) -> Candidate:
+    text = f"the job's wiring: {fault.text}, rule {fault.rule} since step {fault.step}"
+    return Candidate(WIRING, text, fault.step, None, fault.rule, fault.tensors)
 
 
 def _rate_jump(moves: Sequence[Move]) -> Move | None:
@@ -277,6 +289,9 @@ def describe_cause(
     events = _events(diagnosis)
     first = candidates[0].kind if candidates else ""
     text = candidates[0].text if candidates else ""
+    if first == WIRING:  # it has been so before, without this
+        faults = [candidate.text for candidate in candidates if candidate.kind == WIRING]
+        text = f"perhaps {'; '.join(faults)}"
     is_known = first not in ("", *SYMPTOMS)
     order = _order(moves, is_explained=is_known and first not in ("rate", *RECORDED))
     unchanged = [area for area in unchanged if area.area not in {c.kind for c in candidates}]
@@ -301,33 +316,6 @@ def describe_cause(
 def _looked_at(unchanged: Sequence[UnchangedArea]) -> str:
     """Return what stayed as before, so that it is no cause."""
     return f"; {_and([a.area for a in unchanged])} stayed as before" if unchanged else ""
-
-
-def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition], onset: Onset) -> str:
-    """Return what was wrong with the batches by the gravest rule about them, "" for nothing.
-
-    What came behind the onset is no cause of it; of a sum it is not known when it began.
-    """
-    by_rule: dict[str, list[Condition]] = {}
-    for condition in conditions:
-        by_rule.setdefault(condition.rule, []).append(condition)
-    about_inputs = [
-        rule
-        for rule in rules
-        if rule.rule in by_rule
-        and {c.metric for c in by_rule[rule.rule]} <= INPUTS
-        and (
-            first_breach(rule.numbers, rule.step) <= onset.latest + SOON
-            or any(c.is_breach and c.measure == "sum" for c in by_rule[rule.rule])
-        )
-    ]
-    if not about_inputs:
-        return ""
-    rule = min(about_inputs, key=lambda rule: (rule.severity, rule.step))
-    breach = next((_condition(c) for c in by_rule[rule.rule] if c.is_breach), "")
-    title = rule.title[:1].lower() + rule.title[1:] or f"rule {rule.rule}"
-    first = onset.step if onset.step <= rule.step <= onset.step + SOON else rule.step
-    return f"{title}, first at step {first}{f': {breach}' if breach else ''}"
 
 
 def _order(moves: Sequence[Move], *, is_explained: bool) -> str:

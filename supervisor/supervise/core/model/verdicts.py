@@ -21,12 +21,19 @@ class BandRange(Struct, frozen=True):
     limit: float
 
 
-class ContextEvent(Struct, frozen=True):
-    """Something that happened near an onset. `kind`: data, logging, planned, rate, action, ..."""
+class ContextEvent(Struct, frozen=True, omit_defaults=True):
+    """Something that happened near an onset, or a fault of the job's wiring since before.
+
+    Attributes:
+        kind: data, logging, planned, rate, action, wiring, ...
+        rule: which one is about the wiring. tensors: names of a few of those that it is about.
+    """
 
     step: int
     kind: str
     text: str
+    rule: str = ""
+    tensors: Sequence[str] = ()
 
 
 class Answer(Struct, frozen=True, kw_only=True):
