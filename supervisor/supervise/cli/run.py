@@ -54,7 +54,7 @@ def _citations(
     "-p",
     "--policy",
     metavar="P",
-    help="Policy file, or shipped name (only `observe` never acts). Default: nano in mode observe.",
+    help="Policy file, or shipped name (all but `observe` may act). Default: nano, mode observe.",
 )
 @click.option(
     "--run-dir",
@@ -143,9 +143,9 @@ def run_command(
     incoming webhook. Only `slack` and `webhook` can be given here, the others in the policy.
 
     With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then D.3)
-    from the newest verified checkpoint, by `job.relaunch`; without one of the two: exit 64. With
-    --fresh, or if the run in D saved nothing, COMMAND starts as given.
+    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then
+    D.3): COMMAND as given with --fresh, or if the run in D saved nothing; else from the newest
+    verified checkpoint, by the policy's `job.relaunch`; if either is missing: exit 64.
 
     \b
     Examples:
