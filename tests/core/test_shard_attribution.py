@@ -22,7 +22,7 @@ def fed(steps, *, rank=0, attempt=0, blame=None, loss=lambda step: 2.0, first=0,
     blame = blame or ShardAttribution()
     if not known:
         blame.announced(rank, NAMES, (100 + rank, 1))
-        blame.named(rank, {str(n): f"{n}.tar" for n in range(400)})
+        blame.add_names(rank, {str(n): f"{n}.tar" for n in range(400)})
     for step, number in enumerate(steps, first):
         shard = None if number is None else float(number)
         blame.feed(Frame(0, rank, attempt, step, (loss(step), shard)), calm=True)
@@ -64,7 +64,7 @@ def test_names_join_what_another_process_and_another_rank_counted():
     """Numbers begin at 0 in each; the name is what is blamed."""
     blame = fed([step // 50 for step in range(7100)], troubles={7020: "inc-1"})
     blame.announced(0, NAMES, (100, 2))  # an exec keeps the process
-    blame.named(0, {"0": "140.tar"})
+    blame.add_names(0, {"0": "140.tar"})
     again = {7030: "inc-2"}
     blame = fed([0] * 50, attempt=1, first=7000, blame=blame, troubles=again)
     blame = fed([200 + step // 50 for step in range(8000)], attempt=1, first=7050, blame=blame)
@@ -104,7 +104,7 @@ def test_a_copy_is_independent_and_memory_is_bounded():
     blame.incident("inc-1", 9, 0)
     twin = deepcopy(blame)
     most = 16384  # that are counted
-    blame.named(0, {str(most): "last.tar"})
+    blame.add_names(0, {str(most): "last.tar"})
     for number in range(1, most + 50):
         blame.feed(Frame(0, 0, 0, 9 + number, (2.0, float(number))), calm=False)
 

@@ -21,7 +21,7 @@ def run(code: str) -> int:
 
 
 def test_without_progress_it_ends():
-    begin = "signal.signal(signal.SIGALRM, signal.SIG_IGN); verify.start_stall_alarm()\n"
+    begin = "signal.signal(signal.SIGALRM, signal.SIG_IGN); verify.exit_when_stalled()\n"
 
     assert run(f"{begin}while True: signal.pause()") == -signal.SIGALRM
 
@@ -29,7 +29,7 @@ def test_without_progress_it_ends():
 def test_with_progress_it_takes_the_time_that_it_needs():
     """A large part has as much more as its bytes take to read."""
     busy = "while time.monotonic() < until: verify.report_progress()"
-    begin = f"until = time.monotonic() + 1.5; verify.start_stall_alarm()\n{busy}\n"
+    begin = f"until = time.monotonic() + 1.5; verify.exit_when_stalled()\n{busy}\n"
 
     assert run(f"{begin}verify.report_progress(10**9); time.sleep(1.2)") == 0
 

@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(json.dumps({"environment": describe_environment(torch)}), flush=True)
     for path in request["paths"]:
-        verify.start_stall_alarm()
+        verify.exit_when_stalled()
         print(json.dumps(verify.verify_checkpoint(torch, path, request)), flush=True)
 
 

@@ -35,7 +35,7 @@ SHARE, MARGIN = 4, 1 << 30  # times the bytes of the files, and bytes beyond tha
 _armed = False
 
 
-def start_stall_alarm() -> None:
+def exit_when_stalled() -> None:
     """From now on end this process by SIGALRM once `progress` was not called for `IDLE_S`."""
     global _armed
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -136,12 +136,12 @@ class Contents:
         if _is_optimizer(thing):
             self.optimizer = True
         for key in thing:
-            self.named(str(key))
+            self.add_name(str(key))
         if depth < 2 and self.step is None:
             steps = (thing.get(key) for key in STEPS)
             self.step = next((n for n in steps if type(n) is int), None)
 
-    def named(self, name: str) -> None:
+    def add_name(self, name: str) -> None:
         """Record the name of a part of the checkpoint."""
         if "rng" in name.lower() or "random_state" in name.lower():
             self.rng = True
@@ -413,7 +413,7 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
             for name, entry in header.items():
-                contents.named(name)
+                contents.add_name(name)
                 _mapped_tensor(torch, data, 8 + room, name, entry, contents)
 
 
@@ -462,7 +462,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> list[str]:
         raise Damaged(f"{METADATA} cannot be read: {type(error).__name__}: {error}") from None
     ends: dict[str, int] = {}
     for name, shard, offset, length in pieces:
-        contents.named(name)
+        contents.add_name(name)
         if offset < ends.get(shard, 0):
             raise Damaged(f"{METADATA}: parts of the shard {shard} overlap")
         ends[shard] = offset + length
@@ -599,7 +599,7 @@ def _read(torch: Any, path: str, names: list[str], contents: Contents) -> list[s
         except Damaged as error:
             contents.problems.append(str(error))
     for name in names:
-        contents.named(os.path.basename(name))
+        contents.add_name(os.path.basename(name))
         contents.hints = contents.hints or "optim" in name.lower()
         if name in read or name.endswith(".distcp"):
             continue

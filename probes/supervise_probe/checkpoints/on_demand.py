@@ -166,7 +166,7 @@ class Learner:
 
     def _plain(self, path: str, key: str, value: Any) -> Builder:
         """A literal may equal a count by accident, so an unnamed int counts as no literal."""
-        names = self._variables.named(key, value)
+        names = self._variables.variables_with(key, value)
         counts = type(value) is int and value == self._steps
         literal = any(
             type(constant) is type(value) and constant == value

@@ -128,7 +128,7 @@ class UpdateClip:
                 return
             past = self._past.update_norms
             alone = len(self._optimizers.living()) == 1
-            history = seed_window(past, rule) if alone else []
+            history = clipped_window(past, rule) if alone else []
             norms = UpdateNorms(self._context, self._gradient, update.all_params, rule, history)
             self._kept[update.optimizer] = norms
         norms.read()
@@ -239,7 +239,7 @@ class UpdateNorms:
         return torch.where(count >= self._rule.least, limit, torch.full_like(limit, math.inf))
 
 
-def seed_window(past: Sequence[float], rule: Rule) -> list[float]:
+def clipped_window(past: Sequence[float], rule: Rule) -> list[float]:
     """Return a window as it would be had the rule been in force before: spikes are shortened."""
     norms: list[float] = []
     for norm in list(past)[-rule.window :]:

@@ -176,8 +176,8 @@ LOSSES = frozenset(("train_loss_raw", "train_loss", "train_loss_ema", "train_ppl
 NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
 
 
-def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
-    """Return a notice in place of a rule that judges the height of a loss by its past."""
+def lower_loss_rule(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
+    """Return a rule that judges the height of a loss by its past as one that only notifies."""
     behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
     judges = (d for d in behind if discover.yaml_name_of(d) not in NOT_OF_HEIGHT)
     if not any(LOSSES.intersection(detector.metrics) for detector in judges):
@@ -325,7 +325,7 @@ def bind_rules(
     ]
     if objective != "none":
         return built_rules
-    return [built._replace(rule=without_descent(built.rule, detectors)) for built in built_rules]
+    return [built._replace(rule=lower_loss_rule(built.rule, detectors)) for built in built_rules]
 
 
 def _rule(

@@ -127,7 +127,7 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     _rules_of(policy)
     base = None if options["baseline"] is None else read_manifest(options["baseline"])
     request = _request(paths, options)
-    rejects = build_check.read_rejects(options["rejects"], request.fields)
+    rejects = build_check.read_filter_stages(options["rejects"], request.fields)
     prompts = options["prompts"]
     prompts = None if prompts is None else build_check.read_prompts(prompts)
     with _folder(options, request) as (folder, is_own):

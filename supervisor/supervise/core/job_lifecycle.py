@@ -278,7 +278,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == FAILURE_NOTICE:
         _on_failure(ctx, event.data.read(Failure))
     if event.kind == "shard":
-        state.context.attribution.named(event.rank, event.data.read(Shards).shards or {})
+        state.context.attribution.add_names(event.rank, event.data.read(Shards).shards or {})
     if event.kind == "signal" and (signal := event.data.read(SignalSent)).final:
         job.end_requested, job.end_signal = True, job.end_signal or signal.signal
         job.interrupted |= signal.typed

@@ -165,7 +165,7 @@ class ShardAttribution:
         loss = names.index(LOSS) if LOSS in names else -1
         self.columns[rank] = names.index("batch_shard"), loss
 
-    def named(self, rank: int | None, shards: Mapping[str, str]) -> None:
+    def add_names(self, rank: int | None, shards: Mapping[str, str]) -> None:
         """A notice of kind `shard` told names: `{"17": "data/00017.tar"}`."""
         life = self._life(rank or 0)
         for number, name in shards.items():

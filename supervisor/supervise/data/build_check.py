@@ -398,7 +398,7 @@ def _read_result(plan: Plan, number: int, piece: Piece) -> PieceResult:
 # ── what others counted ───────────────────────────────────────────────────────────────────────────
 
 
-def read_rejects(options: Sequence[str], fields: Fields) -> dict[str, Stage]:
+def read_filter_stages(options: Sequence[str], fields: Fields) -> dict[str, Stage]:
     """Return the stages of filters that reports or folders of rejects show.
 
     Each is a file, of datatrove (stats.json) or {"stage": {"dropped": n, "total": m}}, or

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ..errors import InputError, StoreError, UsageError
 from ..store import files
-from .build_check import add_totals, read_rejects
+from .build_check import add_totals, read_filter_stages
 from .corpus import Document, Fields, Piece, documents, list_pieces, need
 from .manifest import Stage
 
@@ -209,7 +209,7 @@ def plant_fault(
         context.val = [d for piece in held_out for d in _texts(piece, fields)]
         if not context.val:
             raise InputError("the fault 'leak' needs held-out documents", hint="--val PATH")
-    stages = read_rejects(rejects, fields) if name == "filter" else {}
+    stages = read_filter_stages(rejects, fields) if name == "filter" else {}
     if name == "filter" and not stages:
         hint = "--rejects FILE, the report that the baseline was checked with"
         raise InputError("the fault 'filter' needs a report of the filters", hint=hint)
