@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import system
-from ..core.model.events import Exited, Launched
+from ..core.model.events import Event, Exited, Launched
 from ..errors import MISSHAPEN, StoreError, UsageError, reading_recorded_data
-from ..store import files, journal, run_directory
+from ..store import files, run_directory
 from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir, is_run
 from ..store.run_records import ASKED, RunOutcome, skim_run
@@ -61,7 +61,7 @@ def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | No
     return (UNSUPERVISED if runs else LOST), None
 
 
-def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
+def run_life(run: RunDir, outcome: RunOutcome, segments: Iterator[Sequence[Event]]) -> Life:
     """Return whether anybody watches a run, and what became of its job.
 
     A live supervisor holds the lock of the audit log. Without one, the journal has the last state
@@ -69,14 +69,14 @@ def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
     have been about to relaunch the job.
 
     Args:
-        brief: leave the journal alone.
+        segments: launches and ends in the journal, see `read_segments_back`.
     """
     from ..runtime.status import Life  # it imports the engine, which most commands do not need
 
     if is_locked(run.audit_path):
         return Life(supervisor="running", job="running")
     end = outcome.end
-    launched, returncode = (None, None) if brief else _last_seen(run)
+    launched, returncode = _last_seen(segments)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
     if end is not None and (code is None or outcome.incomplete):
@@ -96,14 +96,14 @@ def run_life(run: RunDir, outcome: RunOutcome, *, brief: bool = False) -> Life:
     )
 
 
-def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
+def _last_seen(segments: Iterator[Sequence[Event]]) -> tuple[Launched | None, int | None]:
     """Return the newest launch near the end of the journal, and its return code if it ended.
 
     A job whose launch is older than a segment has made frames since, so it had not ended then.
     """
     with suppress(StoreError):  # `replay` and `export` report a damaged journal
-        segments = journal.read_segments_back(run.journal_path, (Launched, Exited))
-        for events in islice(segments, LAST_SEGMENTS):
+        for segment in islice(segments, LAST_SEGMENTS):
+            events = [event for event in segment if isinstance(event, Launched | Exited)]
             launches = [event for event in events if isinstance(event, Launched)]
             if events:
                 newest = events[-1]

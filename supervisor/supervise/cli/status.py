@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 
 from ..checkpoints.registry import Entry, read_registry
 from ..core.model.decisions import plain_json
+from ..core.model.events import Announced, Exited, Frame, Launched
 from ..core.model.formats import RECORDS
 from ..core.model.payload import Payload
 from ..core.model.policy import read_usage
@@ -39,11 +41,13 @@ from ..runtime.status import (
     judge_status,
     read_last_status,
 )
-from ..store import audit
+from ..store import audit, journal
 from ..store.run_directory import RunDir
 from ..store.run_records import IncidentOutcome, RunOutcome, read_outcome
 from ._output import echo_json, format_number, format_rate, format_span, print_table, seconds_since
 from ._runs import run_argument, run_life
+
+AT_THE_END = (Announced, Exited, Frame, Launched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +119,16 @@ def read_status(
         is_brief = brief and (
             outcome.end is not None or run.describe().host != socket.gethostname()
         )
-        alive = run_life(run, outcome, brief=is_brief)
+        segments, again = tee(
+            iter(()) if is_brief else journal.read_segments_back(run.journal_path, AT_THE_END)
+        )
+        alive = run_life(run, outcome, segments)
     path = run_operand(run)
     if alive.supervisor == "running":
         old_s = seconds_since(newest.updated_wall, datetime.now(UTC)) if newest else None
         verdict = judge_status(newest, old_s).replace(" RUN", f" {path}")
     else:
-        newest = newest if alive.over or is_brief else read_last_status(run)
+        newest = newest if alive.over or is_brief else read_last_status(run, again)
         with suppress(StoreError):  # `checkpoints` reports it
             register = read_registry(run.path).checkpoints
         ending = judge_ending(alive, newest, outcome, register, path)

@@ -28,14 +28,13 @@ from ..core.incident import Incident
 from ..core.model import formats, state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
-from ..core.model.events import Announced, Curve, Frame, LossCurve
+from ..core.model.events import Announced, Curve, Event, Frame, LossCurve
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
 from ..errors import StoreError, reading_recorded_data
 from ..notifiers.channel_queue import Backlog
 from ..notifiers.heartbeat import Health
-from ..store import journal
 from ..store.recorder import Shortage
 from ..store.run_directory import RunDir
 from ..store.run_records import ASKED, GRAVE, RunOutcome
@@ -233,8 +232,11 @@ def end_protection(run: RunDir, lost_to: str) -> None:
     run.write_json(FILE, ended.document())
 
 
-def read_last_status(run: RunDir) -> Status | None:
+def read_last_status(run: RunDir, segments: Iterator[Sequence[Event]]) -> Status | None:
     """Return the newest status of a run whose supervisor died, brought to its journal's end.
+
+    Args:
+        segments: names and frames of the journal, see `read_segments_back`.
 
     Raises:
         StoreError: the status cannot be read, or understood.
@@ -246,7 +248,7 @@ def read_last_status(run: RunDir) -> Status | None:
     progress = TrainingProgress(before=status.training)
     start = newest = (status.attempt, status.step)
     with suppress(StoreError):  # `replay` and `export` report a damaged journal
-        for event in next(journal.read_segments_back(run.journal_path, (Announced, Frame)), ()):
+        for event in next(segments, ()):
             if isinstance(event, Announced):
                 names[event.rank] = event.names
             elif isinstance(event, Frame) and (event.attempt, event.step) > start:

@@ -255,21 +255,29 @@ class Segment:
             yield number, kind, payload, offset
             number += 1
 
-    def skim(self, kinds: Collection[int]) -> Iterator[tuple[int, int, bytes]]:
+    def skim(self, kinds: Collection[int], frames: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield `(number, kind, payload)` of records of some kinds, up to what is no record.
 
-        Others are passed by their length, unchecked.
+        Of frames only the newest; all that is left out is passed by its length, unchecked.
         """
-        offset = START.size
-        while len(head := self._bytes(offset, _RECORD_HEAD.size)) == _RECORD_HEAD.size:
-            length, _, number, kind = _RECORD_HEAD.unpack(head)
-            if kind in kinds:
-                if (record := self._record_at(offset)) is None:
-                    return
-                yield number, kind, record[2]
-            elif kind not in TYPES or length > MAX_PAYLOAD:
+        newest, others = deque[int](maxlen=frames), list[int]()
+        offset, unpack, kind = START.size, _RECORD_HEAD.unpack_from, FRAME
+        while kind in TYPES and (block := os.pread(self._fd, self.BLOCK, offset)):
+            at, end = 0, len(block) - _RECORD_HEAD.size
+            while at <= end:
+                length, _, _, kind = unpack(block, at)
+                if kind not in TYPES or length > MAX_PAYLOAD:
+                    break
+                if kind in kinds:
+                    (newest if kind == FRAME else others).append(offset + at)
+                at += _RECORD_HEAD.size + length
+            if not at:
+                break
+            offset += at
+        for offset in sorted([*others, *newest]):
+            if (record := self._record_at(offset)) is None:
                 return
-            offset += _RECORD_HEAD.size + length
+            yield record[0], record[1], record[2]
 
     def _bytes(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; sequential reads are buffered."""
@@ -677,21 +685,18 @@ def read_journal(
 def read_segments_back(directory: Path, only: Collection[type[Any]]) -> Iterator[list[Event]]:
     """Yield the events of some classes in each segment, the newest segment first.
 
-    For what is asked of the end of a journal that may have millions of frames, of which the newest
-    LAST_FRAMES of a segment are decoded. Behind damage there is nothing.
+    For what is asked of the end of a journal that may have millions of frames, of which LAST_FRAMES
+    of the newest segment are decoded. Behind damage there is nothing.
 
     Raises:
         StoreError: a segment cannot be read.
     """
     kinds = {KINDS[cls] for cls in only}
+    frames = LAST_FRAMES
     for path in reversed(_segments(directory)):
         try:
             with Segment(path) as segment:
-                frames: deque[tuple[int, int, bytes]] = deque(maxlen=LAST_FRAMES)
-                others: list[tuple[int, int, bytes]] = []
-                for row in segment.skim(kinds):
-                    (frames if row[1] == FRAME else others).append(row)
-                rows = sorted([*others, *frames])
+                rows, frames = segment.skim(kinds, frames), 0
                 yield [_event(kind, payload, number, path) for number, kind, payload in rows]
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
