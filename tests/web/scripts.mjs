@@ -18,9 +18,10 @@ context.listen = (run, on) => (context.on = on);
 
 const place = () => ({ replaceChildren(...children) { this.children = children; } });
 const run = {
-  run: "r", path: "/r", step: -1, ranks: [], needs: [], incidents: [], drills: [], tags: [],
+  run: "r", path: "/r", step: -1, ranks: [], needs: [], incidents: [], drills: [],
   phase: "constructor", policy: "p", mode: "m", state: "running", problem: "cannot be read",
-  metrics: {}, frames: {}, boards: {}, missing: {}, checkpoints: [], actions: [],
+  metrics: {}, frames: {}, boards: {}, missing: {}, checkpoints: [], actions: [], rule_states: {},
+  own_s: {}, slow: null,
 };
 const view = {
   changed: [], charts: [], axis: "step", rank: "all", moved() {}, load: async () => {},
@@ -29,28 +30,28 @@ const view = {
 const [bar, area] = [place(), place()];
 const redraw = context.boards(view, run, bar, area);
 const before = JSON.stringify(area.children);
-context.follow(view, run, { update() {} }, () => {}, redraw);
+context.follow(view, run, { update() {} }, redraw);
 context.on.status({ metrics: { loss: { name: "Loss" } }, frames: { 0: 1, 1: 1 }, boards: { icu: ["loss"] } });
 const hasRanks = () => JSON.stringify(context.controls(view, ["0", "1"])).includes('"rank ');
 const live = hasRanks();
-Object.assign(context, { FROZEN: {} });
+Object.assign(context, { FROZEN: { left_out: [] } });
 view.rank = "all";
-const facts = { ...run, rule_states: {}, silenced: {}, rules: [], state: "running" };
+const facts = { ...run, silenced: {}, rules: [], state: "running" };
 const sections = new (vm.runInContext("Sections", context))(facts);
 const element = (text) => ({ text, contains: () => false, querySelectorAll: () => [], replaceWith() {} });
 for (const draw of [context.operate, context.rules, context.verdict]) {
   sections.add((seen) => element(JSON.stringify(draw(seen))));
 }
 const drawn = (text) => sections.parts.map((part) => part.element.text.includes(text));
-const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { tags: ["tag"] }];
+const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { cut: "frames were removed" }];
 for (const changed of later) sections.update(Object.assign(facts, changed) && changed);
 const opened = { step: 1, wall: null };
 console.log(JSON.stringify({
   before,
   charts: view.charts.map((chart) => chart.name),
-  checks: JSON.stringify(context.checkpoints({ checkpoints: [{ state: "valueOf", problems: [] }] })),
+  checks: JSON.stringify(context.checkpoints({ actions: [], checkpoints: [{ state: "valueOf", problems: [] }] })),
   head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
-  redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("tag")],
+  redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("frames were removed")],
   ranks: [live, hasRanks(), view.rank],
   verdict: JSON.stringify(context.verdict(run)),
 }));

@@ -25,7 +25,7 @@ from supervise.checkpoints import Register
 from supervise.cli import invoke as run_cli
 from supervise.core.model import Announced, Frame, Launched
 from supervise.runtime import ControlInbox
-from supervise.web import BOARDS, BuildingError, Gate, Page, Query, RunCurves, Settings
+from supervise.web import BOARDS, Gate, Page, RunCurves, Settings
 from tests.support import recorded_run
 from tests.support.waiting import wait_until
 
@@ -101,7 +101,7 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(directory):
     """The server, with commands allowed."""
-    server = Served(directory / "runs", "--write", "--by", "anna", "--cache", directory / "cache")
+    server = Served(directory / "runs", "--write", "--by", "anna")
     yield server
     server.close()
 
@@ -140,7 +140,6 @@ REFUSED = [
     ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN", "Content-Type": "text/plain"}, 403),
     ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN"}, 403),  # without the second token
     ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN", "X-Supervise-Write": "no"}, 403),
-    ("PUT", "/api/run/spike/note", OURS | {"Origin": "OWN"}, 403),
     ("DELETE", "/api/run/spike", OURS | {"Origin": "OWN"}, 405),
     ("GET", "/api/run/spike/command", {}, 405),
     ("GET", "/run/../secret.txt", {}, 404),
@@ -198,7 +197,7 @@ def test_the_token_leaves_the_address_and_stays_in_a_cookie(served, address):
 
 def page_of(home):
     """Return a page over the runs of a directory, in this process."""
-    return Page(Settings(directory=home / "runs", cache=home / "cache"))
+    return Page(Settings(directory=home / "runs"))
 
 
 @asynccontextmanager
@@ -263,10 +262,9 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
             compared = await http.get("/api/compare", params={"a": "a@b", "b": "lr=1e-3 b"})
             rows = {row["name"]: row["values"] for row in compared.json()["differs"]}
             assert rows["--lr"] == {"a": "0.1", "b": "–"}
-            assert (await http.get("/api/run/0")).json()["cache"] is None, "there is no journal"
+            assert (await http.get("/api/run/0")).json()["cut"] is None, "there is no journal"
 
     asyncio.run(browse())
-    page.close()
 
 
 def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch):
@@ -317,7 +315,6 @@ def test_a_run_whose_disk_hangs_delays_no_other(directory, tmp_path, monkeypatch
         asyncio.run(browse())
     finally:
         answers.set()
-    page.close()
 
 
 def test_no_row_of_the_list_waits_for_another(directory, tmp_path, monkeypatch):
@@ -345,7 +342,7 @@ def test_no_row_of_the_list_waits_for_another(directory, tmp_path, monkeypatch):
 
 
 def test_a_run_is_read_again_once_there_are_threads(directory, tmp_path, monkeypatch):
-    page = Page(Settings(directory=directory / "runs", cache=tmp_path / "cache"))
+    page = Page(Settings(directory=directory / "runs"))
 
     def refuse(thread):
         raise RuntimeError("can't start new thread")
@@ -358,8 +355,8 @@ def test_a_run_is_read_again_once_there_are_threads(directory, tmp_path, monkeyp
 
 
 def test_curves_are_built_once_there_are_threads(directory, tmp_path, monkeypatch):
-    page = Page(Settings(directory=directory / "runs", cache=tmp_path / "cache"))
-    curves = RunCurves(page.view("spike"), None)
+    page = Page(Settings(directory=directory / "runs"))
+    curves = RunCurves(page.view("spike"))
 
     def refuse(thread):
         raise RuntimeError("can't start new thread")
@@ -475,33 +472,65 @@ async def received(page, path):
     return sent[0]["status"], [len(message["body"]) for message in sent[1:]]
 
 
-def cut_buckets(cache):
-    for path in cache.rglob("rank0"):
-        os.truncate(path, 100)
-
-
-@pytest.mark.parametrize("harm", [shutil.rmtree, cut_buckets])
-def test_curves_whose_cache_was_removed_are_made_again(tmp_path, harm):
-    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
-    record(tmp_path, "long", *[2.0] * 9000)
-    page, query = page_of(tmp_path), Query(["train_loss_raw"], pixels=300)
-    _, curves = page.curves("long")
-    wait_until(lambda: curves.progress() == 1.0, "the curves")
-    before = curves.series(query)
-    harm(tmp_path / "cache")
-    with pytest.raises(BuildingError):
-        curves.series(query)
-    wait_until(lambda: curves.progress() == 1.0, "the curves")
-    assert curves.series(query) == before
-    page.close()
-
-
 def test_an_export_waits_for_a_log_that_takes_long_to_read(directory, tmp_path, monkeypatch):
     monkeypatch.setattr("supervise.web.server.REQUEST_S", 0.0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     page = tmp_path / "page.html"
     assert run_cli(["web", "--export", str(page), str(directory / "runs" / "spike")]) == 0
     assert 'id="frozen"' in page.read_text()
+
+
+RANKS = ("train_loss_raw", "forward_time", "other_time", "backward_time", "step_time")
+SLOW = ("straggler_ratio", "straggler_rank", "straggler_part")
+
+
+def test_the_slow_rank_is_named_with_since_when_and_at_what(tmp_path):
+    """Rank 1 reads data for 0.2 s from step 100 on, in the bucket of 96; rank 0 waits for it."""
+    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
+    names = {0: (*RANKS, *SLOW), 1: RANKS}
+    begin = (Launched(1, 2**22 + 7, 0), *(Announced(2, rank, 2, 7, names[rank]) for rank in (0, 1)))
+
+    def frames(steps, last):
+        for step in range(steps):
+            late = 0.2 if 100 <= step < last else 0.0
+            for rank, (other, backward) in enumerate(((0.0, late), (late, 0.0))):
+                values = (2.0, 0.04, other, 0.06 + backward, 0.1 + late)
+                ranks = (1.0 + late * 10, 1.0, 2.0) if rank == 0 else ()
+                yield Frame((10 + step) * 10**9 + rank, rank, 0, step, (*values, *ranks))
+
+    for name, last, expected in (
+        ("slow", 300, {"rank": 1, "ratio": 3.0, "since": 96}),
+        ("passed", 200, {}),
+    ):
+        path = tmp_path / "runs" / name
+        policy = tmp_path / "small.yaml"
+        recorded_run.record_run(path, frames(300, last), policy=policy, begin=begin)
+        _, curves = page_of(tmp_path).curves(name)
+        wait_until(lambda curves=curves: curves.progress() == 1.0, "the curves")
+        facts = curves.facts()
+        part = facts["slow"].pop("part", "")
+        assert facts["slow"] == pytest.approx(expected)
+        assert ("outside" in part) == (name == "slow")
+    assert facts["own_s"] == pytest.approx({"0": 0.04, "1": 0.04})
+    assert RunCurves(page_of(tmp_path).view("slow")).facts()["slow"] is None, "not built: not known"
+
+
+def test_an_export_waits_for_the_curves_and_names_the_metrics_that_it_lacks(tmp_path):
+    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
+    names = ("train_loss_raw", *(f"attn_entropy.{layer}" for layer in range(80)))
+    begin = (Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 7, names))
+    frames = [Frame((10 + step) * 10**9, 0, 0, step, (2.0,) * 81) for step in range(3000)]
+    policy = tmp_path / "small.yaml"
+    recorded_run.record_run(tmp_path / "runs" / "many", frames, policy=policy, begin=begin)
+
+    async def browse():
+        async with reading(page_of(tmp_path)) as http:
+            return await http.get("/run/many/export.html")
+
+    answer = asyncio.run(browse())
+    assert answer.status_code == 200
+    frozen = json.loads(re.search(r'id="frozen">(.*?)</script>', answer.text, re.DOTALL)[1])
+    assert len(frozen["run"]["metrics"]) == 64 and len(frozen["left_out"]) == 17
+    assert {*frozen["run"]["metrics"], *frozen["left_out"]} == {*names}
 
 
 def test_a_board_asks_for_what_a_run_can_have():
@@ -627,8 +656,8 @@ def test_the_scripts_show_what_a_run_says_and_what_comes_later():
     assert "valueOf" in drawn["checks"], "no method of an object is taken for a state"
     assert "step 1" in drawn["head"], "of an incident without a time of day"
     assert "no step was made yet" in drawn["before"] and drawn["charts"] == ["loss"]
-    commands, ended, tagged = drawn["redrawn"]
-    assert commands[0] and ended[1] and tagged[2], "each part when what it shows has changed"
+    commands, ended, cut = drawn["redrawn"]
+    assert commands[0] and ended[1] and cut[2], "each part when what it shows has changed"
     assert drawn["ranks"] == [True, False, None], "a saved page has the curves of one rank"
 
 
@@ -743,16 +772,9 @@ def test_a_command_is_the_operators_and_in_the_audit_log(client, directory, head
     assert client.post(path, headers=headers, json=order).status_code == 409, "it has ended"
 
 
-def test_tags_and_notes_stay_beside_the_runs(client, headers):
-    note = {"tags": ["baseline"], "note": "the good one"}
-    assert client.put("/api/run/spike/note", headers=headers, json=note).json() == note
-    rows = {row["run"]: row for row in client.get("/api/runs").json()["runs"]}
-    assert rows["spike"]["tags"] == ["baseline"]
-
-
 def test_a_socket_of_its_owner_needs_no_token(directory):
     path = directory / "page.sock"
-    server = Served(directory / "runs" / "spike", "--uds", path, "--cache", directory / "cache")
+    server = Served(directory / "runs" / "spike", "--uds", path)
     try:
         assert path.stat().st_mode & 0o777 == 0o600
         with httpx.Client(

@@ -11,32 +11,30 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct, field
 
-from ..store import files
-from ..store.run_directory import cache_directory
+from ..core.model.formats import SLOW_AT
 from ..store.run_records import WallClock
-from .buckets import Floats
+from .buckets import MEAN, STEP, Floats
 from .pyramid import Pyramid, RankPyramid, Stretch
 from .run_view import RunView, Undone
 
 MAX_METRICS, MAX_PIXELS, PIXELS = 64, 4000, 800
 BUILD_BYTES = 8 << 20  # between two looks at the progress
 SMALL_S = 0.15  # a small run needs no progress bar
-CACHE_BYTES = 2 << 30  # of all runs; the oldest go first
-CACHE_ENDED = "the journal was removed, or frames of it: from the page's cache"
-NO_CACHE = "the curves are kept in memory: their cache cannot be written, or another page has it"
-CLOSE_S = 3.0  # for what reads the journal or the cache at the end
 TURN_S = 5.0  # a build that takes longer waits for a disk, or is no reason to wait
+OWN_TIME = ("input_time", "forward_time", "optimizer_time", "other_time")  # of a rank by itself
+STRAGGLER = ("straggler_ratio", "straggler_rank", "straggler_part")
+SLOW = 1.33  # times what a step were with the median rank: the limit of the pack `ranks`
+NEWEST, LATE = 4, 512  # buckets: of the time of a rank; in which a rank may have become slow
 _building = threading.Lock()  # one at a time: the machine trains
 
 
@@ -86,16 +84,12 @@ class Query(
 
 
 class RunCurves:
-    """The curves of one run. Thread-safe.
+    """The curves of one run. Thread-safe."""
 
-    Args:
-        folder: of the cache; None: in memory.
-    """
-
-    def __init__(self, view: RunView, folder: Path | None) -> None:
-        self._view, self._folder = view, folder
+    def __init__(self, view: RunView) -> None:
+        self._view = view
         self._lock = threading.Lock()
-        self._pyramid = Pyramid(view.run.journal_path, folder, run=view.run.id)
+        self._pyramid = Pyramid(view.run.journal_path)
         self._progress = 0.0
         self._builder: threading.Thread | None = None
         self._starting = threading.Lock()  # one thread builds
@@ -103,15 +97,8 @@ class RunCurves:
         self._is_ended = threading.Event()
 
     def close(self) -> None:
-        """Leave the cache to others; a build ends."""
+        """End a build."""
         self._is_ended.set()
-        if not self._lock.acquire(timeout=CLOSE_S):
-            return  # who has it waits for a disk
-        try:
-            self._pyramid.save()
-            self._pyramid.close()
-        finally:
-            self._lock.release()
 
     def progress(self) -> float:
         """Return 1.0 when all can be shown; a build begins, and small runs are ready at once."""
@@ -133,16 +120,12 @@ class RunCurves:
         finally:
             if has_turn:
                 _building.release()
-        if self._folder is not None:
-            trim_cache(self._folder.parent)
 
     def _build_on(self) -> None:
         with self._lock:
             if self._is_ended.is_set():
                 return
             count = self._pyramid.update(BUILD_BYTES)
-            if not count:
-                self._pyramid.save()
             share = self._pyramid.read_bytes / max(self._pyramid.size_bytes(), 1)
             self._progress = min(share, 0.999) if count else 1.0
 
@@ -161,10 +144,12 @@ class RunCurves:
             stretches = [] if lead is None else ranks[lead].stretches
             content: dict[str, Any] = {
                 "building": self._progress,
-                "cache": self._cache_note(),
+                "cut": self._cut_note(),
                 "lead": lead,
                 "frames": {str(number): rank.length for number, rank in ranks.items()},
                 "attempts": [] if lead is None else self._attempts(ranks[lead]),
+                "own_s": {str(n): _own_time(r) for n, r in ranks.items()} if len(ranks) > 1 else {},
+                "slow": None if lead is None else _slow_rank(ranks[lead]),
             }
             known = (0, -1) if newest is None else (newest.attempt, newest.step)
             if stretches and (reached := (stretches[-1].attempt, stretches[-1].last)) > known:
@@ -177,14 +162,11 @@ class RunCurves:
             ranks = self._pyramid.ranks.values()
             return tuple(dict.fromkeys(name for rank in ranks for name in rank.columns))
 
-    def _cache_note(self) -> str | None:
-        """Return what is to be said about the cache."""
-        pyramid = self._pyramid
-        if pyramid.damage:
-            return f"{pyramid.damage}: the curves end there"
-        if pyramid.cut or not pyramid.is_journal_there:
-            return CACHE_ENDED if pyramid.ranks else None
-        return None if pyramid.is_cached else NO_CACHE
+    def _cut_note(self) -> str | None:
+        """Return what the curves lack."""
+        if self._pyramid.damage:
+            return f"{self._pyramid.damage}: the curves end there"
+        return "frames were removed from the journal" if self._pyramid.cut else None
 
     def _attempts(self, rank: RankPyramid) -> list[dict[str, Any]]:
         offset = self._clock(rank)
@@ -220,21 +202,16 @@ class RunCurves:
             is_time = query.axis == "time"
             if is_time:
                 low, high = low * 1e9, high * 1e9
-            try:
-                curves = self._pyramid.curves(
-                    number,
-                    query.metrics,
-                    query.axis,
-                    low,
-                    high,
-                    query.pixels,
-                    shifts=shifts if is_time else (),
-                    following=query.following,
-                )
-            except OSError:  # somebody has removed the cache, or a part of it
-                self._pyramid.leave_cache()
-                self._progress = 0.0
-                raise BuildingError(0.0) from None
+            curves = self._pyramid.curves(
+                number,
+                query.metrics,
+                query.axis,
+                low,
+                high,
+                query.pixels,
+                shifts=shifts if is_time else (),
+                following=query.following,
+            )
             header |= {
                 "bucket": curves.bucket,
                 "next": curves.following,
@@ -265,6 +242,46 @@ class RunCurves:
         if self._offsets[0] != attempt or attempt < 0:
             self._offsets = attempt, _offsets(self._view, rank.stretches)
         return self._offsets[1]
+
+
+def _newest(rank: RankPyramid, names: Sequence[str], buckets: int) -> tuple[Floats, Floats]:
+    """Return the steps of the newest buckets of a rank, and the means of some metrics in them."""
+    if not rank.stretches:
+        return np.empty(0), np.empty((len(names), 0))
+    stretch = rank.stretches[-1]
+    span = max(stretch.begin, stretch.end - buckets), stretch.end
+    x, values = rank.joined(stretch, span, 1, [rank.columns.get(name, 1 << 30) for name in names])
+    return x[STEP], values[:, MEAN]
+
+
+def _own_time(rank: RankPyramid) -> float | None:
+    """Return the seconds that a rank spends by itself in one of its newest steps."""
+    _, means = _newest(rank, OWN_TIME, NEWEST)
+    known = np.isfinite(means)
+    total = float((np.where(known, means, 0.0).sum(1) / np.maximum(known.sum(1), 1)).sum())
+    return total or None
+
+
+def _slow_rank(rank: RankPyramid) -> dict[str, Any] | None:
+    """Return which rank the others wait for now, since which step, and what it is slow at.
+
+    Empty: they wait for none. None: it is not known.
+    """
+    steps, (ratio, number, part) = _newest(rank, STRAGGLER, LATE)
+    known = np.flatnonzero(np.isfinite(ratio))
+    if not known.size:
+        return None
+    last = known[-1]
+    if ratio[last] < SLOW or number[last] % 1:
+        return {}
+    others = known[(ratio[known] < SLOW) | (number[known] != number[last])]
+    begin = known[known > (others[-1] if others.size else -1)][0]
+    return {
+        "rank": int(number[last]),
+        "ratio": float(ratio[last]),
+        "since": int(steps[begin]),
+        "part": SLOW_AT[round(float(part[last]))],
+    }
 
 
 def _offsets(view: RunView, stretches: Sequence[Stretch]) -> Callable[[Stretch], float]:
@@ -314,29 +331,3 @@ def _encode(header: Mapping[str, Any], arrays: Sequence[Floats]) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-(4 + len(text)) % 8)
     return b"".join([struct.pack("<I", len(text)), text, *(array.tobytes() for array in arrays)])
-
-
-def cache_folder(run_id: str, chosen: Path | None) -> Path | None:
-    """Return the directory of the curves of a run, None where there can be none."""
-    if chosen is not None:
-        return chosen / "pyramids" / run_id
-    with suppress(OSError):
-        return cache_directory(os.environ, run_id)
-    return None
-
-
-def trim_cache(home: Path, limit: int = CACHE_BYTES) -> None:
-    """Remove curves that nobody uses, the oldest first, down to a limit; they can be made again."""
-    with suppress(OSError):
-        sizes = []
-        for folder in (path for path in home.iterdir() if (path / "state").exists()):
-            statuses = [path.stat() for path in folder.rglob("*") if path.is_file()]
-            newest = max((status.st_mtime for status in statuses), default=0.0)
-            sizes.append((newest, sum(status.st_size for status in statuses), folder))
-        total = sum(size for _, size, _ in sizes)
-        for _, size, folder in sorted(sizes)[:-1]:
-            if total <= limit:
-                return
-            if not files.is_locked(folder / "lock"):
-                files.remove_tree(folder)
-                total -= size

@@ -32,12 +32,12 @@ from ..report.pages import TEMPLATES, render_template
 from ..report.stability_record import record_leaves, text_of
 from ..store import files
 from ..store.run_records import MANIFEST
-from .curves import MAX_METRICS, BuildingError, Query, RunCurves
+from .curves import MAX_METRICS, Query, RunCurves
 from .run_view import RunView, boards_of, describe_metrics
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STATIC = Path(__file__).with_name("static")
-EXPORT_PIXELS = 1500
+EXPORT_PIXELS, BUILD_S = 1500, 600
 BLOCK = 1 << 18  # bytes of a file of evidence in memory at once; it may have gigabytes
 PRIVATE = frozenset({"environment.json"})  # never leaves the run directory by the page
 GROUPS = {
@@ -68,16 +68,20 @@ def _about_metrics(metrics: tuple[str, ...]) -> dict[str, Any]:
 
 
 def export_page(view: RunView, curves: RunCurves) -> str:
-    """Return the page of a run in one file. Raises BuildingError, StoreError."""
-    if (progress := curves.progress()) < 1.0:
-        raise BuildingError(progress)
+    """Return the page of a run in one file, when its curves are built. Raises StoreError."""
+    until_s = time.monotonic() + BUILD_S
+    while curves.progress() < 1.0:
+        if time.monotonic() > until_s:
+            raise StoreError(f"the curves are not built within {BUILD_S} s: a disk may be slow")
+        time.sleep(0.1)
     document = run_document(view, curves)
     names = dict.fromkeys(name for board in document["boards"].values() for name in board)
-    metrics = [*names][:MAX_METRICS]
-    series = curves.series(Query(metrics, pixels=EXPORT_PIXELS)) if metrics else b""
+    chosen = [*names][:MAX_METRICS]
+    series = curves.series(Query(chosen, pixels=EXPORT_PIXELS)) if chosen else b""
     content = {
-        "run": {**document, "needs": [], "metrics": describe_metrics(metrics)},
+        "run": {**document, "needs": [], "metrics": describe_metrics(chosen)},
         "series": base64.b64encode(series).decode(),
+        "left_out": [name for name in document["metrics"] if name not in chosen],
         "incidents": {name: json.loads(r.encode()) for name, r in view.reports().items()},
         "made": system.wall_time(),
     }
@@ -97,13 +101,6 @@ def export_page(view: RunView, curves: RunCurves) -> str:
         # As JSON in a script element: no text in it can end the element.
         frozen=Markup(json_document(content).replace("<", "\\u003c")),  # noqa: S704
     )
-
-
-def export_run(view: RunView, curves: RunCurves) -> str:
-    """Return the page of a run in one file, when its curves are built."""
-    while curves.progress() < 1.0:
-        time.sleep(0.1)
-    return export_page(view, curves)
 
 
 def _static_text(name: str) -> str:

@@ -6,9 +6,7 @@ own modules. A view reads what was appended to the audit log since, and a status
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +29,7 @@ from ..cli.why import readable_policies, run_phase
 from ..core.model import decisions, formats, state_machine
 from ..core.model.decisions import plain_json
 from ..errors import MISSHAPEN, StoreError, reading_recorded_data
+from ..report import incident_report
 from ..report.incident_builder import build_incident_report, summarize_incident
 from ..report.incident_facts import Tapes, intended_actions
 from ..report.incident_files import describe_run, read_all_tapes
@@ -38,8 +37,7 @@ from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
 from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
-from ..store import audit, run_directory
-from ..store.files import is_locked, make_directory, read_json, replace_file
+from ..store.files import is_locked
 from ..store.run_directory import RunDir
 from ..store.run_records import IncidentOutcome, RunOutcome, skim_run
 
@@ -56,7 +54,6 @@ UNSEEN_S = 5.0  # between two looks at a job that may have no supervisor
 ENDED_S = 86400.0  # a run that ended badly needs somebody for so long
 TITLED_BYTES = 4 << 20  # of a log that is read in full for the list
 SHOWN = 100  # newest decisions
-MAX_TAGS, MAX_TAG, MAX_NOTE = 10, 40, 2000
 BOARDS = {
     "icu": (
         *("train_loss_raw", "train_loss_ema", "train_loss", "val_loss", "grad_global_norm"),
@@ -83,6 +80,7 @@ CHECKPOINT = (
     *("name", "path", "step", "attempt", "state", "pinned", "present", "saved", "problems"),
     "values",
 )
+LOSS = "loss per token"
 TRAINING = ("planned_steps", "loss_metric", "steps_per_s", "tokens_per_s", "tokens_of")
 LOGARITHMIC = ("grad_global_norm", "update_norm", "learning_rate", "loss_scale")
 NO_CURVE = ("_rate", "_count", "_seen", "_ok", "_rank", "_hash", "_mismatch", "_errors")
@@ -104,6 +102,7 @@ CHIEF = (
     *(decisions.CommandAnswered, decisions.PolicyReloaded, decisions.PolicyRefused),
     *(decisions.JobLaunched, decisions.RunAdopted, decisions.ProgramReplaced),
 )
+UNRESOLVED = (incident_report.Status.JOB_ENDED, incident_report.Status.UNRECOVERED)
 MAX_POLICIES = 100
 _policies: dict[str, Policy] = {}  # by digest: runs share them, and to read one takes long
 
@@ -163,7 +162,7 @@ class RunView:
     """
 
     def __init__(self, path: Path, *, brief: bool = False, shared: bool = False) -> None:
-        self._brief, self._is_shared, self._rollbacks = brief, shared, list[int]()
+        self._brief, self._is_shared = brief, shared
         self.run = RunDir.open(path)
         self.name = path.name
         self._identity = _stamp(path / "run.json")
@@ -190,7 +189,7 @@ class RunView:
         self._changed: set[str] = set()  # incidents whose marks are of before
         self._texts: dict[int, str] = {}  # what records of incidents say on their cards
         self._listed = -UNSEEN_S, ""
-        self._about: tuple[object, tuple[str, str]] = (None, ("", ""))
+        self._about: tuple[object, tuple[str, str, bool]] = (None, ("", "", False))
 
     def update(self) -> bool:
         """Read what is new; return whether anything is. What cannot be read is the `problem`."""
@@ -198,7 +197,6 @@ class RunView:
         stamps = (
             *(_stamp(path / name) for name in ("state.json", "audit.log", registry.NAME)),
             self._listed_state(),
-            read_note(self.run.id),
         )
         if stamps == self._stamps:
             return False
@@ -206,7 +204,6 @@ class RunView:
         try:
             if self._brief:
                 self._outcome = skim_run(self.run.audit_path)
-                self._rollbacks = list(_skim_rollbacks(self.run.audit_path))
             else:
                 fresh = self._tail.read()
                 with self._lock:
@@ -310,14 +307,14 @@ class RunView:
             "verdict": "" if self.state is None else self.state.verdict,
             "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
             **{name: getattr(training, name, None) for name in TRAINING},
-            **read_note(self.run.id),
         }
 
     def summary(self) -> dict[str, Any]:
         """Return the row of the list."""
         _, content = self._facts()
         if (worst := self._outcome.worst) is not None:
-            content["gravest"]["title"] = self._about_incident(worst)[0]
+            title, _, is_unsettled = self._about_incident(worst)
+            content["gravest"] |= {"title": title, "unsettled": is_unsettled}
         newest = self.newest
         live = newest is not None and self.state is not None and self.state.ending is None
         plain: dict[str, Any] = plain_json(
@@ -325,23 +322,26 @@ class RunView:
                 **content,
                 "protection": dict(newest.can) if newest and live else {},  # an ended run has none
                 "curve": msgspec.to_builtins(newest.training.curve) if newest else {},
-                "rollbacks": self._rollbacks,
             }
         )
         return plain
 
-    def _about_incident(self, incident: IncidentOutcome) -> tuple[str, str]:
-        """Return the name of an incident and what to do; in a long log its headline, and ""."""
+    def _about_incident(self, incident: IncidentOutcome) -> tuple[str, str, bool]:
+        """Return the name of an incident, what to do, and whether only the end of the job ended it.
+
+        Of a long log its headline, "", and what its outcome says.
+        """
         key = incident.id, incident.severity, incident.phase
         if self._about[0] != key:
             whole, size = self, (_stamp(self.run.audit_path) or (0, 0))[1]
-            about = incident.headline, ""
+            about = incident.headline, "", incident.unsettled
             if self._brief and size < TITLED_BYTES:
                 whole = RunView(self.run.path, shared=True)
                 whole.update()
             with suppress(StoreError, KeyError):
                 report = whole.report(incident.id)
-                about = report.title, report.next.text if report.final else ""
+                is_unsettled = incident.unsettled or report.status in UNRESOLVED
+                about = report.title, report.next.text if report.final else "", is_unsettled
             self._about = key, about
         return self._about[1]
 
@@ -439,7 +439,7 @@ class RunView:
         elif (ending := state.ending) is not None and self._needs_somebody(ending, listed):
             extra: dict[str, Any] = {}
             if worst := self._outcome.worst:
-                title, advice = self._about_incident(worst)
+                title, advice, _ = self._about_incident(worst)
                 extra = {"severity": worst.severity, "incident": worst.id}
                 extra |= {"title": title, "advice": advice}
             text = ", ".join(fact.text for fact in ending.facts if fact.kind != _runs.FINISHED)
@@ -528,6 +528,7 @@ class RunView:
         outcome = self._outcome.incidents[name]
         summary = summarize_incident(self._index, name, self.policies())
         rules = [r.decision.rule for r in own if r.kind in ("incident", "rule") and r.decision]
+        slow = getattr(opened.decision, "slow_step", None)
         return {
             **self._moment(opened),
             "id": name,
@@ -535,13 +536,14 @@ class RunView:
             "state": summary.status,
             "title": summary.title,
             "phase": outcome.phase,
-            "unsettled": outcome.unsettled,
+            "unsettled": outcome.unsettled or summary.status in UNRESOLVED,
             "rules": list(dict.fromkeys(rule for rule in rules if rule)),
             "raised": [
                 {**self._moment(r), "severity": r.decision.severity}
                 for r in own
                 if isinstance(r.decision, decisions.IncidentRaised)
             ],
+            "slow_since": slow.since if slow is not None and slow.where else None,
             "end": None if closed is None else self._moment(closed),
             "end_text": getattr(closed.decision, "cause", "") if closed else "",
         }
@@ -618,16 +620,6 @@ def _rules_of(policy: Policy) -> list[dict[str, Any]]:
     ]
 
 
-def _skim_rollbacks(path: Path) -> Iterator[int]:
-    """Yield the steps at which rollbacks took effect, from a log that is not read in full."""
-    for line, _ in audit.log_lines(path):
-        if b'"kind":"commit"' in line and b'"from_step":' in line:
-            with suppress(*MISSHAPEN):
-                restored = _restored(Record.decode(json.loads(line[65:])).decision)
-                if restored is not None:
-                    yield restored.from_step
-
-
 def _status_facts(state: RunStatus) -> list[tuple[str, str]]:
     """Return the lines of `status` but those that the page shows elsewhere, or that only age."""
     shown = ("run", "verdict", "updated", "waiting", "incident")
@@ -674,38 +666,16 @@ def describe_metrics(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
     for metric in metrics:
         spec = spec_of(metric)
         base = metric.split(".")[0]
+        is_own = metric == "train_loss_raw" and "train_loss" in metrics  # it may be a sum
+        unit = spec.unit if spec else "1"
         described[metric] = {
-            "name": formats.readable_metric(metric),
-            "unit": spec.unit if spec else "1",
+            "name": LOSS if metric == "train_loss" else formats.readable_metric(metric),
+            "unit": "as the job computes it" if is_own else unit,
             "means": spec.meaning if spec else "",
             "log": base in LOGARITHMIC,
             "smooth": not base.endswith(NO_CURVE) and (spec is None or spec.every == 1),
         }
     return described
-
-
-# ── tags and notes: beside the runs, whose directories stay as they are ──
-
-
-def read_note(run_id: str) -> dict[str, Any]:
-    """Return tags and note of a run."""
-    with suppress(OSError, *MISSHAPEN):
-        content = read_json(_note_path(run_id))
-        return {"tags": [str(tag) for tag in content["tags"]], "note": str(content["note"])}
-    return {"tags": [], "note": ""}
-
-
-def write_note(run_id: str, tags: Sequence[str], note: str) -> dict[str, Any]:
-    """Write tags and note of a run, and return them. Raises OSError."""
-    content = {"tags": [tag[:MAX_TAG] for tag in tags[:MAX_TAGS]], "note": note[:MAX_NOTE]}
-    path = _note_path(run_id)
-    make_directory(path.parent)
-    replace_file(path, decisions.json_document(content).encode(), durable=False)
-    return content
-
-
-def _note_path(run_id: str) -> Path:
-    return run_directory.state_directory(os.environ) / "notes" / f"{run_id}.json"
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -47,11 +47,14 @@ from ..report.stability_record import render_record_page
 from ..store import files
 from ..store.run_directory import is_run
 from . import export
-from .curves import BuildingError, Query, QueryError, RunCurves, cache_folder
+from .curves import BuildingError, Query, QueryError, RunCurves
 from .gate import HOSTS, Gate
-from .run_view import RunView, write_note
+from .run_view import RunView
 
-FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
+FIRST_NEEDED = (  # before the first request
+    *("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher"),
+    "anyio._backends._asyncio",
+)
 LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
 MAX_LIVE, MAX_OPEN, MAX_COMPARED, MAX_READ = 32, 8, 6, 4
 IDLE_S = 30.0  # a run that somebody looked at since stays open
@@ -78,14 +81,12 @@ class Settings:
     Attributes:
         directory: of the runs. only: the one run that is shown, None for all of it.
         write_token: the second one, for commands; "" for none. by: the operator's name.
-        cache: directory of the curves; None: that of the user.
     """
 
     directory: Path
     only: str | None = None
     write_token: str = ""
     by: str = ""
-    cache: Path | None = None
 
 
 class OrderArguments(Struct, frozen=True, rename={"steps": "for"}.get):
@@ -106,13 +107,6 @@ class Order(Struct, frozen=True):
     args: OrderArguments = OrderArguments()
 
 
-class Note(Struct, frozen=True):
-    """The body that replaces the tags and the note of a run."""
-
-    tags: list[str]
-    note: str
-
-
 class ProblemError(Exception):
     """A request that is answered with an error."""
 
@@ -127,9 +121,9 @@ class OpenRun:
     A thread at a time reads its files; one that waits for a disk is left behind.
     """
 
-    def __init__(self, path: Path, cache: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.used_s = -math.inf  # when somebody looked at it last
-        self.path, self._cache = path, cache
+        self.path = path
         self._view: RunView | None = None
         self._curves: RunCurves | None = None
         self._brief: RunView | None = None  # of the list: its records are not kept
@@ -155,7 +149,7 @@ class OpenRun:
         view = self.view()
         curves = self._curves
         if curves is None:
-            curves = self._curves = RunCurves(view, cache_folder(view.run.id, self._cache))
+            curves = self._curves = RunCurves(view)
         curves.update()
         return view, curves
 
@@ -182,12 +176,6 @@ class OpenRun:
     def drop(self) -> None:
         """Close what is open of it; nothing of the list."""
         self._view, curves, self._curves = None, self._curves, None
-        if curves is not None:
-            threading.Thread(target=curves.close, daemon=True).start()
-
-    def close(self) -> None:
-        """Write the cache of its curves."""
-        curves = self._curves
         if curves is not None:
             curves.close()
 
@@ -275,7 +263,6 @@ class Page:
                 Route(f"/api{run}/live", self._live),
                 Route(f"/api{run}{incident}", _reading(self._incident)),
                 Route(f"/api{run}/command", self._command, methods=["POST"]),
-                Route(f"/api{run}/note", self._note, methods=["PUT"]),
             ],
             exception_handlers={
                 404: lambda request, error: _error(404, "there is no such page"),
@@ -284,13 +271,6 @@ class Page:
             },
         )
         self.application.router.redirect_slashes = False  # to an address that a proxy does not know
-
-    def close(self) -> None:
-        """Write the caches."""
-        with self._lock:
-            opened = [*self._runs.values()]
-        for run in opened:
-            run.close()
 
     # ── runs ──
 
@@ -318,7 +298,7 @@ class Page:
 
     def _entry(self, name: str) -> OpenRun:
         if name not in self._runs:
-            self._runs[name] = OpenRun(self.settings.directory / name, self.settings.cache)
+            self._runs[name] = OpenRun(self.settings.directory / name)
         return self._runs[name]
 
     def _names(self) -> list[str]:
@@ -463,8 +443,8 @@ class Page:
 
     # ── what changes something ──
 
-    async def _body(self, request: Request, form: type[T]) -> T:
-        """Return the body of a request that may change something. Raises ProblemError."""
+    async def _command(self, request: Request) -> Response:
+        """Carry out a command. Raises ProblemError."""
         if not self.settings.write_token:
             hint = "supervise web --write, or the command that the page shows"
             raise ProblemError(403, "this page only reads", hint)
@@ -472,12 +452,9 @@ class Page:
         if not hmac.compare_digest(offered.encode(), self.settings.write_token.encode()):
             raise ProblemError(403, "the second token is missing or wrong")
         try:
-            return msgspec.json.decode(await request.body(), type=form)
+            order = msgspec.json.decode(await request.body(), type=Order)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProblemError(400, f"the body: {error}") from None
-
-    async def _command(self, request: Request) -> Response:
-        order = await self._body(request, Order)
         if order.command not in ORDERS:
             raise ProblemError(400, f"command: one of {', '.join(ORDERS)}")
         view = await _on_thread(self.view, request.path_params["run"])
@@ -490,11 +467,6 @@ class Page:
         args["via"] = "web"
         send = partial(operate.send_and_wait, view.run.path, order.command, self.settings.by, args)
         return _json((await _on_thread(send, limit_s=None)).facts())
-
-    async def _note(self, request: Request) -> Response:
-        body = await self._body(request, Note)
-        view = await _on_thread(self.view, request.path_params["run"])
-        return _json(await _on_thread(write_note, view.run.id, body.tags, body.note))
 
 
 def _reading(
@@ -630,7 +602,4 @@ def serve(
     for module in FIRST_NEEDED:
         import_module(module)
     announce()
-    try:
-        _Server(config, page).run(sockets=[listener])
-    finally:
-        page.close()
+    _Server(config, page).run(sockets=[listener])

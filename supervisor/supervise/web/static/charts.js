@@ -3,6 +3,7 @@
 
 const RATE = 80; // a metric with fewer points shows each as a dot
 const [ROWS, LABEL] = [4, 14]; // of texts over a wide chart, and their height
+const CONSTANT = 1e-3; // a change by less, as a share of the value, is drawn as none
 const SKEWED = 20; // a largest value over so many times the median has a log scale
 
 // One metric of one run: [x, min, max, mean, n, steps so far, step] of what counts and of each undone
@@ -160,6 +161,7 @@ class Chart {
     this.logs.setAttribute("aria-pressed", String(this.isLog));
     const small = innerWidth < 600;
     this.wide = this.element.classList.contains("wide");
+    this.element.classList.toggle("several", this.paths.length > 1);
     const size = [this.box.clientWidth, this.wide ? (small ? 220 : 280) : 165];
     const key = JSON.stringify([size, lines.length, bands.length, this.isLog, view.axis]);
     if (this.plot && !anew && key === this.key) {
@@ -198,7 +200,8 @@ class Chart {
     const filter = (u, splits) => splits.map((y) => (y != null && isRound(y) ? y : null));
     const room = (u, low, high) => {
       if (low == null) return [0, 1];
-      const margin = high === low ? Math.abs(low) * 0.05 || 1 : (high - low) * 0.07;
+      const isConstant = high - low <= CONSTANT * Math.max(Math.abs(low), Math.abs(high));
+      const margin = isConstant ? Math.abs(low) * 0.05 || 1 : (high - low) * 0.07;
       return [low - margin, high + margin];
     };
     const ratio = (u, low, high) => (low == null ? [1, 10] : [low / 1.15, high * 1.15]);
@@ -350,7 +353,7 @@ class Chart {
         `${number(low[least])} ${at(least)}, highest ${number(high[most])} ${at(most)}${gone}`;
     });
     const broken = this.broken.length ? `; ${plural(this.broken.length, "point")} not finite` : "";
-    return `${name}${unit && unit !== "1" ? ` in ${unit}` : ""}: ${parts.join("; ")}${broken}`;
+    return `${name}${unit && unit !== "1" ? `, ${unit}` : ""}: ${parts.join("; ")}${broken}`;
   }
 }
 
@@ -369,7 +372,7 @@ class View {
         if (isIntersecting) this.charts.find((chart) => chart.box === target)?.seen();
       }
     }, { rootMargin: "300px" });
-    addEventListener("theme", () => this.charts.forEach((chart) => chart.draw(true)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.charts.forEach((chart) => chart.draw(true)));
     let width = 0;
     new ResizeObserver(([{ contentRect }]) => {
       if (Math.abs(contentRect.width - width) < 2) return;
@@ -567,11 +570,11 @@ function keys(view, boards = []) {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (target.matches("input, select, textarea, dialog *") && key !== "Escape") return;
-    const { min, max } = view.range();
-    const by = { ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25], "+": [0.2, -0.2],
+    const { min, max } = view ? view.range() : {};
+    const by = view && { ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25], "+": [0.2, -0.2],
       "=": [0.2, -0.2], "-": [-0.33, 0.33] }[key];
     if (by) view.zoom(min + (max - min) * by[0], max + (max - min) * by[1]);
-    else if (key === "0") view.zoom();
+    else if (view && key === "0") view.zoom();
     else if (key === "?") help();
     else if (key === "/") (boards.search || (() => $("input[type=search]")?.focus()))();
     else if (boards[Number(key) - 1]) boards[Number(key) - 1]();

@@ -103,8 +103,8 @@ function table(head, rows, kind = "stack") {
   return h("table", { class: kind }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
 }
 
-// The loss of a run in a row of a list; `marks`: where it was rolled back, as shares of the width.
-function sparkline(values, marks = []) {
+// The loss of a run in a row of a list.
+function sparkline(values) {
   const finite = (values || []).filter(Number.isFinite);
   if (finite.length < 2) return h("span", { class: "dim" }, "–");
   const low = Math.min(...finite);
@@ -114,19 +114,16 @@ function sparkline(values, marks = []) {
   const path = points.map((p, i) => (p ? `${points[i - 1] ? "L" : "M"}${p}` : "")).join("");
   const bad = values.flatMap((y, i) => (y == null || Number.isFinite(y) ? [] : [i]));
   const text = `loss ${number(finite[0])} to ${number(finite.at(-1))}${bad.length ? `, ${bad.length} of ${values.length} NaN or Inf` : ""}`;
-  const rolled = marks.length ? `, rolled back ${plural(marks.length, "time")}` : "";
-  const lines = marks.map((m) => svg("line", { x1: m * 100, x2: m * 100, y1: 0, y2: 26 }));
-  return svg("svg", { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img", "aria-label": text + rolled },
-    ...lines, svg("path", { d: path }), ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })));
+  return svg("svg", { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img", "aria-label": text },
+    svg("path", { d: path }), ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })));
 }
 
 function crumbs(...parts) {
   const separator = () => h("span", { class: "sep", "aria-hidden": "true" }, "›");
-  const quiet = (text, name, onclick) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick }, text);
   $("#top").replaceChildren(
     h("nav", { "aria-label": "breadcrumb" }, h("a", { href: FROZEN ? null : UP, class: "brand" }, "supervise"),
       parts.map((part) => [separator(), part])),
-    h("span", { id: "live", role: "status" }), quiet("?", "keys and terms (?)", help), quiet("◐", "dark or light", flip));
+    h("span", { id: "live", role: "status" }), h("button", { type: "button", class: "quiet", "aria-label": "keys and terms", title: "keys and terms (?)", onclick: help }, "?"));
 }
 
 function live(text, on = false) {
@@ -135,27 +132,12 @@ function live(text, on = false) {
   label?.classList.toggle("on", on);
 }
 
-function flip() {
-  const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
-  try {
-    localStorage.setItem("theme", root.dataset.theme);
-  } catch { /* a browser without storage: this page only */ }
-  dispatchEvent(new Event("theme"));
-}
-
-try {
-  const theme = localStorage.getItem("theme");
-  if (theme) document.documentElement.dataset.theme = theme;
-} catch { /* as above */ }
-
 const KEYS = [["← →", "earlier, later"], ["+ −", "zoom in, out"], ["0", "the whole run"],
   ["1 – 5", "boards"], ["/", "search or filter"], ["?", "keys and terms"],
   ["drag", "zoom to a range"], ["double click", "the whole run"], ["Ctrl + wheel", "zoom at the pointer"]];
 
 const TERMS = [["attempt", "one launch of the job, or what follows a rollback"],
-  ["rollback", "the job's weights become those of a savepoint; its steps go on"],
+  ["rollback", "the job's weights become those of a savepoint, not of a checkpoint; its steps go on"],
   ["undone", "steps whose result a rollback or a relaunch took back: dashed, they do not count"],
   ["savepoint", "training state that the probe keeps in memory"], ["checkpoint", "the job's own file"],
   ["rule", "what is watched for; it fires past a limit, and is blind where it cannot be judged"],

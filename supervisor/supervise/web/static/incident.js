@@ -66,6 +66,7 @@ function stepTable(report, run, restored, head, names, about) {
   const began = onset?.metric ? onset.step : report.opened.step + 1; // what ends the job is not a step
   const again = restored.map((line) => [line, run.attempts.find((a) => a.attempt > line.attempt)]);
   const end = report.closed || report.updated;
+  const healthy = Object.fromEntries(moves.map((move) => [move.metric, move.before])); // as the sentences have it
   const moments = [["before", began - 1, attempt, true], onset?.metric && ["first bad", began, attempt],
     peak && [`peak of ${about[peak.metric].name}`, peak.peak_step, attempt],
     ...again.map(([{ kind, step }, fresh]) => fresh && [`${kind}${fresh.first <= step ? `, steps ${number(fresh.first)} to ${number(step)} again` : ""}`, fresh.first, fresh.attempt]),
@@ -81,8 +82,9 @@ function stepTable(report, run, restored, head, names, about) {
     return "–";
   };
   return card("Steps", "around the incident", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "steps" },
-    table([["metric"], ...moments.map(([when, at]) => [[when, h("small", {}, ` step ${number(at)}`)], "n"])],
-      names.map((name) => [about[name].name, ...moments.map(([, at, own, isOld]) => value(name, at, own, isOld))]), "steps")));
+    table([["metric"], ...moments.map(([when, at]) => [[when, h("small", {}, when === "before" ? ` healthy, up to step ${number(at)}` : ` step ${number(at)}`)], "n"])],
+      names.map((name) => [about[name].name, ...moments.map(([when, at, own, isOld]) => (when === "before" && name in healthy
+        ? measure(healthy[name], about[name].unit) : value(name, at, own, isOld)))]), "steps")));
 }
 
 const measure = (value, unit) => (unit === "s" && isFinite(value) ? duration(value) : number(value));

@@ -9,7 +9,7 @@ async function runsPage() {
   // A run that cannot be read has its problem, and nothing else.
   const read = async () => {
     const answer = await json("runs");
-    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], ...r })) };
+    return { ...answer, runs: answer.runs.map((r) => ({ curve: {}, ...r })) };
   };
   let list = await read();
   const picked = new Set();
@@ -17,7 +17,7 @@ async function runsPage() {
     const query = new URLSearchParams([...picked].map((run, i) => ["abcdef"[i], run]));
     location.href = `${UP}compare/?${query}`;
   } }, "compare");
-  const filter = h("input", { type: "search", placeholder: "filter: name, state, policy, tag", "aria-label": "filter runs",
+  const filter = h("input", { type: "search", placeholder: "filter: name, state, policy, host", "aria-label": "filter runs",
     value: shown.get("q") || "", oninput: () => draw() });
   const needs = h("div");
   const body = h("div", { class: "card scroll", tabindex: 0, role: "group", "aria-label": "runs" });
@@ -37,7 +37,7 @@ async function runsPage() {
     needs.replaceChildren(list.needs.length ? h("section", { class: "card verdict busy" }, h("h2", {}, "Needs you"),
       h("ul", { class: "needs" }, list.needs.map((need) => needed(need, true)))) : h("p", { class: "calm" }, "✓ No run needs you."));
     const sought = filter.value.toLowerCase().split(/\s+/);
-    const text = (r) => [r.run, r.state, r.verdict, r.policy, r.mode, r.host, r.note, ...r.tags, r.gravest?.severity].join(" ").toLowerCase();
+    const text = (r) => [r.run, r.state, r.verdict, r.policy, r.mode, r.host, r.gravest?.severity].join(" ").toLowerCase();
     const rows = list.runs.filter((r) => sought.every((word) => text(r).includes(word)));
     count.textContent = rows.length === list.runs.length ? plural(rows.length, "run") : `${rows.length} of ${plural(list.runs.length, "run")}`;
     const value = SORTS[sort] || SORTS.age;
@@ -53,13 +53,7 @@ async function runsPage() {
     draw();
   }
   draw();
-  document.addEventListener("keydown", (event) => {
-    if (event.target.matches("input") || event.ctrlKey || event.metaKey) return;
-    if (event.key === "/") filter.focus();
-    else if (event.key === "?") help();
-    else return;
-    event.preventDefault();
-  });
+  keys(null);
   live(`read ${new Date().toTimeString().slice(0, 8)}`, true);
   setInterval(async () => {
     if (document.hidden || body.contains(document.activeElement)) return;
@@ -96,16 +90,12 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
   const row = (r) => {
     const tick = h("input", { type: "checkbox", "aria-label": `compare ${r.run}`, checked: picked.has(r.run),
       onchange: (event) => pick(r.run, event.target.checked) });
-    const steps = r.curve.steps;
-    const span = steps?.at(-1) - steps?.[0] || 1;
-    const marks = r.rollbacks.map((step) => (step - steps[0]) / span).filter((x) => x >= 0 && x <= 1);
     const cells = [tick,
-      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || ""),
-        r.tags.map((tag) => chip(tag)), r.note && h("small", { class: "note" }, r.note)],
+      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || "")],
       r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
-      h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
+      h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss), gravest(r), canGoBack(r), [age(r.created)]];
     return h("tr", {}, cells.map((cell, i) => h("td", { class: head[i][1], "data-of": i > 2 ? head[i][2] || head[i][0] : "" }, cell)));
   };
   return h("table", { class: "runs" }, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows.map(row)));
@@ -185,7 +175,7 @@ async function comparePage() {
     h("p", { class: "sub" }, `${plural(answer.same, "setting")} and fingerprints are the same.`)),
     (bare.length > 0 || !Object.keys(about).length) && h("p", { class: "card" }, bare.length ? `There are no curves of ${bare.join(", ")}: without a journal.` : "No metric is in all of them."),
     Object.keys(about).length > 0 && [h("div", { class: "bar" }, legend(view), h("span", { class: "grow" }), others, controls(view).filter(Boolean)),
-      h("div", { class: "compare" }, area)]].flat().filter(Boolean));
+      area]].flat().filter(Boolean));
   view.show(leading(Object.keys(about)).map((name, i) => new Chart(view, name, about[name], { wide: i === 0 })));
   area.replaceChildren(grid(view.charts, "curves"));
   MAIN.dataset.ready = "facts";

@@ -15,8 +15,7 @@ const ICONS = { __proto__: null, intent: "◆", commit: "✓", abort: "✕", ver
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
-const MEASURED = 16; // ranks whose speed is looked at
-const STEPS = 64; // newest ones, over which the speed of a rank is averaged
+const STEPS = 64; // newest ones, over which a loss is compared
 const NEWEST = 20; // decisions, before the rest is opened
 const UNRESOLVED = "unresolved at the end";
 const FOLDED = 6; // charts of a board on a phone, before the button
@@ -36,7 +35,7 @@ async function runPage() {
     sections.add(verdict),
     h("div", { class: "columns" },
       sections.add(incidents),
-      h("div", { class: "main" }, bar, lanes(view, run), progress, area, sections.add(decisions)),
+      h("div", { class: "main" }, bar, lanes(view, run), progress, area, FROZEN && leftOut(FROZEN.left_out), sections.add(decisions)),
       h("aside", { class: "side", "aria-label": "supervision" },
         sections.add(rules),
         sections.add(ranks),
@@ -55,10 +54,8 @@ async function runPage() {
     sections.update(run);
   }
   const redraw = boards(view, run, bar, area);
-  const pace = () => speeds(run, sections).catch(() => live("no connection"));
-  pace();
   if (FROZEN) live(`saved ${FROZEN.made.slice(0, 16).replace("T", " ")}`);
-  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections, pace, redraw);
+  else if (run.state === "running" || run.state === "unsupervised") follow(view, run, sections, redraw);
   else live(run.state);
 }
 
@@ -73,7 +70,7 @@ function share(view, run) {
   view.attempts = run.attempts;
   view.lines = run.actions.filter((a) => a.outcome === "done" && (a.restored || a.verb === "relaunch")).map((a) => {
     const moment = { incident: a.incident, attempt: a.attempt, step: a.restored?.from_step ?? a.step, t: a.end_t };
-    return a.restored ? { ...moment, tone: "good", dash: [4, 3], kind: "weights restored", text: `step ${moment.step}: weights of step ${a.restored.step} restored` }
+    return a.restored ? { ...moment, tone: "good", dash: [4, 3], kind: "savepoint restored", text: `step ${moment.step}: savepoint of step ${a.restored.step} restored` }
       : { ...moment, tone: "run2", dash: [7, 3], kind: "job started again", text: "job started again" };
   });
 }
@@ -106,8 +103,7 @@ class Sections {
   }
 }
 
-function follow(view, run, sections, pace, redraw) {
-  setInterval(() => document.hidden || pace(), 30000);
+function follow(view, run, sections, redraw) {
   const size = ({ metrics, frames }) => Object.keys(metrics).length + Object.keys(frames).length;
   let drawn = size(run); // metrics and ranks on the boards: the first step of a job brings them
   let last = 0;
@@ -168,7 +164,7 @@ function verdict(run) {
   const facts = [
     ["step", run.step < 0 ? "before the first" : !run.planned_steps ? number(run.step)
       : run.step + 1 === run.planned_steps ? `${number(run.step)}, the last of ${number(run.planned_steps)}` : `${number(run.step)} of ${number(run.planned_steps)}`],
-    [several ? `loss, ${run.loss_metric === "job_loss" ? "mean over ranks" : `rank ${run.lead ?? 0}`}` : "loss", run.loss],
+    [`${run.loss_metric === "train_loss" ? "loss per token" : "loss"}${several ? `, ${run.loss_metric === "job_loss" ? "mean over ranks" : `rank ${run.lead ?? 0}`}` : ""}`, run.loss],
     [`tokens/s${several ? run.tokens_of === "rank" ? " a rank" : " of all ranks" : ""}, mean of 64 steps`, run.tokens_per_s && Math.round(run.tokens_per_s)],
     ["steps/s, mean of 64 steps", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
@@ -183,17 +179,18 @@ function verdict(run) {
   const others = run.needs.filter((need) => need !== same);
   const next = run.ending?.command || same?.command;
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
-    h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "", (run.tags || []).map((tag) => chip(tag)),
+    h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "",
       run.drills.map((drill) => chip(`drill: ${drill.fault} at step ${number(drill.step)}`, "busy")),
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
-    h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : "no incident")),
+    h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : ["no incident", firing(run)].filter(Boolean).join(", "))),
     more && h("p", {}, more),
+    slowRank(run),
     run.problem && h("p", { class: "bad" }, run.problem),
     same?.advice ? h("div", {}, withCommands(same.advice)) : next && command(next),
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
-    run.cache && h("p", { class: "sub" }, run.cache));
+    run.cut && h("p", { class: "sub" }, run.cut));
 }
 
 // A thing that waits for a person: sentence, deadline, command.
@@ -208,8 +205,22 @@ function needed({ run, text, command: line, severity: grave, incident, title, ad
 
 function standing({ incidents: all }) {
   const open = all.filter((i) => i.phase !== "closed").length;
+  const unsettled = all.filter((i) => i.unsettled).length;
   if (open) return `${open} open`;
-  return all.some((i) => i.unsettled) ? UNRESOLVED : "all closed";
+  return unsettled ? `${unsettled === all.length ? "" : `${unsettled} `}${UNRESOLVED}` : "all closed";
+}
+
+// Rules that fire, where no incident says so.
+function firing({ rule_states: states, ending }) {
+  const count = Object.values(states).filter((state) => /^(firing|flapping)$/.test(state)).length;
+  return count ? `${plural(count, "rule")} firing${ending ? " at the end" : ""}` : "";
+}
+
+function slowRank({ slow, incidents: all, ending }) {
+  if (slow?.rank == null) return null;
+  const known = all.findLast((i) => i.slow_since != null && (!i.end || i.end.step >= slow.since))?.slow_since;
+  return h("p", {}, h("b", { class: "bad" }, `Rank ${slow.rank} ${ending ? "was" : "is"} slow`),
+    ` since ${known == null ? "about " : ""}step ${number(known ?? slow.since)}: steps take ${+slow.ratio.toPrecision(2)} times as long as without its delay, which is in ${slow.part}.`);
 }
 
 const outcome = ({ phase, unsettled, end_text: text }) => (unsettled ? `${UNRESOLVED}: ${text}` : phase === "closed" ? text || "closed" : phase);
@@ -225,8 +236,7 @@ function incidents(run) {
         (incident.end ? ` to ${number(incident.end.step)}` : "") + ` · ${outcome(incident)}`), raised);
   };
   return h("section", { class: "card incidents" },
-    h("h2", {}, count ? plural(count, "incident") : "No incident",
-      count ? h("small", {}, ` ${standing(run)}`) : ""),
+    h("h2", {}, count ? plural(count, "incident") : "No incident", h("small", {}, " ", count ? standing(run) : firing(run))),
     count > 0 && h("ul", { class: "list" }, [...run.incidents].reverse().map(item)));
 }
 
@@ -255,20 +265,6 @@ function rules(run) {
       h("p", { class: "legend" }, counts.map(([state]) => h("span", {}, glyph(state), ` ${STATES[state]}`))), packs));
 }
 
-// What each rank took for its newest steps: in a step it waits for the slowest, in its forward pass it does not.
-async function speeds(run, sections) {
-  const names = ["step_time", "forward_time"].filter((name) => run.metrics[name]);
-  const numbers = Object.keys(run.frames).slice(0, MEASURED);
-  if (FROZEN || numbers.length < 2 || names.length < 2) return;
-  const means = await Promise.all(numbers.map(async (rank) => {
-    const { stretches } = await series(RUN, names, { rank, lo: run.step - STEPS + 1 });
-    const newest = stretches.findLast((s) => s.n);
-    return [rank, names.map((name) => newest?.y[name][2].filter((y) => !isNaN(y)).reduce((sum, y, i) => sum + (y - sum) / (i + 1), null))];
-  }));
-  run.speeds = Object.fromEntries(means);
-  sections.update({ ranks: true });
-}
-
 function ranks(run) {
   const worst = Math.max(1, ...run.ranks.map((rank) => rank.lag || 0));
   const bar = (lag) => {
@@ -277,20 +273,18 @@ function ranks(run) {
     return h("div", { class: "lag", "aria-hidden": "true" }, fill);
   };
   const isEven = run.ranks.every((r) => r.lag === run.ranks[0].lag);
-  const { speeds: pace, ending } = run;
-  const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)],
-    ...(pace ? (pace[r.rank] || [null, null]).map(duration) : []), ...(ending ? [] : [words(r.phase ?? "–"), duration(r.silent_s)])]);
+  const { own_s: own, slow, ending } = run;
+  const isMeasured = Object.keys(own).length > 0;
+  const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)], ...(isMeasured ? [duration(own[r.rank])] : []),
+    ...(ending ? [] : [words(r.phase ?? "–"), duration(r.silent_s)])]);
   const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
   const head = [["rank"], ["behind", "n", "steps behind the first"],
-    ...(pace ? [["step time", "n", "in a step a rank waits for the slowest"], ["forward time", "n", "in its forward pass it does not"]] : []),
+    ...(isMeasured ? [["alone", "n", "time of a step outside of the backward, where ranks wait for the slowest"]] : []),
     ...(ending ? [] : [["doing"], ["quiet", "n", "since its last sign of life"]])];
   const dear = Math.max(...run.ranks.map((r) => r.overhead || 0));
-  const own = Object.entries(pace || {}).map(([rank, speed]) => [rank, speed.at(-1)]).filter(([, time]) => time > 0).sort((a, b) => b[1] - a[1]);
-  const ratio = own.length > 1 ? own[0][1] / own[own.length >> 1][1] : NaN;
-  const slowest = isNaN(ratio) ? "" : ratio > 1.1 ? `; rank ${own[0][0]} is slowest, ×${ratio.toPrecision(3)}` : `; none is slow over the last ${STEPS} steps`;
-  const most = rows.length < 2 ? "" : isEven ? "all at the same step" : "the one most behind first";
+  const most = rows.length < 2 ? "" : `${isEven ? "all at the same step" : "the one most behind first"}${!slow ? "" : slow.rank == null ? "; none is slow" : `; rank ${slow.rank} is slow`}`;
   return h("section", { class: `card ${rows.length > 1 ? "first" : ""}`, hidden: rows.length < (ending ? 2 : 1) },
-    h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most, slowest)), table(head, rows, "steps"),
+    h("h2", {}, plural(rows.length, "rank"), " ", h("small", {}, most)), table(head, rows, "steps"),
     dear > 0 && h("p", { class: "sub" }, `measuring takes ${+(dear * 100).toPrecision(2)} % of a step`),
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
 }
@@ -306,7 +300,7 @@ function checkpoints(run) {
     c.problems.length > 0 && h("small", {}, c.problems[0], c.problems.length > 1 ? ` · and ${c.problems.length - 1} more like this` : ""));
   const rows = [...run.checkpoints].reverse();
   return h("section", { class: "card", hidden: !rows.length },
-    h("h2", {}, plural(rows.length, "checkpoint")), h("ul", { class: "list" }, rows.slice(0, 5).map(item)),
+    h("h2", {}, plural(rows.length, "checkpoint"), h("small", {}, run.actions.some((a) => a.restored) ? " files of the job; a rollback restores a savepoint in memory" : "")), h("ul", { class: "list" }, rows.slice(0, 5).map(item)),
     rows.length > 5 && h("details", { "data-key": "more" }, h("summary", {}, `${rows.length - 5} older`),
       h("ul", { class: "list" }, rows.slice(5, 100).map(item))));
 }
@@ -361,39 +355,26 @@ const QUESTIONS = {
   stop: "End the job? It is interrupted at a step boundary.",
 };
 
+// A dialog that sends a command to the run.
 function order(name, args, operator) {
   const given = Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ");
-  send(QUESTIONS[name], name, h("p", { class: "sub" }, `${given} Recorded as sent by ${operator}.`),
-    () => ["POST", "command", { command: name, args }], (answer) => [answer.outcome, answer.text, ...answer.records.map((r) => r.text)].filter(Boolean).join(": "));
-}
-
-function annotate(run) {
-  const tags = h("input", { value: run.tags.join(" ") });
-  const note = h("input", { value: run.note });
-  const fields = [h("label", {}, "tags, with spaces between them ", tags), h("label", {}, "note ", note)];
-  send("Tags and note", "save", fields,
-    () => ["PUT", "note", { tags: tags.value.split(/\s+/).filter(Boolean), note: note.value }], () => "saved");
-}
-
-// A dialog that sends to the run; `made`: method, path and content, `text`: of the answer.
-function send(title, name, fields, made, text) {
   const token = h("input", { type: "password", autocomplete: "off", required: true, value: written });
-  const heard = h("p", { class: "sub", role: "status" });
+  const answered = h("p", { class: "sub", role: "status" });
   const button = h("button", {}, name);
-  const box = h("dialog", { "aria-label": title, onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, title), fields,
-    h("label", {}, "second token, as supervise web printed it ", token), heard,
+  const box = h("dialog", { "aria-label": QUESTIONS[name], onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, QUESTIONS[name]),
+    h("p", { class: "sub" }, `${given} Recorded as sent by ${operator}.`),
+    h("label", {}, "second token, as supervise web printed it ", token), answered,
     h("p", { class: "bar" }, button, h("button", { type: "button", onclick: () => box.close() }, "close"))));
   async function onsubmit(event) {
     event.preventDefault();
     written = token.value;
     button.disabled = true;
-    heard.textContent = "sent, waiting for the answer";
+    answered.textContent = "sent, waiting for the answer";
     const headers = { "Content-Type": "application/json", "X-Supervise": "1", "X-Supervise-Write": written };
-    const [method, path, content] = made();
-    const answer = await fetch(`${UP}api/${runPath(RUN)}/${path}`, { method, headers, body: JSON.stringify(content) })
+    const answer = await fetch(`${UP}api/${runPath(RUN)}/command`, { method: "POST", headers, body: JSON.stringify({ command: name, args }) })
       .then((r) => r.json()).catch((error) => ({ error: error.message }));
-    heard.textContent = answer.error || text(answer);
-    if (answer.hint) heard.after(command(answer.hint));
+    answered.textContent = answer.error || [answer.outcome, answer.text, ...answer.records.map((r) => r.text)].filter(Boolean).join(": ");
+    if (answer.hint) answered.after(command(answer.hint));
     button.disabled = !answer.error;
   }
   document.body.append(box);
@@ -402,11 +383,10 @@ function send(title, name, fields, made, text) {
 
 function about(run) {
   const rows = [...run.facts, ["host", run.host], ["run", run.id], ["directory", run.path],
-    ["working directory", run.cwd], ["tags", (run.tags || []).join(" ")], ["note", run.note], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
+    ["working directory", run.cwd], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
   return h("section", { class: "card" }, h("h2", {}, "About"),
     h("details", { "data-key": "about" }, h("summary", {}, "Status, command and where it runs"),
-      pairs(rows.filter(([, text]) => text)), run.operator &&
-        h("button", { type: "button", onclick: () => annotate(run) }, "tags and note …"), run.argv && command(run.argv.map(quoted).join(" ")),
+      pairs(rows.filter(([, text]) => text)), run.argv && command(run.argv.map(quoted).join(" ")),
       !FROZEN && h("p", {}, h("a", { href: "export.html", download: `${RUN}.html` }, "Save this page as one file"), " · ",
         h("a", { href: "record.html" }, "Stability record"))));
 }
@@ -469,6 +449,9 @@ function absent(names, present) {
   return h("p", { class: "sub absent" }, present ? "Not reported by this job: " : "This job reports nothing of this board: ",
     `${names.map(words).join(", ")}. `, h("code", {}, "supervise doctor"), " says why.");
 }
+
+const leftOut = (names) => names.length > 0 && h("details", { class: "sub" },
+  h("summary", {}, `Not in this file: ${plural(names.length, "metric")} of the run`), names.join(", "));
 
 const noCurves = () => h("p", { class: "card" }, "There are no curves: this run has no journal. It was removed (",
   h("code", {}, "supervise gc"), "), or no step was made yet. The rest is from the audit log.");
