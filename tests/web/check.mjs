@@ -2,7 +2,8 @@
 //
 //     node check.mjs BASE FOLDER < jobs.json
 //
-// A job: {name, path, width, scheme}. FOLDER gets a screenshot of each. Prints a line for each job
+// A job: {name, path, width, scheme, browser}. In Firefox (WebDriver BiDi) there is neither a colour
+// scheme nor axe, which needs to get past the page's own policy. FOLDER gets a screenshot of each. Prints a line for each job
 // that failed, and exits with 1 if there is one.
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
@@ -14,23 +15,24 @@ const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 const jobs = JSON.parse(readFileSync(0, "utf8"));
 const GRAVE = ["serious", "critical"];
 
-const browser = await puppeteer.launch({
-  executablePath: process.env.CHROMIUM,
-  args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
-});
+const browsers = {};
+for (const [browser, executablePath] of Object.entries(JSON.parse(process.env.BROWSERS))) {
+  const args = browser === "chrome" ? ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] : [];
+  browsers[browser] = await puppeteer.launch({ browser, executablePath, args });
+}
 let failed = 0;
 for (const job of jobs) {
   const wrong = await open(job).catch((error) => [String(error)]);
   failed += wrong.length > 0;
   if (wrong.length) console.log(`${job.name}: ${wrong.join("; ")}`);
 }
-await browser.close();
+for (const browser of Object.values(browsers)) await browser.close();
 console.log(`${jobs.length} pages, ${failed} with something wrong`);
 process.exit(failed ? 1 : 0);
 
-async function open({ name, path, width, scheme }) {
+async function open({ name, path, width, scheme, browser }) {
   const wrong = [];
-  const page = await browser.newPage();
+  const page = await browsers[browser].newPage();
   page.on("console", (message) => wrong.push(`console: ${message.text()}`));
   page.on("pageerror", (error) => wrong.push(`error: ${error.message}`));
   page.on("request", (request) => {
@@ -39,7 +41,7 @@ async function open({ name, path, width, scheme }) {
     }
   });
   await page.setViewport({ width, height: 900, isMobile: width < 500 });
-  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+  if (browser === "chrome") await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   await page.goto(path.startsWith("file:") ? path : base + path, { waitUntil: "domcontentloaded", timeout: 180000 });
   if (!/(record|report).html$/.test(path)) {
     await page.waitForSelector("main[data-ready=curves]", { timeout: 60000 }).catch(async () => {
@@ -57,13 +59,17 @@ async function open({ name, path, width, scheme }) {
   await page.screenshot({ path: `${folder}/${name}.png`, fullPage: true });
   const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   if (wide > 0) wrong.push(`${wide} px too wide`);
+  if (browser === "chrome") wrong.push(...await accessibility(page));
+  await page.close();
+  return wrong;
+}
+
+async function accessibility(page) {
   const session = await page.createCDPSession(); // past the page's own policy
   await session.send("Runtime.evaluate", { expression: axe });
   const violations = await page.evaluate(async () => {
     const { violations } = await window.axe.run(document, { resultTypes: ["violations"] });
     return violations.map(({ impact, id, nodes }) => [impact, `${id}: ${nodes[0].html.slice(0, 120)}`]);
   });
-  wrong.push(...violations.filter(([impact]) => GRAVE.includes(impact)).map((pair) => pair.join(" ")));
-  await page.close();
-  return wrong;
+  return violations.filter(([impact]) => GRAVE.includes(impact)).map((pair) => pair.join(" "));
 }

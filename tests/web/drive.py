@@ -1,10 +1,11 @@
-"""The page in a real browser, seven kinds of runs, four widths, light and dark: `make page`.
+"""The page in real browsers, seven kinds of runs, four widths, light and dark: `make page`.
 
     python tests/web/drive.py [--again] [--only TEXT]
 
 Insists of each page: no message in the console, no request to another host, nothing wider than the
 window, no serious or critical finding of axe. Runs and screenshots are kept in `.cache/page`; look
-at the screenshots. `--again` makes the runs anew, `--only` opens pages with TEXT in their name.
+at the screenshots. Where Firefox is installed, three pages are opened there as well. `--again`
+makes the runs anew, `--only` opens pages with TEXT in their name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / ".cache" / "page"
 RUNS, SHOTS = HERE / "runs", HERE / "screenshots"
 PACKAGES = ("puppeteer-core@24", "axe-core@4")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = {
+    "chrome": ("chromium", "chromium-browser", "google-chrome"),
+    "firefox": ("firefox", "firefox-esr"),
+}
 NANO = "examples/nano"
 WIDTHS, SCHEMES = (390, 768, 1280, 1920), ("light", "dark")
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -60,11 +64,12 @@ def make_runs() -> None:
     """Make the runs that are over."""
     policy = f"{NANO}/policy.yaml"
     torchrun = str(Path(sys.executable).with_name("torchrun")) + " --nproc-per-node 2"
+    slow = "slow_input:seconds=0.3,rank=1@60"
     for command in (
         supervised("finished", "-p", "nano", steps=150),
         supervised("rollback", "-p", policy, "--drill", "lr_spike@150", steps=300),
         supervised("crash", "-p", policy, "--drill", "crash@120", steps=200),
-        supervised("ranks", "-p", policy, steps=120, launcher=torchrun),
+        supervised("ranks", "-p", policy, "--drill", slow, steps=120, launcher=torchrun),
     ):
         start(command).wait()
     killed = start(supervised("killed", "-p", "nano", steps=250))
@@ -120,8 +125,12 @@ def main() -> int:
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None or not shutil.which("npm"):
+    installed = {
+        name: path
+        for name, programs in BROWSERS.items()
+        if (path := next(filter(None, map(shutil.which, programs)), None))
+    }
+    if "chrome" not in installed or not shutil.which("npm"):
         sys.exit("this needs a browser and npm: apt install chromium nodejs npm")
     if options.again:
         shutil.rmtree(HERE, ignore_errors=True)
@@ -143,10 +152,14 @@ def main() -> int:
             for width in WIDTHS
             for scheme in SCHEMES
         ]
+        jobs = [{**job, "browser": "chrome"} for job in jobs]
+        for name in ("rollback", "incident", "live") if "firefox" in installed else ():
+            job = {"path": pages()[name], "width": 1280, "scheme": "light", "browser": "firefox"}
+            jobs.append({"name": f"{name}-firefox", **job})
         jobs = [job for job in jobs if options.only in str(job["name"])]
         with serving() as address:
             check = ["node", str(Path(__file__).with_name("check.mjs")), address, str(SHOTS)]
-            environ = {**os.environ, "CHROMIUM": browser}
+            environ = {**os.environ, "BROWSERS": json.dumps(installed)}
             found = subprocess.run(
                 check, cwd=HERE, env=environ, input=json.dumps(jobs), text=True, check=False
             )

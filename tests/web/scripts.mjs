@@ -14,7 +14,7 @@ const context = vm.createContext({
 for (const script of process.argv.slice(2)) vm.runInContext(readFileSync(script, "utf8"), context);
 context.h = (tag, attributes, ...children) => ({ tag, attributes, children, append() {}, replaceChildren() {}, setAttribute() {} });
 context.share = () => {};
-context.listen = (run, on) => (context.on = on);
+context.listen = (run, known, take) => (context.take = take);
 
 const place = () => ({ replaceChildren(...children) { this.children = children; } });
 const run = {
@@ -31,7 +31,7 @@ const [bar, area] = [place(), place()];
 const redraw = context.boards(view, run, bar, area);
 const before = JSON.stringify(area.children);
 context.follow(view, run, { update() {} }, redraw);
-context.on.status({ metrics: { loss: { name: "Loss" } }, frames: { 0: 1, 1: 1 }, boards: { icu: ["loss"] } });
+context.take({ decisions: [], metrics: { loss: { name: "Loss" } }, frames: { 0: 1, 1: 1 }, boards: { icu: ["loss"] } });
 const hasRanks = () => JSON.stringify(context.controls(view, ["0", "1"])).includes('"rank ');
 const live = hasRanks();
 Object.assign(context, { FROZEN: { left_out: [] } });

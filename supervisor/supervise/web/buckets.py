@@ -140,8 +140,9 @@ class Buckets:
 
     def plane(self, plane: int, begin: int, end: int) -> Floats:
         """Return one plane of x of the buckets `begin` to `end`."""
-        parts = [x[plane, span] for x, _, span, _ in self._parts(begin, end)]
-        return np.concatenate(parts) if parts else np.empty(0)
+        planes, _ = self.read([], begin, end)
+        chosen: Floats = planes[plane]
+        return chosen
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[Floats, Floats, slice, int]]:
         """Yield x and values of each chunk, which of its buckets are meant, and the first."""

@@ -63,7 +63,7 @@ class Gate:
             await self.page(scope, receive, send)
             return
         answer = self._refusal(Request(scope)) or self.page
-        await answer(scope, _limited(receive), _guarded(send))
+        await answer(scope, receive, _guarded(send))
 
     def _refusal(self, request: Request) -> Response | None:
         """Return why a request is not answered by the page, None to let it through."""
@@ -71,11 +71,13 @@ class Gate:
         name = _PORT.sub("", host)
         if name not in self.hosts:
             text = f"this page is not served under the name {name!r}"
-            return _problem(421, text, f"supervise web --allow-host {name}")
-        if request.method not in READING and (problem := _cross_site(host, request)):
-            return _problem(403, problem, None)
-        if int(request.headers.get("content-length") or 0) > MAX_BODY:
-            return _problem(413, f"a body has at most {MAX_BODY >> 10} kB", None)
+            return problem_answer(421, text, f"supervise web --allow-host {name}")
+        is_changing = request.method not in READING
+        if is_changing and (problem := _cross_site(host, request)):
+            return problem_answer(403, problem)
+        length = request.headers.get("content-length", "" if is_changing else "0")
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            return problem_answer(413, f"a body has at most {MAX_BODY >> 10} kB, and says so")
         is_open = not self.token or request.scope["path"].startswith("/static/")
         return None if is_open else self._ask_token(request)
 
@@ -97,7 +99,9 @@ class Gate:
         if self._is_token(stored) or self._is_token(bearer):
             return None
         if scope["path"].startswith("/api/"):
-            return _problem(401, "the token is missing, or of an earlier start", "supervise web")
+            return problem_answer(
+                401, "the token is missing, or of an earlier start", "supervise web"
+            )
         fields = "".join(
             f'<input type="hidden" name="{html.escape(name)}" value="{html.escape(value)}">'
             for name, value in query
@@ -122,7 +126,8 @@ def _cross_site(host: str, request: Request) -> str:
     return ""
 
 
-def _problem(status: int, text: str, hint: str | None) -> Response:
+def problem_answer(status: int, text: str, hint: str | None = None) -> Response:
+    """Return an error as JSON."""
     return JSONResponse({"error": text, "hint": hint}, status)
 
 
@@ -137,16 +142,3 @@ def _guarded(send: Send) -> Send:
         await send(message)
 
     return send_guarded
-
-
-def _limited(receive: Receive) -> Receive:
-    """End a body that is longer than it may be: its length was not announced."""
-    count = 0
-
-    async def receive_limited() -> Message:
-        nonlocal count
-        message = await receive()
-        count += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if count > MAX_BODY else message
-
-    return receive_limited

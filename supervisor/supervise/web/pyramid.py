@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -154,16 +153,12 @@ class RankPyramid(Struct, eq=False):
         return np.where(newest >= 0, counts[newest], tokens)
 
     def _add(self, x: Floats, values: Floats, broken: Floats) -> None:
-        width = len(self.columns)
         if self.rows is not None:
             old_x, old_values, old_broken = self.rows
+            lacking = (0, 0), (0, values.shape[1] - old_values.shape[1])
             x = np.concatenate([old_x, x], 1)
-            values = np.concatenate(
-                [_widen(old_values, width, np.nan), _widen(values, width, np.nan)]
-            )
-            broken = np.concatenate(
-                [_widen(old_broken, width, False), _widen(broken, width, False)]
-            )
+            values = np.concatenate([np.pad(old_values, lacking, constant_values=np.nan), values])
+            broken = np.concatenate([np.pad(old_broken, lacking), broken])
         full = x.shape[1] // BASE * BASE
         if full:
             frames = values[:full].reshape(-1, BASE, values.shape[1])
@@ -449,9 +444,3 @@ class Pyramid:
         x[STEP], x[TIME] = head[:, 1], head[:, 0]
         x[TOKENS] = rank.count_tokens(values, tokens)
         return x, values, broken
-
-
-def _widen(rows: Floats, width: int, value: Any) -> Floats:
-    if rows.shape[1] >= width:
-        return rows
-    return np.concatenate([rows, np.full((len(rows), width - rows.shape[1]), value)], 1)

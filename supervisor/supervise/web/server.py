@@ -1,4 +1,4 @@
-"""The server of the page: routes, live events, commands of operators.
+"""The server of the page: routes, and commands of operators.
 
 Nothing of a request opens a file by its name: runs are looked up among those of the directory,
 incidents among those of the run, evidence among the entries of a manifest. Reading is done on
@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ from anyio import to_thread
 from msgspec import Meta, Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -48,15 +48,14 @@ from ..store import files
 from ..store.run_directory import is_run
 from . import export
 from .curves import BuildingError, Query, QueryError, RunCurves
-from .gate import HOSTS, Gate
+from .gate import HOSTS, Gate, problem_answer
 from .run_view import RunView
 
 FIRST_NEEDED = (  # before the first request
     *("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher"),
     "anyio._backends._asyncio",
 )
-LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a live view; between two signs of life
-MAX_LIVE, MAX_OPEN, MAX_COMPARED, MAX_READ = 32, 8, 6, 4
+MAX_OPEN, MAX_COMPARED, MAX_READ = 8, 6, 4
 IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
 LIST_S, ROW_S = 5.0, 0.2  # for all rows of the list; until one more is read, where MAX_READ hang
@@ -107,6 +106,13 @@ class Order(Struct, frozen=True):
     args: OrderArguments = OrderArguments()
 
 
+class Since(Struct, frozen=True):
+    """The newest that a page has of a run: the version of its facts, and the number of a record."""
+
+    version: int = 0
+    record: int = -1
+
+
 class ProblemError(Exception):
     """A request that is answered with an error."""
 
@@ -128,6 +134,9 @@ class OpenRun:
         self._curves: RunCurves | None = None
         self._brief: RunView | None = None  # of the list: its records are not kept
         self._row: tuple[int, Mapping[str, Any]] = (0, {})
+        self._whole: dict[str, Any] = {}  # of the page, and at which version each part came
+        self._changed: dict[str, int] = {}
+        self._version = 0
         self._lock = threading.Lock()
         self._late: Future[Any] | None = None
 
@@ -152,6 +161,22 @@ class OpenRun:
             curves = self._curves = RunCurves(view)
         curves.update()
         return view, curves
+
+    def document(self, since: Since) -> dict[str, Any]:
+        """Return the facts that have changed since, and of the records those that are new."""
+        view, curves = self.curves()
+        whole = export.run_document(view, curves)
+        changed = [key for key, value in whole.items() if self._whole.get(key, self) != value]
+        if changed:  # by the clock: a page may have the version of an earlier start
+            self._version = max(self._version + 1, int(time.time() * 1e3))
+            self._whole, self._changed = (
+                whole,
+                self._changed | dict.fromkeys(changed, self._version),
+            )
+        fresh = {key: whole[key] for key, at in self._changed.items() if at > since.version}
+        if since.version:
+            fresh["decisions"] = view.decisions(since.record)
+        return {**fresh, "version": self._version}
 
     def row(self) -> tuple[float, Mapping[str, Any]]:
         """Return when it began, and its row of the list; of no run there is none."""
@@ -236,14 +261,13 @@ def _style(request: Request) -> Response:
 
 
 class Page:
-    """All that the routes share: the open runs, and who looks."""
+    """All that the routes share: the open runs."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._runs: dict[str, OpenRun] = {}
+        self._operator = settings.by if settings.write_token else None
         self._lock = threading.Lock()  # of this table; never held for a disk
-        self.viewers = 0
-        self.is_ending = asyncio.Event()
         run, incident = "/run/{run}", "/incident/{incident}"
         self.application = Starlette(
             routes=[
@@ -260,13 +284,12 @@ class Page:
                 Route("/api/compare", _reading(self._comparison)),
                 Route(f"/api{run}", _reading(self._document)),
                 Route(f"/api{run}/series", _reading(self._series)),
-                Route(f"/api{run}/live", self._live),
                 Route(f"/api{run}{incident}", _reading(self._incident)),
                 Route(f"/api{run}/command", self._command, methods=["POST"]),
             ],
             exception_handlers={
-                404: lambda request, error: _error(404, "there is no such page"),
-                405: lambda request, error: _error(405, "not by this method"),
+                404: lambda request, error: problem_answer(404, "there is no such page"),
+                405: lambda request, error: problem_answer(405, "not by this method"),
                 **dict.fromkeys(ERRORS, _on_error),
             },
         )
@@ -366,12 +389,9 @@ class Page:
         return _json({"directory": str(self.settings.directory), **content})
 
     def _document(self, request: Request) -> Response:
-        return _json(self._run_document(request.path_params["run"])[1])
-
-    def _run_document(self, name: str) -> tuple[RunView, dict[str, Any]]:
-        view, curves = self.curves(name)
-        operator = self.settings.by if self.settings.write_token else None
-        return view, {**export.run_document(view, curves), "operator": operator}
+        since = msgspec.convert(dict(request.query_params), Since, strict=False)
+        run = self._opened(request.path_params["run"])
+        return _json(run.read(partial(run.document, since)) | {"operator": self._operator})
 
     def _series(self, request: Request) -> Response:
         query = Query.parse(request.query_params.multi_items())
@@ -391,55 +411,6 @@ class Page:
             raise QueryError("a, b, …: name runs to compare")
         views = {key: self.view(name) for key, name in chosen[:MAX_COMPARED]}
         return _json(export.compare_runs(views))
-
-    # ── live ──
-
-    async def _live(self, request: Request) -> Response:
-        name = request.path_params["run"]
-        if self.viewers >= MAX_LIVE:
-            return _error(429, f"{MAX_LIVE} live views are open", "close one of them")
-        await _on_thread(self.view, name)
-        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-        return StreamingResponse(
-            self._events(name), media_type="text/event-stream", headers=headers
-        )
-
-    async def _events(self, name: str) -> AsyncIterator[str]:
-        """Yield all but the curves, then what is new once a second.
-
-        A view that was cut off connects again: whatever it has missed is in the first status.
-        """
-        self.viewers += 1
-        try:
-            document, still_s = dict[str, Any](), time.monotonic()
-            while not self.is_ending.is_set():
-                document, text = await _on_thread(self._look, name, document)
-                if not text and time.monotonic() - still_s > STILL_S:
-                    text = _event("still", {})
-                if text:
-                    still_s = time.monotonic()
-                    yield text
-                await asyncio.sleep(LIVE_S)
-        except (ProblemError, SuperviseError) as error:
-            yield _event("status", {"problem": str(error)})
-        finally:
-            self.viewers -= 1
-
-    def _look(self, name: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return all that is now, and the events about what has changed since."""
-        view, document = self._run_document(name)
-        if not before:
-            return document, _event("status", document)
-        newest = [row["record"] for row in before["decisions"][:1]]
-        rows = view.decisions(since=newest[0] if newest else -1)
-        text = "".join(_event("record", row) for row in reversed(rows))
-        document["decisions"] = rows[:1] or before["decisions"]
-        changed = {
-            key: value
-            for key, value in document.items()
-            if key != "decisions" and before.get(key) != value
-        }
-        return document, text + (_event("status", changed) if changed else "")
 
     # ── what changes something ──
 
@@ -518,34 +489,26 @@ def _download(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{plain}"'}
 
 
-def _event(name: str, content: Any) -> str:
-    return f"event: {name}\ndata: {json_document(content)}\n\n"
-
-
 def _json(content: Any, status: int = 200) -> Response:
     return Response(json_document(content), status, media_type="application/json")
-
-
-def _error(status: int, text: str, hint: str | None = None) -> Response:
-    return JSONResponse({"error": text, "hint": hint}, status)
 
 
 def _on_error(request: Request, error: Exception) -> Response:
     """Return the answer to a request that failed; none shows more than its sentence."""
     match error:
         case ProblemError():
-            return _error(error.status, error.text, error.hint)
+            return problem_answer(error.status, error.text, error.hint)
         case BuildingError():
             return _json({"building": error.progress}, 202)
-        case QueryError():
-            return _error(400, str(error))
+        case QueryError() | msgspec.ValidationError():
+            return problem_answer(400, str(error))
         case StoreError():
-            return _error(503 if request.method == "GET" else 409, str(error), error.hint)
+            return problem_answer(503 if request.method == "GET" else 409, str(error), error.hint)
         case SuperviseError():
-            return _error(409, str(error), error.hint)
+            return problem_answer(409, str(error), error.hint)
         case KeyError() | FileNotFoundError():
-            return _error(404, "there is no such thing")
-    return _error(500, f"the run cannot be shown: {type(error).__name__}")
+            return problem_answer(404, "there is no such thing")
+    return problem_answer(500, f"the run cannot be shown: {type(error).__name__}")
 
 
 ERRORS: Sequence[type[Exception]] = (
@@ -554,23 +517,12 @@ ERRORS: Sequence[type[Exception]] = (
 
 
 class _Server(uvicorn.Server):
-    """Ends the live views before it waits for its connections."""
-
-    def __init__(self, config: uvicorn.Config, page: Page) -> None:
-        super().__init__(config)
-        self._page = page
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End in order at the first signal; uvicorn would raise it again at the end."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop serving."""
-        self._page.is_ending.set()
-        await super().shutdown(sockets)
 
 
 def serve(
@@ -602,4 +554,4 @@ def serve(
     for module in FIRST_NEEDED:
         import_module(module)
     announce()
-    _Server(config, page).run(sockets=[listener])
+    _Server(config).run(sockets=[listener])

@@ -1,5 +1,5 @@
 "use strict";
-// What the server says: JSON, series as typed arrays without a copy, and events while a run goes on.
+// What the server says: JSON, series as typed arrays without a copy, and what is new of a run.
 // An exported page holds all of it itself.
 
 const FROZEN = (() => {
@@ -20,7 +20,7 @@ class Refused extends Error {
 }
 
 const SLOW = 503; // a disk may be: the answer is ready at the next try, or the one after
-const QUIET_MS = 40000; // the server says something every 15 s
+const LOOK_MS = 2000; // between two looks at a run that goes on
 const runPath = (run) => `run/${encodeURIComponent(run)}`;
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
@@ -106,47 +106,21 @@ function extend(old, more) {
   return more;
 }
 
-// `on`: status, record. The first status of a connection has all. Where events do not come through,
-// or no more, all is asked for, and the connection is made again now and then.
-function listen(run, on) {
-  let [source, polls, late] = [null, null, null];
-  open();
-
-  function open() {
-    source?.close();
-    source = new EventSource(`${UP}api/${runPath(run)}/live`);
-    late = setTimeout(poll, 5000);
-    for (const kind of ["still", ...Object.keys(on)]) {
-      source.addEventListener(kind, (event) => {
-        stop();
-        late = setTimeout(poll, QUIET_MS);
-        live("live", true);
-        on[kind]?.(JSON.parse(event.data));
-      });
+// Asks for what is new of a run as long as the page is looked at; `take`: gets what has changed.
+function listen(run, known, take) {
+  let [version, record] = [known.version, known.decisions[0]?.record ?? -1];
+  async function ask() {
+    try {
+      const changed = document.hidden ? {} : await json(`${runPath(run)}?version=${version}&record=${record}`);
+      [version, record] = [changed.version ?? version, changed.decisions?.[0]?.record ?? record];
+      live("live", true);
+      if (changed.version) take(changed);
+    } catch (error) {
+      live(error instanceof Refused ? error.message : "no connection");
     }
-    source.onerror = () => {
-      if (polls === null) live("no connection");
-      if (source.readyState === EventSource.CLOSED) poll();
-    };
+    setTimeout(ask, LOOK_MS);
   }
-  function stop() {
-    clearTimeout(late);
-    clearInterval(polls);
-    polls = null;
-  }
-  function poll() {
-    stop();
-    late = setTimeout(open, QUIET_MS);
-    live("no connection");
-    polls = setInterval(async () => {
-      try {
-        on.status(await facts(run));
-        live("every 3 s", true);
-      } catch {
-        live("no connection");
-      }
-    }, 3000);
-  }
+  setTimeout(ask, LOOK_MS);
 }
 
 // What is shown, in the address: a link shows what I see.

@@ -14,13 +14,7 @@ async function incidentPage() {
   MAIN.dataset.ready = "facts";
   if (report.series) await signals(report, run, charts);
   if (report.final) return;
-  let newest = null; // record of this incident
-  const take = (decisions = []) => {
-    const record = Math.max(-1, ...decisions.filter((d) => d.incident === INCIDENT).map((d) => d.record));
-    if (newest !== null && record > newest) location.reload();
-    newest ??= record;
-  };
-  listen(RUN, { status: ({ decisions }) => decisions && take(decisions), record: (decision) => take([decision]) });
+  listen(RUN, run, ({ decisions }) => decisions.some((d) => d.incident === INCIDENT) && location.reload());
 }
 
 async function signals(report, run, place) {

@@ -106,31 +106,21 @@ class Sections {
 function follow(view, run, sections, redraw) {
   const size = ({ metrics, frames }) => Object.keys(metrics).length + Object.keys(frames).length;
   let drawn = size(run); // metrics and ranks on the boards: the first step of a job brings them
-  let last = 0;
-  let waits = null;
-  const curves = () => {
-    waits = null;
-    last = performance.now();
-    if (!document.hidden) view.load(true).catch(() => live("no connection"));
-  };
-  listen(RUN, {
-    status(changed) {
-      Object.assign(run, changed);
-      share(view, run);
-      sections.update(changed);
-      view.moved();
-      if (size(run) !== drawn && !$("#board").contains(document.activeElement)) {
-        drawn = size(run);
-        redraw();
-      }
-      if (changed.frames) waits ??= setTimeout(curves, Math.max(0, 2000 - (performance.now() - last)));
-    },
-    record(decision) {
+  listen(RUN, run, ({ decisions, ...changed }) => {
+    for (const decision of [...decisions].reverse()) {
       const ordered = /^(commit|abort|in doubt)$/.test(decision.kind) && run.decisions.find((d) => d.kind === "intent");
       if (ordered) ordered.is_chief = false; // its outcome says it
       run.decisions = [decision, ...run.decisions].slice(0, 200);
-      sections.update({ decisions: true });
-    },
+    }
+    Object.assign(run, changed);
+    share(view, run);
+    sections.update(decisions.length ? { ...changed, decisions } : changed);
+    view.moved();
+    if (size(run) !== drawn && !$("#board").contains(document.activeElement)) {
+      drawn = size(run);
+      redraw();
+    }
+    if (changed.frames) view.load(true).catch(() => live("no connection"));
   });
 }
 
