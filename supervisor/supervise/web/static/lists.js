@@ -92,7 +92,7 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
       onchange: (event) => pick(r.run, event.target.checked) });
     const cells = [tick,
       [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || "")],
-      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), stateText(r)],
+      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), " ", stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
       h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss), gravest(r), canGoBack(r), [age(r.created)]];

@@ -8,9 +8,11 @@ const PHASES = { __proto__: null, launching: ["starting", "no step was made yet"
   probation: ["checking", "did the action help?"], holding: ["held", "automatic actions are off until somebody releases them"],
   halted: ["ended", "the job has ended"] };
 const TONES = { __proto__: null, running: "good", finished: "good", stopped: "busy", unsupervised: "busy" }; // all else is bad
-const GLYPHS = { __proto__: null, firing: "!", flapping: "~", BREACH: "▲", blind: "✕", OK: "✓", UNKNOWN: "?", inactive: "·" };
-const STATES = { __proto__: null, firing: "firing", flapping: "firing on and off", BREACH: "past a limit, not for long enough to fire",
-  blind: "cannot judge", OK: "within limits", UNKNOWN: "too few samples yet", inactive: "metrics not reported" };
+// Of a rule: its glyph and what it says, the most urgent first.
+const RULES = { __proto__: null, firing: ["!", "firing"], flapping: ["~", "firing on and off"],
+  BREACH: ["▲", "past a limit, not for long enough to fire"], blind: ["✕", "cannot judge"], OK: ["✓", "within limits"],
+  UNKNOWN: ["?", "too few samples yet"], inactive: ["·", "metrics not reported"] };
+const QUIET = ["OK", "UNKNOWN", "inactive"];
 const ICONS = { __proto__: null, intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
   operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
@@ -210,7 +212,7 @@ function slowRank({ slow, incidents: all, ending }) {
   if (slow?.rank == null) return null;
   const known = all.findLast((i) => i.slow_since != null && (!i.end || i.end.step >= slow.since))?.slow_since;
   return h("p", {}, h("b", { class: "bad" }, `Rank ${slow.rank} ${ending ? "was" : "is"} slow`),
-    ` since ${known == null ? "about " : ""}step ${number(known ?? slow.since)}: steps take ${+slow.ratio.toPrecision(2)} times as long as without its delay, which is in ${slow.part}.`);
+    ` since ${known == null ? "about " : ""}step ${number(known ?? slow.since)}: steps ${ending ? "took" : "take"} ${+slow.ratio.toPrecision(2)} times as long as without its delay, which ${ending ? "was" : "is"} in ${slow.part}.`);
 }
 
 const outcome = ({ phase, unsettled, end_text: text }) => (unsettled ? `${UNRESOLVED}: ${text}` : phase === "closed" ? text || "closed" : phase);
@@ -231,28 +233,20 @@ function incidents(run) {
 }
 
 function rules(run) {
-  const all = Object.entries(run.rule_states);
-  const quiet = ["OK", "UNKNOWN", "inactive"];
   const about = Object.fromEntries(run.rules.map((rule) => [rule.id, rule]));
-  const glyph = (state, title) => h("i", { class: `rule ${state}`, title, "aria-hidden": "true" }, GLYPHS[state] || "?");
-  const line = (isWhole) => ([rule, state]) => h("li", {}, glyph(state), " ", h("b", {}, about[rule]?.title || rule), " ",
-    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : STATES[state] || state, run.ending && " at the end",
+  const order = Object.keys(RULES);
+  const all = Object.entries(run.rule_states).sort(([, a], [, b]) => order.indexOf(a) - order.indexOf(b));
+  const line = (isWhole) => ([rule, state]) => h("li", {}, h("i", { class: `rule ${state}`, "aria-hidden": "true" }, RULES[state]?.[0] || "?"), " ",
+    h("b", {}, about[rule]?.title || rule), " ",
+    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : RULES[state]?.[1] || state, run.ending && " at the end",
     h("small", {}, rule, about[rule] && [` · ${about[rule].severity}${about[rule].runbook ? `, runs ${about[rule].runbook}` : ""}`,
       isWhole && h("code", {}, ` · ${about[rule].when}`)]));
-  const packs = [...new Set(all.map(([rule]) => rule.split(".")[0]))].map((name) => {
-    const rows = all.filter(([rule]) => rule.split(".")[0] === name);
-    const summary = `${name}: ${plural(rows.length, "rule")}`;
-    return h("details", { "data-key": name }, h("summary", { "aria-label": summary }, h("span", {}, words(name)),
-      h("span", { class: "glyphs" }, rows.map(([rule, state]) => glyph(state, `${rule}: ${STATES[state] || state}`)))),
-      h("ul", { class: "list" }, rows.map(line(true))));
-  });
-  const counts = Object.keys(GLYPHS).map((state) => [state, all.filter(([, own]) => own === state).length]).filter(([, n]) => n);
-  const busy = all.filter(([rule, state]) => !quiet.includes(state) || run.silenced[rule]);
+  const counts = QUIET.map((state) => [all.filter(([, own]) => own === state).length, RULES[state][1]]).filter(([n]) => n);
+  const busy = all.filter(([rule, state]) => !QUIET.includes(state) || run.silenced[rule]);
   return h("section", { class: "card" }, h("h2", {}, "Rules ", h("small", {}, busy.length ? run.ending ? "as at the end" : "" : "none fires")),
-    busy.length > 0 && h("ul", { class: "list" }, busy.sort((a, b) => Object.keys(GLYPHS).indexOf(a[1]) - Object.keys(GLYPHS).indexOf(b[1])).map(line(false))),
-    h("p", { class: "sub" }, counts.filter(([state]) => quiet.includes(state)).map(([state, n]) => `${n} ${STATES[state]}`).join(" · ")),
-    h("details", { "data-key": "rules", class: "rules" }, h("summary", {}, `All ${all.length} rules`),
-      h("p", { class: "legend" }, counts.map(([state]) => h("span", {}, glyph(state), ` ${STATES[state]}`))), packs));
+    busy.length > 0 && h("ul", { class: "list" }, busy.map(line(false))),
+    h("p", { class: "sub" }, counts.map(([n, text]) => `${n} ${text}`).join(" · ")),
+    h("details", { "data-key": "rules", class: "rules" }, h("summary", {}, `All ${all.length} rules`), h("ul", { class: "list" }, all.map(line(true)))));
 }
 
 function ranks(run) {
