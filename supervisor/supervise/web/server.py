@@ -1,9 +1,9 @@
 """The server of the page: routes, and commands of operators.
 
 Nothing of a request opens a file by its name: runs are looked up among those of the directory,
-incidents among those of the run, evidence among the entries of a manifest. Reading is done on
-threads, with a limit in time, and each run has its own: one whose disk hangs delays no other. The
-curves are built one run at a time, with low priority.
+incidents among those of the run, evidence among the entries of a manifest. Each request has a
+thread, with a limit in time, and each run a lock: one whose disk hangs delays no other. The curves
+are built one run at a time, with low priority.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,7 +30,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import uvicorn
-from anyio import to_thread
 from msgspec import Meta, Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -51,14 +50,11 @@ from .curves import BuildingError, Query, QueryError, RunCurves
 from .gate import HOSTS, Gate, problem_answer
 from .run_view import RunView
 
-FIRST_NEEDED = (  # before the first request
-    *("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher"),
-    "anyio._backends._asyncio",
-)
-MAX_OPEN, MAX_COMPARED, MAX_READ = 8, 6, 4
+FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
+MAX_OPEN, MAX_COMPARED = 8, 6
 IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
-LIST_S, ROW_S = 5.0, 0.2  # for all rows of the list; until one more is read, where MAX_READ hang
+LIST_S = 5.0  # for a row of the list
 UNREAD = "its files are not read yet: a disk may be slow"
 ORDERS = {  # command -> its arguments
     **dict.fromkeys(("pause", "resume", "release", "savepoint"), ()),
@@ -122,10 +118,7 @@ class ProblemError(Exception):
 
 
 class OpenRun:
-    """A run in the list, or that somebody looks at.
-
-    A thread at a time reads its files; one that waits for a disk is left behind.
-    """
+    """A run in the list, or that somebody looks at; one thread at a time reads its files."""
 
     def __init__(self, path: Path) -> None:
         self.used_s = -math.inf  # when somebody looked at it last
@@ -138,9 +131,9 @@ class OpenRun:
         self._changed: dict[str, int] = {}
         self._version = 0
         self._lock = threading.Lock()
-        self._late: Future[Any] | None = None
+        self._is_late = False  # what has the lock waits for a disk
 
-    # ── on its thread ──
+    # ── with its lock ──
 
     def view(self) -> RunView:
         """Return the run, up to date. Raises ProblemError, StoreError."""
@@ -205,44 +198,37 @@ class OpenRun:
             curves.close()
 
     def read(self, work: Callable[[], T], *, is_limited: bool = True) -> T:
-        """Return what `work` returns. Raises ProblemError where it, or one before, takes longer."""
-        return self.finish(self.start(work), REQUEST_S if is_limited else None)
-
-    def start(self, work: Callable[[], T]) -> Future[T]:
-        """Begin to read, after the one before; where that is late there is a ProblemError."""
-        result = Future[T]()
-        if self._late is None or self._late.done():
-            with suppress(RuntimeError):  # there may be no more threads
-                threading.Thread(target=self._run, args=(work, result), daemon=True).start()
-                return result
-        result.set_exception(ProblemError(503, UNREAD))
-        return result
-
-    def finish(self, result: Future[T], within_s: float | None) -> T:
-        """Return what was started. Raises ProblemError where it takes longer."""
+        """Return what `work` returns, one at a time. Raises ProblemError: one before it is late."""
+        limit_s = 0.0 if self._is_late else REQUEST_S
+        if not self._lock.acquire(timeout=limit_s if is_limited else -1.0):
+            self._is_late = True
+            raise ProblemError(503, UNREAD)
         try:
-            return result.result(within_s)
-        except TimeoutError:
-            if not result.cancel():  # it has its turn, so it is what the others wait for
-                self._late = result
-            raise ProblemError(503, UNREAD) from None
-
-    def _run(self, work: Callable[[], T], result: Future[T]) -> None:
-        with self._lock:
-            if result.set_running_or_notify_cancel():
-                try:
-                    result.set_result(work())
-                except Exception as error:
-                    result.set_exception(error)
+            return work()
+        finally:
+            self._is_late = False
+            self._lock.release()
 
 
-async def _on_thread(work: Callable[..., T], *args: Any, limit_s: float | None = REQUEST_S) -> T:
-    """Return what `work` returns; a thread that waits for a disk is left behind."""
+async def _on_thread(work: Callable[..., T], *args: Any, limit_s: float | None = None) -> T:
+    """Return what `work` returns; a thread that waits for a disk longer is left behind."""
+    result = Future[T]()
+
+    def run() -> None:
+        with suppress(InvalidStateError):  # nobody waits any more
+            try:
+                result.set_result(work(*args))
+            except Exception as error:
+                result.set_exception(error)
+
     try:
-        thread = to_thread.run_sync(work, *args, abandon_on_cancel=True)
-        return await asyncio.wait_for(thread, limit_s)
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:  # there may be no more threads
+        raise ProblemError(503, UNREAD) from None
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(result), limit_s)
     except TimeoutError:
-        raise ProblemError(503, "there is no answer yet: a disk may be slow") from None
+        raise ProblemError(503, UNREAD) from None
 
 
 class _Static(StaticFiles):
@@ -275,12 +261,12 @@ class Page:
                 Route("/compare/", self._shell("compare", "../")),
                 Route(f"{run}/", self._shell("run", "../../")),
                 Route(f"{run}{incident}/", self._shell("incident", "../../../../")),
-                Route(f"{run}/record.html", _reading(self._record_page, limit_s=None)),
-                Route(f"{run}/export.html", _reading(self._export_page, limit_s=None)),
+                Route(f"{run}/record.html", _reading(self._record_page, is_limited=False)),
+                Route(f"{run}/export.html", _reading(self._export_page, is_limited=False)),
                 Route(f"{run}{incident}/evidence/{{bundle}}/{{name}}", _reading(self._evidence)),
                 Route("/static/style.css", _style),
                 Mount("/static", _Static(directory=export.STATIC)),
-                Route("/api/runs", _reading(self._run_list)),
+                Route("/api/runs", self._run_list),
                 Route("/api/compare", _reading(self._comparison)),
                 Route(f"/api{run}", _reading(self._document)),
                 Route(f"/api{run}/series", _reading(self._series)),
@@ -375,21 +361,24 @@ class Page:
 
     # ── documents ──
 
-    def _run_list(self, request: Request) -> Response:
-        names = self._names()
+    async def _run_list(self, request: Request) -> Response:
+        names = await _on_thread(self._names, limit_s=REQUEST_S)
         with self._lock:
             opened = {name: self._entry(name) for name in names}
             gone = [self._runs.pop(name) for name in set(self._runs) - set(names)]
         for run in gone:
             run.drop()
-        stamped = sorted(_stamped_rows(opened), key=itemgetter(0), reverse=True)
-        rows = [dict(row) for _, row in stamped if row]
+        stamped = await asyncio.gather(*(_stamped_row(name, run) for name, run in opened.items()))
+        rows = [dict(row) for _, row in sorted(stamped, key=itemgetter(0), reverse=True) if row]
         needs = [need for row in rows for need in row.pop("needs")]
         content = {"needs": sorted(needs, key=_urgency), "runs": rows}
         return _json({"directory": str(self.settings.directory), **content})
 
     def _document(self, request: Request) -> Response:
-        since = msgspec.convert(dict(request.query_params), Since, strict=False)
+        try:
+            since = msgspec.convert(dict(request.query_params), Since, strict=False)
+        except msgspec.ValidationError as error:
+            raise QueryError(str(error)) from None
         run = self._opened(request.path_params["run"])
         return _json(run.read(partial(run.document, since)) | {"operator": self._operator})
 
@@ -428,7 +417,7 @@ class Page:
             raise ProblemError(400, f"the body: {error}") from None
         if order.command not in ORDERS:
             raise ProblemError(400, f"command: one of {', '.join(ORDERS)}")
-        view = await _on_thread(self.view, request.path_params["run"])
+        view = await _on_thread(self.view, request.path_params["run"], limit_s=REQUEST_S)
         given, names = msgspec.to_builtins(order.args), ORDERS[order.command]
         args = {name: given[name] for name in names if given[name] is not None}
         if missing := [name for name in names if name not in OPTIONAL and not args.get(name)]:
@@ -437,38 +426,26 @@ class Page:
             args.setdefault("for", SILENCED)
         args["via"] = "web"
         send = partial(operate.send_and_wait, view.run.path, order.command, self.settings.by, args)
-        return _json((await _on_thread(send, limit_s=None)).facts())
+        return _json((await _on_thread(send)).facts())
 
 
 def _reading(
-    answer: Callable[[Request], Response], *, limit_s: float | None = REQUEST_S
+    answer: Callable[[Request], Response], *, is_limited: bool = True
 ) -> Callable[[Request], Any]:
     """Return a route that answers on a thread, in a limited time."""
 
     async def route(request: Request) -> Response:
-        return await _on_thread(answer, request, limit_s=limit_s)
+        return await _on_thread(answer, request, limit_s=REQUEST_S if is_limited else None)
 
     return route
 
 
-def _stamped_rows(opened: Mapping[str, OpenRun]) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield when each run began, and its row; of one that is not read in time its problem."""
-    until_s = time.monotonic() + LIST_S
-    started: dict[str, Future[tuple[float, Mapping[str, Any]]]] = {}
-    pending: set[Future[Any]] = set()
-    for name, run in opened.items():
-        if len(pending) >= MAX_READ:
-            pending = wait(pending, ROW_S, FIRST_COMPLETED).not_done
-        if time.monotonic() > until_s:
-            break
-        started[name] = run.start(run.row)
-        pending.add(started[name])
-    for name, run in opened.items():
-        left_s = max(0.0, until_s - time.monotonic())
-        try:
-            yield run.finish(started.get(name) or Future(), left_s)
-        except ProblemError as error:
-            yield math.inf, _problem_row(runs.RunSummary(name, str(run.path)), str(error))
+async def _stamped_row(name: str, run: OpenRun) -> tuple[float, Mapping[str, Any]]:
+    """Return when a run began, and its row; of one that is not read in time its problem."""
+    try:
+        return await _on_thread(run.read, run.row, limit_s=LIST_S)
+    except ProblemError as error:
+        return math.inf, _problem_row(runs.RunSummary(name, str(run.path)), str(error))
 
 
 def _problem_row(summary: runs.RunSummary, problem: str) -> Mapping[str, Any]:
@@ -493,14 +470,14 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(json_document(content), status, media_type="application/json")
 
 
-def _on_error(request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     """Return the answer to a request that failed; none shows more than its sentence."""
     match error:
         case ProblemError():
             return problem_answer(error.status, error.text, error.hint)
         case BuildingError():
             return _json({"building": error.progress}, 202)
-        case QueryError() | msgspec.ValidationError():
+        case QueryError():
             return problem_answer(400, str(error))
         case StoreError():
             return problem_answer(503 if request.method == "GET" else 409, str(error), error.hint)
