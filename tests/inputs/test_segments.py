@@ -150,6 +150,26 @@ def test_a_second_process_of_a_rank_waits_for_the_first(segments, shm, rank):
     assert steps(segments.poll()) == [(0, 0.75)]
 
 
+@pytest.mark.parametrize(
+    ("code", "is_dead"), [("None", True), ("-11", True), ("1", True), ("0", False), ("-15", False)]
+)
+def test_a_rank_is_dead_whose_process_ended_otherwise_than_it_or_somebody_meant(
+    segments, shm, rank, code, is_dead
+):
+    """What was never seen alive may live in another container."""
+    argv = [sys.executable, "-c", f"{OTHER}input()\nwriter.last_words({code}, '')", str(shm)]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    wait_until(segments.poll, "the segment of the child")
+    rank(1, 0.5)
+    segments.poll()
+    assert segments.dead_ranks() == set()
+    if code == "None":
+        child.kill()
+    child.communicate(b"\n")
+
+    assert segments.dead_ranks() == ({0} if is_dead else set())
+
+
 def test_a_probe_that_gave_up_is_heard_once_and_an_empty_mark_is_given_time(segments, marks):
     for name in ("boot.7", "armed.7", "off.7", "off.8"):
         (marks / name).touch()
@@ -280,6 +300,20 @@ def test_what_was_overwritten_meanwhile_is_a_gap(rank, reader):
     assert [event for event in rest if isinstance(event, Gap)] == [Gap(77, 0, 2, 10)]
     assert numbers(rest) == list(range(12, 20))
     assert numbers(reader(*seen, *rest)[1]) == []
+
+
+def test_a_notice_from_within_a_gap_stands_before_it(rank, reader):
+    """The gap ends where frames are left; what was done meanwhile is judged at its own step."""
+    writer = rank()
+    mailbox = Mailbox(writer)
+    publish(writer, 0, 1)
+    mailbox.notice("note", "early", 1)
+    publish(writer, *range(2, 20))
+    mailbox.notice("note", "late", 19)
+    _, seen = reader()
+
+    assert [type(event) for event in seen] == [Announced, Notice, Gap, *[Frame] * 8, Notice]
+    assert seen[2] == Gap(77, 0, 0, 12) and notices(seen) == ["early", "late"]
 
 
 def test_an_answer_is_read_again_and_notices_around_it_are_not(rank, reader):

@@ -1,6 +1,7 @@
 """The way in for the probe, and what keeps it out."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import supervise_probe
 from supervise.runtime import (
     child_environment,
+    explain_shortage,
     forecast_tier,
     make_environment,
     mark_directory_owner,
@@ -44,6 +46,39 @@ def test_the_kill_switch_changes_nothing(tmp_path):
     assert child_environment(off, tmp_path) == off
     assert "SUPERVISE_PROBE" in child_environment({"SUPERVISE_DISABLE": "0"}, tmp_path)
     assert forecast_tier(["python", "x.py"], off) == ("T0", "SUPERVISE_DISABLE is set")
+
+
+def test_too_few_files_are_named_before_a_run_begins():
+    """Beside those that are open, twelve may be needed."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = sum(Path(f"/proc/self/fd/{fd}").exists() for fd in range(12))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 11, limits[1]))
+        short = explain_shortage()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, limits[1]))
+        enough = explain_shortage()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert (short or "").startswith(f"only {used + 11} files may be open, {used} are (ulimit -n")
+    assert enough is None
+
+
+LIMITED = """
+import resource, sys
+from supervise.runtime import explain_shortage
+explain_shortage()  # with what it imports
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), -1))
+print(explain_shortage())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("below", "text"), [(1, "only 255 MiB of address space"), (0, "None")])
+def test_too_little_memory_is_named_before_a_run_begins(below, text):
+    argv = [PYTHON, "-c", LIMITED, str((256 << 20) - below)]
+
+    assert subprocess.check_output(argv, text=True).startswith(text)
 
 
 ORDINARY = """

@@ -15,6 +15,7 @@ from supervise.runtime import (
     ProbeStatus,
     Status,
     TrainingProgress,
+    explain_missing_probe,
     first_step_deadline_s,
     format_capabilities,
     is_rollback_known,
@@ -280,6 +281,22 @@ def capabilities_of(policy, probe, ranks=1, channels=("console",), checkpoint=No
     status = ProbeStatus(**probe)
     known = is_rollback_known(policy, state, status)
     return list_capabilities(policy, state, status, channels), known
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason", "text"),
+    [
+        ({"boot", "armed", "off"}, None, None),
+        ({"boot", "armed"}, "sleep is not Python", "step was seen: sleep is not Python; only"),
+        ({"boot", "armed"}, None, "the job imported torch, but made no optimizer step"),
+        ({"boot"}, None, "the job runs Python, but has not imported torch"),
+        ((), None, "the probe was not loaded"),
+    ],
+)
+def test_why_no_step_is_seen_follows_from_how_far_the_probe_came(marks, reason, text):
+    message = explain_missing_probe(marks, reason)
+
+    assert message is None if text is None else text in message
 
 
 def test_the_capabilities_of_a_job_of_a_library_are_one_line():

@@ -15,8 +15,9 @@ __getattr__ = lazy_exports(
         "adoption": "Adoption",
         "controller": "Control",
         "environment": (
-            "child_environment, forecast_tier, inner_restarts, mark_directory_owner, "
-            "make_environment, remove_environment, sweep_environments, take_ownership"
+            "child_environment, explain_shortage, forecast_tier, inner_restarts, "
+            "make_environment, mark_directory_owner, remove_environment, sweep_environments, "
+            "take_ownership"
         ),
         "evidence": "Evidence",
         "fencing": "Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch",
@@ -46,8 +47,8 @@ __getattr__ = lazy_exports(
         "signals": "Forwarder",
         "stacks": "RankSurvey, ask_for_stacks, main_frames, deepest_own_frame, py_spy_dump",
         "status": (
-            "Life, Status, TrainingProgress, build_status, format_capabilities, is_rollback_known, "
-            "judge_ending, judge_status, list_capabilities"
+            "Life, Status, TrainingProgress, build_status, explain_missing_probe, "
+            "format_capabilities, is_rollback_known, judge_ending, judge_status, list_capabilities"
         ),
         "status_writer": "FailureRecords, first_step_deadline_s",
         "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",

@@ -28,7 +28,7 @@ from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..core import action_planning, checkpoint_wait, rule_scope, withdrawal
 from ..core.incident import HELD
-from ..core.job_lifecycle import ASKED, MEANT, is_crash
+from ..core.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Exited, Frame, Launched, Notice, Tick
 from ..core.model.payload import Payload, Save
@@ -615,8 +615,7 @@ class App:
         # The silence of a job that has ended means nothing.
         if not self._last_look.show(now_ns):
             lives = control.process.returncode is None
-            ends = self._segments.dead_ranks() if lives else {}
-            dead = {n for n, code in ends.items() if code is None or is_crash(code)}
+            dead = self._segments.dead_ranks() if lives else ()
             beat_events, notices = self._phases.judge(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)

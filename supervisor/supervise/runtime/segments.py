@@ -20,6 +20,7 @@ from pathlib import Path
 
 from supervise_probe import wire
 
+from ..core.job_lifecycle import is_crash
 from ..core.model.events import Announced, Event, Frame, Gap, Notice
 from ..core.model.failure import FAILURE_NOTICE
 from ..core.model.payload import Payload
@@ -206,18 +207,16 @@ class Segments:
         segments = (*self.ranks.values(), *self._waiting)
         return {segment.pid: segment.rank for segment in segments if _trains(segment)}
 
-    def dead_ranks(self) -> dict[int, int | None]:
-        """Return the ranks whose process was seen alive and is dead, with its recorded returncode.
-
-        None: it recorded none, as a process that is killed.
-        """
-        codes: dict[int, int | None] = {}
+    def dead_ranks(self) -> set[int]:
+        """Return the ranks whose process was seen alive, and died otherwise than at its own end."""
+        dead: set[int] = set()
         for rank, segment in self.ranks.items():
             if segment.lived and not _lives(segment):  # else it may live where we cannot look
                 with suppress(SegmentError):
-                    end = segment.end()
-                    codes[rank] = None if end is None else end[0]
-        return codes
+                    code, _ = segment.end() or (None, "")  # one that is killed records nothing
+                    if code is None or is_crash(code):
+                        dead.add(rank)
+        return dead
 
     def ends(self) -> dict[int, tuple[int, int | None, str]]:
         """Return what processes recorded of their exit: pid -> rank, returncode, last message."""
