@@ -179,14 +179,15 @@ def post_command(
 def poll_records(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]) -> None:
     """Give `done` the records after the first `skip`, until it returns True or the time is up."""
     until = time.monotonic() + TIMEOUT_S
-    alive = True
+    alive, delay_s = True, POLL_S / 16  # most answers are there at once, and each look reads a log
     while alive and time.monotonic() < until:
         # Before the records: the last one may be written meanwhile.
         alive = is_locked(run.audit_path)
         rows = itertools.islice(audit.read_audit(run.audit_path), skip, None)
         if is_complete(map(Record.decode, rows)):
             return
-        time.sleep(POLL_S)
+        time.sleep(delay_s)
+        delay_s = min(2.0 * delay_s, POLL_S)
 
 
 def send_and_wait(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Answer:
