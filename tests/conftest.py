@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 SLOW = {HERE / folder for folder in ("e2e", "matrix", "probe/live")}
 # Files of quick tests that start processes or compute for seconds: a third of what all cost.
 INTEGRATION = {
-    HERE / f"{folder}/test_{name}.py"
+    HERE / folder / f"test_{name}.py"
     for folder, names in (
         ("checkpoints", "ownership"),
         ("cli", "init streams terminal_width"),
@@ -48,7 +48,8 @@ INTEGRATION = {
         ("outputs", "evidence stacks"),
         ("store", "hostile"),
         ("trials", "significance"),
-        ("web", "pyramid"),
+        ("web", "pyramid server"),
+        ("", "children"),
     )
     for name in names.split()
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,7 @@ def names(module: Module) -> Iterator[str]:
                 yield from (other or name).split(".")
 
 
+@cache
 def parts(name: str) -> list[str]:
     """Return the words of an identifier: `_spare_until`, `RunTold`, `TOLD` -> lower case."""
     return [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]

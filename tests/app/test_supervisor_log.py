@@ -83,6 +83,7 @@ def test_an_old_log_makes_room_for_a_new_one(make, tmp_path):
     assert all((tmp_path / name).stat().st_size <= 1000 for name in kept)
 
 
+@pytest.mark.slow
 def test_an_error_before_the_watching_begins_is_logged_and_told_even_when_quiet(tmp_path):
     """The job runs on, and its exit code is passed on. Who counts on us is told."""
     broken = "import sys; sys.modules['supervise.cli._watching'] = None\n"

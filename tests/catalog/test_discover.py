@@ -52,6 +52,7 @@ def test_every_file_has_parts_named_after_their_class(package, found):
         assert form.__name__.lower() == name.replace("_", "")
 
 
+@pytest.mark.slow
 def test_a_policy_imports_only_what_it_names_and_nothing_heavy(tmp_path):
     """The start of a job waits for these imports; httpx costs more than all of them."""
     policy = tmp_path / "one.yaml"

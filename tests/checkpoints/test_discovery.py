@@ -66,6 +66,7 @@ def test_patterns_skip_links_and_partial_files(tmp_path):
     assert sorted(found) == [str(tmp_path / "out" / "a.pt"), str(tmp_path / "out" / "b.pt")]
 
 
+@pytest.mark.slow
 def test_shard_belongs_to_its_directory(driver):
     driver.open(glob=("named",))
     driver.write("shards/m-00001-of-00001.bin", "good 1", step=9)

@@ -67,6 +67,7 @@ def test_no_probe_possible_is_no_failure_but_is_said(doctor, argv, code, reason)
     assert set(found["metrics"].values()) == {f"no: {reason}"}
 
 
+@pytest.mark.slow
 def test_a_python_without_torch_is_told_from_one_that_is_broken(doctor):
     python = Path(sys.base_prefix) / "bin" / "python3"
     if not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
@@ -243,6 +244,7 @@ def test_wiring_and_losses_are_looked_at_in_the_first_steps_of_the_job(
     assert re.fullmatch(nan, checks["loss"][1])
 
 
+@pytest.mark.slow
 def test_a_command_that_is_none_is_named_once(supervise):
     code, _, err = supervise("doctor", "--wiring", "--", "no-such-program")
 

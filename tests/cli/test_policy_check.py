@@ -171,6 +171,7 @@ def test_standard_input_is_a_file_too(supervise, files, monkeypatch):
     assert (code, "<stdin>:11:35: " in out) == (65, True)
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy(files):
     code = (
         "import sys\nfrom supervise.cli import invoke\ninvoke(['policy', '--help'])\n"

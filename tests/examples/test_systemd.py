@@ -26,6 +26,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert (done.returncode, UNIT.name.partition("@")[0] in done.stderr) == (0, False), done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_of_the_unit_is_one_of_ours(tmp_path):
     """Its options parse: what is refused is the policy, which is not there."""
     (line,) = (line for line in UNIT.read_text().splitlines() if line.startswith("ExecStart="))

@@ -124,6 +124,7 @@ def test_time_that_is_over_decides_nothing(tmp_path):
     assert time.monotonic() - began < 4.0
 
 
+@pytest.mark.slow
 def test_memory_that_the_kernel_frees_after_a_moment_counts(tmp_path):
     sizes = [GB, GB, 5 * GB]
     wanted = HostHealth(memory_gb=4.0)

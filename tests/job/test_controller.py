@@ -276,6 +276,7 @@ def test_a_job_that_cannot_be_asked_gets_term(controlled, answer, silent_s, stan
     assert seen["exit_code"] == 75
 
 
+@pytest.mark.slow
 def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled):
     """kill -STOP in the last moment: the stop for its standstill is not carried out."""
     control = controlled(rank := FakeRank(), loop={"standstill": True})

@@ -104,6 +104,7 @@ def test_the_address_appears_nowhere(hook, message, caplog, status):
     assert not [text for text in texts if SECRET in text]
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_before_the_first_message():
     """The supervisor starts fast; most runs never send a message."""
     code = """

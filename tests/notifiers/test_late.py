@@ -152,6 +152,7 @@ def test_a_message_waits_where_its_variable_is_not_set(hook, environ, ended, out
     assert (code, flushed["sent"][0]["state"], flushed["remaining"]) == (0, "delivered", 0)
 
 
+@pytest.mark.slow
 def test_the_claim_of_a_process_that_died_is_released(hook, environ, ended, outbox):
     """While it lives nobody else sends its message; afterwards it is sent under the same id."""
     arrived = threading.Event()

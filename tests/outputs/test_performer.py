@@ -110,6 +110,7 @@ Performer(None).start("a", Hang(), {}, key="k")
 """
 
 
+@pytest.mark.slow
 def test_an_abandoned_action_does_not_hold_up_our_exit():
     subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=60)
 

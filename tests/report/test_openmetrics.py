@@ -179,6 +179,7 @@ def is_ended(client):
     return False
 
 
+@pytest.mark.slow
 def test_a_client_that_is_slow_or_one_of_many_holds_nothing_up(serve):
     """Its connection is ended; the loop publishes meanwhile, and the next scrape is answered."""
     served, _ = serve()

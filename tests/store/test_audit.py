@@ -187,6 +187,7 @@ for n in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_record_whose_append_returned(tmp_path, write_notes):
     path = tmp_path / "audit.log"
     for stop_after in (1, 400):
@@ -265,6 +266,7 @@ print(json.dumps([before, kinds[-2:], last == len(kinds) - 2, told, verify_audit
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_from_the_reserve(tmp_path):
     """The record that met the full disk is kept, `disk_full` after it, and then no more lies."""
     mount = 'mount -t tmpfs -o size=3m none "$1" && exec "$2" -c "$3" "$1"'

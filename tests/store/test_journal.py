@@ -190,6 +190,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_event_whose_append_returned(tmp_path):
     """No buffer in between: what a killed supervisor has judged can be replayed."""
     path, expected = tmp_path / "j", 0
@@ -295,6 +296,7 @@ print(numbers, [n for n, _ in read_journal(home / "j")], count, log.trouble)
 """
 
 
+@pytest.mark.slow
 def test_a_short_write_is_followed_by_the_rest(tmp_path):
     (tmp_path / "short.c").write_text(SHORT)
     build = ["cc", "-shared", "-fPIC", "-o", "short.so", "short.c", "-ldl"]

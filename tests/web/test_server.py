@@ -393,7 +393,7 @@ def write_log(log, records):
 
 def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(directory, tmp_path):
     log, records = copied_log(directory, tmp_path)
-    count, lines = 300, []
+    count, lines = 100, []
     for number in range(count):
         for record in records:
             moved = {"seq": len(lines), "event": record.get("event", -1) + 1000 * number}
@@ -404,7 +404,7 @@ def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(director
     view = page_of(tmp_path).view("spike")
     before_s = time.thread_time()
     incidents = view.document()["incidents"]
-    assert time.thread_time() - before_s < 3.0, "as long as the log is, it was 30 s"
+    assert time.thread_time() - before_s < 1.0, "as long as the log is, it was 3 s"
     assert len(view.records) == len(lines) and len(incidents) == count
     assert {incident["title"] for incident in incidents} == {"Loss out of its limit"}
     opened = []
@@ -412,7 +412,7 @@ def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(director
         reports = view.reports()
     assert [*reports] == [f"inc-{number + 1}" for number in range(count)]
     assert len([path for path in opened if path.endswith(".jrn")]) < 20, "one pass, not one each"
-    for name in ("inc-1", "inc-2", "inc-300"):
+    for name in ("inc-1", "inc-2", "inc-100"):
         assert view.report(name) == reports[name], "the saved page has what the page shows"
 
 
