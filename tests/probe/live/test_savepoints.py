@@ -298,6 +298,29 @@ def test_state_that_cannot_be_restored_is_named(probed):
     assert ack.result["not_restored"] == ["AdamW.state['counter']"]
 
 
+OVERLAPPING = """
+base = torch.ones(3)
+for name in ("same", "written", "other"):
+    model.register_buffer(name, (base if name == "same" else base.clone())[:1].expand(4))
+"""
+WRITTEN_SINCE = """if n == 9:
+        model.written[:1].fill_(5.0)
+        model.other.set_(torch.full((2, 4), 7.0))
+    if n > 8:
+        emit(shapes=[list(b.shape) for b in model.buffers()],
+             sums=[b.sum().item() for b in model.buffers()],
+             was=model.same.data_ptr() == base.data_ptr())"""
+
+
+def test_a_buffer_whose_memory_overlaps_is_made_again_unless_it_is_as_it_was(probed):
+    """No copy can be written into it; into one of another shape a copy would be broadcast."""
+    job, ack = rolled_back(probed, small(OVERLAPPING, WRITTEN_SINCE))
+    assert ack.ok and ack.result["not_restored"] == []
+    before, *_, after = job.output[:-1]
+    assert before == {"shapes": [[4], [4], [2, 4]], "sums": [4.0, 20.0, 56.0], "was": True}
+    assert after == {"shapes": [[4], [4], [4]], "sums": [4.0, 4.0, 4.0], "was": True}
+
+
 # A new parameter at the address of the old one, which is all that an id tells.
 REPLACED = """if n == 10:
         number, spare[0] = id(spare[0]), None
@@ -311,6 +334,19 @@ model.spare = nn.Parameter(torch.zeros(2))
 optimizer.add_param_group({"params": [model.spare]})
 spare, ones = optimizer.param_groups[1]["params"], torch.ones(2)
 """
+THAWED = """if n == 9:
+        optimizer.state[spare[0]]["exp_avg"] = ones
+    emit(states=len(optimizer.state))"""
+
+
+def test_state_that_an_optimizer_made_since_the_savepoint_goes(probed):
+    """As the moments of a layer that was thawed: they are of updates that are taken back."""
+    job, ack = rolled_back(probed, small(SPARE, THAWED))
+    at = ack.result["from_step"]
+    assert ack.ok, ack.error
+    assert [row["states"] for row in job.output[8 : at + 1]] == [2, *[3] * (at - 9), 2]
+
+
 IN_BACKWARD = """
 def step_in_backward(parameter):
     optimizer.step()
