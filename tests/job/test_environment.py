@@ -259,6 +259,13 @@ def test_what_another_user_plants_holds_up_no_start(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {*planted, "supervise-0-mine"}
 
 
+def test_a_directory_that_a_cleaner_emptied_is_removed(tmp_path):
+    path = make_environment(tmp_path, "mine")
+    (path / "owner").unlink()
+    remove_environment(path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("lacks", ["name", "mark", "owner"])
 def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
     if lacks == "owner" and os.geteuid() != 0:

@@ -367,9 +367,12 @@ def remove_environment(path: Path) -> None:
     While a process that writes there lives, all of it is: `sweep` removes it later.
     """
     with suppress(OSError):
-        ours = path.name.startswith(f"supervise-{os.getuid()}-") and files.is_own_directory(path)
-        if ours and os.path.lexists(path / OWNER):  # whatever it was replaced by
+        if not (path.name.startswith(f"supervise-{os.getuid()}-") and files.is_own_directory(path)):
+            return
+        if os.path.lexists(path / OWNER):
             _clear(path)
+        else:  # whatever it was replaced by stays, but where a cleaner has only emptied it
+            path.rmdir()
 
 
 def _clear(path: Path) -> None:
