@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -51,10 +51,10 @@ from .gate import HOSTS, Gate, problem_answer
 from .run_view import RunView
 
 FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
-MAX_OPEN, MAX_COMPARED = 8, 6
+MAX_OPEN, MAX_COMPARED, MAX_READ = 8, 6, 4
 IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
-LIST_S = 5.0  # for a row of the list
+LIST_S, ROW_S = 5.0, 0.2  # for all rows of the list; until one more is read, where MAX_READ hang
 UNREAD = "its files are not read yet: a disk may be slow"
 ORDERS = {  # command -> its arguments
     **dict.fromkeys(("pause", "resume", "release", "savepoint"), ()),
@@ -368,8 +368,8 @@ class Page:
             gone = [self._runs.pop(name) for name in set(self._runs) - set(names)]
         for run in gone:
             run.drop()
-        stamped = await asyncio.gather(*(_stamped_row(name, run) for name, run in opened.items()))
-        rows = [dict(row) for _, row in sorted(stamped, key=itemgetter(0), reverse=True) if row]
+        stamped = sorted(await _stamped_rows(opened), key=itemgetter(0), reverse=True)
+        rows = [dict(row) for _, row in stamped if row]
         needs = [need for row in rows for need in row.pop("needs")]
         content = {"needs": sorted(needs, key=_urgency), "runs": rows}
         return _json({"directory": str(self.settings.directory), **content})
@@ -440,12 +440,30 @@ def _reading(
     return route
 
 
-async def _stamped_row(name: str, run: OpenRun) -> tuple[float, Mapping[str, Any]]:
-    """Return when a run began, and its row; of one that is not read in time its problem."""
-    try:
-        return await _on_thread(run.read, run.row, limit_s=LIST_S)
-    except ProblemError as error:
-        return math.inf, _problem_row(runs.RunSummary(name, str(run.path)), str(error))
+async def _stamped_rows(opened: Mapping[str, OpenRun]) -> list[tuple[float, Mapping[str, Any]]]:
+    """Return when each run began, and its row; of one that is not read in time its problem."""
+    until_s = time.monotonic() + LIST_S
+    started: dict[str, asyncio.Task[tuple[float, Mapping[str, Any]]]] = {}
+    pending: set[asyncio.Task[Any]] = set()
+    for name, run in opened.items():
+        if len(pending) >= MAX_READ:
+            _, pending = await asyncio.wait(pending, timeout=ROW_S, return_when=FIRST_COMPLETED)
+        if time.monotonic() > until_s:
+            break
+        started[name] = asyncio.create_task(_on_thread(run.read, run.row))
+        pending.add(started[name])
+    if pending:
+        await asyncio.wait(pending, timeout=max(0.0, until_s - time.monotonic()))
+    rows = []
+    for name, run in opened.items():
+        task = started.get(name)
+        if task is not None and task.done() and task.exception() is None:
+            rows.append(task.result())
+        else:
+            rows.append((math.inf, _problem_row(runs.RunSummary(name, str(run.path)), UNREAD)))
+            if task is not None:
+                task.cancel()
+    return rows
 
 
 def _problem_row(summary: runs.RunSummary, problem: str) -> Mapping[str, Any]:
