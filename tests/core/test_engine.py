@@ -12,6 +12,7 @@ from supervise.core import can_fire
 from supervise.core.model import (
     DEFAULT_TRANSITIONS,
     STATES,
+    UNKNOWN,
     Budget,
     Gap,
     Ladder,
@@ -171,6 +172,15 @@ def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell, kind)
     both = ["grad_global_norm", "train_loss_raw"]
     assert spikes() == spikes("other") == both
     assert spikes("grad_global_norm") == ["train_loss_raw"]
+
+
+def test_what_has_no_baseline_is_judged_from_the_first_value_of_another_measurement(tell):
+    story = tell(healthy=20)
+    story.notice("measurement-changed", "a sample", 0, 20, {"metrics": ["train_loss_raw"]})
+    assert UNKNOWN in story.state.monitors[0].codes
+    story.frames(2.0)
+
+    assert UNKNOWN not in story.state.monitors[0].codes
 
 
 def hang_story(tell, **changes):

@@ -194,6 +194,23 @@ def test_what_cannot_work_here_gives_way_to_what_can(tell):
     assert story.state.incident.escalation.level == 1
 
 
+def test_a_substitute_that_did_not_help_is_not_tried_again(tell):
+    books = (
+        runbook_of("mend", Rollback(), Verify(), if_refused="back"),
+        runbook_of("again", Rollback(), Verify(), if_refused="back"),
+        runbook_of("back", Touch(), Verify()),
+    )
+    story = refusing(
+        tell,
+        runbooks={book.name: book for book in books},
+        ladder=Ladder(("mend", "again", "hold")),
+    )
+    story.notice("rollback-unavailable", "a for statement drives the step")
+    story.frames(8.0, times=60)
+
+    assert labels(story) == ["1/0-touch"] and story.state.machine == "holding"
+
+
 def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):
     """The rule is quiet, the loss is back, the updates are three times what they were."""
     for norm, passed in ((3.0, False), (1.2, True)):

@@ -12,7 +12,16 @@ from msgspec import to_builtins
 
 from supervise.core import compare_decisions, initial_state, policy_differences
 from supervise.core import step as step_engine
-from supervise.core.model import Budget, Inhibit, Ladder, PolicyChanges, Reloaded, decision_record
+from supervise.core.model import (
+    Budget,
+    Inhibit,
+    JobSettings,
+    Ladder,
+    PolicyChanges,
+    RelaunchSettings,
+    Reloaded,
+    decision_record,
+)
 from supervise.detectors import Absence, Join, Nonfinite, Ratio, RobustZ, Sequence, Threshold, Trend
 
 from .conftest import NAN, Story, above, one_rule, policy, rule_on
@@ -182,6 +191,14 @@ def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
     story.frames(8.0)
 
     assert story.actions() == ["inc-1/1/0-reach"]
+
+
+def test_a_reload_may_allow_a_relaunch_and_forbid_it_again(tell):
+    story = tell(healthy=20)
+    base = story.policy
+    for job, is_possible in ((JobSettings(relaunch=RelaunchSettings()), True), (base.job, False)):
+        load(story, replace(base, job=job))
+        assert ("relaunch" not in story.state.job.unavailable) is is_possible
 
 
 def test_a_refused_reload_changes_nothing_and_is_told(tell):

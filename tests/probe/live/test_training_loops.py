@@ -45,6 +45,33 @@ for step in range(9):
         nn.utils.clip_grads_with_norm_(model.parameters(), 1e-3, total)
     optimizer.step()
 """,
+    "clipped-after-each-backward": """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(6):  # the last clips see what those before left, and the newest gradients
+    optimizer.zero_grad()
+    for order in ((0, 2), (2, 0)):
+        x, y = batch()
+        F.mse_loss(model(x), y).backward()
+        before = norm(gradients())
+        for layer in (*order, 0):
+            nn.utils.clip_grad_norm_(model[layer].parameters(), 1e-2 / (1 + layer))
+    emit(grad_global_norm=before)
+    optimizer.step()
+""",
+    "each-part-clipped-after-its-backward": """
+head = nn.Linear(8, 1)
+optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.05)
+for step in range(6):
+    optimizer.zero_grad()
+    before = []
+    for module in (model, head):
+        x, y = batch()
+        F.mse_loss(module(x), y).backward()
+        before.append(norm(gradients(module)))
+        nn.utils.clip_grad_norm_(module.parameters(), 1e-2)
+    emit(grad_global_norm=math.hypot(*before))
+    optimizer.step()
+""",
     "closure": """
 optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
 for step in range(6):
