@@ -211,6 +211,7 @@ def test_a_job_without_steps_is_stopped_only_where_neither_cpu_nor_data_moves(co
     ("action", "wrong"),
     [
         *((Pause(lease=lease), "lease") for lease in (9.0, 1e6, float("nan"))),
+        *((Pause(lease=lease), "") for lease in (10.0, 86400.0)),
         # It only ever lowers a rate, and never freezes a run at 0.
         *((LrScale(set=scale), "set") for scale in (0.0, 1.5, float("nan"))),
         (LrScale(set=0.5, rewarm=-1), "rewarm"),
@@ -223,6 +224,9 @@ def test_a_job_without_steps_is_stopped_only_where_neither_cpu_nor_data_moves(co
         (Clip(factor=0.3, for_=0), ""),
         (UpdateClip(sigma=-1.0, window=1, for_=-1, max_gb=0.0), "sigma window for max_gb"),
         *((LossScale(set=scale), "set") for scale in (0.0, 1e9)),
+        (LossScale(set=1024.0), ""),
+        (CheckWeights(within=1.0, again=0), "within again"),
+        *((CheckWeights(within=within, again=1), "") for within in (1.01, 10.0)),
         (RaiseSampling(every=0, for_=0), "every for"),
         *((Profile(steps=steps), "steps") for steps in (0, 21)),
         (Stop(grace=301.0, term=-1.0), "grace term"),
@@ -233,7 +237,7 @@ def test_a_job_without_steps_is_stopped_only_where_neither_cpu_nor_data_moves(co
         (Verify(clear_for=0), "clear_for"),
         (Rollback(at_least=-1, start=0.0, rewarm=-5), "at_least start rewarm"),
         (Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1), "at_least rewarm skip start"),
-        *((Quarantine(shards=shards), "shards") for shards in ("none", ())),
+        *((Quarantine(shards=shards), "shards") for shards in ("none", (), ("",))),
         (Quarantine(max_fraction=0.0), "max_fraction"),
         (Unquarantine(shards=("",)), "shards"),
     ],
