@@ -174,13 +174,19 @@ def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell, kind)
     assert spikes("grad_global_norm") == ["train_loss_raw"]
 
 
-def test_what_has_no_baseline_is_judged_from_the_first_value_of_another_measurement(tell):
-    story = tell(healthy=20)
-    story.notice("measurement-changed", "a sample", 0, 20, {"metrics": ["train_loss_raw"]})
-    assert UNKNOWN in story.state.monitors[0].codes
+def test_another_measurement_of_a_rank_is_judged_from_its_first_value(tell):
+    """Where there is no baseline to learn; the other ranks measure as before."""
+    story = tell()
+    story.announce(1, 2, 2)
     story.frames(2.0)
+    story.rank(1, 2.0)
+    monitors = story.state.monitors
+    story.notice("measurement-changed", "a sample", 1, 0, {"metrics": ["train_loss_raw"]})
+    assert [monitors[rank].codes[0] == UNKNOWN for rank in (0, 1)] == [False, True]
+    story.frames(2.0)
+    story.rank(1, 2.0)
 
-    assert UNKNOWN not in story.state.monitors[0].codes
+    assert [monitors[rank].codes[0] == UNKNOWN for rank in (0, 1)] == [False, False]
 
 
 def hang_story(tell, **changes):

@@ -270,6 +270,17 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
         list(read_journal(directory, only=(Notice,)))
 
 
+def test_a_piece_whose_event_is_cited_while_it_is_written_goes_last(tmp_path):
+    journal = Journal.open(tmp_path / "journal", segment_bytes=2000)
+    for number, event in enumerate(rare_and_bulk(120)):
+        journal.append(event)
+        if number == 5:
+            journal.cite_event(3)
+
+    assert journal.plan_thinning().piece.path.name == "00001.jrn"
+    journal.close()
+
+
 SHORT = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
