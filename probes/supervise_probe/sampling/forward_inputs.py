@@ -8,15 +8,17 @@ sees a new version, and nothing is copied back.
 
 Not entered are functions, types, and objects of torch's own classes. What cannot be kept is
 refused: iterators, modules that are not registered, too much, or too deep. Of the generators, only
-those that the job has imported or initialised are read.
+those that the job has imported or initialised are read, and its own ones: in modules, and in the
+files and closures of their code, where a forward may draw from them.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict, deque
+from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Iterable, NamedTuple, Optional
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
 from ..runtime.call_stack import is_library
 from ..torch_state.structure import own_attributes, set_attribute, slot_names
@@ -449,6 +451,8 @@ class ModuleState:
         self._entries = self._bytes = 0
         for module in self.modules:
             self._module(module)
+        for generator in _generators_of_code({type(module) for module in self.modules}, kinds):
+            self._look(generator, "chance", 1)
 
     def begin(self, modes: tuple[bool, ...]) -> None:
         """Give all modules these modes (train or eval), in order, and let clones stand in."""
@@ -574,6 +578,40 @@ class ModuleState:
         if type(now) is tuple and type(was) is tuple and len(now) == len(was):
             return all(map(self._alike, now, was))
         return all(value is None or type(value) is plain for value in (now, was))
+
+
+NAMESPACES = 64  # of the job's files; our choice
+
+
+def _generators_of_code(classes: Iterable[type], kinds: TypeClasses) -> Iterator[Any]:
+    """Yield generators that the job's code of these classes, or what it names, may draw from."""
+    bases = {base for kind in classes for base in kind.__mro__ if is_job_class(base)}
+    functions = [value for base in bases for value in vars(base).values()]
+    tables: dict[int, dict[str, Any]] = {}
+    while functions and len(tables) < NAMESPACES:
+        function = functions.pop()
+        if isinstance(function, (staticmethod, classmethod)):
+            function = function.__func__
+        if type(function) is not FunctionType:
+            continue
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # it is empty
+                yield from _generators_in([cell.cell_contents], kinds)
+        table = function.__globals__
+        if id(table) in tables or is_library(function.__code__.co_filename):
+            continue
+        tables[id(table)] = table
+        values = list(table.values())
+        yield from _generators_in(values, kinds)
+        functions += [value for value in values if type(value) is FunctionType]
+        modules = [vars(value) for value in values if type(value) is ModuleType]
+        for names in modules:
+            if not is_library(str(names.get("__file__") or "<built-in>")):
+                functions += [value for value in names.values() if type(value) is FunctionType]
+
+
+def _generators_in(values: Iterable[Any], kinds: TypeClasses) -> Iterator[Any]:
+    return (value for value in values if kinds.class_of(type(value)) == "rng")
 
 
 def try_put_back(name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -10,7 +10,8 @@ weights: chance begins at SEED.
 Refused, with the reason, where that cannot be kept: several ranks, whose collectives would wait for
 each other, except for a replica that calls none (`runnable_module`); hooks of the job's own; inputs
 that are no tensors; buffers too large to keep a copy of; a forward that changes weights or counts
-something, which a trial finds out. What a forward changes outside of its modules is not put back.
+something, which a trial finds out. What a forward changes outside of its modules is not put back,
+but for the generators that it draws from.
 
 Tensors that a forward must leave alone, the weights above all, are compared. The first time copies
 are kept on the host, and bits compared; behind a forward that has proved to change nothing it is

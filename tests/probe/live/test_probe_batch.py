@@ -15,6 +15,13 @@ import numpy as np
 np.random.seed(0)
 
 kind, path = os.environ["KIND"], os.environ.get("RESUME")
+free = torch.Generator().manual_seed(2)
+
+def drawing():
+    chance = torch.Generator().manual_seed(3)
+    return lambda: torch.rand(1, generator=chance)
+
+draw = drawing()
 
 class Model(nn.Module):
     def __init__(self):
@@ -39,6 +46,7 @@ class Model(nn.Module):
             self.last = x + self.sums[0]
             self.mean = (self.mean[0] + x.mean().detach(), 0)
             x = x + 0.1 * torch.randn(4, generator=self.chance) + 0.1 * np.random.rand()
+            x = x + 0.1 * torch.randn(4, generator=free) + 0.1 * draw()
         if kind == "drift":
             self.scale *= 1.01
         weight = self.key(x) if kind == "replace" else 1
@@ -112,7 +120,7 @@ while step < 30:
 emit(mine=mine, outputs=outputs, calls=model.calls, sums=model.sums[0].item(), deep=model.deep,
      all=len(model.object.all), array=model.array.tolist(), mean=model.mean[0].item(),
      chance=torch.rand(1, generator=model.chance).item(), numpy=np.random.rand(),
-     torch=torch.rand(1).item())
+     torch=torch.rand(1).item(), free=torch.rand(1, generator=free).item(), drawn=draw().item())
 finish(model)
 """
 KEEP = {"every": 5, "keep": 4, "max_bytes": 1 << 24}
