@@ -25,8 +25,10 @@ asked: where it has its loss of before, the batches are bad, and skipping goes o
 or nobody can say, the next updates are made as they come, until the loss is back in its range: to
 skip with bad weights would keep them bad. So it is after `max` skips in `per` steps.
 
-Each at most `max` times in `per` steps, so that a run that stays non-finite does not idle on.
-Neither acts under a GradScaler, which skips such steps itself.
+Each at most `max` times in `per` steps, so that a run that stays non-finite does not idle on. Where
+non-finite steps come apart, as from one bad sample among many, `skip_nonfinite` goes on beyond
+that: the weights are whole, and one such update would end that for good. Then only more than `max`
+in a row are made. Neither acts under a GradScaler, which skips such steps itself.
 """
 
 from __future__ import annotations
@@ -80,24 +82,26 @@ class RateLimit:
         """Count a step."""
         self._now += 1
 
-    def take(self) -> bool:
-        """Count one use; False when the limit is reached."""
-        if self.is_full:
+    def take(self, *, beyond: bool = False) -> bool:
+        """Count one use, also `beyond` the limit; False when that is reached."""
+        if self.is_full and not beyond:
             return False
         self._taken.append(self._now)
         return True
 
 
 class SkipNonfinite:
-    """The order `{"max": 3, "per": 128}`, in steps.
+    """The order `{"max": 3, "per": 128}`, in steps; `max` in a row at any time.
 
     Attributes:
         why_not: why it cannot act, "" while it can.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self.limit = RateLimit(int(order.get("max", MAX_SKIPS)), int(order.get("per", SKIP_WINDOW)))
+        self._most_in_row = max(1, int(order.get("max", MAX_SKIPS)))
+        self.limit = RateLimit(self._most_in_row, int(order.get("per", SKIP_WINDOW)))
         self.why_not = ""
+        self._in_row = 0  # newest updates that were not finite, skipped or not
 
     def why_skip(self, values: tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
         """Return why the update must not happen, or None.
@@ -107,12 +111,18 @@ class SkipNonfinite:
         """
         loss, norm = values
         if type(loss) is float and type(norm) is float and isfinite(loss) and isfinite(norm):
-            self.why_not = ""
+            self.why_not, self._in_row = "", 0
             return None
         numbers = [v for v in values if isinstance(v, (int, float))]
         on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
         self.why_not = ON_DEVICE if on_device else ""
-        if all(isfinite(v) for v in numbers) or not self.limit.take():
+        if not numbers:
+            return None
+        if all(isfinite(v) for v in numbers):
+            self._in_row = 0
+            return None
+        self._in_row += 1
+        if not self.limit.take(beyond=self._in_row <= self._most_in_row):
             return None
         return "loss or gradient norm is not finite"
 

@@ -486,6 +486,15 @@ def test_as_many_steps_are_skipped_as_the_order_allows(probed, optimizer, deferr
     assert job.kinds() == ["safeguard"] * most
 
 
+def test_bad_samples_among_good_ones_are_skipped_however_many(probed):
+    """Each leaves the weights whole, and the first that is let through would be the end of them."""
+    script = STUBBORN.format(optimizer="SGD(model.parameters(), lr=0.1)", deferred=False)
+    script = script.replace("step >= 4", "step in (1, 3, 4, 6, 8)")
+    job = probed.run(script, safeguards={"skip_nonfinite": {"max": 2, "per": 100}})
+    assert [s for s, row in enumerate(job.output) if row["same"]] == [1, 3, 4, 6, 8]
+    assert job.kinds() == ["safeguard"] * 5
+
+
 def test_on_a_device_the_order_says_that_it_cannot_act(probed):
     """A value that the host does not have is not waited for."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
