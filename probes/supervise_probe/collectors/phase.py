@@ -244,8 +244,8 @@ RATES_METRICS = (
         "learning_rate_initial",
         "1",
         "Rate that the first group's schedule starts from, which a scheduler or the job's own loop "
-        "keeps in the group: who raises both means it.",
-        'optimizer.param_groups[0]["initial_lr"]',
+        "keeps in the group, or with which another optimizer begins: who raises both means it.",
+        'optimizer.param_groups[0]["initial_lr"]; of a later optimizer without it, its "lr"',
     ),
     MetricSpec(
         "lr_scale",
@@ -289,7 +289,8 @@ class RatesCollector(Collector):
         self._values: dict[str, Number] = {}
         self._schedulers = context.registry.schedulers
         self._searched = -1
-        self._own: list[weakref.ref[Any]] = []  # schedulers of the first optimizer
+        self._first: Optional[weakref.ref[Any]] = None  # the optimizer of the first group
+        self._own: list[weakref.ref[Any]] = []  # its schedulers
         self._agreed, self._moved, self._last = 0, False, 0.0
 
     def before_update(self, update: Update) -> None:
@@ -301,6 +302,10 @@ class RatesCollector(Collector):
             if index:
                 continue
             initial = group.get("initial_lr")
+            if self._first is None or self._first() is not update.optimizer:
+                if self._first is not None and type(initial) is not float:
+                    initial = rate  # who makes another optimizer says which rate it has
+                self._first = weakref.ref(update.optimizer)
             if type(initial) is float:
                 self._values["learning_rate_initial"] = initial
             rate = update.scheduled

@@ -59,6 +59,29 @@ def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, 
         assert rate is None or (rate == used[step]) == (used[step] != 0.5)
 
 
+def test_another_optimizer_says_with_which_rate_it_begins(probed):
+    """As LBFGS behind Adam: its rate is of another kind, and no jump of the first."""
+    script = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(12):
+    if step == 6:
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=1.0, max_iter=2)
+    x = torch.randn(8, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+"""
+    job = probed.run(script)
+    assert job.column("learning_rate") == [1e-3] * 6 + [1.0] * 6
+    assert job.column("learning_rate_initial") == [None] * 6 + [1.0] + [None] * 5
+
+
 @pytest.mark.parametrize(
     ("rate", "schedule"),
     [
