@@ -422,6 +422,19 @@ def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(tell, an
     assert why in started["why"] and "the loss jumped again, by 3." in started["why"]
 
 
+@pytest.mark.parametrize(("lasts", "taken_back"), [(6, False), (60, True)])
+def test_a_second_jump_is_waited_for_like_the_first_where_nobody_can_judge_the_weights(
+    tell, lasts, taken_back
+):
+    """Steps of full batches spike and heal; going back before the first spike would lose them."""
+    story = learned(tell, *[{"why": "no loss"}] * 99)
+    for _ in range(4):
+        feed(story, [*[4.0] * 6, *[2.02] * 20])
+    feed(story, [*[4.0] * lasts, *[2.02] * 20])
+
+    assert ("touch" in verbs(story)) is taken_back
+
+
 @pytest.mark.parametrize("losses", [falling(4.0, 2.02, 80), [4.0, 4.0, *[2.02] * 78]])
 def test_what_heals_by_itself_is_no_new_evidence(tell, losses):
     """As damaged moments and a bad batch do: the probe batch stays a little worse for a while."""

@@ -259,9 +259,11 @@ def new_evidence_against_weights(state: State, incident: Incident, old: Withdraw
         ill = withdrawal.is_loss_out_of_band(state, incident)
         return change.text if ill and not change.lasting else ""
     course = loss_course_since(state, incident, old.step)
-    if course is not None and course.jump > 0.0:
+    is_ill = withdrawal.is_loss_out_of_band(state, incident)
+    # Where nobody can judge the weights, a jump has to last, as the first one had to.
+    if course is not None and course.jump > 0.0 and (is_ill or old.loss < math.inf):
         return f"the loss jumped again, by {course.jump:.4g}, since step {old.step}"
-    if course is None or course.change < 0.0 or not withdrawal.is_loss_out_of_band(state, incident):
+    if course is None or course.change < 0.0 or not is_ill:
         return ""
     if course.change > 0.0:
         return f"the loss rises again, from {course.older:.4g} to {course.newer:.4g}"
