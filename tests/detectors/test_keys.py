@@ -16,6 +16,7 @@ GOOD = {
     "Collapse": {"metric": "a", "knots": SHARED, "total_steps": 1000},
     "Averaged": {"metric": "a", "amount": "b"},
     "Comparable": {"metric": "a", "amount": "b"},
+    "Stationary": {"metric": "a", "amount": "b"},
     "Cusum": {"metric": "a"},
     "Equal": {"metric": "a", "to": 1.0},
     "Harm": {"metric": "a"},

@@ -28,6 +28,7 @@ from supervise.detectors import (
     Record,
     RobustZ,
     Sequence,
+    Stationary,
     Threshold,
     Trend,
 )
@@ -64,6 +65,7 @@ ALL = {
     "comparable": Comparable("a", "b", window=16, lasting=24),
     "comparable_least": Comparable("a", "b", window=16, least=0.5),
     "averaged": Averaged("a", "b", window=32, lasting=24),
+    "stationary": Stationary("a", "b"),
     "descent": Descent("a", window=32),
     "harm": Harm("a", window=32),
     "harm_suspected": Harm("a", level="suspected", margin=0.0, window=32),

@@ -6,6 +6,10 @@ did not change over the window, and its module was called in training mode in a 
 without gradient. So these are silent: frozen tensors, idle experts, a head that is not in use yet,
 weights that the job averages itself, a backbone in eval mode, gradients that come in some steps.
 
+A network that no optimizer holds, that is called in most steps of a window and whose weights move
+all the same follows the trained one: a target network, or a teacher that is an average. What the
+loss is compared with moves then, too.
+
 A part of a model that is in no optimizer is reported where it is the smaller one, and the optimizer
 takes in nothing later: the larger one is a backbone that stays as it is.
 
@@ -104,6 +108,16 @@ WIRING_METRICS = (
         "",
         SELDOM,
     ),
+    MetricSpec(
+        "moving_targets",
+        "1",
+        "Networks that no optimizer holds, that are called for training and whose weights move all "
+        "the same, as a target network or a teacher that is an average; absent without any that is "
+        "called.",
+        "Mnih et al., 2015: targets of a network that is copied now and then",
+        "in a few steps a look at all modules that are called; then at the version of a tensor",
+        SELDOM,
+    ),
 )
 
 # Begins of windows, in steps of a training; then every SELDOM. Project defaults.
@@ -118,6 +132,7 @@ FEW = 4  # tensors of an optimizer whose gradients are followed from update to u
 CLEARED = 4  # updates, at least, between which a gradient should have been cleared
 TURNS = 3  # windows for the sake of a model that left training mode
 NAMES = 3  # that a report has
+TARGETS, CALLS = 8, 2  # networks that are followed; steps of a window in which one is called
 LONGEST = 80  # characters of a name
 # Optimizers with these in their state keep the weights, or what was rounded away, elsewhere.
 WIDE = ("master", "fp32", "main", "kahan", "comp", "shift")
@@ -179,6 +194,34 @@ class Residue:
         self.is_new = False
 
 
+class TargetNetwork:
+    """A network that no optimizer holds.
+
+    Attributes:
+        network, tensor: it, and one of its parameters. calls: steps of the window with a call.
+        in_use: it was called in CALLS steps of a window. moves: its weights changed since.
+    """
+
+    def __init__(self, network: Any, tensor: Any) -> None:
+        self.network, self.tensor = weakref.ref(network), weakref.ref(tensor)
+        self._values, self._version = _values(tensor), tensor._version
+        self.calls = 0
+        self.in_use = self.moves = False
+
+    def is_written(self) -> bool:
+        """Whether somebody wrote to the tensor since the last time."""
+        tensor = self.tensor()
+        if tensor is None or tensor._version == self._version:
+            return False
+        self._version = tensor._version
+        return True
+
+    def change(self) -> Any:
+        """Return where the tensor is whether it differs from what it was, None without one."""
+        tensor = self.tensor()
+        return None if tensor is None else (_values(tensor) != self._values).any()
+
+
 class Window:
     """One look of a few steps.
 
@@ -187,7 +230,8 @@ class Window:
         missing: by optimizer, its tensors that lack a gradient so far. updates: of each so far.
         made: the job's line that made each. alive: those of which a tensor had one.
         owners: the modules of these tensors, by the tensor's id; empty: none is asked for.
-        called: ids of modules that were called in training mode in the step under way.
+        called: ids of modules that were called in the step under way, in training mode or as a
+            target network.
         proven: ids of tensors that a call of their module left without gradient.
         orphans: tensors with a gradient and no optimizer, of a model that is held in part; others:
             the same of models that no optimizer holds.
@@ -256,6 +300,8 @@ class JobWiringCollector(Collector):
         self._trained: Optional[tuple[Weak, int]] = None
         self._turns = 0  # how often it left that mode
         self._copies = 0  # of each batch of a stream, until they are published
+        self._targets: dict[int, TargetNetwork] = {}  # by the network's id
+        self._followed: list[TargetNetwork] = []  # those in use that did not move so far
 
     # ── calls of a step ───────────────────────────────────────────────────────────────────────
 
@@ -298,6 +344,9 @@ class JobWiringCollector(Collector):
         if self._copies:
             values["stream_copies"] = float(self._copies)
             self._copies = 0
+
+        if self._followed:
+            self._follow_targets(values)
         window = self._window
         if window is None:
             return
@@ -312,7 +361,8 @@ class JobWiringCollector(Collector):
         if offset == LAST:
             window.drop_hook()
             window.residues, self.residues = self.residues, []
-            window.changed = self._arrival({**self._changes(window), **_remains(window.residues)})
+            numbers = {**self._changes(window), **_remains(window.residues)}
+            window.changed = self._arrival({**numbers, **self._target_changes()})
         if window.changed is not None and window.changed.ready():
             marks = window.changed.read()
             window.changed = None
@@ -320,6 +370,7 @@ class JobWiringCollector(Collector):
                 window, {int(name) for name in marks if name.isdigit() and marks[name]}, values
             )
             self._report_residues(window, marks, values)
+            self._report_targets(marks, values)
         if offset < SETTLED:
             return
         if window.rounded is None:
@@ -422,7 +473,9 @@ class JobWiringCollector(Collector):
             tensor = ref()
             if tensor is not None and tensor.numel():
                 window.samples[number] = Sample(ref, _values(tensor))
-        if (window.owners or self._has_lonely_norms()) and not _has_compiled():
+        self._find_targets()
+        asked = window.owners or self._targets or self._has_lonely_norms()
+        if asked and not _has_compiled():
             self._watch_calls(window)
         self._keep_low(window)
 
@@ -459,10 +512,11 @@ class JobWiringCollector(Collector):
 
     def _watch_calls(self, window: Window) -> None:
         norm, reference = self.torch.nn.modules.batchnorm._BatchNorm, weakref.ref(window)
+        targets = frozenset(self._targets)
 
         def see(module: Any, inputs: Any) -> None:
             alive = reference()
-            if alive is not None and module.training:
+            if alive is not None and (module.training or id(module) in targets):
                 alive.called.add(id(module))
                 if isinstance(module, norm) and inputs:
                     alive.rows = len(inputs[0])
@@ -472,6 +526,8 @@ class JobWiringCollector(Collector):
     def _see_calls(self, window: Window) -> None:
         """A step is over: which tensors lack a gradient though their module was called."""
         called, window.called = window.called, set()
+        for number in called & set(self._targets):
+            self._targets[number].calls += 1
         missing = {number for some in window.missing.values() for number in some}
         for number, ref in window.owners.items():
             module = ref()
@@ -480,6 +536,30 @@ class JobWiringCollector(Collector):
                 continue
             if not any(id(p) in self._had for p in module.parameters()):
                 window.proven.add(number)
+
+    def _find_targets(self) -> None:
+        """Look for networks of which no optimizer holds a parameter, and that need no gradient."""
+        held, before = self._optimized(), self._targets
+        self._targets = {}
+        for network in self._networks_beside([root for _, root in self._models()], held):
+            known = before.get(id(network))
+            if known is None or known.network() is not network or known.tensor() is None:
+                tensor = next((p for p in network.parameters() if p.is_floating_point()), None)
+                known = None if tensor is None else TargetNetwork(network, tensor)
+            if known is not None and len(self._targets) < TARGETS:
+                known.calls = 0
+                self._targets[id(network)] = known
+
+    def _networks_beside(self, modules: Iterable[Any], held: set[int]) -> Iterator[Any]:
+        """Yield outermost modules with several layers, of which no optimizer holds a parameter."""
+        for module in modules:
+            params = list(module.parameters())
+            if any(id(p) in held for p in params):
+                yield from self._networks_beside(list(module.children()), held)
+                continue
+            is_network = len(params) > 1 and next(module.children(), None) is not None
+            if is_network and all(p.grad is None for p in params):
+                yield module
 
     def _has_lonely_norms(self) -> bool:
         """Whether each rank normalizes its own rows."""
@@ -505,6 +585,31 @@ class JobWiringCollector(Collector):
             if tensor is not None:
                 changes[str(number)] = (_values(tensor) != sample.values).any().double()
         return changes
+
+    def _target_changes(self) -> dict[str, Any]:
+        """Return which target networks have changed, where they are."""
+        changes: dict[str, Any] = {}
+        for number, target in self._targets.items():
+            target.in_use |= target.calls >= CALLS
+            change = target.change() if target.in_use else None
+            if change is not None:
+                changes[f"target.{number}"] = change.double()
+        return changes
+
+    def _follow_targets(self, values: dict[str, Number]) -> None:
+        """Report at once that a network in use was written, where the host can tell its values."""
+        for target in self._followed:
+            change = target.change() if target.is_written() else None
+            if change is not None and self.scalars.reads(change):
+                target.moves = bool(change)
+        if any(target.moves for target in self._followed):
+            self._count_targets(values)
+
+    def _count_targets(self, values: dict[str, Number]) -> None:
+        used = [target for target in self._targets.values() if target.in_use]
+        self._followed = [target for target in used if not target.moves]
+        if used:
+            values["moving_targets"] = float(sum(target.moves for target in used))
 
     def _keep_low(self, window: Window) -> None:
         """Keep values of 16-bit weights, which small updates may leave as they are."""
@@ -621,6 +726,11 @@ class JobWiringCollector(Collector):
                 stale += [id(r.tensor()) for r in remain]
                 made = window.made[key]
         self._publish("tensors_with_stale_gradient", values, self._named(stale), len(stale), made)
+
+    def _report_targets(self, marks: dict[str, float], values: dict[str, Number]) -> None:
+        for number, target in self._targets.items():
+            target.moves |= bool(marks.get(f"target.{number}"))
+        self._count_targets(values)
 
     def _asleep(self, window: Window) -> Iterator[str]:
         """Yield the layers that training mode would change, of models in eval mode."""

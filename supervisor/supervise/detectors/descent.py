@@ -1,6 +1,7 @@
-"""Descent, comparable and averaged: whether a metric is an objective, whose past is its measure.
+"""Descent, comparable, averaged, stationary: whether a metric's past is its measure.
 
-It has to have fallen in this run, and its values must be of the same amount of data each, or means.
+It has to have fallen in this run, its values must be of the same amount of data each, or means, and
+what it compares the model with has to stay as it is.
 """
 
 from __future__ import annotations
@@ -355,4 +356,75 @@ class AveragedWatch(Memory):
             "value": None,
             "odd_at": self.newest,
             "samples": len(self.steps),
+        }
+
+
+@dataclass(frozen=True)
+class Stationary(AmountDetector):
+    """BREACH while a metric compares the model with the same thing all the time.
+
+    The loss of a network that learns what a copy of it expects, as in deep Q-learning, rises a
+    thousand times when the copy is renewed, or when it first meets a reward, and is no worse. So it
+    is OK from where `amount`, a count of networks that are copied from the trained one, is above 0.
+
+    BREACH where no amount is known. UNKNOWN for absent and NaN samples of `metric`. `rewind` keeps
+    what was before.
+
+    Example:
+        {kind: stationary, metric: train_loss_raw, amount: moving_targets}
+
+    Blind to: targets that the trained network computes itself, as in self-play.
+    Source: Mnih et al., 2015: targets of a network that is copied every 10000 updates.
+    """
+
+    metric: str
+    amount: str
+
+    def start(self) -> StationaryWatch:
+        return StationaryWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        return []
+
+
+class StationaryWatch(Memory):
+    """The steps at which the amount went from 0 to more, or back, and whether it was more then."""
+
+    def __init__(self, spec: Stationary) -> None:
+        self.spec = spec
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.changes: list[int] = []
+        self.moving: list[float] = []
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value, amount = sample
+        self.raw = UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if amount is not None and 0.0 <= amount < math.inf and (amount > 0.0) != self.is_moving:
+            self.moving.append(amount > 0.0)
+            self.changes.append(step)
+            trim_window(FIRST, self.changes, self.moving)
+        if self.value is None or self.value - self.value != 0.0:
+            return UNKNOWN
+        self.raw = OK if self.is_moving else BREACH
+        return self.raw
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the newest amount was above 0."""
+        return bool(self.moving) and self.moving[-1] > 0.0
+
+    def drop_after(self, step: int) -> None:
+        cut_lists_after(step, self.changes, self.moving)
+
+    def numbers(self) -> Reading:
+        return {
+            "step": self.last,
+            "value": None,
+            "odd_at": self.changes[-1] if self.changes else None,
         }

@@ -461,3 +461,53 @@ def test_a_clip_of_scaled_gradients_is_known_by_the_scale_and_its_line(probed, u
     assert [f["clip_loss_scale"] for f in job.frames] == [1.0 if unscale else 65536.0] * 4
     assert all(ratio < 1e4 if unscale else ratio > 1e5 for ratio in ratios)
     assert ("clip_loss_scale" in reports(job)) is not bool(unscale)
+
+
+TARGETS = """
+{make}
+copied = copy.deepcopy(net)
+
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(STEPS):
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        target = {target}
+    loss = (net(x) - target - 1.0).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    {renew}
+"""
+PLAIN = "net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))"
+WITHIN = (
+    PLAIN
+    + """
+both = nn.ModuleDict({{"net": net}})
+both["copied"] = copy.deepcopy(net)
+copied = both["copied"]
+"""
+)
+COPY = "copied.load_state_dict(net.state_dict())"
+AVERAGE = "[p.data.lerp_(q.data, 0.1) for p, q in zip(copied.parameters(), net.parameters())]"
+
+
+@pytest.mark.parametrize(
+    ("target", "renew", "made", "moves"),
+    [
+        ("copied(x)", f"step == 12 and {COPY}", PLAIN, [(6, 0.0), (13, 1.0)]),
+        ("both['copied'](x)", AVERAGE.replace("copied.", "both['copied']."), WITHIN, [(6, 1.0)]),
+        ("copied(x)", AVERAGE, PLAIN, [(6, 1.0)]),
+        ("copied(x)", "pass", PLAIN, [(6, 0.0)]),  # a teacher
+        ("copied(x) if step == 4 else x[:, :2]", AVERAGE, PLAIN, []),  # evaluated now and then
+        ("x[:, :2]", AVERAGE, PLAIN, []),
+    ],
+    ids=["copied", "within", "average", "teacher", "evaluated", "unused"],
+)
+def test_a_network_that_is_called_for_targets_and_moves_is_counted(
+    probed, target, renew, made, moves
+):
+    script = TARGETS.format(make=made.format(), target=target, renew=renew)
+    job = probed.run("import copy\nSTEPS = 24\n" + script)
+
+    column = enumerate(job.column("moving_targets"))
+    assert [(step, count) for step, count in column if count is not None] == moves
