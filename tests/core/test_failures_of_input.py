@@ -265,4 +265,6 @@ def test_a_pause_and_a_slow_start_are_no_slower_steps():
     assert found(*[0.01] * 100, *[0.0101] * 30) is None
     assert found(*[0.01] * 100, 5.0, *[0.01] * 29) is None
     assert found(*[0.5] * 20, *[0.01] * 110) is None
+    times = [0.1] * 80 + [0.4] * 100 + [0.1] * 10 + [0.2] * 30  # no slower than before all of that
+    assert found(*times) is None
     assert found(*[0.01] * 100, 0.1, *[0.01] * 5, *[0.1] * 24).since == 106

@@ -373,6 +373,44 @@ def test_a_notice_that_is_worse_each_time_is_one_sev1(tell, losses, told):
     assert story.replayed() == story.recorded()
 
 
+def test_weights_that_are_lost_for_good_are_paged_once_while_updates_are_skipped_now_and_then():
+    """Each skipped update clears the rule of the applied ones, which then fires again."""
+    names = ("train_loss_raw", "grad_global_norm", "update_norm", "update_skipped", "skip_reason")
+    good, lost, kept = (2.0, 1.0, 0.1, 0, 0), (NAN, NAN, NAN, 0, 0), (NAN, NAN, 0.0, 1, 2)
+    story = Story(shipped_policy("nano"), names)
+    rows = [*[good] * 100, *[kept if i % 30 == 29 else lost for i in range(500)]]
+    story.rows(*(dict(zip(names, values, strict=True)) for values in rows))
+    assert story.state.machine == "holding"
+    pages = [m["title"] for m in messages(story) if m["severity"] == "SEV0"]
+
+    assert len(pages) <= 6, pages
+    assert story.replayed() == story.recorded()
+
+
+def test_another_rollback_is_not_recommended_by_the_first_frame_behind_one_that_did_not_help():
+    names = ("train_loss_raw", "grad_global_norm", "update_norm", "update_skipped", "skip_reason")
+    good, lost = ((2.0, 1.0, update, 0.0, 0.0) for update in (0.1, NAN))
+    story = Story(shipped_policy("nano"), names, answer=lambda key: None if "rollb" in key else {})
+    story.rows(*(dict(zip(names, row, strict=True)) for row in [*[good] * 100, *[lost] * 4]))
+    story.attempt += 1
+    story.finish(story.actions()[-1], {"step": 75, "attempt": story.attempt})
+    story.rows(dict(zip(names, lost, strict=True)))
+    message = messages(story)[-1]
+
+    assert "a person is needed" in message["title"]
+    assert message["next"].startswith("recommended: look at what the model is given")
+
+
+def test_a_rate_of_events_is_told_as_a_count_of_steps():
+    names = ("train_loss_raw", "overflow", "skip_reason")
+    story = Story(shipped_policy("nano"), names)
+    rows = [*[(2.0, 0.0, 0.0)] * 200, *[(2.0, 1.0, 1.0)] * 30]
+    story.rows(*(dict(zip(names, values, strict=True)) for values in rows))
+    verdicts = {m["facts"].get("rule", ""): m["verdict"] for m in messages(story)}
+
+    assert verdicts["amp.no_updates"] == "overflow in 20 of the newest 20 steps"
+
+
 @pytest.mark.parametrize(("severity", "book"), [("SEV0", None), ("SEV2", "again")])
 def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
     rule = ("loss_spike.extreme", severity, book)

@@ -45,6 +45,7 @@ from supervise.core.model import (
     format_reading,
 )
 from supervise.report import (
+    Move,
     Record,
     RunOrigin,
     Tapes,
@@ -52,6 +53,7 @@ from supervise.report import (
     build_incident_report,
     closing_receipt,
     count_outcomes,
+    describe_observation,
     describe_run,
     is_closing,
     read_records,
@@ -226,6 +228,28 @@ def test_a_level_that_moved_says_to_which_side(side):
     assert f"256 tokens ({side} for too long)" in "".join(render_full(report))
     (condition,) = report.conditions
     assert (condition.measured, condition.limit) == ((9.0, 8.0) if side == "high" else (-9.0, -8.0))
+
+
+@pytest.mark.parametrize(("value", "told"), [(1.9e4, 16300), (1.6e4, 16000)])
+def test_a_ratio_is_told_by_a_value_beyond_its_limit(value, told):
+    """The newest sample may be as high as ever: then by the average that is compared."""
+    numbers = {"value": value, "fast": 1.63e4, "ratio": 0.86, "reference": 1.89e4}
+    bounds = {"threshold": 0.8, "clear": 0.9}
+    report = built(fired("throughput.tokens", "SEV2", metric="tokens_per_sec", **numbers, **bounds))
+
+    assert report.observation.text == f"tokens per sec {told} (before 18900)"
+
+
+def test_norms_that_vary_beside_a_slow_host_are_no_part_of_what_was_seen():
+    about = {"severity": "SEV2", "reason": "SEV2 drift", "rule": "throughput.drift"}
+    opened = IncidentOpened(step=199, breach_step=199, band=None, runbook="", **about)
+    slow = fired("throughput.drift", "SEV2", metric="step_time", value=0.4, threshold=0.2)
+    steps = dict.fromkeys(("peak_step", "first_step", "earliest_step", "latest_step"), 199)
+    norm = Move(metric="update_norm", level=1.0, peak=1.3, ratio=1.3, **steps)
+
+    text = describe_observation(opened, [norm], built(slow).conditions, None)
+
+    assert text == "step time 0.4 s (limit 0.2 s)"
 
 
 def test_progress_is_lost_where_the_loop_went_on():

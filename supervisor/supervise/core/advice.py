@@ -471,10 +471,10 @@ def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
     back, stop = rollback_command(policy, state, incident), f"supervise stop RUN, then {start}"
     if is_fed_wrongly(policy, state, incident):
         stop = f"supervise stop RUN, mend what the model is given, then {start}"
-        ways = [stop, "" if incident.case.rolled_back else back]  # the batches are as they were
+        ways = [stop, "" if incident.is_rolled_back else back]  # the batches are as they were
     else:
-        ways = [stop, back] if incident.case.rolled_back else [back, stop]
-        if incident.case.rolled_back and not choose_checkpoint(
+        ways = [stop, back] if incident.is_rolled_back else [back, stop]
+        if incident.is_rolled_back and not choose_checkpoint(
             state.checkpoints.good(), _boundary(incident)
         ):
             look = f"look at what the model is given from step {onset_of(incident)} on, and at what"
@@ -496,7 +496,7 @@ def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
     ways = manual_choices(policy, state, incident)
     if state.job.has_ended:
         return ways
-    if is_fed_wrongly(policy, state, incident) and incident.case.rolled_back:
+    if is_fed_wrongly(policy, state, incident) and incident.is_rolled_back:
         return f"{ways}; to go on as it is, with automatic actions: supervise release RUN"
     return f"{ways}; then, for automatic actions again: supervise release RUN"
 

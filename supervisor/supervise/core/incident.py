@@ -469,6 +469,11 @@ class Incident:
         return False
 
     @property
+    def is_rolled_back(self) -> bool:
+        """Whether the job was taken back since it began, also where no frame has shown it yet."""
+        return self.case.rolled_back or self.recovery.rolled_back_to > self.case.attempt
+
+    @property
     def is_order(self) -> bool:
         """Whether it is an operator's order only, and no rule fired in it."""
         return bool(self.ordered_by) and not self.rules
@@ -519,13 +524,16 @@ def breach_headline(
             parts.append(
                 f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
             )
+        if event := formats.reading_text(reading, "event"):
+            came, window = (formats.reading_integer(reading, key, 0) for key in ("value", "window"))
+            parts.append(f"{formats.readable_metric(event)} in {came} of the newest {window} steps")
         if not metric:
             continue
         if meaning := formats.coded_value_text(metric, reading.get("value")):
             parts.append(meaning)
             continue
         key = next((key for key in HEADLINES if isinstance(reading.get(key), float)), "")
-        value = formats.finite_number(reading.get("last_block", reading.get("value")))
+        value = formats.finite_number(formats.judged_value(key, reading))
         if not key or value is None:
             continue
         text = f"{formats.readable_metric(metric)} {formats.quantity(metric, value)}"

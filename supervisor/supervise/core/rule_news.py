@@ -60,8 +60,9 @@ def joins_as_news(
 ) -> bool:
     """Return whether people hear of a rule that joins an incident, before it has joined.
 
-    A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
-    the newest message is about the same; a notice is where it explains the others, or tells of
+    A worse one is always news. A SEV0 is unless a message has just said it, in a hold once in
+    AGAIN frames, as nothing follows it there; a SEV1 is once, unless the newest message is about
+    the same; a notice is where it explains the others, or tells of
     another kind of trouble, but not within something worse.
     """
     report, now = state.rules.reported.get(rule.id), state.frame_count
@@ -76,7 +77,7 @@ def joins_as_news(
     is_new_kind = rule_scope.is_new_kind(incident, rule)
     if rule.severity == "SEV0":
         is_repeated = together and not is_new_kind and _repeats(policy, incident, rule)
-        return since > TOGETHER and not is_repeated
+        return since > (AGAIN if incident.phase == HELD else TOGETHER) and not is_repeated
     if since < math.inf:
         return False
     if rule_scope.explains_bad_input(policy, incident, rule):

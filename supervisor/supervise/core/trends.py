@@ -288,6 +288,8 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
         since = step if value > limit else since
     early = [value for step, value in points if step < since][-BEFORE:]
     time_before = median(early) if len(early) >= LEAST else time_before
+    if now < SLOWER * time_before:  # they vary, or grew all the while: there is no such step
+        return None
     part, part_now = "", 0.0
     grown = MOST_OF_IT * (now - time_before)
     for name in PARTS:

@@ -138,6 +138,7 @@ class RateWatch(Memory):
         came = self._within(self.events, self.last)
         return {
             "step": self.last,
+            "event": self.spec.event,
             "value": came,
             "sample": self.value,
             "share": came / self.window,

@@ -164,7 +164,7 @@ def _condition(
         is_breach=numbers.get("code") == "BREACH",
         code=cast(Code, formats.reading_text(numbers, "code") or "UNKNOWN"),
         metric=formats.reading_text(numbers, "metric") or None,
-        value=_scalar(numbers.get("last_block", numbers.get("value"))),
+        value=_scalar(formats.judged_value(key, numbers)),
         measure=key,
         measured=measured,
         limit=limit,

@@ -30,6 +30,7 @@ from ..core.model.verdicts import (
     SpikeClass,
     Verdict,
 )
+from ..core.rule_scope import MACHINE
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE, WIRING, wiring_faults
 from .incident_facts import LOSSES, RATE, SIGNALS
 from .incident_report import (
@@ -101,6 +102,8 @@ def describe_observation(
     signals = [move for move in moves if move.metric in SIGNALS]
     judged_metrics = {condition.metric for condition in conditions if condition.is_breach}
     judged_metrics |= {name for condition in conditions for name in condition.nonfinite}
+    if judged_metrics - {None} and judged_metrics <= MACHINE | {None}:  # norms vary beside it
+        signals = []
     named = {move.metric for move in signals}
     named |= set() if loss is None else {loss.metric}
     signals.sort(key=lambda move: not math.isfinite(move.peak))

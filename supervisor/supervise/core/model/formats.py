@@ -284,6 +284,19 @@ def measured_number(numbers: Reading) -> tuple[str, float | str | None]:
     return key, entry if isinstance(entry, int | float | str) else None
 
 
+def judged_value(measure: str, numbers: Reading) -> ReadingValue:
+    """Return the newest sample, or what is compared with the limit where they lie apart.
+
+    A ratio is of an average of late samples, so the newest one may be on the limit's other side.
+    """
+    value = numbers.get("last_block", numbers.get("value"))
+    if measure == "ratio" and isinstance(value, int | float):
+        average, limit = finite_number(numbers.get("fast")), limit_value(measure, numbers)
+        if average is not None and limit is not None and (average - limit) * (value - limit) < 0:
+            return average
+    return value
+
+
 def format_limit(measure: ReadingValue, numbers: Reading) -> str:
     """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
     line = f"limit {format_number(numbers.get('threshold'))}"
