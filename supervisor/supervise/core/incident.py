@@ -496,6 +496,17 @@ HEADLINES = {
 }
 
 
+def _step_count(reading: Reading) -> str:
+    """Return in how many of the newest steps it was so, "" where steps are not counted."""
+    if event := formats.reading_text(reading, "event"):
+        came, window = (formats.reading_integer(reading, key, 0) for key in ("value", "window"))
+        return f"{formats.readable_metric(event)} in {came} of the newest {window} steps"
+    counted = formats.reading_integer(reading, "breaching", 0)
+    if not counted or reading.get("metric") or reading.get("nonfinite"):
+        return ""
+    return f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
+
+
 def breach_headline(
     numbers: Mapping[str, Reading],
     otherwise: str,
@@ -519,14 +530,7 @@ def breach_headline(
             continue
         if "signal" in reading:
             parts.append(formats.format_silence(reading))
-        counted = formats.reading_integer(reading, "breaching", 0)
-        if not metric and counted and not reading.get("nonfinite"):
-            parts.append(
-                f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
-            )
-        if event := formats.reading_text(reading, "event"):
-            came, window = (formats.reading_integer(reading, key, 0) for key in ("value", "window"))
-            parts.append(f"{formats.readable_metric(event)} in {came} of the newest {window} steps")
+        parts += filter(None, [_step_count(reading)])
         if not metric:
             continue
         if meaning := formats.coded_value_text(metric, reading.get("value")):
