@@ -129,9 +129,15 @@ def odd_limits(case: Case) -> None:
 
 @scenario("limits")
 def little_memory(case: Case) -> None:
-    """RLIMIT_AS."""
-    job = case.plain("time.sleep(1.2)", case.draw.randrange(60))
-    _limited(case, job, **{"as": case.draw.choice([400, 600, 1000, 2000]) << 20})
+    """RLIMIT_AS: where it leaves no room to watch, that is said, and the job is as without us."""
+    code, size = case.draw.randrange(60), case.draw.choice([400, 600, 1000, 2000])
+    job = case.plain("time.sleep(1.2)", code)
+    if size < 512:
+        _start_limited(partial(case.start, job=job), **{"as": size << 20})
+        case.ends(code)
+        assert "address space" in case.text("stderr"), case.said()
+    else:
+        _limited(case, job, **{"as": size << 20})
 
 
 @scenario("limits", seeds=20)

@@ -74,9 +74,9 @@ print(explain_shortage())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("below", "text"), [(1, "only 255 MiB of address space"), (0, "None")])
+@pytest.mark.parametrize(("below", "text"), [(1, "only 511 MiB of address space"), (0, "None")])
 def test_too_little_memory_is_named_before_a_run_begins(below, text):
-    argv = [PYTHON, "-c", LIMITED, str((256 << 20) - below)]
+    argv = [PYTHON, "-c", LIMITED, str((512 << 20) - below)]
 
     assert subprocess.check_output(argv, text=True).startswith(text)
 

@@ -36,7 +36,9 @@ from ..store import files
 from .process_tree import STATE, start_ticks, stat_fields
 
 FILES = 12  # that must be left to open: log, journal, pipes, evidence; project default
-MEMORY_BYTES = 256 << 20  # of address space, where it is limited: 130 MiB may be too few
+# Of address space, where it is limited: a stack and a heap for each thread, and no error of memory
+# in the middle of a C extension, which ends the process (seen at 400 MiB).
+MEMORY_BYTES = 512 << 20
 
 
 def explain_shortage() -> str | None:
