@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -168,7 +169,8 @@ REFUSED = [
 def test_what_is_not_allowed_is_refused(client, address, method, path, headers, status):
     given = {name: address if value == "OWN" else value for name, value in headers.items()}
     content = b"{}" if method in ("POST", "PUT", "DELETE") else None
-    answer = client.request(method, path, headers=given, content=content)
+    ask = partial(client.request, method, path, headers=given, content=content)
+    answer = wait_until(lambda: (a := ask()).status_code != 202 and a, "the curves")
     assert answer.status_code == status, answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"

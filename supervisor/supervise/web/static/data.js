@@ -45,7 +45,6 @@ async function builtFacts(run, progress = () => {}) {
   }
 }
 
-const CHOSEN = /^([^]*?)(?:@(\d+))?$/; // a run, or an attempt of it
 const COLUMNS = { step: 1, time: 2, tokens: 3 }; // of the planes of x; 0 is the ordinal
 
 async function series(run, names, query = {}) {
@@ -53,17 +52,15 @@ async function series(run, names, query = {}) {
     FROZEN.bytes ??= Uint8Array.from(atob(FROZEN.series), (c) => c.charCodeAt(0)).buffer;
     return decode(FROZEN.bytes);
   }
-  const [, name, attempt] = run.match(CHOSEN);
   const parts = new URLSearchParams(names.map((m) => ["m", m]));
   for (const [k, v] of Object.entries(query)) if (v != null) parts.set(k, v);
-  let answer = await request(`${runPath(name)}/series?${parts}`);
+  const path = `${runPath(run)}/series?${parts}`;
+  let answer = await request(path);
   while (answer.status === 202) { // the curves of a rank that was chosen are being built
     await wait(500);
-    answer = await request(`${runPath(name)}/series?${parts}`);
+    answer = await request(path);
   }
-  const heard = decode(await answer.arrayBuffer());
-  if (attempt) heard.stretches = heard.stretches.filter((s) => s.attempt === Number(attempt));
-  return heard;
+  return decode(await answer.arrayBuffer());
 }
 
 function decode(buffer) {

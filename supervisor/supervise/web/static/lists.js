@@ -127,10 +127,9 @@ async function comparePage() {
   const title = runs.join(", ");
   crumbs(h("b", {}, "compare"));
   document.title = `${title} · supervise`;
-  const plain = runs.map((run) => run.match(CHOSEN)[1]);
   const [answer, documents] = await Promise.all([
-    json(`compare?${new URLSearchParams(plain.map((run, i) => ["abcdef"[i], run]))}`),
-    Promise.all(plain.map((run) => builtFacts(run)))]);
+    json(`compare?${new URLSearchParams(runs.map((run, i) => ["abcdef"[i], run]))}`),
+    Promise.all(runs.map((run) => builtFacts(run)))]);
   const abouts = documents.map((run) => run.metrics);
   const drawn = runs.filter((_, i) => Object.keys(abouts[i]).length); // one without a journal has no curves
   const bare = runs.filter((run) => !drawn.includes(run));
@@ -144,10 +143,9 @@ async function comparePage() {
   const area = h("div");
   const others = h("button", { type: "button", onclick: () => search(view, about, area).then(() => view.load()) },
     `all ${Object.keys(about).length} metrics`);
-  const names = runs.map((run) => run.match(CHOSEN)).map(([, run, attempt]) => (attempt == null ? run : `${run}, attempt ${attempt}`));
   const heads = h("thead", {}, h("tr", {}, h("td", {}), documents.map((r, i) => h("th", { scope: "col" },
-    drawn.includes(runs[i]) && h("i", { class: `line run${drawn.indexOf(runs[i]) + 1}` }), h("a", { href: `${UP}${runPath(r.run)}/` }, names[i])))));
-  const row = (label, cells) => h("tr", {}, h("th", { scope: "row" }, label), cells.map((cell, i) => h("td", { "data-of": names[i] }, cell)));
+    drawn.includes(runs[i]) && h("i", { class: `line run${drawn.indexOf(runs[i]) + 1}` }), h("a", { href: `${UP}${runPath(r.run)}/` }, runs[i])))));
+  const row = (label, cells) => h("tr", {}, h("th", { scope: "row" }, label), cells.map((cell, i) => h("td", { "data-of": runs[i] }, cell)));
   const worst = ({ run, incidents: all }) => {
     const [w] = [...all].reverse().sort((a, b) => (a.severity < b.severity ? -1 : a.severity > b.severity ? 1 : 0));
     return w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none";
@@ -166,7 +164,7 @@ async function comparePage() {
   const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules" || isPath(d);
   const long = answer.differs.filter(isLong);
   view.lines = drawn.flatMap((run, i) => documents[runs.indexOf(run)].incidents.map(({ attempt, step, t, severity: grave }) =>
-    ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${names[runs.indexOf(run)]}` })));
+    ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${run}` })));
   MAIN.replaceChildren(...[h("h1", {}, title),
     h("section", { class: "card", "aria-label": "differences" }, h("table", { class: "compared stack" }, heads, measured,
       h("tbody", {}, results, answer.differs.filter((d) => !isLong(d)).map(line))),
