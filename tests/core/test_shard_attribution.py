@@ -75,6 +75,10 @@ def test_names_join_what_another_process_and_another_rank_counted():
     assert other.shards == seen
 
 
+def test_a_number_that_no_shard_has_is_none():
+    assert fed([0, math.nan, None, math.inf, 1]).shards == 2
+
+
 def test_of_neighbours_the_one_with_the_high_loss_is_the_suspect():
     """Shards in the same order in every pass: all three meet each trouble, one is to blame."""
     order = [step // 2 % 150 for step in range(1800)]
