@@ -43,17 +43,6 @@ def test_a_spike_is_softened_verified_and_closed(tell):
     assert story.state.incident is None
 
 
-def test_a_verification_that_fails_climbs_the_ladder(tell):
-    story = tell(healthy=50)
-    story.frames(8.0, times=100)
-
-    assert story.actions() == ["inc-1/1/0-reach", "inc-1/1/undo-untouch", "inc-1/2/0-touch"]
-    assert story.state.machine == "holding"
-    assert story.kinds("incident", "held")
-    story.frames(8.0, times=200)
-    assert len(story.actions()) == 3
-
-
 def test_a_spent_budget_holds_and_pages(tell):
     budgets = {"touch": Budget(1, per=1000), "all": Budget(9, per=1000)}
     story = tell(budgets=budgets, healthy=50, then=99.0)
@@ -70,6 +59,14 @@ def test_a_spent_budget_holds_and_pages(tell):
     story.frames(2.0, times=30)
     story.frames(99.0, times=5)
     assert len(story.actions()) == 1, "a release refunds nothing"
+
+
+def test_behind_the_last_level_of_a_ladder_a_person_is_asked(tell):
+    story = tell(ladder=Ladder(("soften",)), healthy=50)
+    story.frames(8.0, times=90)
+
+    assert story.actions() == ["inc-1/1/0-reach", "inc-1/1/undo-untouch"]
+    assert story.state.machine == "holding"
 
 
 def test_holding_stays_until_a_person_releases_it(tell):

@@ -44,21 +44,6 @@ def watch_only(tell, **changes):
     return tell(mode="observe", names=FULL, **changes)
 
 
-def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
-    story = tell(mode="observe", healthy=100)
-    story.frames(8.0, times=3)
-    story.frames(2.0, times=60)
-    found = closed(story).data["spike"]
-
-    assert found["class"] == "recoverable spike"
-    assert list(found["questions"]) == ["rejoined", "eval_shifted", "norms_stayed", "else_happened"]
-    assert found["questions"]["rejoined"]["peak"] == 8.0
-    assert found["questions"]["rejoined"]["rejoined_step"] == 103
-    message = messages(story)[-1]
-    assert "the loss is back to normal since step 103" in message["verdict"]
-    assert message["lead"] == "nothing to do"
-
-
 def test_trouble_without_a_loss_has_no_class(tell):
     story = tell(names=("grad_global_norm",), **one_rule(above("grad_global_norm", 9.0), "SEV2"))
     story.rows(*[{"grad_global_norm": 1.0}] * 50, {"grad_global_norm": 99.0})
