@@ -161,7 +161,8 @@ def test_a_question_that_cannot_be_answered_says_what_there_is(
         assert "10 frames were lost" in err
 
 
-@pytest.mark.parametrize("name", [pytest.param("observe", marks=pytest.mark.slow), "canary"])
+@pytest.mark.slow  # each question loads the policy again
+@pytest.mark.parametrize("name", ["observe", "canary"])
 def test_every_kind_of_detector_can_be_explained(ask, keep_run, tmp_path, name):
     """A sentence for each, after some frames; between them these two policies
     have all that any has."""

@@ -12,7 +12,8 @@ from . import frozen
 from .notices import FACTS
 
 SAME_AS_LARGE = "decisions/tests-moe.txt"  # its decisions, too: once in the suite is enough
-# Seconds each, of what nano and the other packs go through as well: not in the unit lane.
+# Seconds each, of what the other packs and the stories of `nano` go through as well: not in the
+# unit lane.
 LONG = {
     f"decisions/{name}.txt"
     for name in (
@@ -23,6 +24,7 @@ LONG = {
         "packs-update_scale",
         "tests-large",
         "tests-medium",
+        "tests-nano",
     )
 }
 
