@@ -74,6 +74,15 @@ def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):
     story.notice("approval-delivered", "again", data={"id": "ask-1"})  # it waits no more
 
 
+def test_a_request_that_is_never_delivered_is_answered_by_its_terms(tell):
+    story = asked(tell, approvals={"all": Approval(900.0, "allow")})
+    story.tick(3600 + 899)
+    assert story.actions() == []
+    story.tick(2)
+
+    assert story.kinds("approval")[0].data["what"] == "approved"
+
+
 def test_a_second_yes_is_harmless_and_one_to_other_arguments_is_none(tell):
     story = asked(tell)
     sha = story.kinds("approval_requested")[0].data["args_sha256"]
@@ -285,6 +294,15 @@ def test_a_rollback_takes_evidence_first_and_goes_to_before_the_step_given(tell)
     args = [d.data["action"]["args"] for d in story.kinds("intent")]
     assert [a.rpartition("-")[2] for a in story.actions()] == ["snapshot", "rollback"] * 2
     assert [args[1]["before_step"], args[3]["before_step"]] == [30, 80]
+
+
+def test_a_rollback_that_this_job_cannot_make_is_refused_to_a_person_as_well(tell):
+    story = tell(healthy=50)
+    story.notice("rollback-unavailable", "a for statement drives the step")
+    said = story.say("rollback")
+
+    assert not said.data["ok"] and "a for statement drives the step" in said.data["answer"]
+    assert story.actions() == [] and story.state.incident is None
 
 
 def test_in_shadow_a_person_acts_and_the_policy_still_does_not(tell):
