@@ -270,15 +270,22 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
         list(read_journal(directory, only=(Notice,)))
 
 
-def test_a_piece_whose_event_is_cited_while_it_is_written_goes_last(tmp_path):
+def test_a_piece_cited_while_it_is_written_goes_last_and_damage_to_a_thinned_one_is_told(tmp_path):
     journal = Journal.open(tmp_path / "journal", segment_bytes=2000)
     for number, event in enumerate(rare_and_bulk(120)):
         journal.append(event)
         if number == 5:
             journal.cite_event(3)
 
-    assert journal.plan_thinning().piece.path.name == "00001.jrn"
+    plan = journal.plan_thinning()
+    assert plan.piece.path.name == "00001.jrn"
+    journal.replace_piece(plan)
     journal.close()
+    raw = bytearray(plan.piece.path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    plan.piece.path.write_bytes(raw)
+    with pytest.raises(StoreError, match=r"in .*00001.jrn .* is damaged"):
+        list(read_journal(tmp_path / "journal", only=(Notice,)))
 
 
 SHORT = """
