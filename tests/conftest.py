@@ -90,10 +90,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def isolated_user_directories(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither touch the index of runs nor the cached curves of whoever runs the tests."""
+def isolated_index_of_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Leave alone the index of runs of whoever runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

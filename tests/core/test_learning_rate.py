@@ -70,8 +70,7 @@ def tell(severity: str, phases: dict[str, str], runbook: str | None = None) -> S
 
 
 def opened(story: Story) -> list[tuple[int, str | None, str | None]]:
-    """Return where an incident opened or rose."""
-    """Return the incidents: step, what, severity."""
+    """Return step, change and severity where an incident opened or rose."""
     kinds = ("opened", "raised", "joined")
     return [
         (d.step, d.data["what"], d.severity)

@@ -68,7 +68,8 @@ LIMITED = """
 import resource, sys
 from supervise.runtime import explain_shortage
 explain_shortage()  # with what it imports
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), -1))
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), hard))
 print(explain_shortage())
 """
 
