@@ -10,7 +10,15 @@ import pytest
 
 from supervise.actions import Rollback
 from supervise.core import Fact, choose_advice, has_reward
-from supervise.core.model import Advice, JobSettings, Ladder, Lead, RelaunchSettings, SpikeClass
+from supervise.core.model import (
+    Advice,
+    JobSettings,
+    Ladder,
+    Lead,
+    RelaunchSettings,
+    SpikeClass,
+    Step,
+)
 
 from .conftest import (
     NAMES,
@@ -27,16 +35,18 @@ from .conftest import (
 HIGH_AND_WILD = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 BACK = "supervise rollback RUN --before 150"
 WORDS = {
-    "back": BACK,
     "onset": "150",
     "rate": "learning rate 0.001 to 0.048 (step 150)",
     "recurring": "3 excursions within 400 steps",
     "skipped": "step 150",
-    "start": "start it again from ckpt-1 of step 99 (/c/1)",
-    "stop": "supervise stop RUN; ",
     "end": "end the run if it still trains, ",
     "jump": "went from 0.001 to 0.048 at step 150",
     "wiring": "gradients that nothing clears, wiring.uncleared",
+}
+WAYS = {
+    "back": (Step(command=BACK),),
+    "start": (Step("start it again from ckpt-1 of step 99 (/c/1)", "supervise -- COMMAND"),),
+    "stop": (Step(command="supervise stop RUN"),),
 }
 OF, F = SpikeClass, Fact
 
@@ -45,12 +55,12 @@ OF, F = SpikeClass, Fact
     ("kind", "facts", "text"),
     [
         # A rate x 48 is set right; no architecture is blamed for it, whatever was measured.
-        (OF.STRUCTURAL, [F.RATE, F.ATTENTION, F.EXHAUSTED], "set it right, then go back: " + BACK),
+        (OF.STRUCTURAL, [F.RATE, F.ATTENTION, F.EXHAUSTED], "set it right; then go back: " + BACK),
         (OF.SUSPECT, [F.RATE, F.RECURRING, F.BACK], "set the schedule right"),
         (OF.UNDECIDED, [F.RATE], "compare it with what was meant"),
         (OF.NUMERIC, [F.RATE, F.BACK], "set the learning-rate schedule right, or it jumps again"),
         (OF.NUMERIC, [F.RATE], "to go back: " + BACK),
-        (OF.PLATEAU, [F.RATE], "set it right, then go back: " + BACK),
+        (OF.PLATEAU, [F.RATE], "set it right; then go back: " + BACK),
         (OF.SCHEDULE, [F.RATE, F.BACK], "compare the learning-rate schedule with the one meant"),
         (OF.NO_EXCURSION, [F.RATE_STOPPED], "find why the learning rate went from 0.001 to 0.048"),
         (OF.SCHEDULE, [F.RATE], "to go back: " + BACK),
@@ -81,7 +91,11 @@ OF, F = SpikeClass, Fact
         (OF.STRUCTURAL, [F.ROUTING], "check the routing (rate of the router"),
         (OF.UNDECIDED, [F.NO_DESCENT, F.REWARD, F.WIRING], "judge it by its reward"),
         # A loss that never fell, of a job without a reward, is not one that need not fall.
-        (OF.UNDECIDED, [F.NO_DESCENT], "has not fallen in this run: check the learning rate, that"),
+        (
+            OF.UNDECIDED,
+            [F.NO_DESCENT],
+            "has not fallen in this run: check the learning rate, and",
+        ),
         (OF.UNDECIDED, [F.NO_DESCENT, F.WIRING], "how the job is put together: gradients that"),
         (OF.UNDECIDED, [F.REWARD], "compare the weights from before and after"),
         (
@@ -89,7 +103,7 @@ OF, F = SpikeClass, Fact
             [F.WIRING, F.UNDONE],
             "nothing clears, wiring.uncleared: supervise runbook",
         ),
-        (OF.STRUCTURAL, [F.WIRING, F.RATE], "set it right, then go back"),
+        (OF.STRUCTURAL, [F.WIRING, F.RATE], "set it right; then go back"),
         (OF.PLATEAU, [F.WIRING], "then start it again from ckpt-1"),
         (OF.SUSPECT, [F.WIRING, F.BACK], "3 excursions within 400 steps; mend how the job is put"),
         (OF.RECOVERABLE, [F.WIRING, F.BACK], "mend how the job is put together"),
@@ -118,38 +132,41 @@ OF, F = SpikeClass, Fact
     ],
 )
 def test_the_advice_follows_the_cause_the_model_and_what_was_tried(kind, facts, text):
-    advice = choose_advice(kind, facts, WORDS)
+    advice = choose_advice(kind, facts, WORDS, WAYS)
 
     assert advice.lead is None
-    assert text in advice.rest
+    assert text in advice.text
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "rest"),
+    ("kind", "facts", "texts"),
     [
-        (OF.NO_EXCURSION, [], ""),
-        (OF.RECOVERABLE, [F.BACK, F.RATE], ""),
-        (OF.EXPECTED, [], "it was planned"),
-        (OF.NUMERIC, [F.DRILL, F.BACK, F.UNDONE], "a drill did it, on purpose"),
-        (OF.NO_EXCURSION, [F.DRILL, F.RATE_STOPPED], "a drill did it, on purpose"),
-        (OF.ARTEFACT, [F.DRILL], "a drill did it, on purpose"),
+        (OF.NO_EXCURSION, [], []),
+        (OF.RECOVERABLE, [F.BACK, F.RATE], []),
+        (OF.EXPECTED, [], ["it was planned"]),
+        (OF.NUMERIC, [F.DRILL, F.BACK, F.UNDONE], ["a drill did it, on purpose"]),
+        (OF.NO_EXCURSION, [F.DRILL, F.RATE_STOPPED], ["a drill did it, on purpose"]),
+        (OF.ARTEFACT, [F.DRILL], ["a drill did it, on purpose"]),
     ],
 )
-def test_nothing_is_asked_where_nothing_is_left_to_do(kind, facts, rest):
-    assert choose_advice(kind, facts, WORDS) == Advice(Lead.NOTHING, rest)
+def test_nothing_is_asked_where_nothing_is_left_to_do(kind, facts, texts):
+    assert choose_advice(kind, facts, WORDS, WAYS) == Advice(
+        Lead.NOTHING, tuple(Step(text) for text in texts)
+    )
 
 
 @pytest.mark.parametrize("kind", list(SpikeClass))
 def test_every_case_has_advice_and_attention_is_named_only_where_it_moved(kind):
     for count in range(4):
         for facts in combinations(Fact, count):
-            advice = choose_advice(kind, facts, WORDS)
+            advice = choose_advice(kind, facts, WORDS, WAYS)
 
             assert advice
-            assert F.ATTENTION in facts or "ttention" not in advice.rest
-            assert F.ROUTING in facts or "router" not in advice.rest
-            assert "architecture" not in advice.rest
-            assert "{" not in advice.rest
+            assert F.ATTENTION in facts or "ttention" not in advice.text
+            assert F.ROUTING in facts or "router" not in advice.text
+            assert "architecture" not in advice.text
+            assert "{" not in advice.text
+            assert not any("supervise " in step.text for step in advice.steps)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +228,7 @@ def test_a_job_that_does_not_go_on_from_its_checkpoint_is_not_nothing_to_do(tell
         (
             ("--resume",),
             True,
-            "move checkpoints newer than ckpt-1 away, as --resume may take one of them, then ",
+            "move checkpoints newer than ckpt-1 away, as --resume may take one of them; then ",
             "",
         ),
     ],
@@ -243,8 +260,8 @@ def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
     story.exit(1)
 
     expected = {
-        "": "from /c/a.pt of step 39 (saved, not verified, as none is; look first: "
-        "supervise checkpoints RUN; 20 steps are made again)",
+        "": "list the files, as no good checkpoint is known: supervise checkpoints RUN; then start "
+        "it again from /c/a.pt of step 39 (saved, not verified; 20 steps are made again)",
         "older": "from ckpt-1 of step 29 (/c/ckpt-1, verified; 30 steps are made again; /c/a.pt of "
         "step 39 is newer, but not verified)",
         "good": "from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made again)",

@@ -85,7 +85,7 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(tell, action, told, hold
     assert reasons == ["step 41 was made again"] * (not holds)
     assert story.state.machine == ("probation" if holds else "holding")
     relapse = "if it comes back within 20 steps: no further try, as the policy's ladder has none"
-    assert messages(story)[-1]["next"].startswith(relapse) is holds
+    assert messages(story)[-1]["next"].startswith(f"nothing to do; {relapse}") is holds
     news = [m["severity"] for m in messages(story) if m["title"] == "step 41 was made again"]
     reshuffled = holds and told.get("fingerprint") == "other" and told.get("proof") is None
     news_due = bool(told) and not (holds and told == {"lr": 0.2})
@@ -116,9 +116,9 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(tell, actio
     assert story.state.checkpoints.wrong_checkpoint is anew
     assert (story.state.checkpoints.suspects() == {"b"}) is anew
     assert len(story.kinds("verify", "failed")) == anew
-    held = [m["next"] for m in messages(story) if "a person is needed" in m["title"]]
-    mend = "supervise stop RUN, mend how the job loads its checkpoint"
-    assert [way.partition(", then ")[0] for way in held] == [mend] * anew
+    held = [m["steps"] for m in messages(story) if "a person is needed" in m["title"]]
+    mend = [{"command": "supervise stop RUN"}, {"text": "mend how the job loads its checkpoint"}]
+    assert [list(way[:2]) for way in held] == [mend] * anew
     (message,) = (each for each in messages(story) if each["title"].startswith("step 41"))
     assert ("it did not load all of its checkpoint" in message["title"]) is anew
     reshuffled = "fingerprint" in told and told["loss"] == told["loss"]
@@ -324,7 +324,7 @@ def test_a_job_that_goes_on_as_before_is_not_reported(tell, change):
     titles = [message["title"] for message in messages(story)[before:]]
     assert titles == ["inc-1: recovered so far; watched for 20 more steps"]
     again = f"if it ends at step {CRASH - 1} again: no further restart, as that is no progress"
-    assert messages(story)[-1]["next"] == again
+    assert messages(story)[-1]["next"] == f"nothing to do; {again}"
 
 
 @pytest.mark.parametrize(("saved", "steps"), [(CRASH - 10, 9), (CRASH - 31, 20)])

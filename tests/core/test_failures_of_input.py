@@ -203,7 +203,7 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
 
     begun.exit(0)
     closing = messages(begun)[-2]
-    assert closing["next"].startswith("to look closer: "), "what lasts is not nothing to do"
+    assert closing["steps"][0]["text"] == "to look closer", "what lasts is not nothing to do"
 
 
 SLOW = {"other_time": 0.124}  # 15 times as long

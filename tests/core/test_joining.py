@@ -223,7 +223,7 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(tell):
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "contained numeric fault"
-    assert messages(story)[-2]["next"].endswith("no rollback is needed: step 200 changed no weight")
+    assert "no rollback is needed: step 200 changed no weight" in messages(story)[-2]["next"]
     assert found["questions"]["rejoined"]["rejoined_step"] == 201
     assert text in found["questions"]["else_happened"]["text"]
 
@@ -238,7 +238,7 @@ def test_what_was_applied_may_have_damaged_them(tell, bad):
     found = story.kinds("incident", "closed")[-1].data["spike"]
 
     assert found["class"] == "numeric fault"
-    assert messages(story)[-2]["next"].startswith("the weights may be damaged")
+    assert messages(story)[-2]["steps"][0]["text"] == "the weights may be damaged"
 
 
 # ── what is told of rules that join, flap or grow ────────────────────────────────────────────────
@@ -301,9 +301,10 @@ def test_memory_that_grows_is_told_with_the_time_that_is_left():
         story.rows({"train_loss_raw": 4.0, "host_mem_used": 10.0 + 0.1 * n, **growth})
     (told,) = messages(story)
 
-    assert told["next"].startswith(
-        "at this rate the memory of the machine is full in about 13 min; to look closer: "
-    )
+    assert [step["text"] for step in told["steps"]] == [
+        "at this rate the memory of the machine is full in about 13 min",
+        "to look closer",
+    ]
 
 
 def test_a_sampled_metric_that_ends_is_no_drift_nor_are_losses_that_are_nan_blindness():

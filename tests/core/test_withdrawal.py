@@ -233,10 +233,11 @@ def test_bad_batches_cost_no_rollback_and_are_told_once(tell):
     )
     titles = [message["title"] for message in messages(story)]
     assert "inc-1: back is called off" in titles and not any("started" in title for title in titles)
-    (withdrawn,) = [m["next"] for m in messages(story) if "is called off" in m["title"]]
-    assert withdrawn == (
-        "the loss of step 40 is above its normal range; decided again in 40 steps at the earliest"
-    )
+    (withdrawn,) = [m["steps"] for m in messages(story) if "is called off" in m["title"]]
+    assert [step["text"] for step in withdrawn] == [
+        "the loss of step 40 is above its normal range",
+        "decided again in 40 steps at the earliest",
+    ]
     assert story.state.incident is None and story.state.machine == "nominal"
 
 

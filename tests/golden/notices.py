@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from supervise.core import NOTICES
-from supervise.core.model import Advice, Lead, SpikeClass
+from supervise.core.model import Advice, SpikeClass
 
 FACTS: dict[str, Any] = {
     "severity": "SEV1",
     "incident": "inc-1",
-    "advice": Advice(Lead.NO_ACTION, "to look closer: supervise runbook nan"),
+    "advice": Advice(),
     "rule": "a.b",
     "expression": "x and y",
     "numbers": "loss 9 (limit 5)",
@@ -32,12 +32,15 @@ FACTS: dict[str, Any] = {
     "plan": "pause, resume",
     "request": "ask-1",
     "timeout_s": 900.0,
-    "consequence": "it runs",
+    "consequence": "they hold memory",
+    "on_timeout": "deny",
+    "matters": True,
+    "event": "no-probe",
+    "limit": None,
     "error": "no answer",
     "operator": "anna",
     "mode": "shadow",
     "name": "nano",
-    "answer": "",
     "proof": "loss 2.4 (2.4 before)",
     "standstill": "rank 2 waits",
     "things": "another rate",
@@ -60,7 +63,6 @@ FACTS: dict[str, Any] = {
     "skipped": 1.5,
     "text": "rank 0 said so",
     "meaning": "out of memory",
-    "remedy": "drain the host",
     "path": "/c/7",
     "signals": "SIGTERM",
     "checkpoint": "c-5",
@@ -92,7 +94,9 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "ChannelRecovered": [{"lost": None}],
     "Digest": [{"messages": "2 messages"}],
     "EvidenceOf": [{"standstill": None}],
-    "Held": [{"summary": None}],
+    "ApprovalAsked": [{"on_timeout": "allow"}],
+    "GoesOnOtherwise": [{"matters": False}],
+    "Held": [{"summary": None, "limit": "nothing is left to try"}],
     "JobFailed": [{"failure": None, "meaning": None}, dict.fromkeys(("cause", "others"))],
     "LossCutOff": [{"made": None}],
     "NothingPossible": [{"status": ""}],
@@ -104,7 +108,6 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "RecordSpaceShort": [{"acts": False, "reserve_bytes": 8_000, "seconds": 60.0}],
     "ReplicasDiffer": [{"equal": None}],
     "ScheduleOver": [{"since": None}],
-    "StillOpen": [{"answer": "supervise approve RUN"}],
     "Unprotected": [{"pid": None}],
     "Unwatched": [{"pid": None}],
     "WeightsStandStill": [{"ratio": 1e-7, "course": None}],

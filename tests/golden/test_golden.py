@@ -64,6 +64,7 @@ def test_what_users_read_is_the_same(name, text):
     assert text().splitlines() == (frozen.HERE / f"{name}.txt").read_text().splitlines()
 
 
+IN_PROSE = re.compile(r"supervise [a-z]+ RUN")  # a command
 UNFINISHED = re.compile(r"^[ ;:]|[ ;:]$|  |: ?;|; ;| \(\)|None|[{}]| -1\b")
 
 
@@ -78,5 +79,6 @@ def test_a_text_is_whole_without_the_facts_that_may_be_missing():
         assert notice.title and notice.next.text and form(**given | begun).title, form
         parts = (notice.title, notice.verdict, notice.reason, notice.next.text)
         texts += [(form.__name__, text) for text in parts]
+        assert not any(IN_PROSE.search(step.text) for step in notice.next.whole), form
 
     assert [(form, text) for form, text in texts if UNFINISHED.search(text)] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model import Message
+from supervise.core.model import Advice, Message, Step
 from supervise.notifiers import Outbox, Result
 from tests.support.receivers import http_server, mail_server
 
@@ -38,7 +38,7 @@ def message():
                 "title": "loss spike",
                 "verdict": "train_loss_raw 9.7 is 8.2 sigma above 2.6",
                 "why": "spike: loss_z > 5",
-                "next": "rollback to step 125",
+                "next": Advice(None, (Step("rollback to step 125"),)),
                 "step": 152,
                 "audit_head": f"412 {'9c' * 32}",
                 "kind": "opened",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from supervise.core.model import Message
+from supervise.core.model import Advice, Message
 
 
 class FakeSender:
@@ -33,7 +33,7 @@ class FakeSender:
 
 
 def message(title, severity="SEV2", incident=None, **fields) -> Message:
-    given = {"verdict": "", "why": "", "next": "", "kind": "updated", **fields}
+    given = {"verdict": "", "why": "", "next": Advice(), "kind": "updated", **fields}
     return Message("run-1", incident, severity, title, step=7, **given)
 
 

@@ -8,14 +8,14 @@ import termios
 import pytest
 
 from supervise import notifiers
-from supervise.core.model import NotifyError
+from supervise.core.model import Advice, NotifyError, Step
 
 CODE = """
 import os, sys
 from supervise import notifiers
-from supervise.core.model import Message
+from supervise.core.model import Advice, Message
 (console,), _ = notifiers.build_senders({"console": {}}, os.environ)
-console.send(Message("r", None, "SEV0", "t", "", "", "", -1), key="k")
+console.send(Message("r", None, "SEV0", "t", "", "", Advice(), -1), key="k")
 """
 
 
@@ -69,7 +69,8 @@ def test_a_narrow_terminal_breaks_no_word(message, monkeypatch):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))
     with os.fdopen(theirs, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        text = message(verdict=words, next=f"to let the rate go: {command}")
+        step = Step("to let the rate go", command)
+        text = message(verdict=words, next=Advice(None, (step,)))
         console().send(text, key="k")
         lines = os.read(ours, 4096).decode().splitlines()
     os.close(ours)

@@ -95,6 +95,7 @@ def test_a_late_message_arrives_under_its_first_id(hook, environ, ended, outbox,
     data = json.loads(body)["data"]
     assert data["title"].startswith("late, was due 20") and data["title"].endswith(": spike")
     assert data["next"] == "the run has ended since; it said: rollback to step 125"
+    assert [step["text"] for step in data["steps"]] == data["next"].split("; ")
     assert data["facts"][0]["name"] == "late" and "in run run-1" in data["facts"][0]["value"]
     [sent] = read_undelivered(run.path)
     assert (sent.state, sent.attempts) == ("delivered", 3)

@@ -246,10 +246,27 @@ def test_close_is_bounded(outbox):
 
 
 def test_commands_in_a_message_name_the_run_directory():
-    """They can be pasted as they are; a word RUN elsewhere stays."""
-    said = "RUN: supervise approve RUN ask-1, see RUN/incidents/"
+    """They can be pasted as they are; a word RUN elsewhere stays, and a job's own path."""
+    command = "supervise --policy RUN/policy.yaml -- COMMAND --load /c/RUN/1"
+    steps = [{"text": "RUN: as RUN", "command": command}, {"command": "supervise ack RUN"}]
     text = dict.fromkeys(("severity", "title", "why", "next"), "") | {"step": 7, "rules": []}
-    made = convert({"reason": "", "message": text | {"kind": "opened", "verdict": said}}, Notified)
+    text |= {"kind": "opened", "verdict": "see RUN/incidents/", "steps": steps}
+    made = convert({"reason": "", "message": text}, Notified)
 
-    found = message_of(made, "run-1", "", "/a b/run").verdict
-    assert found == "RUN: supervise approve '/a b/run' ask-1, see '/a b/run'/incidents/"
+    message = message_of(made, "run-1", "", "/a b/run", "python 'a b.py'")
+    assert message.verdict == "see '/a b/run'/incidents/"
+    assert [(step.text, step.command) for step in message.next.steps] == [
+        (
+            "RUN: as RUN",
+            "supervise --policy '/a b/run'/policy.yaml -- python 'a b.py' --load /c/RUN/1",
+        ),
+        ("", "supervise ack '/a b/run'"),
+    ]
+
+
+def test_a_record_without_steps_is_read_as_its_text():
+    text = dict.fromkeys(("severity", "title", "verdict", "why"), "") | {"step": 7, "rules": []}
+    text |= {"kind": "opened", "lead": "nothing to do", "next": "it was planned", "live": "numbers"}
+    made = convert({"reason": "", "message": text}, Notified)
+
+    assert message_of(made, "run-1", "").next.text == "nothing to do; it was planned"

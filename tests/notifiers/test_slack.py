@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from supervise import notifiers
-from supervise.core.model import Message, NotifyError
+from supervise.core.model import Advice, Message, NotifyError, Step
 from supervise.notifiers import PagerDutySender, SlackBotSender, SlackSender, WebhookSender
 
 WIDE = st.text(alphabet=st.sampled_from('a&<>"\\\n\u0000é漢🔥\ud800'), max_size=5000)
@@ -49,7 +49,8 @@ def all_senders(hook):
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_message_is_too_large(hook, all_senders, title, verdict, why, facts):
     """Valid JSON within the limits of each service, whatever a job puts in."""
-    message = Message("r", "inc-1", "SEV0", title, verdict, why, verdict, 7, facts=facts)
+    advice = Advice(None, (Step(verdict, why),) * 20)
+    message = Message("r", "inc-1", "SEV0", title, verdict, why, advice, 7, facts=facts)
     hook.requests.clear()
     for sender in all_senders:
         sender.send(message, key="k")

@@ -23,6 +23,7 @@ from supervise.core.model import (
     ActionOrder,
     ActionPlanned,
     ActionRef,
+    Advice,
     Announced,
     ContextEvent,
     ElseHappened,
@@ -40,6 +41,7 @@ from supervise.core.model import (
     Rejoined,
     RuleFired,
     SpikeClass,
+    Step,
     Verdict,
     decision_record,
     format_reading,
@@ -470,8 +472,11 @@ def test_a_document_proceeds_with_its_incident():
     assert first["WATCHING"].proof.text.startswith("not yet: ")
 
 
+DO = Advice(None, (Step("do"),))
+
+
 def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
-    return Message("r", "inc-1", "SEV1", title, "seen", why, "do", 7, kind=kind, directory="/r")
+    return Message("r", "inc-1", "SEV1", title, "seen", why, DO, 7, kind=kind, directory="/r")
 
 
 @pytest.mark.parametrize(
@@ -495,7 +500,7 @@ def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
     in_words = full.kind in ("opened", "closed")
     assert full.verdict == (report.observation.text if in_words else "seen")
     saved = full.kind in ("closed", "finished") and report.evidence.bundles
-    assert full.next == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
+    assert full.next.text == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
 
 
 def test_a_long_series_keeps_its_worst_points_and_its_bound():

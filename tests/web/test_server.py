@@ -813,32 +813,29 @@ def test_a_browser_draws_a_run_without_a_message(served, address, tmp_path):
     assert 'class="lane"' in drawn.stdout
 
 
-ADVICE = (
-    "stop it: supervise stop 'runs/a b'; list the files: supervise checkpoints /runs/a; then: "
-    "supervise --policy p/a.yaml -- python train.py --note 'a; b' '<OPTION>'; its card: "
-    "supervise why /runs/a inc-1: two lines"
-)
+STEPS = [
+    {"text": "stop it", "command": "supervise stop 'runs/a b'"},
+    {"text": "its card; <b>two</b> lines"},
+    {"command": "supervise -- python train.py --note 'a; b' '<OPTION>'"},
+]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt install chromium")
-def test_commands_of_an_advice_are_copied_whole(tmp_path):
+def test_each_step_of_an_advice_has_its_command_to_copy(tmp_path):
     script = (Path(supervise.web.__file__).parent / "static/dom.js").read_text()
-    pattern = script[script.index("const WORD") : script.index("function withCommands")]
     page = tmp_path / "page.html"
     page.write_text(
-        f"<pre></pre><script>{pattern}; document.querySelector('pre').textContent = "
-        f"{json.dumps(ADVICE)}.match(COMMANDS).join('\\n')</script>"
+        f"<main></main><script>{script}; MAIN.append(advised({json.dumps(STEPS)}))</script>"
     )
     command = [
         *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
         *(f"--user-data-dir={tmp_path}", "--dump-dom", str(page)),
     ]
     drawn = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (text,) = re.findall("<pre>(.*)</pre>", drawn.stdout, re.DOTALL)
-    assert html.unescape(text).splitlines() == [
+    main = drawn.stdout[drawn.stdout.index("<main>") : drawn.stdout.index("</main>")]
+    assert [html.unescape(text) for text in re.findall("<code>(.*?)</code>", main, re.DOTALL)] == [
         "supervise stop 'runs/a b'",
-        "supervise checkpoints /runs/a",
-        "supervise --policy p/a.yaml -- python train.py --note 'a; b' '<OPTION>'",
-        "supervise why /runs/a inc-1",
+        "supervise -- python train.py --note 'a; b' '<OPTION>'",
     ]
+    assert main.count("<li>") == 3 and "<li>its card; &lt;b&gt;two&lt;/b&gt; lines</li>" in main

@@ -15,7 +15,7 @@ import msgspec
 
 from .. import system
 from ..core.model import formats
-from ..core.model.interfaces import CLOSED, OPENED, WATCHER, Message, NotifyError
+from ..core.model.interfaces import CLOSED, OPENED, WATCHER, Advice, Lead, Message, NotifyError
 from ..errors import StoreError, UsageError
 from ..runtime import late_messages
 from ._output import echo, echo_json, print_table
@@ -102,7 +102,7 @@ def _message(policy: str) -> Message:
         title=f"test message from {host}",
         verdict="this channel works",
         why="supervise notify test",
-        next="nothing to do",
+        next=Advice(Lead.NOTHING),
         step=-1,
         kind=WATCHER,
         host=host,

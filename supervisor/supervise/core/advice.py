@@ -18,8 +18,8 @@ from .incident import STANDING_VERBS, Incident, RunbookExecution, verb_of
 from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
 from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
-from .model.decisions import Advice, Lead
 from .model.formats import format_age
+from .model.interfaces import Advice, Lead, Step, Steps, introduce, sentences
 from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import PARTS, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
@@ -58,135 +58,131 @@ class Fact(StrEnum):
     ENDED = "the job has ended"
 
 
+class Way(NamedTuple):
+    """Steps that only the state of the run tells, behind a text, if that is not empty.
+
+    Attributes:
+        name: `back` to before it, `start` again, or `stop`: none, where the job has ended.
+    """
+
+    name: str
+    intro: str = ""
+    joint: str = ": "
+
+
 class Line(NamedTuple):
-    """One case; `kind` None: any. The text is for `str.format`: `back`, `onset`, `rate`, ..."""
+    """One case; `kind` None: any. Texts are for `str.format`: `onset`, `rate`, ..."""
 
     kind: SpikeClass | None
     facts: frozenset[Fact]
-    text: str
+    steps: tuple[str | Step | Way, ...]
     lead: Lead | None = None
 
 
-def _line(kind: SpikeClass | None, text: str, *facts: Fact, lead: Lead | None = None) -> Line:
-    return Line(kind, frozenset(facts), text, lead)
+def _line(
+    kind: SpikeClass | None, *parts: str | Step | Way | Fact, lead: Lead | None = None
+) -> Line:
+    """Return the line of these steps, in order, and of these facts."""
+    facts = frozenset(part for part in parts if isinstance(part, Fact))
+    return Line(kind, facts, tuple(part for part in parts if not isinstance(part, Fact)), lead)
 
 
 _OF, _F = SpikeClass, Fact
-GO_BACK = "to go back: {back}"
+GO_BACK, THEN_GO_BACK = Way("back", "to go back"), Way("back", "then go back")
+STOP, START, THEN_START = Way("stop"), Way("start"), Way("start", "then", " ")
 DRILLED = "a drill did it, on purpose"
 COMPARE = "compare the learning-rate schedule with the one meant"
+SET_RIGHT = "set the learning-rate schedule right, or it jumps again: {rate}"
 WHY_JUMP = "find why the learning rate {jump}: its schedule, or code that sets it"
-LOOK = (
-    "look at the batches from step {onset} on, and for memory errors of the device (nvidia-smi -q "
-    "-d ECC)"
-)
-IN_WEIGHTS = (
-    f"going back ended it, so the weights were damaged or the batches bad, unknown which: {LOOK}"
+COME_AGAIN = "look at the batch of step {onset}: it may come again"
+LOOK_AT_BATCH = "look at the batch of step {onset}"
+COMPARE_TOKENS = "compare the tokens per update with what was meant"
+GIVEN = "look at what the model is given from step {onset} on"
+NOT_MEANT = "if that was not meant"
+CHECK = "check precision, kernels and what was changed last"
+EARLIER = "go back 100 steps or more before step {onset}"
+NO_ROLLBACK = "no rollback is needed: {skipped} changed no weight"
+LOOK = "look at the batches from step {onset} on, and for memory errors of the device"
+MEMORY_ERRORS = "nvidia-smi -q -d ECC"
+IN_WEIGHTS = Step(
+    f"going back ended it, so the weights were damaged or the batches bad, unknown which: {LOOK}",
+    MEMORY_ERRORS,
 )
 NO_UPDATES = (
-    "no update is made any more: each one since step {onset} was skipped, and the weights are "
-    "good; {stop}compute in float32 what makes the loss NaN or Inf, then {start}"
+    "no update is made any more: each one since step {onset} was skipped, and the weights are good",
+    STOP,
+    "compute in float32 what makes the loss NaN or Inf",
+    THEN_START,
 )
+LOWER_RATE, RELEASE = "supervise lr RUN 0.5", "supervise release RUN"
+LIST_CHECKPOINTS = "supervise checkpoints RUN"
+TO_BEFORE = Step("go back to before step {onset}", LIST_CHECKPOINTS)
 JOB_WIRING = "supervise runbook job-wiring --policy RUN/policy.yaml"
-REWIRE = f"mend how the job is put together: {{wiring}}: {JOB_WIRING}"
-REWIRE_FIRST = f"{REWIRE}; then {{start}}"
+REWIRE = Step("mend how the job is put together: {wiring}", JOB_WIRING)
 # Of these the loss or the weights may stay as they are.
 LASTING = (_OF.NUMERIC, _OF.SCHEDULE, _OF.CUT, _OF.DATA, _OF.PLATEAU, _OF.STRUCTURAL, _OF.UNDECIDED)
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
     _line(None, DRILLED, _F.DRILL, _F.BACK, lead=Lead.NOTHING),
-    *(_line(kind, f"{DRILLED}; {GO_BACK}", _F.DRILL) for kind in LASTING),
+    *(_line(kind, DRILLED, GO_BACK, _F.DRILL) for kind in LASTING),
     _line(None, DRILLED, _F.DRILL, lead=Lead.NOTHING),
     _line(_OF.NO_EXCURSION, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.NO_EXCURSION, REWIRE, _F.WIRING),
-    _line(_OF.NO_EXCURSION, "", lead=Lead.NOTHING),
+    _line(_OF.NO_EXCURSION, lead=Lead.NOTHING),
+    _line(_OF.RECOVERABLE, COME_AGAIN, _F.INPUT, _F.PASSED),
     _line(
         _OF.RECOVERABLE,
-        "look at the batch of step {onset}: it may come again",
-        _F.INPUT,
-        _F.PASSED,
-    ),
-    _line(
-        _OF.RECOVERABLE,
-        "ask whether the data was meant to change at step {onset}, and look at that batch; if it "
-        "was meant: nothing to do; if not: {end}use no checkpoint saved since step {onset}; "
-        "{start}",
+        "ask whether the data was meant to change at step {onset}, and look at that batch",
+        "if it was meant: nothing to do",
+        "if not: {end}use no checkpoint saved since step {onset}",
+        START,
         _F.INPUT,
     ),
     _line(_OF.RECOVERABLE, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.RECOVERABLE, "the learning rate was capped: set its schedule right", _F.HELD),
     _line(_OF.RECOVERABLE, REWIRE, _F.WIRING),
-    _line(_OF.RECOVERABLE, "", lead=Lead.NOTHING),
+    _line(_OF.RECOVERABLE, lead=Lead.NOTHING),
     _line(_OF.EXPECTED, "it was planned", lead=Lead.NOTHING),
     # NaN or Inf reached the weights, or may have.
+    _line(_OF.NUMERIC, SET_RIGHT, _F.RATE, _F.BACK),
+    _line(_OF.NUMERIC, SET_RIGHT, GO_BACK, _F.RATE),
+    _line(_OF.NUMERIC, COME_AGAIN, _F.INPUT, _F.BACK),
+    _line(_OF.NUMERIC, LOOK_AT_BATCH, GO_BACK, _F.INPUT),
     _line(
         _OF.NUMERIC,
-        "set the learning-rate schedule right, or it jumps again: {rate}",
-        _F.RATE,
-        _F.BACK,
-    ),
-    _line(
-        _OF.NUMERIC,
-        f"set the learning-rate schedule right, or it jumps again: {{rate}}; {GO_BACK}",
-        _F.RATE,
-    ),
-    _line(_OF.NUMERIC, "look at the batch of step {onset}: it may come again", _F.INPUT, _F.BACK),
-    _line(_OF.NUMERIC, f"look at the batch of step {{onset}}; {GO_BACK}", _F.INPUT),
-    _line(
-        _OF.NUMERIC,
-        f"it came again after the rollback, and ended without one: {LOOK}",
+        Step(f"it came again after the rollback, and ended without one: {LOOK}", MEMORY_ERRORS),
         _F.CAME_BACK,
         _F.BACK,
     ),
     _line(_OF.NUMERIC, IN_WEIGHTS, _F.UNDONE, _F.BACK),
-    _line(_OF.NUMERIC, f"the weights may be damaged; {GO_BACK}"),
+    _line(_OF.NUMERIC, "the weights may be damaged", GO_BACK),
     _line(_OF.CONTAINED, WHY_JUMP, _F.RATE_STOPPED),
-    _line(_OF.CONTAINED, NO_UPDATES, _F.NO_UPDATES),
+    _line(_OF.CONTAINED, *NO_UPDATES, _F.NO_UPDATES),
     _line(_OF.CONTAINED, IN_WEIGHTS, _F.UNDONE),
-    _line(
-        _OF.CONTAINED,
-        "look at the data of step {onset}; no rollback is needed: {skipped} changed no weight",
-        _F.INPUT,
-    ),
-    _line(
-        _OF.CONTAINED,
-        "find the first value that was not finite, in step {onset}; no rollback is needed: "
-        "{skipped} changed no weight",
-    ),
+    _line(_OF.CONTAINED, "look at the data of step {onset}", NO_ROLLBACK, _F.INPUT),
+    _line(_OF.CONTAINED, "find the first value that was not finite, in step {onset}", NO_ROLLBACK),
     # The job changed something itself.
     _line(_OF.SCHEDULE, f"{COMPARE}: {{rate}}", _F.BACK),
     _line(_OF.SCHEDULE, f"{COMPARE}, it jumps again: {{rate}}", _F.UNDONE),
-    _line(_OF.SCHEDULE, f"{COMPARE}: {{rate}}; {GO_BACK}"),
-    _line(_OF.CUT, "compare the tokens per update with what was meant", _F.BACK),
-    _line(_OF.CUT, f"compare the tokens per update with what was meant; {GO_BACK}"),
-    _line(_OF.DATA, "look at the batch of step {onset}: it may come again", _F.BACK),
+    _line(_OF.SCHEDULE, f"{COMPARE}: {{rate}}", GO_BACK),
+    _line(_OF.CUT, COMPARE_TOKENS, _F.BACK),
+    _line(_OF.CUT, COMPARE_TOKENS, GO_BACK),
+    _line(_OF.DATA, COME_AGAIN, _F.BACK),
     _line(
         _OF.DATA,
-        f"replay the batches from step {{onset}} on a copy, remove what reproduces it; {GO_BACK}",
+        "replay the batches from step {onset} on a copy, remove what reproduces it",
+        GO_BACK,
     ),
     # The loss stays above where it was.
-    _line(_OF.PLATEAU, "{rate}: set it right, then go back: {back}", _F.RATE),
-    _line(_OF.PLATEAU, REWIRE_FIRST, _F.WIRING),
-    _line(
-        _OF.PLATEAU,
-        "the rollback did not help: go back 100 steps or more before step {onset}: supervise "
-        "checkpoints RUN",
-        _F.UNDONE,
-    ),
-    _line(
-        _OF.PLATEAU,
-        "go back 100 steps or more before step {onset}, and skip 200 to 500 batches: supervise "
-        "checkpoints RUN",
-    ),
+    _line(_OF.PLATEAU, "{rate}: set it right", THEN_GO_BACK, _F.RATE),
+    _line(_OF.PLATEAU, REWIRE, THEN_START, _F.WIRING),
+    _line(_OF.PLATEAU, Step(f"the rollback did not help: {EARLIER}", LIST_CHECKPOINTS), _F.UNDONE),
+    _line(_OF.PLATEAU, Step(f"{EARLIER}, and skip 200 to 500 batches", LIST_CHECKPOINTS)),
     _line(_OF.STRUCTURAL, "{rate}: set it right: it jumps again", _F.RATE, _F.UNDONE),
-    _line(_OF.STRUCTURAL, "{rate}: set it right, then go back: {back}", _F.RATE),
-    _line(
-        _OF.STRUCTURAL,
-        "look at what the model is given from step {onset} on; if that was not meant: {stop}mend "
-        "it, then {start}",
-        _F.INPUT,
-    ),
-    _line(_OF.STRUCTURAL, REWIRE_FIRST, _F.WIRING),
+    _line(_OF.STRUCTURAL, "{rate}: set it right", THEN_GO_BACK, _F.RATE),
+    _line(_OF.STRUCTURAL, GIVEN, f"{NOT_MEANT}: mend it", THEN_START, _F.INPUT, _F.ENDED),
+    _line(_OF.STRUCTURAL, GIVEN, Way("stop", NOT_MEANT), "mend it", THEN_START, _F.INPUT),
+    _line(_OF.STRUCTURAL, REWIRE, THEN_START, _F.WIRING),
     _line(
         _OF.STRUCTURAL,
         "the rollback did not help: check what the model is given from step {onset}, attention "
@@ -196,72 +192,81 @@ LINES: Sequence[Line] = (
     ),
     _line(
         _OF.STRUCTURAL,
-        "no optimizer-level knob will fix it: check attention (QK-norm, logits); go back to before "
-        "its first sign: supervise checkpoints RUN",
+        "no optimizer-level knob will fix it: check attention (QK-norm, logits)",
+        Step("go back to before its first sign", LIST_CHECKPOINTS),
         _F.ATTENTION,
     ),
     _line(
         _OF.STRUCTURAL,
-        f"check the routing (rate of the router, capacity, balance coefficient); {GO_BACK}",
+        "check the routing (rate of the router, capacity, balance coefficient)",
+        GO_BACK,
         _F.ROUTING,
     ),
-    _line(
-        _OF.STRUCTURAL,
-        "a lower learning rate did not help: check precision, kernels and what was changed last; "
-        "go back to before step {onset}: supervise checkpoints RUN",
-        _F.HELD,
-    ),
-    _line(
-        _OF.STRUCTURAL,
-        "nothing that was tried helped: check precision, kernels and what was changed last; go "
-        "back to before step {onset}: supervise checkpoints RUN",
-        _F.EXHAUSTED,
-    ),
-    _line(_OF.STRUCTURAL, "check precision, kernels and batch size; then {start}", _F.ENDED),
-    _line(_OF.STRUCTURAL, "lower the learning rate: supervise lr RUN 0.5; then go back: {back}"),
+    _line(_OF.STRUCTURAL, f"a lower learning rate did not help: {CHECK}", TO_BEFORE, _F.HELD),
+    _line(_OF.STRUCTURAL, f"nothing that was tried helped: {CHECK}", TO_BEFORE, _F.EXHAUSTED),
+    _line(_OF.STRUCTURAL, "check precision, kernels and batch size", THEN_START, _F.ENDED),
+    _line(_OF.STRUCTURAL, Step("lower the learning rate", LOWER_RATE), THEN_GO_BACK),
     # The loss is back, and something is not.
-    _line(_OF.SUSPECT, "{recurring}; {rate}: set the schedule right", _F.RATE),
-    _line(_OF.SUSPECT, "{recurring}; look at the batch of step {onset}", _F.INPUT),
-    _line(_OF.SUSPECT, f"{{recurring}}; {REWIRE}", _F.WIRING),
+    _line(_OF.SUSPECT, "{recurring}", "{rate}: set the schedule right", _F.RATE),
+    _line(_OF.SUSPECT, "{recurring}", LOOK_AT_BATCH, _F.INPUT),
+    _line(_OF.SUSPECT, "{recurring}", REWIRE, _F.WIRING),
     _line(
         _OF.SUSPECT,
-        "{recurring}; watch attention logits, and try QK-norm on a short run",
+        "{recurring}",
+        "watch attention logits, and try QK-norm on a short run",
         _F.ATTENTION,
     ),
-    _line(_OF.SUSPECT, "{recurring}; compare the batches of these steps", _F.RECURRING),
-    _line(_OF.SUSPECT, "{recurring}; try a lower learning rate on a short run", _F.ENDED),
-    _line(
-        _OF.SUSPECT,
-        "{recurring}; a lower rate: supervise lr RUN 0.5",
-    ),
+    _line(_OF.SUSPECT, "{recurring}", "compare the batches of these steps", _F.RECURRING),
+    _line(_OF.SUSPECT, "{recurring}", "try a lower learning rate on a short run", _F.ENDED),
+    _line(_OF.SUSPECT, "{recurring}", Step("a lower rate", LOWER_RATE)),
     _line(
         _OF.ARTEFACT,
-        "the weights are fine; check how the loss is logged (denominator, smoothing, accumulation) "
-        "and the order of the data",
+        "the weights are fine",
+        "check how the loss is logged (denominator, smoothing, accumulation) and the order of the "
+        "data",
     ),
     _line(_OF.UNDECIDED, "{rate}: compare it with what was meant", _F.RATE),
-    _line(_OF.UNDECIDED, "look at the batch of step {onset}", _F.INPUT),
+    _line(_OF.UNDECIDED, LOOK_AT_BATCH, _F.INPUT),
     _line(
         _OF.UNDECIDED,
         "judge it by its reward: its loss is no objective",
         _F.NO_DESCENT,
         _F.REWARD,
     ),
-    _line(_OF.UNDECIDED, REWIRE_FIRST, _F.WIRING),
+    _line(_OF.UNDECIDED, REWIRE, THEN_START, _F.WIRING),
     _line(
         _OF.UNDECIDED,
-        "the loss has not fallen in this run: check the learning rate, that the labels belong to "
-        f"the inputs, and how the job is put together: {JOB_WIRING}",
+        "the loss has not fallen in this run: check the learning rate, and that the labels belong "
+        "to the inputs",
+        Step("check how the job is put together", JOB_WIRING),
         _F.NO_DESCENT,
     ),
     _line(_OF.UNDECIDED, "compare the weights from before and after on a fixed batch"),
 )
 
 
-def choose_advice(kind: SpikeClass, facts: Collection[Fact], words: Mapping[str, str]) -> Advice:
-    """Return the advice of the first line that fits."""
+def choose_advice(
+    kind: SpikeClass,
+    facts: Collection[Fact],
+    words: Mapping[str, str],
+    ways: Mapping[str, Steps],
+) -> Advice:
+    """Return the advice of the first line that fits; `ways`: the steps of each name of a `Way`."""
     line = next(line for line in LINES if line.kind in (None, kind) and line.facts <= {*facts})
-    return Advice(line.lead, line.text.format_map(words))
+    return Advice(line.lead, _filled(line.steps, words, ways))
+
+
+def _filled(
+    templates: Sequence[str | Step | Way], words: Mapping[str, str], ways: Mapping[str, Steps]
+) -> Steps:
+    steps: Steps = ()
+    for part in templates:
+        if isinstance(part, Way):
+            steps += introduce(part.intro, ways[part.name], part.joint)
+        else:
+            text, command = (part, "") if isinstance(part, str) else (part.text, part.command)
+            steps += (Step(text.format_map(words), command),)
+    return steps
 
 
 def advise_after_verdict(
@@ -272,10 +277,7 @@ def advise_after_verdict(
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
     skipped, has_ended = _all_skips(state, incident, verdict.skipped), state.job.has_ended
     words = {
-        "back": rollback_or_restart_command(policy, state, incident),
         "onset": str(skipped[0] if skipped else onset_of(incident)),
-        "start": start_again(policy, state, _boundary(incident)),
-        "stop": "" if has_ended else "supervise stop RUN; ",
         "end": "" if has_ended else "end the run if it still trains, ",
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "jump": _rate_jump(incident),
@@ -286,7 +288,7 @@ def advise_after_verdict(
     if skipped and skipped[0] != skipped[-1]:
         words["skipped"] = f"what was wrong in steps {skipped[0]} to {skipped[-1]}"
     facts = {*_facts(policy, state, incident, verdict)}
-    advice = choose_advice(verdict.kind, facts, words)
+    advice = choose_advice(verdict.kind, facts, words, _ways(policy, state, incident))
     if advice.lead is not None:
         return advice
     quiet = Lead.BEFORE_NEXT if Fact.ENDED in facts else Lead.LATER
@@ -294,8 +296,17 @@ def advise_after_verdict(
         verdict.kind in (SpikeClass.CONTAINED, SpikeClass.NO_EXCURSION)
         and Fact.NO_UPDATES not in facts
     )
-    numbers = "" if "supervise " in advice.rest else f"numbers: supervise why RUN {incident.id}"
-    return Advice(quiet if is_over else None, advice.rest, numbers)
+    leads_on = any(step.command not in ("", MEMORY_ERRORS) for step in advice.steps)
+    numbers = () if leads_on else (Step("numbers", f"supervise why RUN {incident.id}"),)
+    return Advice(quiet if is_over else None, advice.steps, numbers)
+
+
+def _ways(policy: Policy, state: State, incident: Incident) -> dict[str, Steps]:
+    """Return the steps of each name of a `Way`."""
+    start = start_again(policy, state, _boundary(incident))
+    stop = () if state.job.has_ended else (STOP_JOB,)
+    back = rollback_command(policy, state, incident) or start
+    return {"back": back, "start": start, "stop": stop}
 
 
 def _all_skips(state: State, incident: Incident, skipped: Sequence[int]) -> Sequence[int]:
@@ -401,40 +412,37 @@ def _boundary(incident: Incident) -> int:
     return incident.breach_step if is_crash else onset_of(incident)
 
 
-def rollback_command(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the command that goes back to before an incident, "" where it would be refused."""
+def rollback_command(policy: Policy, state: State, incident: Incident) -> Steps:
+    """Return the command that goes back to before an incident, () where it would be refused."""
     form = policy.verbs.get("rollback")
     stuck = state.job.has_ended or withdrawal.is_stalled(policy, state)
     if form is None or stuck:
-        return ""
+        return ()
     before_step = _boundary(incident)
     try:
         ordered = form(**action_planning.OPERATOR_ROLLBACK)
         ordered.plan(action_planning.basic_context(state, incident, before_step, "operator"))
     except Refused:
-        return ""
-    return f"supervise rollback RUN --before {before_step}"
+        return ()
+    return (Step(command=f"supervise rollback RUN --before {before_step}"),)
 
 
-def rollback_or_restart_command(policy: Policy, state: State, incident: Incident) -> str:
-    """Return the command that goes back, or which checkpoint to start from where none does."""
-    start = start_again(policy, state, _boundary(incident))
-    return rollback_command(policy, state, incident) or start
+STOP_JOB = Step(command="supervise stop RUN")
 
 
-def start_again(policy: Policy, state: State, before_step: float = math.inf) -> str:
+def start_again(policy: Policy, state: State, before_step: float = math.inf) -> Steps:
     """Return how to start the job again, with the newest good checkpoint from before a step."""
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
     good = choose_checkpoint(state.checkpoints.good(), before_step)
     checkpoint = good or state.checkpoints.unverified(before_step)
     which = "" if before_step == math.inf else f" from before step {before_step}"
     # A paste of the command as it is must not begin at step 0.
-    own_option = "; replace the last argument by your job's own option"
+    listed = Step(f"list the files, as no good checkpoint{which} is known", LIST_CHECKPOINTS)
     if checkpoint is None:
         command.append("'<OPTION TO LOAD IT>'")
-        listed = f"list the files, as no good checkpoint{which} is known: supervise checkpoints RUN"
         how = "with your job's own option to load one, or without it from step 0"
-        return f"{listed}; then start it again {how}: {' '.join(command)}"
+        start = Step(f"then start it again {how}", " ".join(command))
+        return (listed, start)
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [shlex.quote(fill_recipe(arg, checkpoint.path, checkpoint.step)) for arg in args]
     state_of = "verified, weights only" if checkpoint.resumable == WEIGHTS_ONLY else "verified"
@@ -445,44 +453,55 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
         again += f"; {unverified.path} of step {unverified.step} is newer, but not verified"
     name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; {again})"
     if good is None:
-        state_of = f"saved, not verified, as none{which} is; look first: supervise checkpoints RUN"
-        name = f"{checkpoint.path} of step {checkpoint.step} ({state_of}; {again})"
+        name = f"{checkpoint.path} of step {checkpoint.step} (saved, not verified; {again})"
     last = state.checkpoints.newest()
     has_newer = last is not None and last.step > checkpoint.step
-    first = how = ""
+    move = how = ""
     if not args:
-        how = own_option
+        how = "; replace the last argument by your job's own option"
         command.append(shlex.quote(f"<OPTION TO LOAD {checkpoint.path}>"))
     elif not any(name_of in arg for arg in args for name_of in (CHECKPOINT, STEP)):
         how = f"; {' '.join(args)} lets the job choose, so see that it takes this one"
         if has_newer or before_step < math.inf:
-            first = f"move checkpoints newer than {checkpoint.id or checkpoint.path} away, as "
-            first, how = f"{first}{' '.join(args)} may take one of them, then ", ""
-    return f"{first}start it again from {name}{how}: {' '.join(command)}"
+            move = f"move checkpoints newer than {checkpoint.id or checkpoint.path} away, as "
+            move, how = f"{move}{' '.join(args)} may take one of them", ""
+    before = (*(() if good else (listed,)), *sentences(move))
+    then = "then " if before else ""
+    return (*before, Step(f"{then}start it again from {name}{how}", " ".join(command)))
 
 
-def manual_choices(policy: Policy, state: State, incident: Incident) -> str:
+def manual_choices(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what a person should do while no action runs by itself, and what else would do."""
     start = start_again(policy, state, _boundary(incident))
     if state.job.has_ended:
         return start
+    then_start = introduce("then", start, " ")
     if state.checkpoints.wrong_checkpoint:  # its savepoints are of weights that nobody wants
-        return f"supervise stop RUN, mend how the job loads its checkpoint, then {start}"
-    back, stop = rollback_command(policy, state, incident), f"supervise stop RUN, then {start}"
+        return (STOP_JOB, Step("mend how the job loads its checkpoint"), *then_start)
+    back, stop = rollback_command(policy, state, incident), (STOP_JOB, *then_start)
     if is_fed_wrongly(policy, state, incident):
-        stop = f"supervise stop RUN, mend what the model is given, then {start}"
-        ways = [stop, "" if incident.is_rolled_back else back]  # the batches are as they were
+        stop = (STOP_JOB, Step("mend what the model is given"), *then_start)
+        ways = [stop, () if incident.is_rolled_back else back]  # the batches are as they were
     else:
         ways = [stop, back] if incident.is_rolled_back else [back, stop]
         if incident.is_rolled_back and not choose_checkpoint(
             state.checkpoints.good(), _boundary(incident)
         ):
             look = f"look at what the model is given from step {onset_of(incident)} on, and at what"
-            ways.insert(0, f"{look} was changed last, as a rollback did not end this")
+            ways.insert(0, sentences(f"{look} was changed last, as a rollback did not end this"))
     if state.job.paused:
-        ways.insert(0, "supervise resume RUN")
+        ways.insert(0, (Step(command="supervise resume RUN"),))
     recommended, *others = filter(None, ways)
-    return f"recommended: {recommended}" + (f"; or: {'; or: '.join(others)}" if others else "")
+    alternatives = (step for way in others for step in introduce("or", way))
+    return (*introduce("recommended", recommended), *alternatives)
+
+
+def relaunch_left(policy: Policy) -> Advice:
+    """Return what is left where nothing inside the job can be changed any more."""
+    if policy.job.relaunch is None:
+        init = Step("for a relaunch: job.relaunch, which supervise init shows")
+        return Advice(None, (init, Step("then", "supervise reload RUN")))
+    return Advice(None, (Step("a relaunch is left"), Step("to see from where", LIST_CHECKPOINTS)))
 
 
 def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
@@ -491,14 +510,15 @@ def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
     return any(rule.id in firing for rule in rule_scope.input_rules(policy, incident))
 
 
-def choices_in_hold(policy: Policy, state: State, incident: Incident) -> str:
+def choices_in_hold(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what a person should do in a hold; a rollback does not end it."""
     ways = manual_choices(policy, state, incident)
     if state.job.has_ended:
         return ways
+    release = "then, for automatic actions again"
     if is_fed_wrongly(policy, state, incident) and incident.is_rolled_back:
-        return f"{ways}; to go on as it is, with automatic actions: supervise release RUN"
-    return f"{ways}; then, for automatic actions again: supervise release RUN"
+        release = "to go on as it is, with automatic actions"
+    return (*ways, Step(release, RELEASE))
 
 
 def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
@@ -508,28 +528,27 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
     each = is_nonfinite and action_planning.is_each_skipped(incident)
     if incident.severity == "SEV0" and each:
         onset = _all_skips(state, incident, incident.case.excursion.skipped)[0]
-        stop = "" if state.job.has_ended else "supervise stop RUN; "
-        start = start_again(policy, state, onset)
-        return Advice(None, NO_UPDATES.format(onset=onset, stop=stop, start=start))
+        ways = _ways(policy, state, incident) | {"start": start_again(policy, state, onset)}
+        return Advice(None, _filled(NO_UPDATES, {"onset": str(onset)}, ways))
     if not withdrawal.is_loss_out_of_band(state, incident):
-        return Advice(Lead.NOTHING, withdrawal.describe_job_status(policy, state))
+        return Advice(Lead.NOTHING, sentences(withdrawal.describe_job_status(policy, state)))
     old = incident.deferred.weights_check
-    again = "" if old is None else f"; {_decided_again(old.retry_frame, state)}"
+    again = "" if old is None else _decided_again(old.retry_frame, state)
     if again and is_fed_wrongly(policy, state, incident):
-        return Advice(Lead.FOLLOWS, f"no rollback yet{again}")
+        return Advice(Lead.FOLLOWS, sentences("no rollback yet", again))
     if is_fed_wrongly(policy, state, incident):
-        then = f"mend what the model is given from step {onset} on"
-        then += f", then {start_again(policy, state, onset)}"
-        return Advice(None, f"the loss is still too high: supervise stop RUN, {then}")
+        stop = Step("the loss is still too high", STOP_JOB.command)
+        mend = Step(f"mend what the model is given from step {onset} on")
+        start = introduce("then", start_again(policy, state, onset), " ")
+        return Advice(None, (stop, mend, *start))
     change = action_planning.input_change_since_onset(state, incident)
     newest = withdrawal.newest_losses(state, incident)
     first, last = newest[0][0], newest[-1][0]
-    text = f"most losses of steps {first} to {last} are above their normal range{again}"
+    text = f"most losses of steps {first} to {last} are above their normal range"
     if first == last:
-        text = f"the loss of step {last} is above its normal range{again}"
-    if change is not None:
-        text += f"; ask tomorrow whether the data was meant to change at step {onset}"
-    return Advice(Lead.FOLLOWS, text)
+        text = f"the loss of step {last} is above its normal range"
+    meant = f"ask tomorrow whether the data was meant to change at step {onset}"
+    return Advice(Lead.FOLLOWS, sentences(text, again, "" if change is None else meant))
 
 
 def _decided_again(frame: int, state: State) -> str:
@@ -539,18 +558,19 @@ def _decided_again(frame: int, state: State) -> str:
     return f"decided again {'soon' if steps < 1 else off}"
 
 
-def advice_after_stop(policy: Policy, state: State, incident: Incident) -> str:
+def advice_after_stop(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what follows when a rule has stopped the job; what stood still may do so again."""
     if incident.trigger.still:
-        then = start_again(policy, state)
-        return f"mend what it waited for, or it may stop there again; then {then}"
+        mend = Step("mend what it waited for, or it may stop there again")
+        return (mend, *introduce("then", start_again(policy, state), " "))
     return start_again(policy, state, _boundary(incident))
 
 
-def after_crash(policy: Policy, state: State, remedy: str) -> str:
+def after_crash(policy: Policy, state: State, remedy: Steps) -> Steps:
     """Return what follows when the job has ended by itself; `remedy`: of what ended it."""
-    first = remedy or "read the end of the job's output"
-    return f"the job is down; {first}; then {start_again(policy, state)}"
+    first = remedy or sentences("read the end of the job's output")
+    start = introduce("then", start_again(policy, state), " ")
+    return (Step("the job is down"), *first, *start)
 
 
 # ── what a runbook does ───────────────────────────────────────────────────────────────────────────
@@ -576,25 +596,20 @@ def describe_runbook(state: State, incident: Incident, book: Runbook) -> str:
     return ", then ".join(EFFECTS[verb] for verb in dict.fromkeys(due))
 
 
-def describe_run(run: RunbookExecution | None) -> str:
-    """Return what the runbook under way is at, "" for none."""
+def describe_run(run: RunbookExecution | None) -> Steps:
+    """Return what the runbook under way is at, () for none."""
     if run is None:
-        return ""
+        return ()
     name, verbs = run.runbook.name, run.runbook.verbs[run.index : run.index + 1]
     if not run.runbook.verbs:
-        return "what was tried is taken back"
+        return sentences("what was tried is taken back")
     if verbs == (action_planning.VERB,):
-        return f"the weights are tested, before {name}"
-    return f"the effect of {name} is verified" if verbs == ("verify",) else f"{name} runs"
+        return sentences(f"the weights are tested, before {name}")
+    verified = f"the effect of {name} is verified"
+    return sentences(verified if verbs == ("verify",) else f"{name} runs")
 
 
-def machine_checks(policy: Policy, state: State, incident: Incident) -> str:
-    """Return what to check of an incident about the machine that lasts, "" for any other."""
-    against_weights = rule_scope.against_weights(policy, incident)
-    return "" if against_weights else lasting_checks(policy, state, incident)
-
-
-def lasting_checks(policy: Policy, state: State, incident: Incident) -> str:
+def lasting_checks(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what to check of what still fires, by the runbook of its gravest rule."""
     firing, newest = state.firing(policy), state.checkpoints.newest()
     damaged = newest is not None and bool(newest.damage)  # for as long as no good one follows
@@ -605,20 +620,20 @@ def lasting_checks(policy: Policy, state: State, incident: Incident) -> str:
         if rule.id in firing or (damaged and CHECKPOINT_OK in rule_scope.rule_metrics(policy, rule))
     ]
     if not rules:
-        return ""
+        return ()
     return look_closer(policy, state, min(rules, key=lambda rule: rule.severity))
 
 
-def look_closer(policy: Policy, state: State, rule: Rule) -> str:
+def look_closer(policy: Policy, state: State, rule: Rule) -> Steps:
     """Return what to look at behind a rule: its runbook, or the checkpoint that is damaged."""
     newest, good = state.checkpoints.newest(), state.checkpoints.good()
     is_of_it = CHECKPOINT_OK in rule_scope.rule_metrics(policy, rule)
     if not is_of_it or newest is None or not newest.damage:
-        return show_runbook_command(rule.see)
+        return show_runbook(rule.see)
     last = "no checkpoint of this run is good"
     if good:
         last = f"the newest good one is {good[-1].id} of step {good[-1].step}"
-    return f"{newest.path}: {newest.damage}; {last}: supervise checkpoints RUN"
+    return (Step(f"{newest.path}: {newest.damage}"), Step(last, LIST_CHECKPOINTS))
 
 
 MEMORY, GROWTH, DAY_S = "host_mem_used", "host_mem_growth", 86_400.0
@@ -644,11 +659,11 @@ def memory_left(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
     return f"at this rate the memory of the machine is full in about {format_age(left_s)}"
 
 
-def show_runbook_command(name: str) -> str:
-    """Return the command that prints a runbook, as a clause; "" for none."""
+def show_runbook(name: str) -> Steps:
+    """Return the command that prints a runbook; () for none."""
     if not name:
-        return ""
-    return f"to look closer: supervise runbook {name} --policy RUN/policy.yaml"
+        return ()
+    return (Step("to look closer", f"supervise runbook {name} --policy RUN/policy.yaml"),)
 
 
 def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:
@@ -657,31 +672,33 @@ def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:
     return astray and is_loss_rejoined(verdict)
 
 
-def advice_on_request(incident: Incident, pending: ApprovalRequest, verdict: Verdict | None) -> str:
+def advice_on_request(
+    incident: Incident, pending: ApprovalRequest, verdict: Verdict | None
+) -> Advice:
     """Return how to answer a request: one that the loss no longer needs is not urged."""
     if verdict is None or not is_request_unneeded(incident, verdict):
-        return f"{pending.id} still waits: supervise approve RUN {pending.id}"
-    return (
-        f"the loss is back without {pending.runbook}, so denying {pending.id} loses nothing: "
-        f"supervise deny RUN {pending.id}; then: supervise release RUN (automatic actions on again)"
-    )
+        approve = Step(f"{pending.id} still waits", f"supervise approve RUN {pending.id}")
+        return Advice(None, (approve,))
+    back = f"the loss is back without {pending.runbook}, so denying {pending.id} loses nothing"
+    deny = Step(back, f"supervise deny RUN {pending.id}")
+    return Advice(None, (deny, Step("then, for automatic actions again", RELEASE)))
 
 
-def wrong_after_restart(state: State, incident: Incident) -> str:
-    """Return what a restart has left wrong, with what to do; "" for nothing."""
-    parts = []
+def wrong_after_restart(state: State, incident: Incident) -> Steps:
+    """Return what a restart has left wrong, with what to do; () for nothing."""
+    parts: list[Step] = []
     if state.checkpoints.wrong_checkpoint:
-        parts.append(
-            "the job does not train on from its checkpoint: check how it resumes; good ones: "
-            "supervise checkpoints RUN"
-        )
+        parts += [
+            Step("the job does not train on from its checkpoint: check how it resumes"),
+            Step("good ones", LIST_CHECKPOINTS),
+        ]
     overlap, recovery = state.repeated.overlap, incident.recovery
     if overlap is not None and recovery.restored_step is not None and not recovery.loop_kept:
-        parts += [difference.remedy for difference in overlap.differences if difference.matters]
-    return "; ".join(parts)
+        parts += sentences(*(d.remedy for d in overlap.differences if d.matters))
+    return tuple(parts)
 
 
-def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy: str) -> str:
+def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy: Steps) -> Steps:
     """Return how to go on where a restart has left something wrong."""
     before_step, overlap = _boundary(incident), state.repeated.overlap
     differences = () if overlap is None else overlap.differences
@@ -690,39 +707,43 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
     if lost and chosen is not None and chosen.resumable == WEIGHTS_ONLY:
         onward = "" if state.job.has_ended else "let it train on, as "
         again = f"{onward}another start from {chosen.id} (weights only) has new moments again"
-        return f"{again}; before the next start: {remedy}"
-    stop, by_hand = "supervise stop RUN; ", ""
+        return (Step(again), *introduce("before the next start", remedy))
+    stop, by_hand = STOP_JOB, ""
     for schedule in (difference.schedule for difference in differences if difference.schedule):
-        stop = f"stop it now, unless it is meant ({schedule}): supervise stop RUN; "
+        stop = Step(f"stop it now, unless it is meant ({schedule})", STOP_JOB.command)
         checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
         at = "its step" if checkpoint is None else f"step {checkpoint.step + 1}"
-        by_hand = f"; set the schedule to {at} by hand where the checkpoint holds no state of it"
-    stop = "" if state.job.has_ended else stop
-    return f"{stop}{remedy}{by_hand}; then {start_again(policy, state, before_step)}"
+        by_hand = f"set the schedule to {at} by hand where the checkpoint holds no state of it"
+    first = () if state.job.has_ended else (stop,)
+    start = introduce("then", start_again(policy, state, before_step), " ")
+    return (*first, *remedy, *sentences(by_hand), *start)
 
 
-FREE_RATE = (
-    "once its schedule is mended, to give the job its own learning rate back: supervise lr RUN 1.0 "
-    "(a factor, not a rate)"
+FREE_RATE = Step(
+    "once its schedule is mended, to give the job its own learning rate back (1.0 is a factor, not "
+    "a rate)",
+    "supervise lr RUN 1.0",
 )
 
 
-def rate_in_force(state: State, incident: Incident) -> tuple[str, str]:
-    """Return how the learning rate is, and how to let it go; "" where it was never held."""
+def rate_in_force(state: State, incident: Incident) -> tuple[Steps, Steps]:
+    """Return how the learning rate is, and how to let it go; () where it was never held."""
     monitor, recovery = state.monitors.get(incident.case.rank), incident.recovery
     if monitor is None or state.job.has_ended or not is_rate_held(incident):
-        return "", ""
+        return (), ()
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
         now = "" if rate is None else f" (now {rate:.3g})"
         if "lr_hold" not in monitor.names:  # nor is it known to have ended
-            return f"whether the cap of the learning rate still holds is not known{now}", FREE_RATE
+            unknown = f"whether the cap of the learning rate still holds is not known{now}"
+            return sentences(unknown), (FREE_RATE,)
         until = "the cap of the learning rate ended" + (f" at step {held[-1][0]}" if held else "")
-        return f"{until}: the job's schedule is in force{now}", ""
+        return sentences(f"{until}: the job's schedule is in force{now}"), ()
     jump = incident.case.jump
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
     height = "where it was before" if limit is None else f"at {limit:.3g}"
-    return f"the learning rate is capped {height} until the job asks for no more", FREE_RATE
+    capped = f"the learning rate is capped {height} until the job asks for no more"
+    return sentences(capped), (FREE_RATE,)
 
 
 def are_weights_sound(state: State, incident: Incident) -> bool:
@@ -737,10 +758,11 @@ def advice_at_end(
     policy: Policy, state: State, incident: Incident, verdict: Verdict | None
 ) -> Advice:
     """Return the advice of an incident that ends; what is still wrong comes first."""
-    ended, then = state.job.has_ended, Advice(Lead.NOTHING, "")
+    ended, then = state.job.has_ended, Advice(Lead.NOTHING)
     quiet = Lead.BEFORE_NEXT if ended else Lead.LATER
     if verdict is not None:
-        checks = machine_checks(policy, state, incident)
+        against_weights = rule_scope.against_weights(policy, incident)
+        checks = () if against_weights else lasting_checks(policy, state, incident)
         then = (
             Advice(quiet, checks)
             if checks
@@ -751,7 +773,7 @@ def advice_at_end(
     if then.lead == Lead.NOTHING and incident.slow is not None:
         where = f" ({PARTS[incident.slow.part]})" if incident.slow.part else ""
         text = f"find what made the steps slow from step {incident.slow.since} on{where}"
-        then = Advice(quiet, text)
+        then = Advice(quiet, sentences(text))
     monitor = state.monitors.get(incident.case.rank)
     is_bad = (
         verdict is not None
@@ -761,8 +783,8 @@ def advice_at_end(
     )
     if ended and then.lead is None and is_bad and not are_weights_sound(state, incident):
         use = f"use no checkpoint that was saved since step {onset_of(incident)}: move them away"
-        then = Advice(None, f"{use}; {then.rest}", then.live)
+        then = Advice(None, (Step(use), *then.steps), then.live)
     if wrong := wrong_after_restart(state, incident):
         return Advice(None, remedy_with_restart(policy, state, incident, wrong))
     rate, live = rate_in_force(state, incident)
-    return Advice(then.lead, "; ".join(filter(None, (then.rest, rate))), live or then.live)
+    return Advice(then.lead, then.steps + rate, live or then.live)

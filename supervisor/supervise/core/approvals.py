@@ -17,7 +17,7 @@ import msgspec
 from . import action_planning, advice, diagnosis, notices, withdrawal
 from .incident import HELD, Incident, format_arguments
 from .model import formats, state_machine
-from .model.decisions import SEVERITIES, Advice, ApprovalRequested, ApprovalSettled, PlannedStep
+from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
 from .model.events import Notice
 from .model.payload import Delivery
 from .model.policy import ALL, Approval, Policy, Runbook
@@ -105,7 +105,6 @@ def request_approval(
 
 def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: Approval) -> None:
     """Put the request to people, with the command that answers it."""
-    denies = terms.on_timeout == DENY
     asked = notices.ApprovalAsked(
         severity=incident.severity,
         incident=incident.id,
@@ -114,7 +113,7 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
         plan=formats.format_plan((step.verb, step.args) for step in pending.plan),
         request=pending.id,
         timeout_s=terms.timeout_s,
-        consequence="it is denied, and automatic actions are off" if denies else "it runs",
+        on_timeout=terms.on_timeout,
         status=withdrawal.describe_job_status(ctx.policy, ctx.state),
     )
     ctx.send(asked, replace=True)
@@ -134,7 +133,7 @@ def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalReque
         runbook=pending.runbook,
         request=pending.id,
         summary=diagnosis.verdict_summary(verdict),
-        advice=Advice(None, advice.advice_on_request(incident, pending, verdict)),
+        advice=advice.advice_on_request(incident, pending, verdict),
     )
     ctx.send(unneeded)
 

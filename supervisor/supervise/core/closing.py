@@ -26,28 +26,28 @@ from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
 from .model.decisions import (
     CLEARED,
     RECOVERED,
-    Advice,
     IncidentClosed,
     IncidentHeld,
-    Lead,
     RateBlamed,
     RunbookRefused,
 )
+from .model.interfaces import Advice, Lead, Steps, sentences
 from .model.payload import Outcome
 from .model.policy import HOLD, PAGE, STOP, Policy, Runbook, next_level
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
 
-def page_exhausted(ctx: StepContext, incident: Incident) -> str:
+def page_exhausted(ctx: StepContext, incident: Incident) -> Steps:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     state = ctx.state
     incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
     give_up = ctx.policy.give_up
     if give_up == PAGE:
-        return ""
+        return ()
     unless = "it recovers" if give_up == STOP else "its rules of SEV0 are clear"
-    return f"; the job is stopped unless {unless} within {QUIET_STEPS} steps (give_up: {give_up})"
+    stopped = f"the job is stopped unless {unless} within {QUIET_STEPS} steps"
+    return sentences(f"{stopped} (give_up: {give_up})")
 
 
 def hold_incident(
@@ -79,19 +79,20 @@ def hold_incident(
     if exhausted:
         case.verdict = diagnosis.classify_incident(policy, state, incident)
     verdict, status = case.verdict, withdrawal.describe_job_status(policy, state)
-    then = page_exhausted(ctx, incident) if exhausted or remedies else ""
+    then = page_exhausted(ctx, incident) if exhausted or remedies else ()
     ctx.move("hold", reason)
     ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
-    limit = "no other action of the policy is left to try" if case.exhausted else ""
+    limit = notices.Limit.NOTHING_LEFT if case.exhausted else None
     if limit and case.rolled_back and advice.is_fed_wrongly(policy, state, incident):
-        limit = "a further rollback would not help while the data are the same"
+        limit = notices.Limit.SAME_DATA
     held = notices.Held(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
         cause=reason,
-        summary="; ".join(filter(None, (limit, diagnosis.verdict_summary(verdict)))),
+        limit=limit,
+        summary=diagnosis.verdict_summary(verdict),
         status="" if state.job.seen_ended else status,  # the reason says it
-        advice=Advice(None, advice.choices_in_hold(policy, state, incident) + then),
+        advice=Advice(None, (*advice.choices_in_hold(policy, state, incident), *then)),
     )
     ctx.send(held, replace=True)
 
@@ -122,7 +123,7 @@ def report_unactionable(
         substitute: the runbook that it stands in for, and why that cannot work, with "; ".
     """
     name, ended = book.name, ctx.state.job.has_ended
-    then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
+    then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ()
     status = "" if ended else withdrawal.describe_job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
@@ -134,7 +135,7 @@ def report_unactionable(
         status=status,
         runbook=f"{substitute}{name}",
         refusal=refusal,
-        advice=Advice(None, f"{ways}{then}", f"all reasons: supervise why RUN {incident.id}"),
+        advice=Advice(None, (*ways, *then)),
     )
     ctx.send(notice, replace=True)
 
@@ -154,9 +155,8 @@ def record_rank_failure(
 def _report_unfenceable(ctx: StepContext, reason: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
     ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {reason}"
-    can_relaunch = bool(ctx.policy.job.relaunch)
-    form = notices.RanksUnfenceableRelaunch if can_relaunch else notices.RanksUnfenceable
-    ctx.send(form(severity="SEV2", cause=reason))
+    then = advice.relaunch_left(ctx.policy)
+    ctx.send(notices.RanksUnfenceable(severity="SEV2", cause=reason, advice=then))
 
 
 def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason: str) -> None:
@@ -178,13 +178,14 @@ def close_incident(
     outcome: str,
     then: Advice | None = None,
     *,
+    finding: str = "",
     superseded_by: str = "",
     asked: bool = False,
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn.
 
     Args:
-        outcome: see `IncidentClosed`. then: what comes next, where more is known of it.
+        outcome, finding: see `IncidentClosed`. then: what comes next, where more is known of it.
         superseded_by: the rule that begins another one, about something else.
         asked: a person or a scheduler has ended the job.
     """
@@ -206,6 +207,7 @@ def close_incident(
             spike=verdict,
             superseded_by=superseded_by,
             outcome=outcome,
+            finding=finding,
             returncode=ctx.state.job.returncode,
             asked=asked,
         )
@@ -281,9 +283,9 @@ def advice_after_relapse(policy: Policy, state: State, incident: Incident) -> Ad
         then = then if state.step <= step else ""
     if wrong := advice.wrong_after_restart(state, incident):
         remedy = advice.remedy_with_restart(policy, state, incident, wrong)
-        return Advice(None, "; ".join(filter(None, (remedy, then))))
+        return Advice(None, (*remedy, *sentences(then)))
     rate, live = advice.rate_in_force(state, incident)
-    return Advice(Lead.NOTHING, "; ".join(filter(None, (rate, then))), live)
+    return Advice(Lead.NOTHING, (*rate, *sentences(then)), live)
 
 
 def is_rate_hold(state: State, incident: Incident, book: Runbook) -> bool:

@@ -46,13 +46,12 @@ from .model.decisions import (
     ACTING_MODES,
     BREACH,
     UNKNOWN,
-    Advice,
-    Lead,
     StepDiffers,
     VerificationFailed,
     WeightsRestored,
 )
 from .model.events import Announced, Frame, Notice
+from .model.interfaces import Advice, Lead, sentences
 from .model.payload import Comparison, Continuity, Outcome, RollbackArgs
 from .model.policy import Policy, Rule
 from .rank_monitor import RankMonitor
@@ -124,7 +123,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
         gravest = next((one for one in differences if one.matters), differences[0])
         texts = "; ".join(one.text for one in differences)
         matters = gravest.matters
-        remedies = "; ".join(one.remedy for one in differences)
+        remedies = sentences(*(one.remedy for one in differences))
         then = Advice(Lead.LATER, remedies)
         if matters and incident is not None:
             then = Advice(
@@ -134,7 +133,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
             severity="SEV2" if matters else "INFO",
             things=" and ".join(dict.fromkeys(one.thing for one in differences)),
             differences=texts,
-            consequence="nothing corrects it by itself" if matters else "the training goes on",
+            matters=matters,
             advice=then,
         )
         ctx.send(otherwise)

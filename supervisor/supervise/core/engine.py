@@ -46,7 +46,6 @@ from .model.decisions import (
     RECOVERED,
     ActionInDoubt,
     ActionRef,
-    Advice,
     Decision,
     FramesMissing,
     IncidentClassified,
@@ -72,7 +71,7 @@ from .model.events import (
     Reloaded,
     Tick,
 )
-from .model.interfaces import REBASELINE
+from .model.interfaces import REBASELINE, Advice, Step, Steps
 from .model.payload import Json
 from .model.policy import HOLD, Policy, Rule, next_level
 from .model.verdicts import SpikeClass, Verdict
@@ -337,7 +336,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         rule_news.send_reminder(ctx, state.incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
-        then = "automatic actions on again: supervise release RUN"
+        then: Steps = (Step("automatic actions on again", "supervise release RUN"),)
         if incident is not None:
             then = advice.choices_in_hold(ctx.policy, state, incident)
         ctx.send(notices.StillHeld(severity="SEV1", advice=Advice(None, then)))
@@ -422,12 +421,11 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
         ):
-            over, steps = "recovered", policy.probation_steps
-            reason = f"recovered: no relapse in {steps} steps"
+            over, finding = "recovered", f"no relapse in {policy.probation_steps} steps"
             if incident.is_order:
-                over, reason = "is done", f"done: no rule fired in {steps} steps"
-            closing.close_incident(ctx, incident, reason, RECOVERED)
-            ctx.move("passed", f"{incident.id} {over}")
+                over, finding = "done", f"no rule fired in {policy.probation_steps} steps"
+            closing.close_incident(ctx, incident, f"{over}: {finding}", RECOVERED, finding=finding)
+            ctx.move("passed", f"{incident.id} {'is ' * incident.is_order}{over}")
     elif incident.phase == OPEN:
         if (
             incident.run is None
@@ -464,7 +462,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     if not (verdict.kind == SpikeClass.DATA and rule_scope.input_rules(ctx.policy, incident)):
         then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
-            then = Advice(None, advice.advice_on_request(incident, pending, verdict))
+            then = advice.advice_on_request(incident, pending, verdict)
         diagnosed = notices.Diagnosed(
             severity=incident.severity,
             incident=incident.id,

@@ -44,7 +44,6 @@ from .model.decisions import (
     ACTING_MODES,
     JOB_ENDED,
     SESSION_ENDED,
-    Advice,
     ProgramReplaced,
     RuleCleared,
     Suppressed,
@@ -53,6 +52,7 @@ from .model.decisions import (
 )
 from .model.events import Announced
 from .model.failure import ASKED_TYPE, EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
+from .model.interfaces import Advice, Step, sentences
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
@@ -63,9 +63,11 @@ ENDED_BY_SIGNAL = (*INTERRUPTED, -15, 143, -1, 129)  # those that ask for an end
 KILLED = (-9, 137)
 KILLED_MEANS = "killed, by what is unknown"
 KILLED_THEN = (
-    "look on its host for the kernel's memory killer (dmesg -T | grep -i 'killed process'): if it "
-    "shows an out-of-memory kill, lower memory use first; else look in the logs of the scheduler "
-    "and the container"
+    Step(
+        "lower memory use if the kernel's memory killer ended it, else look in the logs of the "
+        "scheduler and the container; to see which, on its host",
+        "dmesg -T | grep -i 'killed process'",
+    ),
 )
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 EVIDENCE = "evidence"  # name of the runbook
@@ -147,7 +149,7 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
         crashes.append(state.step)
         if job.cause is not None:
             job.restarts.classes.add(job.cause.cls)
-        job.restarts.remedy = "" if job.cause is None else job.cause.then
+        job.restarts.cause = job.cause
         incident = _crash_incident(ctx, text)
         _, level = entry_level(policy.ladder, name, -1)
         runbook_runner.start_runbook(ctx, incident, name, level, text)
@@ -238,10 +240,10 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
         return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
     if _ended_as_asked(job):
         return Advice(None, advice.start_again(ctx.policy, ctx.state))
-    remedy = job.restarts.remedy if has_start_failed(ctx.state) else ""  # that may be the cause
-    remedy = KILLED_THEN if job.returncode in KILLED else remedy
+    cause = job.restarts.cause if has_start_failed(ctx.state) else None  # that may be the cause
+    remedy = KILLED_THEN if job.returncode in KILLED else cause.remedy if cause else ()
     if job.cause is not None:
-        remedy = job.cause.then
+        remedy = job.cause.remedy
     return Advice(None, advice.after_crash(ctx.policy, ctx.state, remedy))
 
 
@@ -250,33 +252,33 @@ def _bad_end(
 ) -> notices.Notice:
     """Return what people hear of an end that nobody asked for, or a rule; see `_notify_end`."""
     job, step, cause = ctx.state.job, ctx.state.step, ctx.state.job.cause
-    ended, then = f"the job {exit_text(job.returncode)}", _advice(ctx, incident)
+    end, then = exit_text(job.returncode), _advice(ctx, incident)
     failure = "" if cause is None else cause.text
     if _ended_as_asked(job):
         return run_notices.EndMeant(
             severity="SEV1",
             end=f"the job was ended by {job.end_signal}, as asked, {_location(step)}",
-            outcome=f"{ended}, and is not started again",
+            outcome=f"the job {end}, and is not started again",
             advice=then,
         )
     if job.stopping and incident is None:
-        return run_notices.JobStopped(severity="SEV1", step=step, outcome=ended, advice=then)
+        return run_notices.JobStopped(severity="SEV1", step=step, end=end, advice=then)
     if job.stopping and incident is not None:
         return run_notices.JobStoppedIn(
             severity="SEV1",
             step=step,
-            outcome=f"{ended}, and is not started again by itself",
+            end=end,
             headline=incident.headline,
             advice=then,
         )
     if failed:
         return run_notices.RestartFailed(
             severity="SEV1",
-            end=f"{exit_text(job.returncode)} before its first step",
+            end=f"{end} before its first step",
             failure=failure,
             cause=why,
             command=job.restarted_with,
-            advice=Advice(None, f"check job.relaunch in the policy; {then.rest}"),
+            advice=Advice(None, (Step("check job.relaunch in the policy"), *then.steps)),
         )
     if job.unfit_host:
         return run_notices.HostUnfit(severity="SEV1", end=end_text, failure=failure, cause=why)
@@ -305,16 +307,16 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
     newest, good = registry.newest(), registry.good()
     if newest is None or not newest.damage:
         return False
-    then = "no checkpoint of this run is good: supervise checkpoints RUN"
+    then = "no checkpoint of this run is good"
     if good:
-        then = f"use {good[-1].id} of step {good[-1].step} instead: supervise checkpoints RUN"
+        then = f"use {good[-1].id} of step {good[-1].step} instead"
     damaged = run_notices.CheckpointDamaged(
         severity="SEV1",
         end=end,
         checkpoint=newest.id,
         path=newest.path,
         damage=newest.damage,
-        advice=Advice(None, then),
+        advice=Advice(None, (Step(then, "supervise checkpoints RUN"),)),
     )
     ctx.send(damaged, replace=True)
     return True
@@ -355,7 +357,7 @@ def _describe_others(job: JobLife, cause: Failure) -> str:
     return f"also recorded: {failure_shown.text}{more_text}"
 
 
-NEXT = "the next session is monitored from scratch"
+NEXT = sentences("the next session is monitored from scratch")
 
 
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
@@ -423,12 +425,7 @@ def _report_unfinished(
         ctx.send(failed)
     undoing, standing = run.failure.pending_undos, incident.recovery.undos
     if undoing and not any(undoing[0] is undo for _, undo in standing):
-        undone = notices.UndoFailed(
-            severity="SEV1",
-            incident=incident.id,
-            error=reason,
-            consequence="it may affect the next training session",
-        )
+        undone = notices.UndoFailedAtEnd(severity="SEV1", incident=incident.id, error=reason)
         ctx.send(undone)
 
 

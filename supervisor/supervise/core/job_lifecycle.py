@@ -30,7 +30,6 @@ from .incident import ACTING, HELD, OPEN, OVERDUE_S, QUIET_STEPS, Incident, Reas
 from .model.decisions import (
     ActionFailed,
     ActionRef,
-    Advice,
     JobLaunched,
     JobRelaunching,
     NoticeTaken,
@@ -47,6 +46,7 @@ from .model.failure import (
     Failure,
     exit_text,
 )
+from .model.interfaces import Advice
 from .model.payload import (
     ChangedMetrics,
     CheckpointState,
@@ -188,11 +188,6 @@ def supervision_ended_message(error: str, *, acts: bool, pid: int | None = None)
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
 ASKED = frozenset(code for n in (2, 15, 1, 10, 12) for code in (-n, 128 + n))
-UNMONITORED = {  # kind of notice -> what it means
-    "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
-    "probe-off": "no metrics of this process from here on; the job keeps training",
-    "segment-fault": "no metrics of this rank from here on; the job keeps training",
-}
 DRILL = {  # of a failure, in the place of what its signal means
     "cls": "drill",
     "title": "a drill ended it, on purpose",
@@ -317,7 +312,10 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
         previous.cls == failure.cls for previous in failures
     ):
         line = run_notices.LogFailure(
-            severity="SEV2", meaning=failure.title, text=failure.text, remedy=failure.then
+            severity="SEV2",
+            meaning=failure.title,
+            text=failure.text,
+            advice=Advice(None, failure.remedy),
         )
         ctx.send(line)
     if failure.kind == THREAD_FAILURE and not any(
@@ -333,9 +331,8 @@ def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
     if job.lost is None or verb in job.lost or verb != "rollback" or job.returncode is not None:
         return
     job.lost |= {verb}
-    has_relaunch = ctx.policy.job.relaunch is not None
-    form = run_notices.RollbackLostRelaunch if has_relaunch else run_notices.RollbackLost
-    ctx.send(form(severity="SEV2", cause=reason))
+    then = advice.relaunch_left(ctx.policy)
+    ctx.send(run_notices.RollbackLost(severity="SEV2", cause=reason, advice=then))
 
 
 def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
@@ -370,9 +367,8 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             command=orphans.end,
         )
         ctx.send(found)
-    if event.kind in UNMONITORED:
-        meaning = UNMONITORED[event.kind]
-        ctx.send(run_notices.Unmonitored(severity="SEV2", text=event.message, meaning=meaning))
+    if event.kind in run_notices.UNMONITORED:
+        ctx.send(run_notices.Unmonitored(severity="SEV2", text=event.message, event=event.kind))
     # Each rank reports the same, so people are told by one.
     is_first = event.rank == min(state.monitors, default=event.rank)
     if event.kind == "report" and is_first:

@@ -1,19 +1,31 @@
 """The messages to people, one class per kind: its fields are the facts, its templates the text.
 
 A template is for `str.format`. Its clauses end with "; ", and one whose fields are empty is left
-out; so is a part in brackets, and the incident in front of a title. In commands RUN stands for the
-run directory.
+out; so is a step whose fields are, a part in brackets, and the incident in front of a title. In
+commands RUN stands for the run directory.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from enum import StrEnum
 from typing import ClassVar
 
 from msgspec import Struct
 
-from .model.decisions import Advice, Lead
-from .model.interfaces import ACTION, APPROVAL, CLOSED, UPDATED, WATCHER
+from .model.interfaces import (
+    ACTION,
+    APPROVAL,
+    CLOSED,
+    UPDATED,
+    WATCHER,
+    Advice,
+    Lead,
+    Step,
+    Steps,
+    sentences,
+)
 from .model.payload import Payload
 from .model.verdicts import SpikeClass
 
@@ -22,20 +34,28 @@ UNKNOWN = ("", None, -1)  # of a fact; -1: of a step
 IN_INCIDENT = "{incident}: "
 COMMON = ("severity", "incident", "advice")
 PAGES = ("SEV0", "SEV1")
+WITHOUT_ANSWER = {"deny": "it is denied, and automatic actions are off", "allow": "it runs"}
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """A message; `incident`: id of the one that it names, "" for none."""
+    """A message.
+
+    Attributes:
+        incident: id of the one that it names, "" for none.
+        advice: what comes next, as far as the state of the run tells it; NEXT follows.
+    """
 
     KIND: ClassVar[str] = ""  # of `interfaces.KINDS`; "": as an incident is open or not
     TITLE: ClassVar[str] = ""
     WHAT: ClassVar[str] = ""
     WHY: ClassVar[str] = ""
-    NEXT: ClassVar[str] = ""
+    NEXT: ClassVar[Steps] = ()
+    LIVE: ClassVar[Steps] = ()
     LEAD: ClassVar[Lead | None] = None
 
     severity: str
     incident: str = ""
+    advice: Advice = Advice()
 
     @property
     def facts(self) -> Payload:
@@ -58,7 +78,9 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     @property
     def then(self) -> Advice:
-        return Advice(self.LEAD, self._fill(self.NEXT))
+        steps, live = (tuple(self._steps(templates)) for templates in (self.NEXT, self.LIVE))
+        advice = self.advice
+        return Advice(advice.lead or self.LEAD, advice.steps + steps, advice.live + live)
 
     @property
     def next(self) -> Advice:
@@ -66,36 +88,34 @@ class Notice(Struct, frozen=True, kw_only=True):
         if self.then or self.severity not in PAGES:
             return self.then
         where = f"supervise why RUN {self.incident}" if self.incident else "supervise status RUN"
-        return Advice(None, "", self.then.live or f"to look closer: {where}")
+        return Advice(None, (), self.then.live or (Step("to look closer", where),))
 
     def _fill(self, template: str) -> str:
-        clauses = []
         template = template.removeprefix(IN_INCIDENT) if not self.incident else template
-        for clause in PART.sub(self._part, template).split("; "):
-            facts = FIELD.findall(clause)
-            if not facts or any(getattr(self, fact) not in UNKNOWN for fact in facts):
-                clauses.append(clause.format_map({fact: getattr(self, fact) for fact in facts}))
-        return "; ".join(filter(None, clauses))
+        clauses = PART.sub(self._part, template).split("; ")
+        return "; ".join(text for clause in clauses for text in self._clause(clause) if text)
+
+    def _steps(self, templates: Steps) -> Iterator[Step]:
+        for step in templates:
+            if clause := self._clause(PART.sub(self._part, step.text), step.command):
+                yield Step(*clause)
+
+    def _clause(self, *templates: str) -> tuple[str, ...]:
+        """Return the filled templates of one clause, () where all its fields are empty."""
+        facts = {fact: getattr(self, fact) for text in templates for fact in FIELD.findall(text)}
+        if facts and all(value in UNKNOWN for value in facts.values()):
+            return ()
+        return tuple(text.format_map(facts) for text in templates)
 
     def _part(self, match: re.Match[str]) -> str:
         facts = FIELD.findall(match[1])
         return match[1] if all(getattr(self, fact) not in UNKNOWN for fact in facts) else ""
 
 
-class Advised(Notice, frozen=True, kw_only=True):
-    """A message whose advice is made from the state of the run; see `advice`."""
-
-    advice: Advice = Advice()
-
-    @property
-    def then(self) -> Advice:
-        return self.advice
-
-
 # ── rules ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class OfRule(Advised, frozen=True, kw_only=True):
+class OfRule(Notice, frozen=True, kw_only=True):
     """About a rule that fires; `numbers`: its readings in one line."""
 
     WHAT = "{numbers}"
@@ -120,6 +140,7 @@ class RuleFiresAlone(OfRule, frozen=True, kw_only=True):
     """It is a SEV0, and an action of the incident before is under way."""
 
     TITLE = "{about}[ at step {step}]"
+    NEXT = sentences("it is answered when the action under way is over")
 
 
 class RuleFiresBeside(OfRule, frozen=True, kw_only=True):
@@ -130,6 +151,7 @@ class RuleFiresBeside(OfRule, frozen=True, kw_only=True):
 class RuleIsBlind(OfRule, frozen=True, kw_only=True):
     TITLE = "{incident}: rule {rule} is blind[ at step {step}]"
     WHY = ""
+    NEXT = (Step("state of the probe", "supervise status RUN"),)
 
 
 class RuleGrows(OfRule, frozen=True, kw_only=True):
@@ -145,7 +167,7 @@ class RuleGrowsAfterRollback(RuleGrows, frozen=True, kw_only=True):
 class RuleFlapping(Notice, frozen=True, kw_only=True):
     TITLE = "{rule} is flapping"
     WHAT = "{changes} changes in {steps} steps"
-    NEXT = "no further notification until it settles or grows"
+    NEXT = sentences("no further notification until it settles or grows")
     rule: str
     changes: int
     steps: int
@@ -162,7 +184,7 @@ class RuleSettles(OfRule, frozen=True, kw_only=True):
 
 class RuleWouldRun(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: {rule}"
-    NEXT = "{mode} mode: nothing was changed; enforce would have run {runbook}"
+    NEXT = sentences("{mode} mode: nothing was changed", "enforce would have run {runbook}")
     rule: str
     mode: str
     runbook: str
@@ -171,7 +193,7 @@ class RuleWouldRun(Notice, frozen=True, kw_only=True):
 # ── an incident ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Diagnosed(Advised, frozen=True, kw_only=True):
+class Diagnosed(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: diagnosis: {spike}"
     WHAT = "{summary}"
     spike: SpikeClass
@@ -181,34 +203,42 @@ class Diagnosed(Advised, frozen=True, kw_only=True):
 class StillOpen(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: still open, and nobody has acknowledged it"
     WHAT = "{headline}"
-    NEXT = "{answer}; to end these reminders: supervise ack RUN"
+    NEXT = (Step("to end these reminders", "supervise ack RUN"),)
     headline: str
-    answer: str = ""
 
 
-class Held(Advised, frozen=True, kw_only=True):
+class Limit(StrEnum):
+    """Why nothing more is tried."""
+
+    NOTHING_LEFT = "no other action of the policy is left to try"
+    SAME_DATA = "a further rollback would not help while the data are the same"
+
+
+class Held(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: automatic actions are off; a person is needed"
-    WHAT = "{cause}; {summary}; {status}"
+    WHAT = "{cause}; {limit}; {summary}; {status}"
     cause: str
+    limit: Limit | None = None
     summary: str = ""
     status: str = ""
 
 
-class StillHeld(Advised, frozen=True, kw_only=True):
+class StillHeld(Notice, frozen=True, kw_only=True):
     TITLE = "automatic actions are still off; a person is needed"
 
 
-class NothingPossible(Advised, frozen=True, kw_only=True):
+class NothingPossible(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: no automatic action is possible"
     WHAT = "{headline}; {status}"
     WHY = "{runbook}: {refusal}"
+    LIVE = (Step("all reasons", "supervise why RUN {incident}"),)
     headline: str
     status: str
     runbook: str
     refusal: str
 
 
-class Closed(Advised, frozen=True, kw_only=True):
+class Closed(Notice, frozen=True, kw_only=True):
     KIND = CLOSED
     TITLE = "{incident}: closed"
     WHAT = "{outcome}; {summary}"
@@ -220,15 +250,15 @@ class GivenUp(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: given up"
     WHAT = "{cause}"
-    NEXT = "evidence is collected, and the job is ended"
+    NEXT = sentences("evidence is collected, and the job is ended")
     cause: str
 
 
 class GivenUpIfIdle(GivenUp, frozen=True, kw_only=True):
-    NEXT = "evidence is collected, and the job is ended if it is idle"
+    NEXT = sentences("evidence is collected, and the job is ended if it is idle")
 
 
-class StillUnhelped(Advised, frozen=True, kw_only=True):
+class StillUnhelped(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: still no automatic action can help; a person is needed"
     WHAT = "for {steps} steps; {status}"
     WHY = "{headline}"
@@ -257,20 +287,25 @@ class ApprovalAsked(Notice, frozen=True, kw_only=True):
     WHAT = "{cause}"
     WHY = "plan: {plan}"
     NEXT = (
-        "to approve {runbook}: supervise approve RUN {request}; to deny it: supervise deny RUN "
-        "{request}; without an answer within {timeout_s:.0f} s of this message, {consequence}; "
-        "{status} meanwhile"
+        Step("to approve {runbook}", "supervise approve RUN {request}"),
+        Step("to deny it", "supervise deny RUN {request}"),
+        Step("without an answer within {timeout_s:.0f} s of this message, {consequence}"),
+        Step("{status} meanwhile"),
     )
     runbook: str
     cause: str
     plan: str
     request: str
     timeout_s: float
-    consequence: str
+    on_timeout: str
     status: str
 
+    @property
+    def consequence(self) -> str:
+        return WITHOUT_ANSWER[self.on_timeout]
 
-class ApprovalUnneeded(Advised, frozen=True, kw_only=True):
+
+class ApprovalUnneeded(Notice, frozen=True, kw_only=True):
     KIND = APPROVAL
     TITLE = "{incident}: {runbook} is no longer needed; {request} still waits"
     WHAT = "{summary}"
@@ -282,7 +317,7 @@ class ApprovalUnneeded(Advised, frozen=True, kw_only=True):
 # ── actions ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class ActionStarts(Advised, frozen=True, kw_only=True):
+class ActionStarts(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: automatic action started: {runbook}"
     WHY = "{cause}"
@@ -290,9 +325,10 @@ class ActionStarts(Advised, frozen=True, kw_only=True):
     cause: str
 
 
-class EvidenceOf(Advised, frozen=True, kw_only=True):
+class EvidenceOf(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: {headline}"
     WHAT = "{standstill}"
+    LIVE = (Step("evidence", "supervise why RUN {incident}"),)
     headline: str
     standstill: str = ""
 
@@ -301,9 +337,14 @@ class UndoFailed(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: undoing an action failed"
     WHAT = "{error}"
-    NEXT = "{consequence}"
+    NEXT: ClassVar[Steps] = (Step("it may still be in force", "supervise status RUN"),)
     error: str
-    consequence: str = "it may still be in force: supervise status RUN"
+
+
+class UndoFailedAtEnd(UndoFailed, frozen=True, kw_only=True):
+    """The training that it was of has ended."""
+
+    NEXT = sentences("it may affect the next training session")
 
 
 class CommandFailed(Notice, frozen=True, kw_only=True):
@@ -314,7 +355,7 @@ class CommandFailed(Notice, frozen=True, kw_only=True):
     error: str
 
 
-class ActionWithdrawn(Advised, frozen=True, kw_only=True):
+class ActionWithdrawn(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: {runbook} is called off"
     WHAT = "{cause}; decided at step {step}"
@@ -325,7 +366,7 @@ class ActionWithdrawn(Advised, frozen=True, kw_only=True):
     step: int | None = None
 
 
-class RecoveredSoFar(Advised, frozen=True, kw_only=True):
+class RecoveredSoFar(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: recovered so far; watched for {steps} more steps"
     WHAT = "{proof}"
@@ -342,9 +383,9 @@ class RunsDifferently(RecoveredSoFar, frozen=True, kw_only=True):
 class CheckpointAwaited(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: {runbook} waits for a good checkpoint"
-    NEXT = (
-        "checkpoints from before step {before_step} are verified at once, the newest first; the "
-        "relaunch follows the first good one"
+    NEXT = sentences(
+        "checkpoints from before step {before_step} are verified at once, the newest first",
+        "the relaunch follows the first good one",
     )
     runbook: str
     before_step: int | None
@@ -356,8 +397,8 @@ class PausedForCheckpoint(Notice, frozen=True, kw_only=True):
     WHAT = "{candidates} from before step {before_step} to verify, the newest first"
     LEAD = Lead.NOTHING
     NEXT = (
-        "{runbook} follows the first good one; to let the job train on instead: supervise resume "
-        "RUN"
+        Step("{runbook} follows the first good one"),
+        Step("to let the job train on instead", "supervise resume RUN"),
     )
     candidates: int
     before_step: int
@@ -367,7 +408,7 @@ class PausedForCheckpoint(Notice, frozen=True, kw_only=True):
 class PauseOver(Notice, frozen=True, kw_only=True):
     TITLE = "the pause ended without a resume; the job trains on from step {step}"
     WHAT = "{cause}"
-    NEXT = "to pause it again: supervise pause RUN"
+    NEXT = (Step("to pause it again", "supervise pause RUN"),)
     step: int
     cause: str
 
@@ -375,7 +416,11 @@ class PauseOver(Notice, frozen=True, kw_only=True):
 class RanksDiffer(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: the ranks differ"
     WHAT = "{headline}"
-    NEXT = "no command can repair that: supervise stop RUN, and start it from a checkpoint"
+    NEXT = (
+        Step("no command can repair that"),
+        Step("stop the job", "supervise stop RUN"),
+        Step("then start it from a checkpoint"),
+    )
     headline: str
 
 
@@ -383,11 +428,4 @@ class RanksUnfenceable(Notice, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = "the ranks cannot be changed together: no rollback, rate or pause from here on"
     WHY = "{cause}"
-    NEXT = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
     cause: str
-
-
-class RanksUnfenceableRelaunch(RanksUnfenceable, frozen=True, kw_only=True):
-    """As before, of a job that can be started again."""
-
-    NEXT = "a relaunch is left; to see from where: supervise checkpoints RUN"

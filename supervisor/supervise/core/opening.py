@@ -36,17 +36,15 @@ from .model.decisions import (
     ACTING_MODES,
     BREACH,
     SEVERITIES,
-    Advice,
     IncidentOpened,
     IncidentRaised,
-    Lead,
     RuleBlind,
     RuleFired,
     RuleJoined,
     ShardsSuspected,
 )
 from .model.events import Notice
-from .model.interfaces import Reading
+from .model.interfaces import Advice, Lead, Reading, Step, sentences
 from .model.payload import CheckpointState, Save, Unverified
 from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import BandRange, MechanismSigns, SlowStep
@@ -269,14 +267,14 @@ def _report(
     form: type[notices.OfRule] = notices.RuleFires
     then, subject = advice.look_closer(ctx.policy, ctx.state, rule), rule.id
     if isinstance(alarm, RuleBlind):
-        form, then = notices.RuleIsBlind, "state of the probe: supervise status RUN"
+        form, then = notices.RuleIsBlind, ()
     else:
         subject = rule.title or breach_symptom(alarm.numbers) or rule.id
     if now == Lead.NO_ACTION and rule.severity == "SEV2":
         wait = advice.memory_left(ctx.policy, monitor, rule) or "it can wait until tomorrow"
-        then = "; ".join(filter(None, (wait, then)))
+        then = (*sentences(wait), *then)
     if now == Lead.UNDER_WAY:
-        then = "; ".join(filter(None, (advice.describe_run(incident.run), then)))
+        then = advice.describe_run(incident.run) + then
     notice = form(
         severity=rule.severity,
         incident=incident.id,
@@ -336,7 +334,6 @@ def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: boo
             numbers=_text(rule, alarm),
             step=_step(ctx.state, alarm),
             subject=rule.title or breach_symptom(alarm.numbers) or rule.id,
-            advice=Advice(None, "it is answered when the action under way is over"),
         )
         ctx.send(alone)
     return True
@@ -353,7 +350,7 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
     if isinstance(alarm, RuleFired):
         subject, heights = rule.title or rule.id, rule_news.breach_peaks(alarm.numbers)
     state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
-    then = "; ".join(filter(None, (f"beside {incident.id}", advice.show_runbook_command(rule.see))))
+    then = (Step(f"beside {incident.id}"), *advice.show_runbook(rule.see))
     beside = notices.RuleFiresBeside(
         severity=rule.severity,
         rule=rule.id,

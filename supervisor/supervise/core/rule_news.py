@@ -23,9 +23,9 @@ from msgspec import structs
 from . import advice, diagnosis, notices, rule_scope, run_notices
 from .frames import LOSS
 from .incident import HELD, OPEN, Incident, breach_headline
-from .model.decisions import BREACH, Advice, Lead, RuleFlaps, RuleGrew, RuleSettled
+from .model.decisions import BREACH, RuleFlaps, RuleGrew, RuleSettled
 from .model.events import Notice
-from .model.interfaces import Reading
+from .model.interfaces import Advice, Lead, Reading
 from .model.payload import WiringFacts
 from .model.policy import Policy, Rule
 from .rank_monitor import RankMonitor, RuleWatch
@@ -146,7 +146,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
         ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
         if rule.severity == "SEV2" != incident.severity:  # no news within something worse
             continue
-        then = (advice.describe_run(incident.run), advice.show_runbook_command(rule.see))
+        then = advice.describe_run(incident.run) + advice.show_runbook(rule.see)
         form = notices.RuleGrowsAfterRollback if incident.case.rolled_back else notices.RuleGrows
         grows = form(
             severity=rule.severity,
@@ -155,7 +155,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             expression=rule.text,
             numbers=text,
             step=state.step,
-            advice=Advice(Lead.UNDER_WAY if incident.run else None, "; ".join(filter(None, then))),
+            advice=Advice(Lead.UNDER_WAY if incident.run else None, then),
         )
         ctx.send(grows)
 
@@ -167,7 +167,7 @@ def send_reminder(ctx: StepContext, incident: Incident) -> None:
         return
     if incident.severity == "SEV2" or incident.phase not in (OPEN, HELD):
         return
-    pending, answer = ctx.state.approvals.pending, ""
+    pending, answer = ctx.state.approvals.pending, Advice()
     if pending is not None:
         answer = advice.advice_on_request(
             incident, pending, diagnosis.classify_incident(ctx.policy, ctx.state, incident)
@@ -177,7 +177,7 @@ def send_reminder(ctx: StepContext, incident: Incident) -> None:
             severity=incident.severity,
             incident=incident.id,
             headline=incident.headline,
-            answer=answer,
+            advice=answer,
         )
     )
 
@@ -304,7 +304,7 @@ def clear_settled(ctx: StepContext) -> None:
                 rule=rule.id,
                 expression=rule.text,
                 steps=state.frame_count - newest,
-                advice=Advice(None, advice.show_runbook_command(rule.see)),
+                advice=Advice(None, advice.show_runbook(rule.see)),
             )
             ctx.send(settles)
 

@@ -7,26 +7,37 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from .model import formats
-from .model.decisions import Advice
-from .model.interfaces import FINISHED, WATCHER
-from .notices import Advised, Notice
+from .model.interfaces import FINISHED, WATCHER, Advice, Step, Steps, sentences
+from .notices import Notice
 
-CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
+CHECKPOINTS = (Step("good checkpoints", "supervise checkpoints RUN"),)
+UNMONITORED = {  # kind of an event -> what it means
+    "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
+    "probe-off": "no metrics of this process from here on; the job keeps training",
+    "segment-fault": "no metrics of this rank from here on; the job keeps training",
+}
+LOOK_AGAIN = Step("to look again", "supervise doctor --health -- COMMAND")
+OPTIMIZER_MADE = "the optimizer is made at {made}"
 NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
 COMES_BACK = (
-    "protection comes back with the next start of the job; to go on from: supervise checkpoints RUN"
+    Step("protection comes back with the next start of the job"),
+    Step("to go on from", "supervise checkpoints RUN"),
 )
 
 
 # ── the job ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class GoesOnOtherwise(Advised, frozen=True, kw_only=True):
+class GoesOnOtherwise(Notice, frozen=True, kw_only=True):
     TITLE = "since its restart the job has {things}"
     WHAT = "{differences}; {consequence}"
     things: str
     differences: str
-    consequence: str
+    matters: bool
+
+    @property
+    def consequence(self) -> str:
+        return "nothing corrects it by itself" if self.matters else "the training goes on"
 
 
 class OfWiring(Notice, frozen=True, kw_only=True):
@@ -47,10 +58,10 @@ class OfWiring(Notice, frozen=True, kw_only=True):
 class WithoutGradient(OfWiring, frozen=True, kw_only=True):
     TITLE = "[{count} of {total} ]tensors of the optimizer never had a gradient[: {names}]"
     WHAT = "these weights stay as they began, while the others train"
-    NEXT = (
+    NEXT = sentences(
         "look between them and the loss for detach(), no_grad(), .data, or a reentrant checkpoint "
-        "whose input needs no gradient (use_reentrant=False mends that); the optimizer is made at "
-        "{made}"
+        "whose input needs no gradient (use_reentrant=False mends that)",
+        OPTIMIZER_MADE,
     )
     count: int
     total: int
@@ -59,18 +70,20 @@ class WithoutGradient(OfWiring, frozen=True, kw_only=True):
 class LossCutOff(OfWiring, frozen=True, kw_only=True):
     TITLE = "no tensor of the optimizer ever had a gradient[: {names}]"
     WHAT = "all weights stay as they began: the job runs and learns nothing"
-    NEXT = (
+    NEXT = sentences(
         "check that backward() is called, and that the loss has its graph: no item(), detach() or "
-        "new tensor in between; the optimizer is made at {made}"
+        "new tensor in between",
+        OPTIMIZER_MADE,
     )
 
 
 class WithoutOptimizer(OfWiring, frozen=True, kw_only=True):
     TITLE = "tensors of the model have gradients and are in no optimizer[ ({count})][: {names}]"
     WHAT = "these weights stay as they began, while the others train"
-    NEXT = (
+    NEXT = sentences(
         "give them to the optimizer, and make it when the model is complete, or freeze them by "
-        "requires_grad_(False); it is made at {made}"
+        "requires_grad_(False)",
+        "it is made at {made}",
     )
     count: int
 
@@ -81,9 +94,9 @@ class OptimizerOfOthers(OfWiring, frozen=True, kw_only=True):
         "[: {names}]"
     )
     WHAT = "the model stays as it began: [{count} ]tensors have gradients and never change"
-    NEXT = (
-        "make the optimizer after the model is made, loaded, copied or wrapped; it is made at "
-        "{made}"
+    NEXT = sentences(
+        "make the optimizer after the model is made, loaded, copied or wrapped",
+        "it is made at {made}",
     )
     count: int
 
@@ -91,22 +104,22 @@ class OptimizerOfOthers(OfWiring, frozen=True, kw_only=True):
 class ModelInEval(OfWiring, frozen=True, kw_only=True):
     TITLE = "the model is in eval mode in the training steps[: {names}]"
     WHAT = "dropout does nothing there, and normalization goes by old statistics"
-    NEXT = "call model.train() before the first step, and again after each evaluation"
+    NEXT = sentences("call model.train() before the first step, and again after each evaluation")
 
 
 class GradientsAddUp(OfWiring, frozen=True, kw_only=True):
     TITLE = "nothing clears the gradients between two updates[: {names}]"
     WHAT = "each update goes by the sum of all gradients so far, and not by those of its batch"
-    NEXT = (
-        "call optimizer.zero_grad() once for each optimizer.step(), not once for each epoch; the "
-        "optimizer is made at {made}"
+    NEXT = sentences(
+        "call optimizer.zero_grad() once for each optimizer.step(), not once for each epoch",
+        OPTIMIZER_MADE,
     )
 
 
 class StreamNotSplit(OfWiring, frozen=True, kw_only=True):
     TITLE = "each of the loader's {copies:.0f} workers reads the whole stream"
     WHAT = "every batch comes {copies:.0f} times in a row, and an epoch takes as many times as long"
-    NEXT = (
+    NEXT = sentences(
         "let the dataset's __iter__ read a part for each worker (torch.utils.data.get_worker_info),"
         " or set num_workers to 1"
     )
@@ -116,14 +129,16 @@ class StreamNotSplit(OfWiring, frozen=True, kw_only=True):
 class RoundedAway(OfWiring, frozen=True, kw_only=True):
     TITLE = "{share:.0f} % of the 16-bit weights do not move[: {names}]"
     WHAT = "their updates are below half the spacing of the type, and are rounded away"
-    NEXT = "keep the weights in float32 and compute under torch.autocast, or keep a master copy"
+    NEXT = sentences(
+        "keep the weights in float32 and compute under torch.autocast, or keep a master copy"
+    )
     share: float
 
 
 class NormsAlone(OfWiring, frozen=True, kw_only=True):
     TITLE = "each rank's BatchNorm normalizes over {rows:.0f} rows of its own"
     WHAT = "its statistics are noisy, and those that are saved are of one rank"
-    NEXT = (
+    NEXT = sentences(
         "before DistributedDataParallel: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), or "
         "GroupNorm"
     )
@@ -136,9 +151,12 @@ class ReplicasDiffer(OfWiring, frozen=True, kw_only=True):
     TITLE = "the ranks hold different weights[; at step {equal} they were the same]"
     WHAT = "each trains a model of its own on its part of the data, and only one is saved"
     NEXT = (
-        "call the DistributedDataParallel model itself, not its .module, where the loss comes from;"
-        " change weights on all ranks alike; if each is meant to train for itself: supervise "
-        "silence RUN wiring.ranks"
+        Step(
+            "call the DistributedDataParallel model itself, not its .module, where the loss comes "
+            "from"
+        ),
+        Step("change weights on all ranks alike"),
+        Step("if each is meant to train for itself", "supervise silence RUN wiring.ranks"),
     )
     equal: int | None = None
 
@@ -146,9 +164,11 @@ class ReplicasDiffer(OfWiring, frozen=True, kw_only=True):
 class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
     TITLE = "the gradients are clipped in {share:.0f} % of the steps, by {ratio:.0e}; {course}"
     WHAT = "updates are that many times smaller than the gradients ask for"
-    NEXT = (
+    NEXT = sentences(
         "they are clipped while still multiplied by the loss scale {scale}: call "
-        "scaler.unscale_(optimizer) first; the clip is at {made}; {otherwise}"
+        "scaler.unscale_(optimizer) first",
+        "the clip is at {made}",
+        "{otherwise}",
     )
     share: float
     ratio: float
@@ -160,7 +180,7 @@ class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
 class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
     TITLE = "a step moves the weights by {ratio:.0e} of their size; {course}"
     WHAT = "at this size they take a million steps to change"
-    NEXT = "check the learning rate[ ({rate:.3g})], the scale of the loss, and the clip"
+    NEXT = sentences("check the learning rate[ ({rate:.3g})], the scale of the loss, and the clip")
     ratio: float
     rate: float | None = None
     course: str = ""
@@ -169,7 +189,7 @@ class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
 class ScheduleOver(OfWiring, frozen=True, kw_only=True):
     TITLE = "the learning rate is 0[ from step {since} on], and the loop goes on"
     WHAT = "no weight moves any more: these steps learn nothing"
-    NEXT = (
+    NEXT = sentences(
         "compare the length of the schedule with the number of updates: it is over too soon where "
         "scheduler.step() is called in each micro-batch or by each process"
     )
@@ -179,7 +199,10 @@ class ScheduleOver(OfWiring, frozen=True, kw_only=True):
 class UpdatesTooLarge(OfWiring, frozen=True, kw_only=True):
     TITLE = "each step moves the weights by {ratio:.2g} times their size"
     WHAT = "nothing that they learned outlives a step"
-    NEXT = "lower the learning rate: supervise lr RUN 0.1; then check its schedule"
+    NEXT = (
+        Step("lower the learning rate", "supervise lr RUN 0.1"),
+        Step("then check its schedule"),
+    )
     ratio: float
 
 
@@ -191,8 +214,11 @@ class EpochsSkipped(Notice, frozen=True, kw_only=True):
     )
     WHAT = "the job trains on, and the data between is not trained on"
     NEXT = (
-        "let the loader save where it is (a StatefulDataLoader), or resume from the end of an "
-        "epoch: supervise checkpoints RUN"
+        Step(
+            "let the loader save where it is (a StatefulDataLoader), or resume from the end of an "
+            "epoch",
+            "supervise checkpoints RUN",
+        ),
     )
     step: int
     epoch: float
@@ -210,7 +236,10 @@ class AsReported(Notice, frozen=True, kw_only=True):
 class StartNotResumed(AsReported, frozen=True, kw_only=True):
     """A start that did not go on from its checkpoint."""
 
-    NEXT = "if that is not meant: supervise stop RUN; to go on from: supervise checkpoints RUN"
+    NEXT = (
+        Step("if that is not meant", "supervise stop RUN"),
+        Step("to go on from", "supervise checkpoints RUN"),
+    )
 
 
 class PreemptSaved(AsReported, frozen=True, kw_only=True):
@@ -227,7 +256,7 @@ class PreemptSaved(AsReported, frozen=True, kw_only=True):
 
     @property
     def then(self) -> Advice:
-        return Advice(None, f"resume from {self.path}" if self.path else CHECKPOINTS)
+        return Advice(None, sentences(f"resume from {self.path}") if self.path else CHECKPOINTS)
 
 
 class PreemptFailed(AsReported, frozen=True, kw_only=True):
@@ -258,20 +287,13 @@ class RollbackLost(Notice, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = "no rollback is possible from here on"
     WHY = "{cause}"
-    NEXT = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
     cause: str
-
-
-class RollbackLostRelaunch(RollbackLost, frozen=True, kw_only=True):
-    """As before, of a job that can be started again."""
-
-    NEXT = "a relaunch is left; to see from where: supervise checkpoints RUN"
 
 
 class HostDoubted(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "the job is started all the same"
-    NEXT = "to look again: supervise doctor --health -- COMMAND"
+    NEXT = (LOOK_AGAIN,)
 
 
 class JobSuspended(AsReported, frozen=True, kw_only=True):
@@ -282,19 +304,19 @@ class JobSuspended(AsReported, frozen=True, kw_only=True):
 class StartSlow(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "it is not stopped for this"
-    NEXT = "`supervise stop RUN` if it should have started"
+    NEXT = (Step("if it should have started", "supervise stop RUN"),)
 
 
 class ProgramChanged(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "steps before and after it are of different programs; no action is taken"
-    NEXT = "if that is not intended: supervise stop RUN"
+    NEXT = (Step("if that is not intended", "supervise stop RUN"),)
 
 
 class OrphansFound(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "{consequence}"
-    NEXT = "to end them: {command}"
+    NEXT = (Step("to end them", "{command}"),)
     consequence: str
     command: str = ""
 
@@ -302,8 +324,12 @@ class OrphansFound(AsReported, frozen=True, kw_only=True):
 class Unmonitored(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "{meaning}"
-    NEXT = "what a probe finds here: supervise doctor -- COMMAND"
-    meaning: str
+    NEXT = (Step("what a probe finds here", "supervise doctor -- COMMAND"),)
+    event: str
+
+    @property
+    def meaning(self) -> str:
+        return UNMONITORED[self.event]
 
 
 class MetricsMissing(AsReported, frozen=True, kw_only=True):
@@ -314,24 +340,25 @@ class MetricsMissing(AsReported, frozen=True, kw_only=True):
 class UpdatesDiscarded(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "the job runs and learns nothing, and no action inside it comes about"
-    NEXT = "`supervise stop RUN`; to go on from: supervise checkpoints RUN"
+    NEXT = (
+        Step(command="supervise stop RUN"),
+        Step("to go on from", "supervise checkpoints RUN"),
+    )
 
 
 class LogFailure(Notice, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = "a line in a log of the job: {meaning}: {text}"
     WHAT = "no action is taken for a line of a log"
-    NEXT = "{remedy}"
     meaning: str
     text: str
-    remedy: str
 
 
 class ThreadFailure(Notice, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = "a thread of the job ended with an error: {text}"
     WHAT = "the job goes on without it"
-    NEXT = "supervise status RUN shows whether steps are still made"
+    NEXT = (Step("to see whether steps are still made", "supervise status RUN"),)
     text: str
 
 
@@ -365,13 +392,13 @@ class SpaceNotice(Notice, frozen=True, kw_only=True):
     seconds: float | None = None
 
     @property
-    def to_free(self) -> str:
+    def to_free(self) -> Steps:
         need = f" {formats.format_bytes(self.need_bytes)}" if self.need_bytes else " space"
-        parts = [f"free{need}{f' on {self.mount}' if self.mount else ''}"]
+        steps = [Step(f"free{need}{f' on {self.mount}' if self.mount else ''}")]
         if self.mount:
-            parts.append(f"what fills it: du -xm {self.mount} | sort -n | tail")
-        parts.append(f"old runs: supervise gc --older-than 1d {self.runs}".rstrip())
-        return "; ".join(parts)
+            steps.append(Step("what fills it", f"du -xm {self.mount} | sort -n | tail"))
+        old = Step("old runs", f"supervise gc --older-than 1d {self.runs}".rstrip())
+        return (*steps, old)
 
 
 class RecordSpaceShort(SpaceNotice, frozen=True, kw_only=True):
@@ -410,7 +437,7 @@ class RecordEnded(SpaceNotice, frozen=True, kw_only=True):
     @property
     def then(self) -> Advice:
         is_space = self.need_bytes is not None
-        return Advice(None, f"{self.to_free}; {COMES_BACK}" if is_space else COMES_BACK)
+        return Advice(None, (*self.to_free, *COMES_BACK) if is_space else COMES_BACK)
 
 
 class Unwatched(Notice, frozen=True, kw_only=True):
@@ -421,8 +448,11 @@ class Unwatched(Notice, frozen=True, kw_only=True):
     WHAT = "the job goes on; nothing that goes wrong in it is reported, and no command is taken"
     WHY = "{error}; its traceback is in RUN/supervisor.log"
     NEXT = (
-        "to go on protected now: kill -KILL {pid} && supervise adopt RUN, unless a container or a "
-        "batch job ends with process {pid}; " + COMES_BACK
+        Step(
+            "to go on protected now, unless a container or a batch job ends with process {pid}",
+            "kill -KILL {pid} && supervise adopt RUN",
+        ),
+        *COMES_BACK,
     )
     error: str
     pid: int | None = None
@@ -437,7 +467,7 @@ class Unprotected(Unwatched, frozen=True, kw_only=True):
 # ── the end of the job ────────────────────────────────────────────────────────────────────────────
 
 
-class EndMeant(Advised, frozen=True, kw_only=True):
+class EndMeant(Notice, frozen=True, kw_only=True):
     """An end that was asked for."""
 
     KIND = FINISHED
@@ -457,30 +487,26 @@ class JobEndedEarly(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "the job ended with code 0 after {shortfall}"
     WHAT = "it reports success and is not complete; nothing asked it to stop"
-    NEXT = "read the end of the job's output, then its data and its stop condition"
+    NEXT = sentences("read the end of the job's output, then its data and its stop condition")
     shortfall: str
 
 
-class JobStopped(Advised, frozen=True, kw_only=True):
+class JobStopped(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "the job is DOWN: supervise stopped it[ at step {step}], as the policy says"
-    WHAT = "{outcome}"
+    WHAT = "the job {end}"
     step: int
-    outcome: str
+    end: str
 
 
-class JobStoppedIn(Advised, frozen=True, kw_only=True):
+class JobStoppedIn(JobStopped, frozen=True, kw_only=True):
     """As before, about an incident."""
 
-    KIND = FINISHED
-    TITLE = "the job is DOWN: supervise stopped it[ at step {step}], as the policy says"
-    WHAT = "{headline}; {outcome}"
-    step: int
-    outcome: str
+    WHAT = "{headline}; the job {end}, and is not started again by itself"
     headline: str
 
 
-class JobFailed(Advised, frozen=True, kw_only=True):
+class JobFailed(Notice, frozen=True, kw_only=True):
     """It ended by itself; `meaning`: of the failure that ended it, `others`: what else ended."""
 
     KIND = FINISHED
@@ -493,7 +519,7 @@ class JobFailed(Advised, frozen=True, kw_only=True):
     others: str = ""
 
 
-class RestartFailed(Advised, frozen=True, kw_only=True):
+class RestartFailed(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "the job is DOWN: its restart {end}"
     WHAT = "{failure}; {cause}"
@@ -509,15 +535,15 @@ class HostUnfit(Notice, frozen=True, kw_only=True):
     TITLE = "the job is DOWN: it {end}, and cannot run on this host"
     WHAT = "{failure}; {cause}"
     NEXT = (
-        "repair or free what is named, or start the job on another host; to look again: "
-        "supervise doctor --health -- COMMAND"
+        Step("repair or free what is named, or start the job on another host"),
+        LOOK_AGAIN,
     )
     end: str
     cause: str
     failure: str = ""
 
 
-class CheckpointDamaged(Advised, frozen=True, kw_only=True):
+class CheckpointDamaged(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "{end}, and the newest checkpoint is damaged"
     WHAT = "{checkpoint} in {path} cannot be used"
@@ -532,7 +558,7 @@ class PolicyNotReloaded(Notice, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = "the policy was not reloaded"
     WHAT = "{refusal}"
-    NEXT = "the previous policy stays in force"
+    NEXT = sentences("the previous policy stays in force")
     refusal: str
 
 
@@ -556,8 +582,8 @@ class ChannelFailed(Notice, frozen=True, kw_only=True):
     WHAT = "no message was delivered for {silent_s:.0f} s; last error: {error}"
     WHY = "notifications are not reaching this channel; the run itself goes on as before"
     NEXT = (
-        "check the settings and the service of {channel}; state of the channels: supervise status "
-        "RUN"
+        Step("check the settings and the service of {channel}"),
+        Step("state of the channels", "supervise status RUN"),
     )
     channel: str
     messages: str
@@ -580,7 +606,7 @@ class ChannelRecovered(Notice, frozen=True, kw_only=True):
 
     @property
     def then(self) -> Advice:
-        return Advice(None, "read them with: supervise why RUN" if self.lost else "")
+        return Advice(None, (Step("read them with", "supervise why RUN"),) if self.lost else ())
 
 
 class Digest(Notice, frozen=True, kw_only=True):
@@ -590,7 +616,7 @@ class Digest(Notice, frozen=True, kw_only=True):
     TITLE = "digest of {messages}"
     WHAT = "{titles}"
     WHY = "they waited for the end of quiet hours, or were too many in an hour"
-    NEXT = "list all of them with: supervise audit show RUN"
+    NEXT = (Step("list all of them with", "supervise audit show RUN"),)
     messages: str
     titles: str
 

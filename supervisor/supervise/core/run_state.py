@@ -19,7 +19,6 @@ from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
     SEVERITIES,
     ActionFinished,
-    Advice,
     Decision,
     IncidentOpened,
     MessageText,
@@ -34,7 +33,7 @@ from .model.decisions import (
 )
 from .model.events import Event
 from .model.failure import Failure, sort_by_cause
-from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
+from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER, Advice
 from .model.payload import NOTHING, Drill, Payload, WiringFacts
 from .model.policy import Ledger, Planned, Policy
 from .notices import Notice
@@ -116,8 +115,9 @@ class MessageDraft:
             verdict="; ".join(filter(None, (self.verdict, self.explanation))),
             why=self.reason,
             lead=self.next.lead,
-            next=self.next.rest,
-            live=self.next.live,
+            steps=self.next.steps,
+            live_steps=self.next.live,
+            next=self.next.text,
             step=step,
             rules=() if incident is None else tuple(incident.rules),
             request=self.request,
@@ -247,13 +247,13 @@ class Restarts:
     Attributes:
         crashes: because it ended by itself. hangs: because it stood still.
         classes: of the failures that it was started again after, in the whole run.
-        remedy: what to do about the newest of them, "" where that is not known.
+        cause: what ended the newest of them, None where that is not known.
     """
 
     crashes: list[int] = field(default_factory=list)
     hangs: list[int] = field(default_factory=list)
     classes: set[str] = field(default_factory=set)
-    remedy: str = ""
+    cause: Failure | None = None
 
     @staticmethod
     def farthest(steps: list[int], step: int) -> int:

@@ -48,10 +48,8 @@ from .model.decisions import (
     ActionOrder,
     ActionPlanned,
     ActionRef,
-    Advice,
     BudgetOverridden,
     LateOutcome,
-    Lead,
     PauseEnded,
     PlannedStep,
     RunbookRefused,
@@ -62,6 +60,7 @@ from .model.decisions import (
     VerificationStarted,
 )
 from .model.events import Finished
+from .model.interfaces import Advice, Lead, Steps, sentences
 from .model.payload import NOTHING, Outcome, Payload, WeightsArgs
 from .model.policy import HOLD, Runbook, first_relaunch, level_of, next_level
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
@@ -261,26 +260,28 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     """Nothing stands against a runbook that touches the job: people are told that it runs."""
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     effect = advice.describe_runbook(ctx.state, incident, run.runbook)
-    lead, live = Lead.UNDER_WAY, ""
-    then = f"{run.runbook.name}: {effect}" if effect else ""
+    live: Steps = ()
+    then = sentences(f"{run.runbook.name}: {effect}" if effect else "")
     if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.describe_relaunch(
             ctx.policy.job.relaunch, order.path, order.step
         )
         name = order.checkpoint
-        then = f"the job is started again from {name} of step {order.step}"
+        text = f"the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
-        then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
+        text += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
+        then = sentences(text)
     if closing.is_rate_hold(ctx.state, incident, run.runbook):
-        live = advice.FREE_RATE
+        live = (advice.FREE_RATE,)
     if "stop" in run.runbook.verbs:
-        then = "the job is stopped once evidence is collected; how to start it again follows"
+        stopped = "the job is stopped once evidence is collected"
+        then = sentences(stopped, "how to start it again follows")
     starts = notices.ActionStarts(
         severity=incident.severity,
         incident=incident.id,
         runbook=run.runbook.name,
         cause=reason,
-        advice=Advice(lead, then, live),
+        advice=Advice(Lead.UNDER_WAY, then, live),
     )
     ctx.send(starts)
 
@@ -363,15 +364,12 @@ def _enter_acting(ctx: StepContext, incident: Incident, reason: str) -> None:
 
 def _send_evidence(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     goes_on = run.index + 1 < len(run.runbook.steps)
-    live = f"evidence: supervise why RUN {incident.id}"
     evidence = notices.EvidenceOf(
         severity=incident.severity,
         incident=incident.id,
         headline=incident.headline,
         standstill=run.standstill,
-        advice=Advice(
-            Lead.UNDER_WAY if goes_on else None, advice.describe_run(run) if goes_on else "", live
-        ),
+        advice=Advice(Lead.UNDER_WAY, advice.describe_run(run)) if goes_on else Advice(),
     )
     ctx.send(evidence)
 

@@ -201,7 +201,8 @@ def _parts(url: str) -> tuple[str, str | None]:
 
 def message_sentences(message: Message) -> list[tuple[str, str]]:
     """Return the `(head, text)` of a message in the order in which people read them."""
-    parts = (("What", message.verdict), ("Why", message.why), *message.card, ("Next", message.next))
+    parts = (("What", message.verdict), ("Why", message.why), *message.card)
+    parts = (*parts, ("Next", message.next.text))
     return [(head, text) for head, text in parts if text]
 
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
-import shlex
 import threading
 import traceback
 from collections import deque
@@ -135,15 +133,6 @@ def build_recovered_message(trouble: Trouble, template: Message) -> Message:
     return _build(notice, template)
 
 
-RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/(?:incidents/|supervisor\.log))")
-
-
-def fill_run_placeholder(text: str, directory: str) -> str:
-    """Replace RUN in the commands and paths of a text, so that they can be pasted into a shell."""
-    named = shlex.quote(directory)
-    return RUN.sub(lambda match: f"{match[1] or ''}{named}", text)
-
-
 def _build(notice: notices.Notice, template: Message) -> Message:
     return replace(
         template,
@@ -156,7 +145,7 @@ def _build(notice: notices.Notice, template: Message) -> Message:
         title=notice.title,
         verdict=notice.verdict,
         why=notice.reason,
-        next=fill_run_placeholder(notice.next.text, template.directory),
+        next=notice.next.filled(template.directory, template.job or "COMMAND"),
         form=type(notice).__name__,
         subject="",
     )

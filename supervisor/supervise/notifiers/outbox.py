@@ -13,10 +13,10 @@ from functools import partial
 from typing import cast
 
 from ..core.model.decisions import Notified
-from ..core.model.interfaces import Kind, Message, Severity
+from ..core.model.interfaces import Kind, Message, Severity, fill_paths
 from . import channel_queue
 from ._channel_settings import Route, Sender
-from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered, fill_run_placeholder
+from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -34,15 +34,14 @@ def message_of(
     Its commands name `directory` in place of RUN, and `job` in place of COMMAND.
     """
     text = decision.message
-    then = fill_run_placeholder(text.advice.text, directory).replace("-- COMMAND", f"-- {job}")
     return Message(
         run=run,
         incident=decision.incident,
         severity=cast(Severity, text.severity),
         title=text.title,
-        verdict=fill_run_placeholder(text.verdict, directory),
-        why=fill_run_placeholder(text.why, directory),
-        next=then,
+        verdict=fill_paths(text.verdict, directory),
+        why=fill_paths(text.why, directory),
+        next=text.advice.filled(directory, job),
         step=text.step,
         audit_head=audit_head,
         directory=directory,
@@ -51,6 +50,7 @@ def message_of(
         request=text.request,
         acknowledged_by=text.acknowledged_by,
         form=text.form,
+        rule=str(text.facts.get("rule", "")),
         subject=str(text.facts.get("subject", "")),
     )
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field, to_builtins
 
-from ..core.model.interfaces import KINDS, Kind, Message, Severity
+from ..core.model.interfaces import KINDS, Kind, Message, Severity, Step
 from ..json_schemas import published_schema
 from ._channel_settings import (
     TIMEOUT_S,
@@ -34,6 +34,7 @@ from ._channel_settings import (
 )
 
 MAX_BYTES = 20_000
+MAX_STEPS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,7 @@ class MessageData(Struct, frozen=True):
         verdict: what is wrong, with the numbers
         reason: the rule that fired, and its limit
         next: what happens now, or what a person should do
+        steps: the same, step by step
         request: id of the approval that is asked for
         acknowledged_by: the operator who has just done that
         audit_head: size and head, for audit verify --witness
@@ -143,6 +145,7 @@ class MessageData(Struct, frozen=True):
     verdict: str
     reason: str = field(name="why")
     next: str
+    steps: Sequence[Step]
     rules: Sequence[str]
     request: str | None
     acknowledged_by: str | None
@@ -156,6 +159,9 @@ class MessageData(Struct, frozen=True):
 
         def cut(text: str, limit: int) -> str:
             return clip_text(text, int(limit * share))
+
+        def step_of(step: Step) -> Step:  # part of a command must not be pasted
+            return Step(cut(step.text, 1000), step.command * (len(step.command) < 2000 * share))
 
         return cls(
             run=message.run,
@@ -171,7 +177,8 @@ class MessageData(Struct, frozen=True):
             title=cut(message.title, 300),
             verdict=cut(message.verdict, 4000),
             reason=cut(message.why, 4000),
-            next=cut(message.next, 2000),
+            next=cut(message.next.text, 2000),
+            steps=[step_of(step) for step in message.next.whole[:MAX_STEPS]],
             rules=list(message.rules[:32]),
             request=message.request or None,
             acknowledged_by=message.acknowledged_by or None,

@@ -6,6 +6,7 @@ report, while the incident is open, when it closes, and years later.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
+from ..core.model.interfaces import render_steps
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import SpikeClass, Verdict
 from ..core.rank_monitor import first_breach
@@ -114,7 +116,7 @@ def build_incident_report(
         response=Response(text=case.response(), acted=case.acted),
         cost=case.cost(),
         proof=case.proof(),
-        next=NextStep(text=case.next_step()),
+        next=case.next_step(),
         loss=Loss(metric=loss, spark=_spark(case.series, loss)),
         series=case.series,
         conditions=case.conditions,
@@ -123,7 +125,7 @@ def build_incident_report(
         approval=case.approval,
         verification=case.verification,
         suppressed=case.suppressed,
-        failures=case.failures[:MAX_FAILURES],
+        failures=list(map(case.with_command, case.failures[:MAX_FAILURES])),
         messages=case.messages,
         timeline=facts.build_timeline(case.incident, case.opening),
         evidence=Evidence(
@@ -312,7 +314,7 @@ class _Case:
     def proof(self) -> Proof:
         return sentences.describe_proof(
             status=self.status,
-            end="" if self.closed is None else self.closed.finding,
+            end="" if self.closed is None else self.closed.finding or self.closed.cause,
             hold="" if self.held is None else self.held.cause,
             verification=self.verification,
             diagnosis=self.diagnosis,
@@ -324,10 +326,19 @@ class _Case:
             height=self._height(),
         )
 
-    def next_step(self) -> str:
-        return sentences.next_step(
-            self.status, self.message_texts, self.failure, self.approval, self.run
-        )
+    def next_step(self) -> NextStep:
+        steps = sentences.next_step(self.status, self.message_texts, self.failure, self.approval)
+        filled = [step.filled(*self._names()) for step in steps]
+        return NextStep(render_steps(filled), filled)
+
+    def with_command(self, failure: Failure) -> Failure:
+        """Return a failure with a command that can be pasted."""
+        steps = (step.filled(*self._names()) for step in failure.remedy)
+        return dataclasses.replace(failure, command="".join(step.command for step in steps))
+
+    def _names(self) -> tuple[str, str]:
+        """Return what RUN and COMMAND stand for."""
+        return self.run.directory, shlex.join(self.run.command) or "COMMAND"
 
     def _is_skip(self, move: Move) -> bool:
         """Return whether a signal moved as a safeguard skipped the update."""

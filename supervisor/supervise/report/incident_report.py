@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from ..core.model import decisions
 from ..core.model.decisions import PlannedStep, ShadowStep, json_document, plain_json
 from ..core.model.failure import Failure
+from ..core.model.interfaces import Step
 from ..core.model.payload import Payload, Rewarm
 from ..core.model.verdicts import BandRange, Verdict
 from ..json_schemas import published_schema
@@ -522,9 +523,10 @@ class Proof(Struct, frozen=True):
 
 
 class NextStep(Struct, frozen=True):
-    """What a person should do, with commands to paste."""
+    """The next steps of a person, also in one line."""
 
     text: str
+    steps: Sequence[Step]
 
 
 class Loss(Struct, frozen=True):

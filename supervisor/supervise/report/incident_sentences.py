@@ -7,8 +7,6 @@ verified is never called done or over.
 from __future__ import annotations
 
 import math
-import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,8 +15,9 @@ from msgspec import UnsetType
 
 from ..core import notices
 from ..core.model import formats
-from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText, Suppressor
+from ..core.model.decisions import IncidentOpened, MessageText, Suppressor
 from ..core.model.failure import Failure
+from ..core.model.interfaces import Advice, Lead, Step, Steps, sentences
 from ..core.model.payload import Outcome, WeightsArgs
 from ..core.model.policy import read_usage
 from ..core.model.verdicts import (
@@ -45,7 +44,6 @@ from .incident_report import (
     Move,
     Onset,
     Proof,
-    RunOrigin,
     Status,
     Suppression,
     UnchangedArea,
@@ -853,39 +851,30 @@ def next_step(
     messages: Sequence[MessageText],
     failure: Failure | None,
     approval: Approval | None,
-    run: RunOrigin,
-) -> str:
-    """Return what a person should do, with commands to paste."""
+) -> Steps:
+    """Return what a person should do."""
     if status == Status.WAITING and approval is not None:
         asked = [message for message in messages if message.request == approval.id]
         if len(asked) > 1:  # the loss came back meanwhile
-            return _pasted(asked[-1].advice.text, run)
+            return asked[-1].advice.whole
         names, until = f"RUN {approval.id}", f"within {approval.timeout_s:.0f} s"
         if approval.wall is not None:  # the time begins when it is delivered
             end = datetime.fromisoformat(approval.wall) + timedelta(seconds=approval.timeout_s)
             until += f" (by {end:%H:%M:%S} UTC)"
-        timeout = f"without an answer {until} the answer is {approval.on_timeout}"
-        approve = f"to approve {approval.runbook}: supervise approve {names}"
-        return _pasted(f"{approve}; to deny it: supervise deny {names}; {timeout}", run)
+        return (
+            Step(f"to approve {approval.runbook}", f"supervise approve {names}"),
+            Step("to deny it", f"supervise deny {names}"),
+            Step(f"without an answer {until} the answer is {approval.on_timeout}"),
+        )
     messages = [message for message in messages if message.advice]
     if status == Status.HELD:  # later messages are about rules that fire meanwhile
         forms = {form.__name__ for form in ANSWERS_HOLD}
         messages = [message for message in messages if message.form in forms] or messages
     advice = messages[-1].advice if messages else Advice()
-    rest = advice.rest
     if advice.lead == Lead.NOTHING:
-        return "; ".join(filter(None, ("nothing", _pasted(rest, run))))
-    text = Advice(advice.lead, rest).text if rest else ""
+        return (Step("nothing"), *advice.steps)
+    steps = Advice(advice.lead, advice.steps).whole if advice.steps else ()
     if failure is not None and status in (Status.DOWN, Status.HELD, Status.OPEN):
-        text = text if failure.then in text else "; ".join(filter(None, (failure.then, text)))
-    if not text:
-        quiet = status in (*OVER, Status.CLEARED, Status.WITHDRAWN)
-        return "nothing" if quiet else "no advice on record"
-    return _pasted(text, run)
-
-
-def _pasted(text: str, run: RunOrigin) -> str:
-    """Put the run and its job in the place of RUN and COMMAND."""
-    directory = shlex.quote(run.directory)
-    text = re.sub(r"\bRUN\b", lambda _: directory, text)
-    return text.replace("-- COMMAND", f"-- {shlex.join(run.command)}") if run.command else text
+        steps = steps if {*failure.remedy} <= {*steps} else failure.remedy + steps
+    quiet = status in (*OVER, Status.CLEARED, Status.WITHDRAWN)
+    return steps or sentences("nothing" if quiet else "no advice on record")

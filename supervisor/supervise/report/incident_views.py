@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.model.formats import RECORDS, inline, printable, readable_metric
-from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Message
+from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Advice, Message, Step
 from ..core.model.verdicts import Verdict
 from .incident_facts import LOSSES, attempt_starts
 from .incident_report import (
@@ -35,7 +35,6 @@ WIDE = 100  # columns of the first line
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")  # characters of Markdown
 GOOD = frozenset((Status.RECOVERED, Status.CLEARED, Status.WITHDRAWN, Status.RELEASED))
 BUSY = frozenset((Status.OPEN, Status.ACTING, Status.WATCHING, Status.WAITING))
-EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for the page
 
 
 def render_files(report: IncidentReport) -> dict[str, str]:
@@ -451,14 +450,15 @@ def add_report_to_message(message: Message, report: IncidentReport) -> Message:
     if report.loss.spark:
         lines.append(("Loss", f"{report.loss.spark}{report.loss.legend}"))
     advice = message.next
-    if over and report.evidence.bundles and "evidence: " not in advice:
-        evidence = f"evidence: {message.directory}/incidents/{message.incident}/"
-        advice = f"{advice}; {evidence}" if advice else evidence
+    if over and report.evidence.bundles:
+        evidence = Step(f"evidence: {message.directory}/incidents/{message.incident}/")
+        advice = Advice(advice.lead, advice.steps, (*advice.live, evidence))
     return replace(
         message,
         title=_message_title(message, report),
         verdict=verdict,
-        why=EXPRESSION.sub(r"\1", message.why),
+        # What the rule is made of is for the page.
+        why=f"rule {message.rule}" if message.why and message.rule else message.why,
         next=advice,
         card=tuple(lines),
     )

@@ -26,7 +26,7 @@ import msgspec
 from .. import system
 from ..core.model import formats
 from ..core.model.formats import printable
-from ..core.model.interfaces import Message, NotifyError
+from ..core.model.interfaces import Advice, Message, NotifyError, Step, introduce
 from ..errors import InputError, StoreError
 from ..notifiers import Sender, build_senders
 from ..notifiers.outbox import Undelivered
@@ -83,11 +83,11 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Return the message with its lateness: people must not take it for news."""
         message, due = self.message, _minute(self.due)
         late = f"due {due} in run {message.run}, sent {formats.format_age(self.age_s)} later"
-        previous = f"; it said: {message.next}" if message.next else ""
+        previous = introduce("it said", message.next.whole)
         return replace(
             message,
             title=f"late, was due {due}: {message.title}",
-            next=f"the run has ended since{previous}",
+            next=Advice(None, (Step("the run has ended since"), *previous)),
             facts=(("late", late), *message.facts),
         )
 

@@ -500,7 +500,7 @@ class EventProcessor:
         """Write down what people are sent, where that is more than what the engine has decided."""
         if (message.title, message.verdict) != (text.title, text.verdict) or message.card:
             data = {"message": number, "title": message.title, "verdict": message.verdict}
-            data |= {"why": message.why, "next": message.next, "card": list(message.card)}
+            data |= {"why": message.why, "next": message.next.text, "card": list(message.card)}
             self.recorder.note("notify_text", self.state.step, message.title, data)
 
     def _delivered(self, request: str, channel: str) -> None:

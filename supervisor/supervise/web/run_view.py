@@ -28,6 +28,7 @@ from ..cli.status import RunStatus, current_incidents, read_status, status_lines
 from ..cli.why import readable_policies, run_phase
 from ..core.model import decisions, formats, state_machine
 from ..core.model.decisions import plain_json
+from ..core.model.interfaces import Step
 from ..errors import MISSHAPEN, StoreError, reading_recorded_data
 from ..report import incident_report
 from ..report.incident_builder import build_incident_report, summarize_incident
@@ -111,7 +112,7 @@ class Need(Struct, frozen=True, kw_only=True):
     """Something about a run that needs a person, with the command.
 
     Attributes:
-        title: of the incident it is about. advice: what to do, with commands, "" for `command`.
+        title: of the incident it is about. steps: what to do; where there are none, `command`.
         left_s: until it is late. request: `id` and `sha` of a request for approval.
     """
 
@@ -122,7 +123,7 @@ class Need(Struct, frozen=True, kw_only=True):
     severity: str | None = None
     incident: str | None = None
     title: str = ""
-    advice: str = ""
+    steps: Sequence[Step] = ()
     left_s: float | None = None
     request: Mapping[str, str] | None = None
 
@@ -189,7 +190,7 @@ class RunView:
         self._changed: set[str] = set()  # incidents whose marks are of before
         self._texts: dict[int, str] = {}  # what records of incidents say on their cards
         self._listed = -UNSEEN_S, ""
-        self._about: tuple[object, tuple[str, str, bool]] = (None, ("", "", False))
+        self._about: tuple[object, tuple[str, Sequence[Step], bool]] = (None, ("", (), False))
 
     def update(self) -> bool:
         """Read what is new; return whether anything is. What cannot be read is the `problem`."""
@@ -326,22 +327,22 @@ class RunView:
         )
         return plain
 
-    def _about_incident(self, incident: IncidentOutcome) -> tuple[str, str, bool]:
+    def _about_incident(self, incident: IncidentOutcome) -> tuple[str, Sequence[Step], bool]:
         """Return the name of an incident, what to do, and whether only the end of the job ended it.
 
-        Of a long log its headline, "", and what its outcome says.
+        Of a long log its headline, (), and what its outcome says.
         """
         key = incident.id, incident.severity, incident.phase
         if self._about[0] != key:
             whole, size = self, (_stamp(self.run.audit_path) or (0, 0))[1]
-            about = incident.headline, "", incident.unsettled
+            about: tuple[str, Sequence[Step], bool] = incident.headline, (), incident.unsettled
             if self._brief and size < TITLED_BYTES:
                 whole = RunView(self.run.path, shared=True)
                 whole.update()
             with suppress(StoreError, KeyError):
                 report = whole.report(incident.id)
                 is_unsettled = incident.unsettled or report.status in UNRESOLVED
-                about = report.title, report.next.text if report.final else "", is_unsettled
+                about = report.title, report.next.steps if report.final else (), is_unsettled
             self._about = key, about
         return self._about[1]
 
@@ -439,9 +440,9 @@ class RunView:
         elif (ending := state.ending) is not None and self._needs_somebody(ending, listed):
             extra: dict[str, Any] = {}
             if worst := self._outcome.worst:
-                title, advice, _ = self._about_incident(worst)
+                title, steps, _ = self._about_incident(worst)
                 extra = {"severity": worst.severity, "incident": worst.id}
-                extra |= {"title": title, "advice": advice}
+                extra |= {"title": title, "steps": steps}
             text = ", ".join(fact.text for fact in ending.facts if fact.kind != _runs.FINISHED)
             yield need(ending.kind, text, ending.command or f"supervise why {path}", **extra)
         if state.undelivered:

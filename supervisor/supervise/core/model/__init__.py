@@ -10,8 +10,8 @@ __getattr__ = lazy_exports(
         "action": "Action, EffectCheck, PlanContext, Refused",
         "checkpoint_registry": "Checkpoint, WEIGHTS_ONLY",
         "decisions": (
-            "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, Advice, BREACH, "
-            "Decision, IncidentClosed, IncidentOpened, IncidentRaised, Lead, NearMiss, "
+            "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
+            "Decision, IncidentClosed, IncidentOpened, IncidentRaised, NearMiss, "
             "NoticeTaken, Notified, OK, RuleFired, SEVERITIES, UNKNOWN, decision_from_record, "
             "decode_numbers, plain_json, decision_record"
         ),
@@ -21,7 +21,7 @@ __getattr__ = lazy_exports(
         ),
         "failure": "Failure, FailureClass, LOG_FAILURE, THREAD_FAILURE, classify_failure",
         "formats": "format_reading",
-        "interfaces": "Detector, Message, HAS_NOTE, Note, NotifyError",
+        "interfaces": "Advice, Detector, Lead, Message, HAS_NOTE, Note, NotifyError, Step",
         "payload": "CheckpointState, NOTHING, Payload, Rewarm",
         "policy": (
             "Approval, Budget, Checkpoints, HOLD, HostHealth, Inhibit, JobSettings, "

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from .events import PolicyChanges
-from .interfaces import Reading
+from .interfaces import Advice, Lead, Reading, Steps, sentences
 from .payload import NOTHING, Json, Payload
 from .verdicts import BandRange, MechanismSigns, ShardAccount, SlowStep, Verdict
 
@@ -284,6 +283,7 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     Attributes:
         outcome: RECOVERED, CLEARED, REBASELINED, RELEASED, SUPERSEDED, SESSION_ENDED or JOB_ENDED.
         acted: a runbook was started. superseded_by: the rule that began another incident.
+        finding: what shows a recovery, or that an order did no harm.
         returncode: of the job, None while it runs. asked: a person or a scheduler ended it.
     """
 
@@ -295,6 +295,7 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     spike: Verdict | None = None
     superseded_by: str = ""
     outcome: str
+    finding: str = ""
     returncode: int | None = None
     asked: bool = False
 
@@ -302,12 +303,6 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     def cause(self) -> str:
         """The clause behind "closed: "."""
         return self.reason[len("closed: ") :]
-
-    @property
-    def finding(self) -> str:
-        """`cause`, of a recovery without "recovered: " or "done: "."""
-        start = self.cause.index(": ") + 2 if self.outcome == RECOVERED else 0
-        return self.cause[start:]
 
 
 class StateChanged(Decision, frozen=True, kw_only=True):
@@ -516,51 +511,12 @@ class StepDiffers(Decision, frozen=True, kw_only=True):
 # ── messages ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Lead(StrEnum):
-    """The first clause of an advice: whether people are asked for anything now."""
-
-    NOTHING = "nothing to do"
-    LATER = "nothing to do now; for tomorrow:"
-    BEFORE_NEXT = "before the next run:"
-    FOLLOWS = "nothing to do now: an automatic action follows if it does harm"
-    UNDER_WAY = "nothing to do: an automatic action is under way, and its result follows"
-    NO_ACTION = "the policy has no automatic action for this"
-    SKIPPED = (
-        "nothing to do now: the update was skipped, so that no weight changed; it is told if it "
-        "goes on"
-    )
-    OFF = "automatic actions are off"
-
-
-class Advice(Struct, frozen=True):
-    """What comes next: whether people are asked for anything, and what, with a command.
-
-    Attributes:
-        live: what only readers of a message can use: a command to the run as it is then, or to the
-            card.
-    """
-
-    lead: Lead | None = None
-    rest: str = ""
-    live: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.lead or self.rest)
-
-    @property
-    def text(self) -> str:
-        """The advice in one line."""
-        joint = " " if self.lead in (Lead.LATER, Lead.BEFORE_NEXT) else "; "
-        text = joint.join(filter(None, (self.lead, self.rest)))
-        return "; ".join(filter(None, (text, self.live)))
-
-
 class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What people are told.
 
     Attributes:
         kind: one of `interfaces.KINDS`. step: newest one. rules: of the incident.
-        lead, next, live: what comes next; see `Advice`.
+        lead, steps, live_steps: what comes next; see `Advice`. next: the same in one line.
         request: id of the approval that is asked for. acknowledged_by: an operator.
         to_all: it goes to every channel, whatever its least severity.
         form, facts: the class of the newest notice in it, and its fields; see `notices`.
@@ -574,18 +530,20 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next: str
     step: int
     rules: Sequence[str]
-    live: str = ""
     request: str = ""
     acknowledged_by: str = ""
     to_all: bool = False
     lead: Lead | None = None
+    steps: Steps | None = None  # None: of a record that has them in `next` alone
+    live_steps: Steps = ()
     form: str = ""
     facts: Payload = NOTHING
 
     @property
     def advice(self) -> Advice:
         """What comes next."""
-        return Advice(self.lead, self.next, self.live)
+        steps = sentences(self.next) if self.steps is None else self.steps
+        return Advice(self.lead, steps, self.live_steps)
 
 
 class Notified(Decision, frozen=True, kw_only=True):

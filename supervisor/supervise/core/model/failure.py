@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
+from .interfaces import Step, Steps
 from .values import Section, describe_key, pattern_mark
 
 FAILURE_NOTICE = "failure"  # of the notice
@@ -68,7 +69,8 @@ class Failure:
         rank: None for a process that is none. world_size: 1 where unknown.
         at_ns: CLOCK_MONOTONIC of its end.
         returncode: as in `subprocess`; None where it is not recorded.
-        cls, title, then: its class, what that means, what people can do; see `FailureClass`.
+        cls, title, then, command: its class, what that means, what people can do about it, and by
+            which command; see `FailureClass`.
         relaunch: whether a start of the job can help: `always`, `once`, `never`.
         leading: of the job's first process, or of one that trained.
         children: pids of the ranks that a launcher saw fail: they count as leading.
@@ -92,11 +94,17 @@ class Failure:
     cls: str = ""
     title: str = ""
     then: str = ""
+    command: str = ""
     relaunch: str = ALWAYS
     leading: bool = False
     children: tuple[int, ...] = ()
     secondary: bool = False
     traceback: str = ""
+
+    @property
+    def remedy(self) -> Steps:
+        """The steps that people can take about it, () where none are known."""
+        return (Step(self.then, self.command),) if self.then else ()
 
     @property
     def summary(self) -> str:
@@ -196,6 +204,9 @@ class FailureClass(Section, frozen=True, dict=True):
         describe_key("what `job.on_crash` makes of it: a start each time, one per run, or none"),
     ] = "always"
     then: Annotated[str, describe_key("what people can do about it")] = ""
+    command: Annotated[
+        str, describe_key("the command for that; in it RUN stands for the run directory")
+    ] = ""
     secondary: Annotated[
         bool, describe_key("it follows from the end of another process, which is named first")
     ] = False
@@ -231,6 +242,7 @@ def classify_failure(failure: Failure, classes: Iterable[FailureClass]) -> Failu
         cls=match.id,
         title=match.title,
         then=match.then,
+        command=match.command,
         relaunch=match.relaunch,
         secondary=failure.secondary or match.secondary,
     )

@@ -8,11 +8,15 @@ loads, `Blind to:` for detectors, `Undo:` for actions, and `Source:`).
 from __future__ import annotations
 
 import re
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from .payload import NOTHING, Payload, Shared
 
@@ -155,6 +159,113 @@ WATCHER: Final = "watcher"
 KINDS = (OPENED, UPDATED, ACTION, APPROVAL, CLOSED, FINISHED, WATCHER)  # of messages
 
 
+# ── advice, and messages ──────────────────────────────────────────────────────────────────────────
+
+
+class Lead(StrEnum):
+    """The first clause of an advice: whether people are asked for anything now."""
+
+    NOTHING = "nothing to do"
+    LATER = "nothing to do now; for tomorrow:"
+    BEFORE_NEXT = "before the next run:"
+    FOLLOWS = "nothing to do now: an automatic action follows if it does harm"
+    UNDER_WAY = "nothing to do: an automatic action is under way, and its result follows"
+    NO_ACTION = "the policy has no automatic action for this"
+    SKIPPED = (
+        "nothing to do now: the update was skipped, so that no weight changed; it is told if it "
+        "goes on"
+    )
+    OFF = "automatic actions are off"
+
+
+# These introduce the step behind them.
+OPEN_LEADS = (Lead.LATER, Lead.BEFORE_NEXT)
+# In a command: the run directory; in a sentence: a file of it.
+_RUN, _RUN_PATH = re.compile(r"(?<![^ ])RUN(?![^ /])"), re.compile(r"(?<![^ ])RUN(?=/)")
+
+
+class Step(Struct, frozen=True, omit_defaults=True):
+    """A step of an advice.
+
+    Attributes:
+        text: a short sentence, or what the command is for; "" where that says it all
+        command: to paste into a shell; "" for none
+    """
+
+    text: str = ""
+    command: str = ""
+
+    def filled(self, directory: str, job: str) -> Step:
+        """Return it with the run directory and the job's command line for RUN and COMMAND."""
+        quoted = shlex.quote(directory)
+        command = _RUN.sub(lambda _: quoted, self.command)
+        return Step(fill_paths(self.text, directory), command.replace("-- COMMAND", f"-- {job}"))
+
+
+Steps: TypeAlias = tuple[Step, ...]
+
+
+def sentences(*texts: str) -> Steps:
+    """Return steps without a command; "" is none."""
+    return tuple(Step(text) for text in texts if text)
+
+
+def fill_paths(text: str, directory: str) -> str:
+    """Return a sentence with the run directory in the place of RUN in its paths."""
+    quoted = shlex.quote(directory)
+    return _RUN_PATH.sub(lambda _: quoted, text)
+
+
+def introduce(intro: str, steps: Steps, joint: str = ": ") -> Steps:
+    """Return steps whose first one begins with a text; () for none."""
+    first, others = steps[:1], steps[1:]
+    return (*(Step(joint.join(filter(None, (intro, s.text))), s.command) for s in first), *others)
+
+
+def render_steps(steps: Iterable[Step]) -> str:
+    """Return steps in one line: the only text that is made of them."""
+    return "; ".join(": ".join(filter(None, (step.text, step.command))) for step in steps)
+
+
+class Advice(Struct, frozen=True):
+    """The next steps, and whether people are asked for anything.
+
+    In its commands RUN is the run directory, and `-- COMMAND` the job's command line.
+
+    Attributes:
+        live: steps for readers of a message alone: a command to the run as it is then, or to the
+            card.
+    """
+
+    lead: Lead | None = None
+    steps: Steps = ()
+    live: Steps = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lead or self.steps)
+
+    @property
+    def text(self) -> str:
+        """The advice in one line."""
+        return render_steps(self.whole)
+
+    @property
+    def whole(self) -> Steps:
+        """Its first clause and all its steps, as steps."""
+        lead, steps = self.lead or "", (*self.steps, *self.live)
+        if steps and lead in OPEN_LEADS:
+            return introduce(lead, steps, " ")
+        return (*sentences(lead), *steps)
+
+    def filled(self, directory: str, job: str) -> Advice:
+        """Return it with the run directory and the job's command line for RUN and COMMAND."""
+        return self.mapped(lambda step: step.filled(directory, job))
+
+    def mapped(self, change: Callable[[Step], Step]) -> Advice:
+        """Return it with each step changed."""
+        return Advice(self.lead, tuple(map(change, self.steps)), tuple(map(change, self.live)))
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message for people. Its fields are plain text; notifiers escape it for their medium.
@@ -165,7 +276,7 @@ class Message:
         title: one line.
         verdict: what is wrong, with the numbers.
         why: the rule and its threshold.
-        next: what happens now, or what a person should do.
+        next: what happens now, or what a person should do; its commands can be pasted.
         audit_head: "size head" of the audit log: every receiver becomes a witness.
         directory: of the run, as commands in the texts name it.
         kind: one of KINDS.
@@ -175,7 +286,8 @@ class Message:
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
         at: when it was decided, UTC ISO-8601.
-        form, subject: the class of its notice, and what a rule in it is about; see `notices`.
+        form, rule, subject: the class of its notice, the rule in it, and what that is about; see
+            `notices`.
     """
 
     run: str
@@ -184,7 +296,7 @@ class Message:
     title: str
     verdict: str
     why: str
-    next: str
+    next: Advice
     step: int
     audit_head: str = ""
     facts: Sequence[tuple[str, str]] = ()
@@ -200,6 +312,7 @@ class Message:
     acknowledged_by: str = ""
     at: str = ""
     form: str = ""
+    rule: str = ""
     subject: str = ""
 
 

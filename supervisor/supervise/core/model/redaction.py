@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .events import Event, Finished, Notice
-from .interfaces import Message
+from .interfaces import Message, Step
 from .payload import Payload
 from .policy import ChannelKey
 
@@ -214,7 +214,7 @@ class Redactor:
             title=self.text(message.title),
             verdict=self.text(message.verdict),
             why=self.text(message.why),
-            next=self.text(message.next),
+            next=message.next.mapped(lambda s: Step(self.text(s.text), self.text(s.command))),
             job=self.text(message.job),
             facts=tuple((self.text(name), self.text(value)) for name, value in message.facts),
             card=tuple((name, self.text(value)) for name, value in message.card),

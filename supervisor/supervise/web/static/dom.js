@@ -79,17 +79,8 @@ function command(text) {
   return h("div", { class: "command" }, code, button);
 }
 
-// A text, its commands to copy. What follows ` -- ` is the job's command, up to the next step.
-const WORD = "(?:'[^']*'|[\\w./:@%+-]*\\w)";
-const PLACE = "(?:'[^']*'|(?=[^ ;]*[/\\d])[\\w./:@%+-]*\\w)";
-const JOB = "(?:'[^']*'|[^';]|;(?! ))*";
-const GROUPS = "(?: (?:show|test|flush|verify|add))?";
-const OPTION = `--?\\w[\\w-]* ${WORD}`;
-const COMMANDS = new RegExp(`supervise [a-z-]+${GROUPS}(?: -- ${JOB}| ${OPTION}| ${PLACE})*`, "g");
-function withCommands(text) {
-  const lines = text.match(COMMANDS) || [];
-  return text.split(COMMANDS).map((part, i) => [part.replace(/^[;,] /, ""), lines[i] && command(lines[i])]);
-}
+// What to do, step by step, each with its command to copy.
+const advised = (steps) => h("ul", { class: "advice" }, steps.map((step) => h("li", {}, step.text, step.command && command(step.command))));
 
 function card(title, note, ...children) {
   const heading = h("h2", {}, title, note ? h("small", {}, ` ${note}`) : "");

@@ -101,7 +101,7 @@ const stateTone = (state) => {
 function sentences(report) {
   const rows = [["What", report.what], ["Cause", report.cause], ["Did", report.did], ["Cost", report.cost],
     ["Proof", report.proof], ["Next", report.next]].filter(([, part]) => part?.text);
-  return h("section", { class: "card", "aria-label": "summary" }, pairs(rows.map(([name, part]) => [name, name === "Next" ? withCommands(part.text) : part.text])));
+  return h("section", { class: "card", "aria-label": "summary" }, pairs(rows.map(([name, part]) => [name, name === "Next" ? advised(part.steps) : part.text])));
 }
 
 function incidentParts(report) {
@@ -109,7 +109,7 @@ function incidentParts(report) {
     h("ul", { class: "list" }, Object.entries(report.diagnosis.questions).map(([name, q]) =>
       h("li", {}, `${words(name)}: `, h("b", {}, q.answer), `, ${q.text}`))));
   const errors = report.failures.slice(0, 2).filter((failure) => failure.traceback).map((failure) => card("Error", `rank ${failure.rank}`,
-    h("p", {}, failure.text), [h("pre", { tabindex: 0 }, failure.traceback.trim()), h("p", { class: "sub" }, failure.then)]));
+    h("p", {}, failure.text), [h("pre", { tabindex: 0 }, failure.traceback.trim()), h("p", { class: "sub" }, failure.then), failure.command && command(failure.command)]));
   const moment = (m) => [`${m.since_s >= 0 ? "+" : ""}${m.since_s.toFixed(1)} s`, number(m.step), m.kind, m.text];
   return [
     diagnosis,

@@ -178,7 +178,7 @@ function verdict(run) {
     more && h("p", {}, more),
     slowRank(run),
     run.problem && h("p", { class: "bad" }, run.problem),
-    same?.advice ? h("div", {}, withCommands(same.advice)) : next && command(next),
+    same?.steps.length ? advised(same.steps) : next && command(next),
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
@@ -186,13 +186,13 @@ function verdict(run) {
 }
 
 // A thing that waits for a person: sentence, deadline, command.
-function needed({ run, text, command: line, severity: grave, incident, title, advice, left_s }, named) {
+function needed({ run, text, command: line, severity: grave, incident, title, steps, left_s }, named) {
   const home = `${UP}${runPath(run)}/`;
   return h("li", {},
     h("div", {}, grave && severity(grave), " ",
       named && [h("a", { href: home }, h("b", {}, run)), " "],
       title && [h("a", { href: `${home}incident/${incident}/` }, title), ": "], h("span", {}, text), left_s != null && h("b", { class: "left" }, ` ${duration(left_s)} left`)),
-    advice ? h("div", {}, withCommands(advice)) : line && command(line));
+    steps.length ? advised(steps) : line && command(line));
 }
 
 function standing({ incidents: all }) {
