@@ -386,3 +386,12 @@ def test_the_end_is_as_the_first_process_or_all_ranks_recorded_it(rank, shm, cod
 
     assert recorded_returncode(shm, pid, 0) == told
     assert recorded_returncode(shm, pid, (start_ticks(os.getpid()) or 0) + 1) is None
+
+
+def test_where_ranks_end_otherwise_the_first_process_knows_the_end(rank, shm):
+    rank(0).last_words(3, "")
+    child = OTHER.replace('"run", 0', '"run", 1') + "writer.last_words(0, '')"
+    subprocess.run([sys.executable, "-c", child, str(shm)], check=True)
+
+    assert recorded_returncode(shm, os.getpid(), 0) == 3
+    assert recorded_returncode(shm, 1, 0) is None

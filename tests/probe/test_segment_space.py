@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from supervise_probe.ipc.segment import Writer
 
 
 @pytest.fixture
@@ -57,6 +60,15 @@ def test_a_full_shm_is_an_error_before_a_segment_is_allocated_and_none_afterward
     )
 
     assert (done.returncode, done.stdout) == (0, "ENOSPC []\nENOSPC\ntrained\n"), done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+def test_no_segment_is_made_in_a_directory_of_another_user(tmp_path):
+    """Who owns it could put another file in its place, and command the job."""
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(OSError, match="it belongs to user 65534"):
+        Writer.create(str(tmp_path), "run", 0, 1, slots=8)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_publishing_and_listening_need_no_system_call(tmp_path):
