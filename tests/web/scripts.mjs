@@ -18,7 +18,7 @@ context.listen = (run, known, take) => (context.take = take);
 
 const place = () => ({ replaceChildren(...children) { this.children = children; } });
 const run = {
-  run: "r", path: "/r", step: -1, ranks: [], needs: [], incidents: [], drills: [],
+  run: "r", path: "/r", step: -1, ranks: [], needs: [], incidents: [], drills: [], tags: [],
   phase: "constructor", policy: "p", mode: "m", state: "running", problem: "cannot be read",
   metrics: {}, frames: {}, boards: {}, missing: {}, checkpoints: [], actions: [], rule_states: {},
   own_s: {}, slow: null,
@@ -43,7 +43,7 @@ for (const draw of [context.operate, context.rules, context.verdict]) {
   sections.add((seen) => element(JSON.stringify(draw(seen))));
 }
 const drawn = (text) => sections.parts.map((part) => part.element.text.includes(text));
-const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { cut: "frames were removed" }];
+const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { cut: "frames were removed" }, { tags: ["baseline"] }];
 for (const changed of later) sections.update(Object.assign(facts, changed) && changed);
 const opened = { step: 1, wall: null };
 console.log(JSON.stringify({
@@ -51,7 +51,7 @@ console.log(JSON.stringify({
   charts: view.charts.map((chart) => chart.name),
   checks: JSON.stringify(context.checkpoints({ actions: [], checkpoints: [{ state: "valueOf", problems: [] }] })),
   head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
-  redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("frames were removed")],
+  redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("frames were removed"), drawn("baseline")],
   ranks: [live, hasRanks(), view.rank],
   verdict: JSON.stringify(context.verdict(run)),
 }));

@@ -142,6 +142,7 @@ REFUSED = [
     ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN", "Content-Type": "text/plain"}, 403),
     ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN"}, 403),  # without the second token
     ("POST", "/api/run/spike/command", OURS | {"Origin": "OWN", "X-Supervise-Write": "no"}, 403),
+    ("PUT", "/api/run/spike/note", OURS | {"Origin": "OWN"}, 403),
     ("DELETE", "/api/run/spike", OURS | {"Origin": "OWN"}, 405),
     ("GET", "/api/run/spike/command", {}, 405),
     ("GET", "/run/../secret.txt", {}, 404),
@@ -658,8 +659,10 @@ def test_the_scripts_show_what_a_run_says_and_what_comes_later():
     assert "valueOf" in drawn["checks"], "no method of an object is taken for a state"
     assert "step 1" in drawn["head"], "of an incident without a time of day"
     assert "no step was made yet" in drawn["before"] and drawn["charts"] == ["loss"]
-    commands, ended, cut = drawn["redrawn"]
-    assert commands[0] and ended[1] and cut[2], "each part when what it shows has changed"
+    commands, ended, cut, tagged = drawn["redrawn"]
+    assert commands[0] and ended[1] and cut[2] and tagged[2], (
+        "each part when what it shows has changed"
+    )
     assert drawn["ranks"] == [True, False, None], "a saved page has the curves of one rank"
 
 
@@ -765,6 +768,20 @@ def test_a_command_is_the_operators_and_in_the_audit_log(client, directory, head
     assert answer["outcome"] == "done" and "anna" in answer["records"][0]["text"]
     assert '"via":"web"' in run.audit_path.read_text()
     assert client.post(path, headers=headers, json=order).status_code == 409, "it has ended"
+
+
+def test_tags_and_notes_stay_beside_the_runs(client, directory, headers):
+    note = {"tags": ["baseline"], "note": "the good one"}
+    assert client.put("/api/run/spike/note", headers=headers, json=note).json() == note
+    rows = {row["run"]: row for row in client.get("/api/runs").json()["runs"]}
+    assert (rows["spike"]["tags"], rows["spike"]["note"]) == (["baseline"], "the good one")
+    assert rows["evil"]["tags"] == []
+    page = client.get("/api/run/spike").json()
+    assert {name: page[name] for name in note} == note
+    kept = directory / "state" / "supervise" / "notes" / f"{page['id']}.json"
+    assert json.loads(kept.read_text()) == note
+    for wrong in ({"tags": "a", "note": ""}, {"tags": []}):
+        assert client.put("/api/run/spike/note", headers=headers, json=wrong).status_code == 400
 
 
 def test_a_socket_of_its_owner_needs_no_token(directory):

@@ -7,6 +7,7 @@ own modules. A view reads what was appended to the audit log since, and a status
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,8 @@ from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
 from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
-from ..store.files import is_locked
+from ..store import run_directory
+from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
 from ..store.run_records import IncidentOutcome, RunOutcome, skim_run
 
@@ -55,6 +57,7 @@ UNSEEN_S = 5.0  # between two looks at a job that may have no supervisor
 ENDED_S = 86400.0  # a run that ended badly needs somebody for so long
 TITLED_BYTES = 4 << 20  # of a log that is read in full for the list
 SHOWN = 100  # newest decisions
+MAX_TAGS, MAX_TAG, MAX_NOTE = 10, 40, 2000
 BOARDS = {
     "icu": (
         *("train_loss_raw", "train_loss_ema", "train_loss", "val_loss", "grad_global_norm"),
@@ -198,6 +201,7 @@ class RunView:
         stamps = (
             *(_stamp(path / name) for name in ("state.json", "audit.log", registry.NAME)),
             self._listed_state(),
+            read_note(self.run.id),
         )
         if stamps == self._stamps:
             return False
@@ -308,6 +312,7 @@ class RunView:
             "verdict": "" if self.state is None else self.state.verdict,
             "eta_s": training and training.eta_s if row.state == _runs.RUNNING else None,
             **{name: getattr(training, name, None) for name in TRAINING},
+            **read_note(self.run.id),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -677,6 +682,30 @@ def describe_metrics(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
             "smooth": not base.endswith(NO_CURVE) and (spec is None or spec.every == 1),
         }
     return described
+
+
+# ── tags and notes: beside the runs, whose directories stay as they are ──
+
+
+def read_note(run_id: str) -> dict[str, Any]:
+    """Return tags and note of a run."""
+    with suppress(OSError, *MISSHAPEN):
+        content = read_json(_note_path(run_id))
+        return {"tags": [str(tag) for tag in content["tags"]], "note": str(content["note"])}
+    return {"tags": [], "note": ""}
+
+
+def write_note(run_id: str, tags: Sequence[str], note: str) -> dict[str, Any]:
+    """Write tags and note of a run, and return them. Raises OSError."""
+    content = {"tags": [tag[:MAX_TAG] for tag in tags[:MAX_TAGS]], "note": note[:MAX_NOTE]}
+    path = _note_path(run_id)
+    make_directory(path.parent)
+    replace_file(path, decisions.json_document(content).encode(), durable=False)
+    return content
+
+
+def _note_path(run_id: str) -> Path:
+    return run_directory.state_directory(os.environ) / "notes" / f"{run_id}.json"
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -48,7 +48,7 @@ from ..store.run_directory import is_run
 from . import export
 from .curves import BuildingError, Query, QueryError, RunCurves
 from .gate import HOSTS, Gate, problem_answer
-from .run_view import RunView
+from .run_view import RunView, write_note
 
 FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
 MAX_OPEN, MAX_COMPARED, MAX_READ = 8, 6, 4
@@ -100,6 +100,13 @@ class Order(Struct, frozen=True):
 
     command: str
     args: OrderArguments = OrderArguments()
+
+
+class Note(Struct, frozen=True):
+    """The body that replaces the tags and the note of a run."""
+
+    tags: list[str]
+    note: str
 
 
 class Since(Struct, frozen=True):
@@ -272,6 +279,7 @@ class Page:
                 Route(f"/api{run}/series", _reading(self._series)),
                 Route(f"/api{run}{incident}", _reading(self._incident)),
                 Route(f"/api{run}/command", self._command, methods=["POST"]),
+                Route(f"/api{run}/note", self._note, methods=["PUT"]),
             ],
             exception_handlers={
                 404: lambda request, error: problem_answer(404, "there is no such page"),
@@ -403,8 +411,8 @@ class Page:
 
     # ── what changes something ──
 
-    async def _command(self, request: Request) -> Response:
-        """Carry out a command. Raises ProblemError."""
+    async def _body(self, request: Request, form: type[T]) -> T:
+        """Return the body of a request that may change something. Raises ProblemError."""
         if not self.settings.write_token:
             hint = "supervise web --write, or the command that the page shows"
             raise ProblemError(403, "this page only reads", hint)
@@ -412,9 +420,13 @@ class Page:
         if not hmac.compare_digest(offered.encode(), self.settings.write_token.encode()):
             raise ProblemError(403, "the second token is missing or wrong")
         try:
-            order = msgspec.json.decode(await request.body(), type=Order)
+            return msgspec.json.decode(await request.body(), type=form)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProblemError(400, f"the body: {error}") from None
+
+    async def _command(self, request: Request) -> Response:
+        """Carry out a command. Raises ProblemError."""
+        order = await self._body(request, Order)
         if order.command not in ORDERS:
             raise ProblemError(400, f"command: one of {', '.join(ORDERS)}")
         view = await _on_thread(self.view, request.path_params["run"], limit_s=REQUEST_S)
@@ -427,6 +439,12 @@ class Page:
         args["via"] = "web"
         send = partial(operate.send_and_wait, view.run.path, order.command, self.settings.by, args)
         return _json((await _on_thread(send)).facts())
+
+    async def _note(self, request: Request) -> Response:
+        """Replace tags and note of a run. Raises ProblemError."""
+        body = await self._body(request, Note)
+        view = await _on_thread(self.view, request.path_params["run"], limit_s=REQUEST_S)
+        return _json(await _on_thread(write_note, view.run.id, body.tags, body.note))
 
 
 def _reading(

@@ -9,7 +9,7 @@ async function runsPage() {
   // A run that cannot be read has its problem, and nothing else.
   const read = async () => {
     const answer = await json("runs");
-    return { ...answer, runs: answer.runs.map((r) => ({ curve: {}, ...r })) };
+    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, ...r })) };
   };
   let list = await read();
   const picked = new Set();
@@ -17,7 +17,7 @@ async function runsPage() {
     const query = new URLSearchParams([...picked].map((run, i) => ["abcdef"[i], run]));
     location.href = `${UP}compare/?${query}`;
   } }, "compare");
-  const filter = h("input", { type: "search", placeholder: "filter: name, state, policy, host", "aria-label": "filter runs",
+  const filter = h("input", { type: "search", placeholder: "filter: name, state, policy, tag", "aria-label": "filter runs",
     value: shown.get("q") || "", oninput: () => draw() });
   const needs = h("div");
   const body = h("div", { class: "card scroll", tabindex: 0, role: "group", "aria-label": "runs" });
@@ -37,7 +37,7 @@ async function runsPage() {
     needs.replaceChildren(list.needs.length ? h("section", { class: "card verdict busy" }, h("h2", {}, "Needs you"),
       h("ul", { class: "needs" }, list.needs.map((need) => needed(need, true)))) : h("p", { class: "calm" }, "✓ No run needs you."));
     const sought = filter.value.toLowerCase().split(/\s+/);
-    const text = (r) => [r.run, r.state, r.verdict, r.policy, r.mode, r.host, r.gravest?.severity].join(" ").toLowerCase();
+    const text = (r) => [r.run, r.state, r.verdict, r.policy, r.mode, r.host, r.note, ...r.tags, r.gravest?.severity].join(" ").toLowerCase();
     const rows = list.runs.filter((r) => sought.every((word) => text(r).includes(word)));
     count.textContent = rows.length === list.runs.length ? plural(rows.length, "run") : `${rows.length} of ${plural(list.runs.length, "run")}`;
     const value = SORTS[sort] || SORTS.age;
@@ -91,7 +91,8 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
     const tick = h("input", { type: "checkbox", "aria-label": `compare ${r.run}`, checked: picked.has(r.run),
       onchange: (event) => pick(r.run, event.target.checked) });
     const cells = [tick,
-      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || "")],
+      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || ""),
+        r.tags.map((tag) => [" ", chip(tag)]), r.note && h("small", { class: "note" }, r.note)],
       r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), " ", stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],

@@ -171,7 +171,7 @@ function verdict(run) {
   const others = run.needs.filter((need) => need !== same);
   const next = run.ending?.command || same?.command;
   return h("section", { class: `card verdict ${tone(run)}`, "aria-label": "verdict" },
-    h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "",
+    h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "", run.tags.map((tag) => chip(tag)),
       run.drills.map((drill) => chip(`drill: ${drill.fault} at step ${number(drill.step)}`, "busy")),
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
     h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : ["no incident", firing(run)].filter(Boolean).join(", "))),
@@ -339,14 +339,26 @@ const QUESTIONS = {
   stop: "End the job? It is interrupted at a step boundary.",
 };
 
-// A dialog that sends a command to the run.
 function order(name, args, operator) {
   const given = Object.entries(args).map(([k, v]) => `${k} ${v}`).join(", ");
+  send(QUESTIONS[name], name, h("p", { class: "sub" }, `${given} Recorded as sent by ${operator}.`),
+    () => ["POST", "command", { command: name, args }], (answer) => [answer.outcome, answer.text, ...answer.records.map((r) => r.text)].filter(Boolean).join(": "));
+}
+
+function annotate(run) {
+  const tags = h("input", { value: run.tags.join(" ") });
+  const note = h("input", { value: run.note });
+  const fields = [h("label", {}, "tags, with spaces between them ", tags), h("label", {}, "note ", note)];
+  send("Tags and note", "save", fields,
+    () => ["PUT", "note", { tags: tags.value.split(/\s+/).filter(Boolean), note: note.value }], () => "saved");
+}
+
+// A dialog that sends to the run; `made`: method, path and content, `text`: of the answer.
+function send(title, name, fields, made, text) {
   const token = h("input", { type: "password", autocomplete: "off", required: true, value: written });
   const answered = h("p", { class: "sub", role: "status" });
   const button = h("button", {}, name);
-  const box = h("dialog", { "aria-label": QUESTIONS[name], onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, QUESTIONS[name]),
-    h("p", { class: "sub" }, `${given} Recorded as sent by ${operator}.`),
+  const box = h("dialog", { "aria-label": title, onclose: () => box.remove() }, h("form", { onsubmit }, h("h2", {}, title), fields,
     h("label", {}, "second token, as supervise web printed it ", token), answered,
     h("p", { class: "bar" }, button, h("button", { type: "button", onclick: () => box.close() }, "close"))));
   async function onsubmit(event) {
@@ -355,9 +367,10 @@ function order(name, args, operator) {
     button.disabled = true;
     answered.textContent = "sent, waiting for the answer";
     const headers = { "Content-Type": "application/json", "X-Supervise": "1", "X-Supervise-Write": written };
-    const answer = await fetch(`${UP}api/${runPath(RUN)}/command`, { method: "POST", headers, body: JSON.stringify({ command: name, args }) })
+    const [method, path, content] = made();
+    const answer = await fetch(`${UP}api/${runPath(RUN)}/${path}`, { method, headers, body: JSON.stringify(content) })
       .then((r) => r.json()).catch((error) => ({ error: error.message }));
-    answered.textContent = answer.error || [answer.outcome, answer.text, ...answer.records.map((r) => r.text)].filter(Boolean).join(": ");
+    answered.textContent = answer.error || text(answer);
     if (answer.hint) answered.after(command(answer.hint));
     button.disabled = !answer.error;
   }
@@ -367,10 +380,11 @@ function order(name, args, operator) {
 
 function about(run) {
   const rows = [...run.facts, ["host", run.host], ["run", run.id], ["directory", run.path],
-    ["working directory", run.cwd], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
+    ["working directory", run.cwd], ["tags", run.tags.join(" ")], ["note", run.note], ["policy", `${run.policy} ${(run.policy_digest || "").slice(0, 18)}`]];
   return h("section", { class: "card" }, h("h2", {}, "About"),
     h("details", { "data-key": "about" }, h("summary", {}, "Status, command and where it runs"),
-      pairs(rows.filter(([, text]) => text)), run.argv && command(run.argv.map(quoted).join(" ")),
+      pairs(rows.filter(([, text]) => text)), run.operator &&
+        h("button", { type: "button", onclick: () => annotate(run) }, "tags and note …"), run.argv && command(run.argv.map(quoted).join(" ")),
       !FROZEN && h("p", {}, h("a", { href: "export.html", download: `${RUN}.html` }, "Save this page as one file"), " · ",
         h("a", { href: "record.html" }, "Stability record"))));
 }
