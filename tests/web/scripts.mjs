@@ -13,6 +13,7 @@ const context = vm.createContext({
 });
 for (const script of process.argv.slice(2)) vm.runInContext(readFileSync(script, "utf8"), context);
 context.h = (tag, attributes, ...children) => ({ tag, attributes, children, append() {}, replaceChildren() {}, setAttribute() {} });
+context.svg = context.h;
 context.share = () => {};
 context.listen = (run, known, take) => (context.take = take);
 
@@ -52,6 +53,7 @@ console.log(JSON.stringify({
   checks: JSON.stringify(context.checkpoints({ actions: [], checkpoints: [{ state: "valueOf", problems: [] }] })),
   head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
   redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("frames were removed"), drawn("baseline")],
+  rolled: JSON.stringify(context.sparkline([3, 2, 1], [0.5])),
   ranks: [live, hasRanks(), view.rank],
   verdict: JSON.stringify(context.verdict(run)),
 }));

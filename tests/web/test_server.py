@@ -391,7 +391,8 @@ def copied_log(directory, home):
 
 
 def write_log(log, records):
-    log.write_text("".join(f"{'0' * 64} {json.dumps(record)}\n" for record in records))
+    texts = [json.dumps(record, separators=(",", ":")) for record in records]
+    log.write_text("".join(f"{'0' * 64} {text}\n" for text in texts))
 
 
 def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(directory, tmp_path):
@@ -442,6 +443,20 @@ def test_a_record_of_another_shape_hides_no_other(directory, tmp_path):
     assert document["decisions"][0]["record"] == records[-1]["seq"]
     assert "cannot be understood" in document["problem"]
     assert view.reports().keys() <= {"inc-1"}
+
+
+def test_the_list_says_where_a_run_was_rolled_back(directory, tmp_path):
+    log, records = copied_log(directory, tmp_path)
+    done = next(record for record in records if record["kind"] == "commit")
+    done["data"]["result"] = {"from_step": 44, "step": 30, "attempt": 1}
+    write_log(log, records)
+
+    async def browse():
+        async with reading(page_of(tmp_path)) as http:
+            return (await http.get("/api/runs")).json()["runs"]
+
+    [row] = asyncio.run(browse())
+    assert row["rollbacks"] == [44]
 
 
 def test_evidence_is_sent_in_blocks_and_a_manifest_of_another_shape_lists_nothing(
@@ -663,6 +678,7 @@ def test_the_scripts_show_what_a_run_says_and_what_comes_later():
     assert commands[0] and ended[1] and cut[2] and tagged[2], (
         "each part when what it shows has changed"
     )
+    assert drawn["rolled"].count('"line"') == 1 and 'rolled back 1 time"' in drawn["rolled"]
     assert drawn["ranks"] == [True, False, None], "a saved page has the curves of one rank"
 
 

@@ -6,6 +6,7 @@ own modules. A view reads what was appended to the audit log since, and a status
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -39,7 +40,7 @@ from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
 from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
-from ..store import run_directory
+from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
 from ..store.run_records import IncidentOutcome, RunOutcome, skim_run
@@ -166,7 +167,7 @@ class RunView:
     """
 
     def __init__(self, path: Path, *, brief: bool = False, shared: bool = False) -> None:
-        self._brief, self._is_shared = brief, shared
+        self._brief, self._is_shared, self._rollbacks = brief, shared, list[int]()
         self.run = RunDir.open(path)
         self.name = path.name
         self._identity = _stamp(path / "run.json")
@@ -209,6 +210,7 @@ class RunView:
         try:
             if self._brief:
                 self._outcome = skim_run(self.run.audit_path)
+                self._rollbacks = list(_skim_rollbacks(self.run.audit_path))
             else:
                 fresh = self._tail.read()
                 with self._lock:
@@ -328,6 +330,7 @@ class RunView:
                 **content,
                 "protection": dict(newest.can) if newest and live else {},  # an ended run has none
                 "curve": msgspec.to_builtins(newest.training.curve) if newest else {},
+                "rollbacks": self._rollbacks,
             }
         )
         return plain
@@ -624,6 +627,16 @@ def _rules_of(policy: Policy) -> list[dict[str, Any]]:
         }
         for rule in policy.rules
     ]
+
+
+def _skim_rollbacks(path: Path) -> Iterator[int]:
+    """Yield the steps at which rollbacks took effect, from a log that is not read in full."""
+    for line, _ in audit.log_lines(path):
+        if b'"kind":"commit"' in line and b'"from_step":' in line:
+            with suppress(*MISSHAPEN):
+                restored = _restored(Record.decode(json.loads(line[65:])).decision)
+                if restored is not None:
+                    yield restored.from_step
 
 
 def _status_facts(state: RunStatus) -> list[tuple[str, str]]:

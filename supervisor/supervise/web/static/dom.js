@@ -94,8 +94,8 @@ function table(head, rows, kind = "stack") {
   return h("table", { class: kind }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
 }
 
-// The loss of a run in a row of a list.
-function sparkline(values) {
+// The loss of a run in a row of a list; `marks`: where it was rolled back, as shares of the width.
+function sparkline(values, marks = []) {
   const finite = (values || []).filter(Number.isFinite);
   if (finite.length < 2) return h("span", { class: "dim" }, "–");
   const low = Math.min(...finite);
@@ -105,8 +105,10 @@ function sparkline(values) {
   const path = points.map((p, i) => (p ? `${points[i - 1] ? "L" : "M"}${p}` : "")).join("");
   const bad = values.flatMap((y, i) => (y == null || Number.isFinite(y) ? [] : [i]));
   const text = `loss ${number(finite[0])} to ${number(finite.at(-1))}${bad.length ? `, ${bad.length} of ${values.length} NaN or Inf` : ""}`;
-  return svg("svg", { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img", "aria-label": text },
-    svg("path", { d: path }), ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })));
+  const rolled = marks.length ? `, rolled back ${plural(marks.length, "time")}` : "";
+  const lines = marks.map((m) => svg("line", { x1: m * 100, x2: m * 100, y1: 0, y2: 26 }));
+  return svg("svg", { class: "spark", viewBox: "0 0 100 26", preserveAspectRatio: "none", role: "img", "aria-label": text + rolled },
+    ...lines, svg("path", { d: path }), ...bad.map((i) => svg("line", { class: "nan", x1: x(i - 0.5), x2: x(i + 0.5), y1: 24, y2: 24 })));
 }
 
 function crumbs(...parts) {

@@ -9,7 +9,7 @@ async function runsPage() {
   // A run that cannot be read has its problem, and nothing else.
   const read = async () => {
     const answer = await json("runs");
-    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, ...r })) };
+    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], ...r })) };
   };
   let list = await read();
   const picked = new Set();
@@ -90,13 +90,16 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
   const row = (r) => {
     const tick = h("input", { type: "checkbox", "aria-label": `compare ${r.run}`, checked: picked.has(r.run),
       onchange: (event) => pick(r.run, event.target.checked) });
+    const steps = r.curve.steps;
+    const span = steps?.at(-1) - steps?.[0] || 1;
+    const marks = r.rollbacks.map((step) => (step - steps?.[0]) / span).filter((x) => x >= 0 && x <= 1);
     const cells = [tick,
       [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || ""),
         r.tags.map((tag) => [" ", chip(tag)]), r.note && h("small", { class: "note" }, r.note)],
       r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), " ", stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
-      h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss), gravest(r), canGoBack(r), [age(r.created)]];
+      h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
     return h("tr", {}, cells.map((cell, i) => h("td", { class: head[i][1], "data-of": i > 2 ? head[i][2] || head[i][0] : "" }, cell)));
   };
   return h("table", { class: "runs" }, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows.map(row)));
