@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from msgspec import Struct
 
+from .model.decisions import RuleBlind, RuleFired
 from .model.interfaces import (
     ACTION,
     APPROVAL,
@@ -27,11 +28,13 @@ from .model.interfaces import (
     sentences,
 )
 from .model.payload import Payload
+from .model.policy import Rule
 from .model.verdicts import SpikeClass
 
 FIELD, PART = re.compile(r"\{(\w+)"), re.compile(r"\[([^\[\]]*)\]")
 UNKNOWN = ("", None, -1)  # of a fact; -1: of a step
 IN_INCIDENT = "{incident}: "
+NO_ADVICE = Advice()
 COMMON = ("severity", "incident", "advice")
 PAGES = ("SEV0", "SEV1")
 WITHOUT_ANSWER = {"deny": "it is denied, and automatic actions are off", "allow": "it runs"}
@@ -55,7 +58,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     severity: str
     incident: str = ""
-    advice: Advice = Advice()
+    advice: Advice = NO_ADVICE
 
     @property
     def facts(self) -> Payload:
@@ -125,6 +128,31 @@ class OfRule(Notice, frozen=True, kw_only=True):
     numbers: str = ""
     step: int = -1
     subject: str = ""
+
+    @classmethod
+    def from_alarm(
+        cls,
+        rule: Rule,
+        alarm: RuleFired | RuleBlind,
+        newest_step: int,
+        *,
+        numbers: str,
+        subject: str,
+        incident: str = "",
+        advice: Advice = NO_ADVICE,
+    ) -> Self:
+        """Return the notice of an alarm: of the newest step, but for what is measured late."""
+        late = alarm.measured_step if isinstance(alarm, RuleFired) else None
+        return cls(
+            severity=rule.severity,
+            incident=incident,
+            advice=advice,
+            rule=rule.id,
+            expression=rule.text,
+            numbers=numbers,
+            step=newest_step if late is None else late,
+            subject=subject,
+        )
 
     @property
     def about(self) -> str:

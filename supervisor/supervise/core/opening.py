@@ -275,14 +275,13 @@ def _report(
         then = (*sentences(wait), *then)
     if now == Lead.UNDER_WAY:
         then = advice.describe_run(incident.run) + then
-    notice = form(
-        severity=rule.severity,
-        incident=incident.id,
-        rule=rule.id,
-        expression=rule.text,
+    notice = form.from_alarm(
+        rule,
+        alarm,
+        ctx.state.step,
         numbers=text,
-        step=_step(ctx.state, alarm),
         subject=subject,
+        incident=incident.id,
         advice=Advice(now, then),
     )
     ctx.send(notice)
@@ -315,25 +314,15 @@ def _text(
     return f"{text}; {rule_news.GROWN}" if grown else text
 
 
-def _step(state: State, alarm: RuleFired | RuleBlind) -> int:
-    """Return the step that an alarm is about: the newest one, but for what is measured late."""
-    late = alarm.measured_step if isinstance(alarm, RuleFired) else None
-    return state.step if late is None else late
-
-
 def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: bool) -> bool:
     """Tell of a SEV0 while the incident of the training before comes to its end; return True.
 
     It opens an incident of its own after that, if it still fires then.
     """
     if not is_told:
-        alone = notices.RuleFiresAlone(
-            severity=rule.severity,
-            rule=rule.id,
-            expression=rule.text,
-            numbers=_text(rule, alarm),
-            step=_step(ctx.state, alarm),
-            subject=rule.title or breach_symptom(alarm.numbers) or rule.id,
+        subject = rule.title or breach_symptom(alarm.numbers) or rule.id
+        alone = notices.RuleFiresAlone.from_alarm(
+            rule, alarm, ctx.state.step, numbers=_text(rule, alarm), subject=subject
         )
         ctx.send(alone)
     return True
@@ -351,12 +340,11 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
         subject, heights = rule.title or rule.id, rule_news.breach_peaks(alarm.numbers)
     state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
     then = (Step(f"beside {incident.id}"), *advice.show_runbook(rule.see))
-    beside = notices.RuleFiresBeside(
-        severity=rule.severity,
-        rule=rule.id,
-        expression=rule.text,
+    beside = notices.RuleFiresBeside.from_alarm(
+        rule,
+        alarm,
+        state.step,
         numbers=_text(rule, alarm),
-        step=_step(state, alarm),
         subject=subject,
         advice=Advice(None, then),
     )
