@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -665,6 +665,56 @@ def test_a_bucket_that_has_the_trouble_in_it_is_not_taken_for_what_was_before():
     assert last[1] == [[None, 1, 4], [None, 7, 3]], "nowhere: each at its own end"
 
 
+LISTENING = """
+const [vm, fs] = [require("vm"), require("fs")];
+const [labels, urls, records, timers, sources] = [[], [], [], new Map(), []];
+let started = 0;
+const start = (run, ms) => (timers.set(++started, { run, ms }), started);
+const end = (id) => timers.delete(id);
+class EventSource {
+  constructor(url) { urls.push(url); sources.push(this); }
+  close() {}
+}
+const event = (version, ...numbers) =>
+  ({ version, decisions: numbers.map((record) => ({ record })) });
+const document = { hidden: false, getElementById: () => null, body: { dataset: { page: "run" } },
+  addEventListener() {} };
+const context = { URLSearchParams, EventSource, document,
+  location: { pathname: "/run/r/", search: "" }, live: (text) => labels.push(text),
+  setTimeout: start, setInterval: start, clearTimeout: end, clearInterval: end,
+  fetch: async (url) => (urls.push(url), { ok: true, json: async () => event(3, 8) }) };
+const after = (ms) => [...timers.values()].find((timer) => timer.ms === ms).run();
+vm.createContext(context);
+vm.runInContext(fs.readFileSync(process.argv[1], "utf8"), context);
+context.listen("r", event(1, 5), ({ decisions }) => records.push(decisions.map((d) => d.record)));
+(async () => {
+  sources[0].onmessage({ data: JSON.stringify(event(2, 7, 6)) });
+  await after(40000);
+  await after(3000);
+  await after(40000);
+  sources[1].onmessage({ data: JSON.stringify(event(3, 8, 7)) });
+  sources[1].onmessage({ data: JSON.stringify(event(4, 9, 8)) });
+  const waits = [...timers.values()].map((t) => t.ms);
+  sources[1].onerror();
+  console.log(JSON.stringify([labels, urls, records, waits]));
+})();
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the scripts of the page")
+def test_a_page_asks_where_no_events_come_and_takes_each_record_once():
+    output = subprocess.check_output(["node", "-e", LISTENING, STATIC / "data.js"])
+    labels, urls, records, waits = json.loads(output)
+    assert labels == ["live", "no connection", "every 3 s", "live", "live", "no connection"]
+    assert urls == [
+        "../../api/run/r/live?version=1&record=5",
+        "../../api/run/r?version=2&record=7",
+        "../../api/run/r/live?version=3&record=8",
+    ]
+    assert records == [[7, 6], [8], [9]]
+    assert waits == [40000], "it asks no more"
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the scripts of the page")
 def test_the_scripts_show_what_a_run_says_and_what_comes_later():
     names = ("dom.js", "charts.js", "incident.js", "run.js")
@@ -758,6 +808,88 @@ def test_a_page_gets_what_is_new(client, directory):
     assert "rules" not in changed, "only what is new"
     for wrong in ({"version": "x"}, {"record": ""}):
         assert client.get(path, params=wrong).status_code == 400
+
+
+def events_of(answer):
+    """Yield the documents of a stream."""
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_stream_sends_what_is_new(client, directory):
+    run = record(directory, "stream", *[2.0] * 20, ended=False)
+    judge = recorded_run.Judge(run, directory / "small.yaml")
+    judge.judge(*recorded_run.BEGIN, *recorded_run.make_frames(0, *[2.0] * 20))
+    path = "/api/run/stream"
+    whole = wait_until(lambda: (a := client.get(path).json())["building"] == 1 and a)
+    newest = {"version": whole["version"], "record": whole["decisions"][0]["record"]}
+    sent = [f"console: printed {number}" for number in range(250)]  # between two looks
+    texts, documents = [], []
+    with client.stream("GET", f"{path}/live", params=newest, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer)
+        assert next(events)["decisions"] == [], "at once: nothing holds it back"
+        judge.judge(*recorded_run.make_frames(20, 8.0, 2.0, 2.0))
+        for text in sent:
+            judge.recorder.note("notify_result", 22, text, {"channel": "console"})
+        judge.recorder.close()
+        while sent[-1] not in texts:
+            documents.append(next(events))
+            texts += [row["text"] for row in documents[-1]["decisions"][::-1]]
+    assert [text for text in texts if text in sent] == sent, "each once, in order"
+    assert documents[-1]["frames"]["0"] > 40 and "rules" not in documents[-1]
+    assert any(document.get("incidents") for document in documents)
+    assert client.get(f"{path}/live", params={"version": "x"}).status_code == 400
+    assert client.get("/api/run/none/live").status_code == 404
+
+
+def test_there_is_a_limit_of_streams_and_one_that_ends_makes_room(client):
+    with ExitStack() as stack:
+        opened = [stack.enter_context(client.stream("GET", LIVE)) for _ in range(32)]
+        assert {answer.status_code for answer in opened} == {200}
+        answer = client.get(LIVE)
+        assert answer.status_code == 503 and "32 live views" in answer.json()["error"]
+    wait_until(lambda: stream_status(client) == 200, "the end of streams whose reader is gone")
+
+
+LIVE = "/api/run/spike/live"
+
+
+def stream_status(client):
+    with client.stream("GET", LIVE) as answer:
+        return answer.status_code
+
+
+def test_a_stream_ends_with_the_server_and_says_that_it_is_there(directory, monkeypatch):
+    monkeypatch.setattr("supervise.web.server.LIVE_S", 0.01)
+    monkeypatch.setattr("supervise.web.server.STILL_S", 0.05)
+    page = page_of(directory)
+    wait_until(lambda: page.curves("spike")[1].progress() == 1.0, "the curves")
+
+    async def end_later():
+        await asyncio.sleep(0.5)
+        page.is_ending.set()
+
+    async def look():
+        return (await asyncio.gather(received(page, LIVE), end_later()))[0]
+
+    status, sizes = asyncio.run(asyncio.wait_for(look(), 10))
+    assert status == 200 and len(sizes) > 3, "signs of life of a run that has ended"
+    assert max(sizes[1:]) < sizes[0] / 10, "without what is known"
+
+
+def test_the_server_ends_with_open_streams(directory):
+    server = Served(directory / "runs", "--no-token")
+    try:
+        address = server.found(r"(http://127.0.0.1:\d+)/")
+        with httpx.stream("GET", f"{address}{LIVE}", timeout=60) as answer:
+            events = events_of(answer)
+            next(events)
+            server.process.terminate()
+            assert [*events] == [], "in order: a connection that is cut raises"
+    finally:
+        server.close()
 
 
 def test_a_command_is_the_operators_and_in_the_audit_log(client, directory, headers):

@@ -1,4 +1,4 @@
-"""The server of the page: routes, and commands of operators.
+"""The server of the page: routes, live events, and commands of operators.
 
 Nothing of a request opens a file by its name: runs are looked up among those of the directory,
 incidents among those of the run, evidence among the entries of a manifest. Each request has a
@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -36,6 +36,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cli import operate, runs
 from ..cli.record import build_record
@@ -51,7 +52,8 @@ from .gate import HOSTS, Gate, problem_answer
 from .run_view import RunView, write_note
 
 FIRST_NEEDED = ("supervise.catalog.loader", "supervise.catalog.lint", "supervise.runtime.launcher")
-MAX_OPEN, MAX_COMPARED, MAX_READ = 8, 6, 4
+LIVE_S, STILL_S = 1.0, 15.0  # between two looks of a stream; until it says that nothing is new
+MAX_STREAMS, MAX_OPEN, MAX_COMPARED, MAX_READ = 32, 8, 6, 4
 IDLE_S = 30.0  # a run that somebody looked at since stays open
 REQUEST_S = 10.0
 LIST_S, ROW_S = 5.0, 0.2  # for all rows of the list; until one more is read, where MAX_READ hang
@@ -254,13 +256,15 @@ def _style(request: Request) -> Response:
 
 
 class Page:
-    """All that the routes share: the open runs."""
+    """All that the routes share: the open runs, and how many streams there are."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._runs: dict[str, OpenRun] = {}
         self._operator = settings.by if settings.write_token else None
         self._lock = threading.Lock()  # of this table; never held for a disk
+        self._streams = 0
+        self.is_ending = asyncio.Event()
         run, incident = "/run/{run}", "/incident/{incident}"
         self.application = Starlette(
             routes=[
@@ -276,6 +280,7 @@ class Page:
                 Route("/api/runs", self._run_list),
                 Route("/api/compare", _reading(self._comparison)),
                 Route(f"/api{run}", _reading(self._document)),
+                Route(f"/api{run}/live", self._live),
                 Route(f"/api{run}/series", _reading(self._series)),
                 Route(f"/api{run}{incident}", _reading(self._incident)),
                 Route(f"/api{run}/command", self._command, methods=["POST"]),
@@ -383,12 +388,12 @@ class Page:
         return _json({"directory": str(self.settings.directory), **content})
 
     def _document(self, request: Request) -> Response:
-        try:
-            since = msgspec.convert(dict(request.query_params), Since, strict=False)
-        except msgspec.ValidationError as error:
-            raise QueryError(str(error)) from None
-        run = self._opened(request.path_params["run"])
-        return _json(run.read(partial(run.document, since)) | {"operator": self._operator})
+        return _json(self._changes(request.path_params["run"], _since(request)))
+
+    def _changes(self, name: str, since: Since) -> dict[str, Any]:
+        """Return what has changed of a run. Raises ProblemError, StoreError."""
+        run = self._opened(name)
+        return run.read(partial(run.document, since)) | {"operator": self._operator}
 
     def _series(self, request: Request) -> Response:
         query = Query.parse(request.query_params.multi_items())
@@ -408,6 +413,47 @@ class Page:
             raise QueryError("a, b, …: name runs to compare")
         views = {key: self.view(name) for key, name in chosen[:MAX_COMPARED]}
         return _json(export.compare_runs(views))
+
+    # ── live ──
+
+    async def _live(self, request: Request) -> ASGIApp:
+        """Return a stream of events: documents with what has changed. Raises ProblemError."""
+        name, since = request.path_params["run"], _since(request)
+        await _on_thread(self._opened, name, limit_s=REQUEST_S)
+        if self._streams >= MAX_STREAMS:
+            raise ProblemError(503, f"{MAX_STREAMS} live views are open", "close one of them")
+        events = StreamingResponse(
+            self._events(name, since),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
+        )
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            self._streams += 1  # nothing is waited for since it was compared
+            try:
+                await events(scope, receive, send)
+            finally:
+                self._streams -= 1
+
+        return answer
+
+    async def _events(self, name: str, since: Since) -> AsyncIterator[str]:
+        """Yield what has changed, looked at once a second; without a change a sign of life.
+
+        It ends where the run cannot be read: the answer to the next request says why.
+        """
+        sent_s = -math.inf  # the first is sent at once: a proxy holds nothing back
+        with suppress(ProblemError, SuperviseError, OSError):
+            while not self.is_ending.is_set():
+                changes = await _on_thread(self._changes, name, since, limit_s=REQUEST_S)
+                is_still = time.monotonic() - sent_s > STILL_S
+                if changes["version"] != since.version or is_still:
+                    sent_s = time.monotonic()
+                    records = [since.record, *(row["record"] for row in changes["decisions"])]
+                    since = Since(changes["version"], max(records))
+                    yield f"data: {json_document(changes)}\n\n"
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.is_ending.wait(), LIVE_S)
 
     # ── what changes something ──
 
@@ -445,6 +491,14 @@ class Page:
         body = await self._body(request, Note)
         view = await _on_thread(self.view, request.path_params["run"], limit_s=REQUEST_S)
         return _json(await _on_thread(write_note, view.run.id, body.tags, body.note))
+
+
+def _since(request: Request) -> Since:
+    """Return what a page has of a run. Raises QueryError."""
+    try:
+        return msgspec.convert(dict(request.query_params), Since, strict=False)
+    except msgspec.ValidationError as error:
+        raise QueryError(str(error)) from None
 
 
 def _reading(
@@ -530,12 +584,23 @@ ERRORS: Sequence[type[Exception]] = (
 
 
 class _Server(uvicorn.Server):
+    """Ends the streams before it waits for its connections."""
+
+    def __init__(self, config: uvicorn.Config, page: Page) -> None:
+        super().__init__(config)
+        self._page = page
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End in order at the first signal; uvicorn would raise it again at the end."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving."""
+        self._page.is_ending.set()
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -567,4 +632,4 @@ def serve(
     for module in FIRST_NEEDED:
         import_module(module)
     announce()
-    _Server(config).run(sockets=[listener])
+    _Server(config, page).run(sockets=[listener])

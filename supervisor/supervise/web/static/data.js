@@ -20,7 +20,9 @@ class Refused extends Error {
 }
 
 const SLOW = 503; // a disk may be: the answer is ready at the next try, or the one after
-const LOOK_MS = 2000; // between two looks at a run that goes on
+const FIRST_MS = 5000; // for the first event, which is sent at once
+const QUIET_MS = 40000; // for one more: the server says something every 15 s
+const POLL_MS = 3000; // between two questions where no events come
 const runPath = (run) => `run/${encodeURIComponent(run)}`;
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
@@ -103,21 +105,53 @@ function extend(old, more) {
   return more;
 }
 
-// Asks for what is new of a run as long as the page is looked at; `take`: gets what has changed.
+// Hears what has changed of a run as long as the page is looked at; `take` gets it. Where no events
+// come through, or no more, it is asked for, and the connection is made again now and then.
 function listen(run, known, take) {
   let [version, record] = [known.version, known.decisions[0]?.record ?? -1];
-  async function ask() {
-    try {
-      const changed = document.hidden ? {} : await json(`${runPath(run)}?version=${version}&record=${record}`);
-      [version, record] = [changed.version ?? version, changed.decisions?.[0]?.record ?? record];
+  let [source, polls, late] = [null, null, null];
+  const path = (place) => `${runPath(run)}${place}?version=${version}&record=${record}`;
+  document.addEventListener("visibilitychange", open);
+  open();
+
+  function open() {
+    clearTimeout(late);
+    source?.close(); // of a hidden page: a browser opens few connections to a server
+    if (document.hidden) return;
+    source = new EventSource(`${UP}api/${path("/live")}`);
+    source.onmessage = ({ data }) => {
+      clearTimeout(late);
+      clearInterval(polls);
+      polls = null;
+      late = setTimeout(poll, QUIET_MS);
       live("live", true);
-      if (changed.version) take(changed);
-    } catch (error) {
-      live(error instanceof Refused ? error.message : "no connection");
-    }
-    setTimeout(ask, LOOK_MS);
+      accept(JSON.parse(data));
+    };
+    source.onerror = poll;
+    late = setTimeout(poll, FIRST_MS);
   }
-  setTimeout(ask, LOOK_MS);
+  function poll() {
+    clearTimeout(late);
+    source.close();
+    late = setTimeout(open, QUIET_MS);
+    if (polls) return;
+    live("no connection");
+    polls = setInterval(async () => {
+      if (document.hidden) return;
+      try {
+        accept(await json(path("")));
+        if (polls) live("every 3 s", true);
+      } catch (error) {
+        live(error instanceof Refused ? error.message : "no connection");
+      }
+    }, POLL_MS);
+  }
+  function accept(changed) {
+    if (changed.version <= version) return; // a sign of life, or an answer that was overtaken
+    const decisions = changed.decisions.filter((d) => d.record > record);
+    [version, record] = [changed.version, decisions[0]?.record ?? record];
+    take({ ...changed, decisions });
+  }
 }
 
 // What is shown, in the address: a link shows what I see.

@@ -20,6 +20,7 @@ const BOARD = 14; // charts of a board at most
 const STEPS = 64; // newest ones, over which a loss is compared
 const NEWEST = 20; // decisions, before the rest is opened
 const UNRESOLVED = "unresolved at the end";
+const CURVES_MS = 2000; // between two looks at the curves of a run that goes on
 const FOLDED = 6; // charts of a board on a phone, before the button
 
 async function runPage() {
@@ -108,6 +109,11 @@ class Sections {
 function follow(view, run, sections, redraw) {
   const size = ({ metrics, frames }) => Object.keys(metrics).length + Object.keys(frames).length;
   let drawn = size(run); // metrics and ranks on the boards: the first step of a job brings them
+  let [last, waits] = [0, null];
+  const curves = () => {
+    [last, waits] = [performance.now(), null];
+    view.load(true).catch(() => live("no connection"));
+  };
   listen(RUN, run, ({ decisions, ...changed }) => {
     for (const decision of [...decisions].reverse()) {
       const ordered = /^(commit|abort|in doubt)$/.test(decision.kind) && run.decisions.find((d) => d.kind === "intent");
@@ -122,7 +128,7 @@ function follow(view, run, sections, redraw) {
       drawn = size(run);
       redraw();
     }
-    if (changed.frames) view.load(true).catch(() => live("no connection"));
+    if (changed.frames) waits ??= setTimeout(curves, Math.max(0, CURVES_MS - (performance.now() - last)));
   });
 }
 
