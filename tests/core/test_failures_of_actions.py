@@ -244,6 +244,18 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
     assert story.kinds("abort", "refused")[0].data["substitute"] == "back"
 
 
+def test_no_rollback_is_recommended_that_the_job_has_just_refused(tell):
+    def answer(key):
+        return ({"refused": True}, "no savepoint is older") if "rollback" in key else {}
+
+    story = tell(answer=answer, **mending("mend"), healthy=50)
+    story.frames(8.0)
+    page = messages(story)[-1]
+
+    assert "a person is needed" in page["title"] and "no savepoint is older" in str(page)
+    assert "supervise rollback" not in page["next"] and "supervise stop RUN" in page["next"]
+
+
 @pytest.mark.parametrize(("moved", "held"), [(0.05, False), (1.5, False), (2.5, True)])
 def test_the_first_update_from_restored_weights_is_a_usual_one(tell, moved, held):
     """What keeps other weights elsewhere, and writes them back, makes a far larger one."""

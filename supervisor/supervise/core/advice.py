@@ -416,7 +416,7 @@ def rollback_command(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return the command that goes back to before an incident, () where it would be refused."""
     form = policy.verbs.get("rollback")
     stuck = state.job.has_ended or withdrawal.is_stalled(policy, state)
-    if form is None or stuck:
+    if form is None or stuck or incident.recovery.out_of_reach:
         return ()
     before_step = _boundary(incident)
     try:

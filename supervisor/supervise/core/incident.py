@@ -270,6 +270,7 @@ class Recovery:
         crashed: the first breach, if that is the end of the process.
         suspect_from: attempt -> step from which its checkpoints are suspect because of this.
         rate_limits: what the learning rate was held at as the cause, oldest first.
+        out_of_reach: the job refused to go back, as where no savepoint is old enough.
     """
 
     undos: list[tuple[int, Action]] = field(default_factory=list)
@@ -281,6 +282,7 @@ class Recovery:
     crashed: int = -1
     suspect_from: dict[int, int] = field(default_factory=dict)
     rate_limits: list[float] = field(default_factory=list)
+    out_of_reach: bool = False
 
 
 @dataclass(slots=True)

@@ -464,6 +464,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         reason = f"{event.action_id} failed: {error}"
         failure, refused = run.failure, outcome.refused
         failure.refused = failure.reason is None and refused and not failure.pause_ended
+        incident.recovery.out_of_reach |= failure.refused and run.intent.verb == "rollback"
         ctx.record(ActionFailed(reason=reason, action=action, result=result, error=error))
         dispensable = run.intent.action is not None and run.intent.action.is_dispensable
         no_space = outcome.no_space and run.intent.verb == "snapshot"
