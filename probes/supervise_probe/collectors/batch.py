@@ -172,8 +172,12 @@ class BatchCollector(Collector):
         self._look_inside = look_inside
         self._absent = 0
         self._forwards = self._forwards_of_step = 0
-        # Offsets or edges may stay while the other inputs change.
-        self._of_all, self._before = False, -1
+        # Offsets or edges may stay while the other inputs change. Where the first look is the same
+        # twice, both are taken once: what stays has the same fingerprint from then on.
+        self._of_all, self._before, self._offset = False, -1, 0
+        self._deepens = False
+        self._deep: Any = None
+        self._deep_of_step: Any = None
         self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
@@ -184,7 +188,7 @@ class BatchCollector(Collector):
             inner = self._inputs.find(values)
             tensor = inner and inner.tensor
         if tensor is not None:
-            digest = self._digest_of(values, tensor)
+            digest = self._digest_of(values, tensor, of_all=self._of_all)
             self._loaded = digest if self._loaded is None else self._mix(self._loaded, digest)
 
     def digest_of_memory(self, batch: Any) -> Optional[int]:
@@ -207,19 +211,27 @@ class BatchCollector(Collector):
             counted = tensor if inner.counts else None
         if self._by_loader:
             return counted
-        digest = self._digest_of(values, tensor)
+        digest = self._digest_of(values, tensor, of_all=self._of_all)
         self._hash = digest if self._hash is None else self._mix(self._hash, digest)
+        if self._deepens:
+            deep = self._digest_of(values, tensor, of_all=True)
+            self._deep = deep if self._deep is None else self._mix(self._deep, deep)
         self.seen = True
         return counted
 
     def forget(self) -> None:
-        self._hash, self._forwards = None, 0
+        self._hash, self._deep, self._forwards = None, None, 0
 
     def after_update(self, update: Update) -> None:
         self._forwards_of_step += self._forwards
         self._forwards = 0
         digest = self._loaded if self._hash is None else self._hash
         self._hash = self._loaded = None
+        deep, self._deep = self._deep, None
+        if self._deep_of_step is None:
+            self._deep_of_step = deep
+        elif deep is not None:
+            self._deep_of_step = self._mix(self._deep_of_step, deep)
         if self._of_step is None:
             self._of_step = digest
         elif digest is not None:
@@ -228,18 +240,22 @@ class BatchCollector(Collector):
     def newest(self) -> Optional[float]:
         """Return the fingerprint of the update under way, None where the host does not have it."""
         digest = self._loaded if self._hash is None else self._hash
-        return float(digest & _MASK) if isinstance(digest, int) else None
+        return float(digest + self._offset & _MASK) if isinstance(digest, int) else None
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         digest, self._of_step = self._of_step, None
+        deep, self._deep_of_step = self._deep_of_step, None
         if self._forwards_of_step:
             values["forwards_per_update"] = float(self._forwards_of_step)
             self._forwards_of_step = 0
         if isinstance(digest, int):
-            masked = digest & _MASK
+            masked = digest + self._offset & _MASK
             values["batch_fingerprint"] = float(masked)
-            self._of_all |= masked == self._before
-            self._before = masked
+            stays, self._before = masked == self._before, masked
+            if stays and self._deepens:  # of a loader's batches there is one look only
+                self._of_all = True
+                self._offset = masked - deep if isinstance(deep, int) else 0
+            self._deepens = stays and not self._of_all
         elif digest is not None:
             self.on_device = True
             values["batch_fingerprint"] = self.scalars.value(digest & _MASK)
@@ -255,7 +271,7 @@ class BatchCollector(Collector):
         combined = self._of_step
         if digest is not None:
             combined = digest if combined is None else self._mix(combined, digest)
-        return combined & _MASK if isinstance(combined, int) else None
+        return combined + self._offset & _MASK if isinstance(combined, int) else None
 
     def _first_tensor(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None
@@ -274,9 +290,9 @@ class BatchCollector(Collector):
             (so_far & _MASK) * _MIX + digest if isinstance(digest, int) else so_far * _MIX + digest
         )
 
-    def _digest_of(self, values: Iterable[Any], tensor: Any) -> Any:
-        digest = self._digest(tensor, MANY_PIECES if self._of_all else FEW_PIECES)
-        if self._of_all:
+    def _digest_of(self, values: Iterable[Any], tensor: Any, *, of_all: bool) -> Any:
+        digest = self._digest(tensor, MANY_PIECES if of_all else FEW_PIECES)
+        if of_all:
             for other in islice(self._inputs.every(values), SEVERAL_INPUTS):
                 if other is not tensor and self.scalars.reads(other):
                     digest = self._mix(digest, self._digest(other))

@@ -130,6 +130,13 @@ def test_batches_are_told_apart_where_the_first_input_stays(probed):
     assert len(set(column[:3])) == 3 and len(set(column[2:])) == 1
 
 
+def test_all_of_the_data_in_each_step_have_one_fingerprint_from_the_first_on(probed):
+    """So a job of full batches is not taken for a loader that began to give one again and again."""
+    script = STAYS.replace("batches += [batches[-1]] * 3", "batches = [batches[0]] * 9")
+    column = probed.run(script).column("batch_fingerprint")
+    assert len(column) == 9 and len(set(column[1:])) == 1
+
+
 FIRST = """
 model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(48, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
