@@ -36,13 +36,12 @@ from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER, Advice
 from .model.payload import NOTHING, Drill, Payload, WiringFacts
 from .model.policy import Ledger, Planned, Policy
-from .notices import Notice
+from .notices import NO_ADVICE, Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
 
 RANKS = (*SEVERITIES, "INFO")
-NO_ADVICE = Advice()
 WEIGHTS = (FINISHED, CLOSED, APPROVAL, ACTION, UPDATED, WATCHER)  # the first one names a message
 
 
