@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model import JobSettings, Launched, Notice, Preemption, Settled
+from supervise.core.model import (
+    JobSettings,
+    Launched,
+    Notice,
+    Preemption,
+    Settled,
+    decision_record,
+)
+from supervise.detectors import Descent, Threshold
+from supervise.report import Record, Status, status_of
 
-from .conftest import crashing, messages, save
+from .conftest import NAN, crashing, messages, rules_of, save
 
 SIGINT, SIGTERM, SIGUSR1, SIGUSR2 = "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"
 NOW, GRACE = 100.0, 20.0
@@ -266,3 +275,52 @@ def test_every_channel_is_told_what_to_free_unless_the_run_is_only_observed(
     reserve = "a reserve of 18 MB, about 12 min at this rate, and actions go on"
     assert (reserve in message["verdict"]) == (kind == "record-space-short" and acts)
     assert acts or "nothing is acted on" not in message["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "severity"),
+    [
+        ([2.0, NAN], "SEV1"),
+        ([2.0, float("inf"), NAN, None], "SEV1"),
+        ([NAN, 2.0], "INFO"),
+        ([2.0, 2.0], "INFO"),
+    ],
+)
+def test_a_job_that_finishes_with_a_loss_that_is_no_number_has_not_ended_well(
+    tell, losses, severity
+):
+    story = tell(healthy=40)
+    save(story, "ckpt-1", 30)
+    story.frames(*losses)
+    story.exit(0)
+
+    last = messages(story)[-1]
+    assert (last["kind"], last["severity"]) == ("finished", severity)
+    if severity == "SEV1":
+        assert last["title"].endswith("its loss is NaN or Inf from step 41 on")
+        assert "ckpt-1 of step 30" in " ".join(step["text"] for step in last["steps"])
+
+
+def test_a_last_update_that_was_skipped_did_the_weights_no_harm(tell):
+    names = ("train_loss_raw", "update_skipped")
+    story = tell(names=names)
+    story.rows(*[{"train_loss_raw": 2.0, "update_skipped": 0.0}] * 40)
+    story.rows({"train_loss_raw": NAN, "update_skipped": 1.0})
+    story.exit(0)
+
+    assert messages(story)[-1]["severity"] == "INFO"
+
+
+def test_a_loss_that_never_fell_has_nothing_to_recover_to(tell):
+    """As in reinforcement learning, where it rises with the return."""
+    detectors = {"jumps": Threshold("train_loss_raw", gt=5.0), "falls": Descent("train_loss_raw")}
+    for fall, status in ((0.0, Status.JOB_ENDED), (0.02, Status.UNRECOVERED)):
+        story = tell(**rules_of(detectors, ("jumps", "SEV2")))
+        story.frames(*[4.0 - fall * n + 0.01 * (n % 3) for n in range(120)])
+        story.frames(7.0, 7.1, times=60)
+        story.exit(0)
+        closed = story.kinds("incident", "closed")[-1]
+
+        assert closed.spike.no_objective is (fall == 0.0)
+        head = {"actor": "engine", "seq": 0, "event": 0, "mono_ns": 0, "wall": None}
+        assert status_of([Record.decode(decision_record(closed) | head)]) == status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import plan_context, wiring_faults
-from supervise.core.model import Ladder, Lead, RuleFired, decision_record
+from supervise.core.model import CLEARED, Ladder, Lead, RuleFired, SpikeClass, decision_record
 from supervise.detectors import Nonfinite, Threshold
 from supervise.report import Record, records_of
 from tests.support.recorded_run import shipped_policy
@@ -305,6 +305,42 @@ def test_memory_that_grows_is_told_with_the_time_that_is_left():
         "at this rate the memory of the machine is full in about 13 min",
         "to look closer",
     ]
+    assert "200 GB/h" in told["verdict"]
+    assert "bytes" not in told["verdict"]
+
+
+def test_a_sum_whose_tokens_double_is_one_story(tell):
+    """Its loss doubles with them: neither is it out of its range, nor did anything not recover."""
+    names = ("train_loss_raw", "grad_global_norm", "tokens_per_update")
+    story, wave = Story(shipped_policy("nano"), names), (0.0, 6.0, -4.0, 9.0, -7.0, 2.0)
+    for n in range(400):
+        factor = 1.0 if n < 120 else 2.0
+        loss = (600.0 - 0.5 * min(n, 300)) * factor + wave[n % 6]
+        values = {"train_loss_raw": loss, "grad_global_norm": 9.0 * factor + 0.05 * wave[n % 6]}
+        story.rows(values | {"tokens_per_update": 256.0 * factor})
+    [closed] = story.kinds("incident", "closed")
+
+    assert closed.rules == ("data.larger",)
+    assert (closed.outcome, closed.spike.kind) == (CLEARED, SpikeClass.NO_EXCURSION)
+    assert closed.spike.questions.rejoined.is_sum is True
+    assert messages(story)[-1]["verdict"].endswith("of as many tokens was normal throughout")
+    assert messages(story)[-1]["lead"] == Lead.NOTHING
+
+
+def test_a_sum_that_is_higher_for_its_tokens_is_not_back(tell):
+    names = ("train_loss_raw", "grad_global_norm", "tokens_per_update")
+    story, wave = Story(shipped_policy("nano"), names), (0.0, 6.0, -4.0, 9.0, -7.0, 2.0)
+    for n in range(400):
+        factor, higher = (1.0, 1.0) if n < 120 else (2.0, 1.0 if n < 160 else 1.6)
+        loss = (600.0 - 0.5 * min(n, 300)) * factor * higher + wave[n % 6]
+        values = {"train_loss_raw": loss, "grad_global_norm": 9.0 * factor}
+        story.rows(values | {"tokens_per_update": 256.0 * factor})
+    story.exit(0)
+
+    spikes = [
+        closed.spike.questions.rejoined.answer for closed in story.kinds("incident", "closed")
+    ]
+    assert "no" in spikes
 
 
 def test_a_sampled_metric_that_ends_is_no_drift_nor_are_losses_that_are_nan_blindness():

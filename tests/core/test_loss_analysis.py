@@ -19,8 +19,10 @@ from supervise.core import (
     Evidence,
     classify_spike,
     describe_recurring_onsets,
+    detect_input_change,
     find_change,
     find_jump,
+    fit_data_level,
     fit_loss_band,
 )
 from supervise.core.model import ContextEvent, SpikeClass
@@ -442,3 +444,113 @@ def test_a_recorded_fault_has_the_class_of_its_label(run, onset, kind):
     verdict = classify(run, onset)
 
     assert verdict.kind == kind, verdict.text
+
+
+# ── data that come back ───────────────────────────────────────────────────────────────────────────
+
+ENTROPY, TOP, DRIFT = "batch_token_entropy", "batch_top1_share", "batch_token_drift"
+
+
+def turns(*stretches, every=1):
+    """Return the losses and the statistics of tokens, looked at each `every`th step.
+
+    A stretch has a number of steps, a loss, an entropy, and a share of the commonest token.
+    """
+    random, losses, looks = np.random.default_rng(3), [], {ENTROPY: [], TOP: []}
+    for count, loss, entropy, share in stretches:
+        for _ in range(count):
+            step = len(losses)
+            losses.append((step, loss + 0.03 * float(random.normal())))
+            if step % every == 0:
+                looks[ENTROPY].append((step, entropy + 0.02 * float(random.normal())))
+                looks[TOP].append((step, share + 0.003 * float(random.normal())))
+    return losses, looks
+
+
+OWN, OTHER = (1.9, 3.75, 0.065), (4.8, 4.08, 0.031)
+TWO = ((160, *OWN), (60, *OTHER), (60, *OWN))  # 160 to 219, and until 280
+
+
+@pytest.mark.parametrize("every", [1, 4, 16])
+def test_tasks_that_take_turns_are_known_the_second_time(every):
+    losses, looks = turns(*TWO, (60, *OTHER), every=every)
+    level = fit_data_level(looks, losses[:280], 160)
+
+    assert (level.step, level.end) == (160, 220)
+    for late in (0, 2, 6):  # steps in which a rule notices it
+        assert level.returned(looks, losses, 280 + late)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        (60, 4.8, *OWN[1:]),  # the loss jumps on the same data
+        (60, 9.0, *OTHER[1:]),  # and far more on the other ones than when they were new
+        (60, 4.8, 3.2, 0.12),  # third data
+        (60, 4.8, 4.08, 0.99),
+    ],
+)
+def test_another_reason_of_the_same_rise_is_not_hidden_by_data_of_before(then):
+    losses, looks = turns(*TWO, then)
+    level = fit_data_level(looks, losses[:280], 160)
+
+    assert level.returned(looks, losses, 280) is None
+
+
+def test_data_of_the_same_statistics_are_known_by_what_drifts():
+    """Which tokens came is another thing than how many of each; it is seen at the turns alone."""
+    losses, looks = turns((160, *OWN), (60, 4.8, *OWN[1:]), (60, *OWN), (60, 4.8, *OWN[1:]))
+    switches, drift = (160, 220, 280), []
+    for step, _ in losses:
+        since = min((step - at for at in switches if step >= at), default=99)
+        drift.append((step, 0.05 + 0.01 * (step % 5) + 1.5 * 0.9**since))
+    both = turns(*TWO, (60, *OTHER))[1] | {DRIFT: drift}
+    level = fit_data_level(looks | {DRIFT: drift}, losses[:280], 160)
+
+    assert level.returned(looks | {DRIFT: drift}, losses, 280)
+    calm = [(step, value if step < 280 else 0.06) for step, value in drift]
+    assert level.returned(looks | {DRIFT: calm}, losses, 280) is None
+    for at in (280, 220):  # other data, and those of before
+        assert fit_data_level(both, losses[:280], 160).returned(both, losses[: at + 60], at)
+
+
+def test_one_look_at_a_batch_that_is_far_out_shows_that_the_data_changed():
+    """Where it is one step in 16, two would come too late for what is decided on them."""
+    _, looks = turns((160, *OWN), (60, *OTHER), every=16)
+    first = {name: [p for p in points if p[0] < 170] for name, points in looks.items()}
+
+    assert detect_input_change(first, 160) is not None
+    usual = {name: [p for p in points if p[0] < 160] for name, points in looks.items()}
+    assert detect_input_change(usual, 144) is None
+
+
+def test_a_loss_that_stays_up_behind_the_data_is_a_trouble():
+    losses, looks = turns(*TWO, (60, *OTHER), (200, OTHER[0], *OWN[1:]))
+    level = fit_data_level(looks, losses[:280], 160)
+
+    assert level.returned(looks, losses[:440], 280)
+    assert level.returned(looks, losses, 280) is None
+
+
+def test_until_a_look_at_the_batches_the_loss_says_it_for_a_few_steps():
+    losses, looks = turns(*TWO, (60, *OTHER), every=16)
+    level = fit_data_level(looks, losses[:280], 160)
+    unseen = {name: [p for p in points if p[0] < 280] for name, points in looks.items()}
+
+    assert "not seen yet" in level.returned(unseen, losses[:290], 280)
+    assert level.returned(unseen, losses, 280) is None
+
+
+@pytest.mark.parametrize(
+    "stretches",
+    [
+        ((120, *OWN), (60, *OTHER)),  # it is not over
+        ((120, *OWN), (60, 4.8, *OWN[1:]), (60, *OWN)),  # the data were the same
+        ((120, *OWN), (60, 4.8, 0.1, 0.999), (60, *OWN)),  # they were one token
+        ((4, *OWN), (60, *OTHER), (60, *OWN)),  # nothing is known from before it
+    ],
+)
+def test_only_data_that_were_others_and_went_again_are_remembered(stretches):
+    losses, looks = turns(*stretches)
+
+    assert fit_data_level(looks, losses, stretches[0][0]) is None

@@ -83,7 +83,8 @@ class Expectation(Section, frozen=True, kw_only=True):
     is_: Annotated[
         Literal["firing", "cleared", "on", "quiet", "muted"] | None,
         describe_key(
-            "firing: begins to; cleared; on, quiet: all along; muted: inhibited, or off in a phase"
+            "firing: begins to; cleared; on, quiet: all along; muted: inhibited, off in a "
+            "phase, or of data that came back"
         ),
     ] = msgspec.field(name="is", default=None)
     state: Annotated[StateName | None, describe_key("state of the run")] = None

@@ -32,7 +32,10 @@ __getattr__ = lazy_exports(
         "shard_attribution": "ShardAttribution",
         "spike_classifier": "Evidence, classify_spike, wiring_faults",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",
-        "trends": "Band, fit_loss_band, find_change, find_jump, find_slow_step",
+        "trends": (
+            "Band, detect_input_change, find_change, find_jump, find_slow_step, fit_data_level, "
+            "fit_loss_band"
+        ),
         "withdrawal": "explain_withdrawal",
     },
 )

@@ -14,9 +14,11 @@ the data changed: nothing is taken back for it, and the probe takes another batc
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import pairwise
 
-from . import diagnosis, trends, withdrawal
+from . import diagnosis, rule_scope, trends, withdrawal
 from .frames import LOSS
 from .incident import Incident, RunbookExecution, WithdrawnRunbook
 from .model.action import PlanContext, Refused
@@ -24,8 +26,9 @@ from .model.checkpoint_registry import Checkpoint
 from .model.decisions import ACTING_MODES, PlannedStep
 from .model.payload import Outcome, Payload, RollbackArgs, WeightsArgs
 from .model.policy import Policy, Runbook
+from .rank_monitor import RankMonitor
 from .run_state import Happened, State, StepContext
-from .trends import InputChange, LossCourse
+from .trends import DataLevel, InputChange, LossCourse
 
 
 def plan_context(
@@ -203,8 +206,51 @@ def input_change_since_onset(state: State, incident: Incident) -> InputChange | 
     monitor = state.monitors.get(incident.case.rank)
     if monitor is None:
         return None
-    series = {name: monitor.history.series(name) for name in trends.TOKENS}
-    return trends.detect_input_change(series, incident.breach_step)
+    return trends.detect_input_change(_token_series(monitor), incident.breach_step)
+
+
+def _token_series(monitor: RankMonitor) -> dict[str, list[tuple[int, float]]]:
+    return {name: monitor.history.series(name) for name in trends.TOKENS}
+
+
+def data_level_of(state: State, incident: Incident) -> DataLevel | None:
+    """Return the stretch of other data that an incident began with, None where it is none."""
+    monitor = state.monitors.get(incident.case.rank)
+    if monitor is None or incident.case.rolled_back:
+        return None
+    losses = monitor.history.series(LOSS)
+    return trends.fit_data_level(_token_series(monitor), losses, incident.breach_step)
+
+
+def remember_data_level(state: State, incident: Incident) -> None:
+    """Keep the data that an incident began with: when they return, they are no news."""
+    level, levels = data_level_of(state, incident), state.context.data_levels
+    if level is not None and all(level.step != known.step for known in levels):
+        levels.append(level)
+
+
+def remember_returned_data(state: State, metrics: Collection[str]) -> None:
+    """Note that a rule about these metrics was muted, as data came back that the run has had."""
+    if not rule_scope.OF_TOKENS.issuperset(metrics):  # else it may go by this very note
+        state.context.data_returned = state.frame_count
+    incident = state.incident
+    if incident is not None:  # its first frames will be forgotten
+        remember_data_level(state, incident)
+        if incident.case.data_returned is None:
+            incident.case.data_returned = state.step
+
+
+def describe_returned_data(state: State, monitor: RankMonitor, onset: int) -> str:
+    """Return what shows that data which the run has had came back at `onset`, "" for nothing."""
+    levels, incident = [*state.context.data_levels], state.incident
+    if incident is not None and incident.breach_step < onset:
+        level = data_level_of(state, incident)
+        levels += [] if level is None else [level]
+    if not levels:
+        return ""
+    series, losses = _token_series(monitor), monitor.history.series(LOSS)
+    texts = (level.returned(series, losses, onset) for level in reversed(levels))
+    return next(filter(None, texts), "")
 
 
 def loss_course_since(state: State, incident: Incident, since: int) -> LossCourse | None:
@@ -259,6 +305,9 @@ def new_evidence_against_weights(state: State, incident: Incident, old: Withdraw
         ill = withdrawal.is_loss_out_of_band(state, incident)
         return change.text if ill and not change.lasting else ""
     course = loss_course_since(state, incident, old.step)
+    monitor = state.monitors.get(incident.case.rank)
+    if monitor is not None and describe_returned_data(state, monitor, _step_up(monitor, old.step)):
+        return ""
     is_ill = withdrawal.is_loss_out_of_band(state, incident)
     # Where nobody can judge the weights, a jump has to last, as the first one had to.
     if course is not None and course.jump > 0.0 and (is_ill or old.loss < math.inf):
@@ -275,6 +324,13 @@ def new_evidence_against_weights(state: State, incident: Incident, old: Withdraw
 VERB = "check_weights"
 SOONER = 4  # times, where nobody can say
 BATCH, WEIGHTS_GOOD = "data", "weights"  # kinds of events, see `spike_classifier`
+
+
+def _step_up(monitor: RankMonitor, since: int) -> int:
+    """Return the step since another one at which the loss went up most, the newest for none."""
+    losses = [point for point in monitor.history.series(LOSS) if point[0] > since]
+    ups = [(b[1] - a[1], b[0]) for a, b in pairwise(losses)]
+    return max(ups)[1] if ups else monitor.step
 
 
 def begins_with_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
@@ -370,6 +426,7 @@ def reduce_to_evidence(
         waits = max(1, waits // SOONER)
     if old is not None:
         waits, event = 2 * old.waits, event or old.data_event
+    is_changed = bool(event) or input_change_since_onset(state, incident) is not None
     incident.deferred.weights_check = WithdrawnRunbook(
         run.runbook.name,
         level,
@@ -380,12 +437,14 @@ def reduce_to_evidence(
         loss if old is None else min(loss, old.loss),
         (old is not None and old.good) or has_good_weights(incident, run, result),
         event,
+        is_changed,
     )
     run.terms.reduced_reason = reason
-    run.terms.repeated = old is not None and event == old.data_event
+    # People know by then that the data changed; that they are learned is no other reason.
+    is_same = old is not None and (event == old.data_event or (is_changed and old.changed))
+    run.terms.repeated = is_same
     if is_known or event:
-        is_seen = event or input_change_since_onset(state, incident) is not None
-        kind = BATCH if is_seen else WEIGHTS_GOOD
+        kind = BATCH if is_changed else WEIGHTS_GOOD
         state.context.happened.append(Happened(incident.breach_step, state.attempt, kind, reason))
 
 

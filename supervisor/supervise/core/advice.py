@@ -339,7 +339,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.ATTENTION, _has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
         (Fact.ROUTING, _has_moved(policy, incident, monitor, ("moe_", "router_"))),
         (Fact.WIRING, bool(wiring_faults(verdict))),
-        (Fact.NO_DESCENT, monitor is not None and not monitor.is_objective),
+        (Fact.NO_DESCENT, monitor is not None and not monitor.has_descended),
         (Fact.REWARD, monitor is not None and has_reward(monitor.names)),
         (Fact.RECURRING, bool(verdict.recurring)),
         (Fact.BACK, is_loss_rejoined(verdict)),

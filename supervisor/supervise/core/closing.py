@@ -18,6 +18,7 @@ from . import (
     opening,
     rule_news,
     run_phase,
+    spike_classifier,
     withdrawal,
 )
 from .diagnosis import RATE
@@ -34,6 +35,7 @@ from .model.decisions import (
 from .model.interfaces import Advice, Lead, Steps, sentences
 from .model.payload import Outcome
 from .model.policy import HOLD, PAGE, STOP, Policy, Runbook, next_level
+from .model.verdicts import Verdict
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
@@ -215,14 +217,12 @@ def close_incident(
     summary = ""
     if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
+        action_planning.remember_data_level(ctx.state, incident)
         summary = diagnosis.verdict_summary(verdict)
     if then is None:
         then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
-    # Over by itself: no alarm; who heard of it hears of its end whatever its severity.
-    is_notice = incident.severity == "SEV2" and not acted
-    escalation = incident.escalation
-    is_notice |= outcome == CLEARED and escalation.runs == escalation.called_off > 0
-    severity = "INFO" if superseded_by or is_notice else incident.severity
+    is_notice = bool(superseded_by) or _is_over_by_itself(incident, outcome, verdict)
+    severity = "INFO" if is_notice else incident.severity
     closed = notices.Closed(
         severity=severity, incident=incident.id, outcome=reason, summary=summary, advice=then
     )
@@ -230,6 +230,15 @@ def close_incident(
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     ctx.state.incident = None
+
+
+def _is_over_by_itself(incident: Incident, outcome: str, verdict: Verdict | None) -> bool:
+    """Return whether an end is no alarm; who heard of it hears of its end whatever its severity."""
+    escalation, is_quiet = incident.escalation, outcome == CLEARED
+    if escalation.runs:
+        return is_quiet and escalation.runs == escalation.called_off
+    is_left = verdict is not None and not spike_classifier.is_over(verdict)
+    return incident.severity == "SEV2" or (is_quiet and not is_left)
 
 
 GOOD_STEPS = 10  # losses in their band show that the weights were good; those just before an onset

@@ -206,6 +206,23 @@ def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
     return verdict is not None and spike_classifier.is_loss_rejoined(verdict)
 
 
+def nonfinite_since(monitor: RankMonitor) -> int | None:
+    """Return the first of the newest steps whose losses are all NaN or Inf, None for none.
+
+    A single one whose update was skipped did the weights no harm.
+    """
+    names, steps, skipped = monitor.history.names, list[int](), False
+    for frame in reversed(monitor.history.frames):
+        values = dict(zip(names, frame.values, strict=False))
+        loss = values.get(LOSS)
+        if loss is not None and loss - loss == 0.0:
+            break
+        if loss is not None:
+            skipped = values.get(SKIPPED) == 1.0
+            steps.append(frame.step)
+    return None if not steps or (len(steps) == 1 and skipped) else steps[-1]
+
+
 def verdict_summary(verdict: Verdict | None) -> str:
     """Return a verdict for a message, one clause without numbers; the audit record has those."""
     return "" if verdict is None else spike_classifier.verdict_clause(verdict)
@@ -379,9 +396,16 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
     for name, step, value in history.evaluations:
         probes.setdefault(name, []).append((step, value))
     series = {m: history.series(m) for m in case.norms}
+    begin, end = max(begin, incident.breach_step), case.data_returned
+    after = [p for p in history.series(LOSS) if begin <= p[0] and (end is None or p[0] < end)]
+    sums = None if case.rolled_back else _per_amount(monitor, after, incident.breach_step)
+    if sums and (grads := _per_amount(monitor, series.get(GRAD, ()), incident.breach_step)):
+        series[GRAD] = grads  # that of a sum grows with it
+    peak = max((loss for _, loss in sums), default=None) if sums else case.excursion.peak
     return Evidence(
         band=case.band,
-        after=[p for p in history.series(LOSS) if p[0] >= max(begin, incident.breach_step)],
+        after=after if sums is None else sums,
+        is_sum=sums is not None,
         norms={
             m: (case.norms[m], [value for step, value in points if step >= begin])
             for m, points in series.items()
@@ -389,7 +413,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         probes=probes,
         artefact=_artefact(monitor, incident.breach_step),
         happened=case.context,
-        peak=case.excursion.peak,
+        peak=peak,
         nonfinite=case.excursion.nonfinite,
         lasting=case.excursion.lasting,
         skipped=case.excursion.skipped,
@@ -406,6 +430,18 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         rolled_back=case.rolled_back,
         sound=(check := incident.deferred.weights_check) is not None and check.good,
     )
+
+
+def _per_amount(
+    monitor: RankMonitor, points: Sequence[tuple[int, float]], onset: int
+) -> list[tuple[int, float]] | None:
+    """Return losses, or norms, of as many tokens as before an onset; None where it is no sum."""
+    metric = monitor.summed_over
+    usual = values_before(monitor, metric, onset) if metric else []
+    if not usual:
+        return None
+    middle, amounts = median(usual), dict(monitor.history.series(metric))
+    return [(s, value * middle / amounts[s]) for s, value in points if amounts.get(s, 0.0) > 0.0]
 
 
 def _observe(
@@ -435,7 +471,7 @@ def _observe(
     if loss is not None and loss - loss == 0.0:
         excursion.peak = loss if excursion.peak is None else max(excursion.peak, loss)
         band = case.band
-        if band is not None:
+        if band is not None and not monitor.summed_over:
             far = max(SERIES_MADS * band.spread, SERIES_NATS)
             excursion.outliers += loss - band.forecast(step) > far
 

@@ -34,6 +34,7 @@ from . import (
     rule_scope,
     run_notices,
     runbook_runner,
+    spike_classifier,
 )
 from .frames import JobFrames
 from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
@@ -463,8 +464,9 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
             then = advice.advice_on_request(incident, pending, verdict)
+        is_good_news = not incident.escalation.runs and spike_classifier.is_over(verdict)
         diagnosed = notices.Diagnosed(
-            severity=incident.severity,
+            severity="INFO" if is_good_news and pending is None else incident.severity,
             incident=incident.id,
             spike=verdict.kind,
             summary=diagnosis.verdict_summary(verdict),

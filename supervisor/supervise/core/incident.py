@@ -234,6 +234,7 @@ class LossCase:
         rate: what is known of the learning rate as a cause, None for nothing.
         context: what else happened around the onset.
         rolled_back: it was taken back since. exhausted: it came back after the last level.
+        data_returned: the step from which on the losses are of data that came back, None for none.
         verdict: the class that it was given while it is open.
     """
 
@@ -252,6 +253,7 @@ class LossCase:
     excursion: Excursion = field(default_factory=Excursion)
     rolled_back: bool = False
     exhausted: bool = False
+    data_returned: int | None = None
     verdict: Verdict | None = None
 
 
@@ -316,7 +318,8 @@ class WithdrawnRunbook:
         step: of the decision. retry_frame: frame count from which new evidence may start it again.
         waits: steps until then.
         loss: of the probe batch with these weights, the lowest one. good: it said that they are.
-        data_event: how it is known that the data changed, "" where it is not.
+        data_event: how it is known that the data changed, and are learned, "" where it is not.
+        changed: they did, as far as their tokens show.
     """
 
     name: str
@@ -328,6 +331,7 @@ class WithdrawnRunbook:
     loss: float
     good: bool
     data_event: str
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -525,7 +529,7 @@ def breach_headline(
     limits: dict[str, list[float]] = {}  # a metric with its value -> limits, and comments
     comments: dict[str, list[str]] = {}
     levels: dict[str, tuple[float, float]] = {}  # value, and that before
-    bounds: dict[str, str] = {}  # how its limit is written
+    bounds: dict[str, str] = {}  # whose limit is written, "" for one of none at all
     for reading in numbers.values():
         metric = formats.reading_text(reading, "metric")
         if reading.get("code") != "BREACH":
@@ -547,8 +551,8 @@ def breach_headline(
         limit, before = formats.limit_value(key, reading), level_before(metric)
         limits.setdefault(text, []).extend([] if limit is None else [limit])
         if value == limit == 0.0:  # a count, or a norm: none is below its limit
-            bounds[text] = "must be above 0"
-        bounds.setdefault(text, "limit {:.3g}" + formats.UNITS.get(metric, ""))
+            bounds[text] = ""
+        bounds.setdefault(text, metric)
         details = comments.setdefault(text, [])
         if before is not None and not details:
             details.append(f"before {formats.quantity(metric, before)}")
@@ -567,12 +571,13 @@ def breach_headline(
 
 
 def _comments(
-    details: list[str], limits: list[float], level: tuple[float, float] | None, bound: str
+    details: list[str], limits: list[float], level: tuple[float, float] | None, metric: str
 ) -> str:
     """Return what stands in brackets behind a value; `level`: the value, and that before."""
     if level is not None and any((level[0] - limit) * (level[1] - limit) > 0 for limit in limits):
         details = details[1:]  # it was beyond that limit before, too: none that is healthy
-    nearest = [bound.format(limit) for limit in limits]
+    nearest = ["must be above 0"] if limits and not metric else []
+    nearest = nearest or [f"limit {formats.quantity(metric, limit)}" for limit in limits]
     details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
     return f" ({', '.join(details)})" if details else ""
 

@@ -228,9 +228,22 @@ def _notify_end(
         return
     if job.returncode == 0 and not job.stopping:
         if not job_lifecycle.notify_early_end(ctx, incident):
-            ctx.send(run_notices.JobFinished(severity="INFO", step=step), replace=True)
+            ctx.send(_finished(ctx), replace=True)
         return
     ctx.send(_bad_end(ctx, incident, end_text, why, failed=failed), replace=True, incident=incident)
+
+
+def _finished(ctx: StepContext) -> notices.Notice:
+    """Return what people hear of an end that looks good: its newest losses may be no numbers."""
+    state, step = ctx.state, ctx.state.step
+    monitor = state.monitors.get(state.leader() or 0)
+    since = None if monitor is None else diagnosis.nonfinite_since(monitor)
+    if since is None:
+        return run_notices.JobFinished(severity="INFO", step=step)
+    then = advice.start_again(ctx.policy, state, since)
+    return run_notices.FinishedNonfinite(
+        severity="SEV1", step=step, since=since, advice=Advice(None, then)
+    )
 
 
 def _advice(ctx: StepContext, incident: Incident | None) -> Advice:

@@ -361,6 +361,7 @@ def _joins(
     begins = idle and incident.phase == OPEN and not rule_scope.is_machine_rule(policy, rule)
     begins = begins and not rule_scope.against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)
+    incident.case.data_returned = None  # this one is not theirs
     # What was advisory until now may be much older than the trouble.
     moved = begins or (raised and idle)
     if moved:

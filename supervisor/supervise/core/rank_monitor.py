@@ -509,6 +509,25 @@ class RankMonitor:
             for (_, detector), code in zip(self.detectors, self.codes, strict=True)
         )
 
+    @property
+    def has_descended(self) -> bool:
+        """Whether the loss may have fallen in this run: not known never to have."""
+        return not any(
+            detector.measures_descent and detector.metrics == (LOSS,) and code == OK
+            for (_, detector), code in zip(self.detectors, self.codes, strict=True)
+        )
+
+    @property
+    def summed_over(self) -> str:
+        """The amount with which the loss has just grown, "" where it is none of a sum."""
+        pairs = zip(self.detectors, self.codes, strict=True)
+        amounts = (
+            detector.metrics[1]
+            for (_, detector), code in pairs
+            if detector.measures_mean and detector.metrics[0] == LOSS and code == OK
+        )
+        return next(amounts, "")
+
     def members(self, family: str) -> dict[int, float]:
         """Return the newest value that each numbered member of a family of metrics ever had."""
         newest = {name: value for late in self.late.values() for name, value in late.latest.items()}

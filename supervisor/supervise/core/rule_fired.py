@@ -22,6 +22,7 @@ from . import (
     runbook_runner,
     withdrawal,
 )
+from .frames import FRAMES
 from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution, breach_headline
 from .model import state_machine
 from .model.action import Refused
@@ -39,6 +40,8 @@ from .model.decisions import (
 from .model.policy import HOLD, Policy, Rule, entry_level, minimum_level, next_level
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
+
+AGAIN = 8  # frames between two looks at a rule that is muted for data that came back
 
 
 def on_rules_changed(
@@ -75,7 +78,8 @@ def on_rules_changed(
             if fired
             else state.rules.muted.get(rule.id)
         )
-        muted = muted_by is not None and muted_by.cause == "inhibit"
+        known = ("inhibit", rule_scope.RETURNED_DATA)
+        muted = muted_by is not None and muted_by.cause in known
         rule_news.on_rule_changed(ctx, rule, rank, numbers, muted=muted)
         if fired:
             rule_news.extend_firing(policy, state, rule, monitor.rules[r])
@@ -189,6 +193,10 @@ def _answer(
                 )
             )
             state.rules.muted[rule.id] = muted
+            if muted.cause == rule_scope.RETURNED_DATA:
+                action_planning.remember_returned_data(
+                    state, rule_scope.rule_metrics(ctx.policy, rule)
+                )
             if muted.cause == "incident":
                 opening.notify_alongside(ctx, rule, alarm)
             if rule.severity == "SEV0" and muted.cause == "session_end":
@@ -236,8 +244,41 @@ def _muted(
         return Suppressor("planned", planned)
     if (passing := diagnosis.explain_passing_slowness(policy, state, monitor, rule)) is not None:
         return passing
+    if (returned := _explain_returned_data(policy, state, monitor, rule)) is not None:
+        return returned
     alongside = rule_scope.incident_alongside(policy, incident, rule)
     return Suppressor("incident", alongside) if alongside else None
+
+
+def _explain_returned_data(
+    policy: Policy, state: State, monitor: RankMonitor, rule: Rule
+) -> Suppressor | None:
+    """Return the data that came back where a rule sees what they did before.
+
+    SEV0 is never that, nor are a rate that jumps, zeros, and values that are no numbers.
+    """
+    read, returned = rule_scope.rule_metrics(policy, rule), state.context.data_returned
+    is_of_tokens = bool(read) and read <= rule_scope.OF_TOKENS and rule.severity == "SEV2"
+    if is_of_tokens and 0 <= returned <= state.frame_count <= returned + FRAMES:  # sums come late
+        text = f"data that came back {state.frame_count - returned} steps ago"
+        return Suppressor(rule_scope.RETURNED_DATA, text)
+    is_judged = is_of_tokens or rule_scope.is_moved_by_data(policy, rule)
+    if rule.severity == "SEV0" or not is_judged:
+        return None
+    before = state.rules.muted.get(rule.id)
+    if before is not None and before.cause == rule_scope.RETURNED_DATA:
+        watches = zip(policy.rules, monitor.rules, strict=True)
+        is_true = any(watch.held for other, watch in watches if other.id == rule.id)
+        if not is_true or state.frame_count % AGAIN:
+            return before  # it is kept, or judged on another rank
+    numbers = monitor.numbers(rule).values()
+    breaching = [reading for reading in numbers if reading.get("code") == "BREACH"]
+    if any(r.get("nonfinite") or r.get("metric") == diagnosis.RATE for r in breaching):
+        return None
+    if any(reading.get("value") == 0.0 for reading in breaching):
+        return None
+    text = action_planning.describe_returned_data(state, monitor, monitor.first_breach(rule))
+    return Suppressor(rule_scope.RETURNED_DATA, text) if text else None
 
 
 def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:

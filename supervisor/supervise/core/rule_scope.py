@@ -56,6 +56,24 @@ MOVED_BY_SPIKE = frozenset(
 )
 
 
+RETURNED_DATA = "data"  # the cause of a mute: what a rule sees is theirs
+# What a return of other data moves, beside what the spike itself does.
+OF_TOKENS = frozenset(
+    (
+        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "batch_token_drift"),
+        *("batch_token_shift", "shuffle_block_skew"),
+    )
+)
+MOVED_BY_LOSS = frozenset(("train_loss_raw", "train_loss_ema", "grad_global_norm", "update_norm"))
+
+
+def is_moved_by_data(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule reads what a return of other data moves, and nothing else."""
+    read = rule_metrics(policy, rule)
+    known = read <= MOVED_BY_SPIKE | OF_TOKENS | {"steps_seen"}
+    return known and bool(read & MOVED_BY_LOSS) and _pack(rule.id) != WIRING
+
+
 def rule_metrics(policy: Policy, rule: Rule) -> set[str]:
     """Return what a rule is about; nothing for one that reads the clock.
 
@@ -112,6 +130,7 @@ def incident_still_fires(policy: Policy, state: State, incident: Incident) -> bo
     firing = set(state.firing(policy))
     return any(
         rule.id in firing
+        and state.rules.muted_by(rule.id) not in (RETURNED_DATA, "phase")
         and not is_apart(policy, incident, rule)
         and (rule.runbook is not None or rule_family(policy, rule) != WIRING)
         for rule in policy.rules

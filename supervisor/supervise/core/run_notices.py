@@ -483,6 +483,16 @@ class JobFinished(Notice, frozen=True, kw_only=True):
     step: int
 
 
+class FinishedNonfinite(Notice, frozen=True, kw_only=True):
+    """`since`: the first step of those whose losses are no numbers, up to the last one."""
+
+    KIND = FINISHED
+    TITLE = "finished at step {step}, and its loss is NaN or Inf from step {since} on"
+    WHAT = "it reports success; what it saved since then is of no use"
+    step: int
+    since: int
+
+
 class JobEndedEarly(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "the job ended with code 0 after {shortfall}"

@@ -40,6 +40,7 @@ from .notices import NO_ADVICE, Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
+from .trends import DataLevel
 
 RANKS = (*SEVERITIES, "INFO")
 WEIGHTS = (FINISHED, CLOSED, APPROVAL, ACTION, UPDATED, WATCHER)  # the first one names a message
@@ -222,6 +223,11 @@ class RuleMemory:
         """Return the name of who silenced a rule that is still to be silent, else None."""
         until, operator = self.silenced.get(rule, (0, ""))
         return operator if frame_count < until else None
+
+    def muted_by(self, rule: str) -> str:
+        """Return the cause of the mute of a rule, "" for none."""
+        muted = self.muted.get(rule)
+        return "" if muted is None else muted.cause
 
     def unmute_cleared(self, firing: Collection[str]) -> None:
         """Forget what muted a rule that does not fire any more."""
@@ -416,12 +422,16 @@ class LossContext:
         onsets: frame counts at which the newest excursions were noticed.
         attribution: which shards troubles began in.
         planned: changes that operators announced, beside those of the policy.
+        data_levels: stretches of other data that incidents were about. data_returned: the frame
+            count at which a rule was last muted as such data came back, -1 for never.
     """
 
     happened: deque[Happened] = field(default_factory=lambda: deque(maxlen=64))
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     attribution: ShardAttribution = field(default_factory=ShardAttribution)
     planned: tuple[Planned, ...] = ()
+    data_levels: deque[DataLevel] = field(default_factory=lambda: deque(maxlen=8))
+    data_returned: int = -1
 
 
 @dataclass(slots=True)

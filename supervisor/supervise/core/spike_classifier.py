@@ -76,6 +76,10 @@ SENTENCES: Mapping[SpikeClass, str] = {  # a class in a message
     SpikeClass.UNDECIDED: "the cause is not known",
     SpikeClass.NO_EXCURSION: "the loss was normal throughout",
 }
+OF_SUMS = {
+    SpikeClass.RECOVERABLE: "the loss of as many tokens is back to normal",
+    SpikeClass.NO_EXCURSION: "the loss of as many tokens was normal throughout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class Evidence:
         recurring: why it counts as recurring, "" when it does not.
         about_loss: a rule of the incident judges how large the loss is.
         objective: the loss has descended in this run, or nobody knows.
+        is_sum: the loss grew with its tokens; `after` and `peak` are of as many as before.
         rolled_back: `after` is a new attempt. sound: the weights were tested, and good.
     """
 
@@ -120,6 +125,7 @@ class Evidence:
     recurring: str = ""
     about_loss: bool = True
     objective: bool = True
+    is_sum: bool = False
     rolled_back: bool = False
     sound: bool = False
 
@@ -127,6 +133,11 @@ class Evidence:
 def is_loss_rejoined(verdict: Verdict) -> bool:
     """Return whether the loss came back into its band."""
     return verdict.questions.rejoined.answer == YES
+
+
+def is_over(verdict: Verdict) -> bool:
+    """Return whether nothing is left of it: the loss was normal throughout, or it is back."""
+    return verdict.kind in (SpikeClass.NO_EXCURSION, SpikeClass.RECOVERABLE)
 
 
 def wiring_faults(verdict: Verdict) -> list[ContextEvent]:
@@ -138,6 +149,8 @@ def wiring_faults(verdict: Verdict) -> list[ContextEvent]:
 def verdict_clause(verdict: Verdict) -> str:
     """Return a verdict as one clause, without numbers."""
     text = SENTENCES[verdict.kind]
+    if verdict.questions.rejoined.is_sum is True:
+        text = OF_SUMS.get(verdict.kind, text)
     step = verdict.questions.rejoined.step
     causes = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
     for event in verdict.questions.else_happened.events:
@@ -159,8 +172,9 @@ def verdict_clause(verdict: Verdict) -> str:
 
 def classify_spike(case: Evidence) -> Verdict:
     """Answer the questions and name the class. Question 4 comes first where it explains all."""
+    rejoined = answer_rejoined(case)
     questions = Questions(
-        rejoined=answer_rejoined(case),
+        rejoined=structs.replace(rejoined, is_sum=True) if case.is_sum else rejoined,
         eval_shifted=answer_eval_shifted(case),
         norms_stayed=answer_norms_stayed(case),
         else_happened=answer_else_happened(case.happened),
@@ -174,6 +188,7 @@ def classify_spike(case: Evidence) -> Verdict:
         repaired=kind == SpikeClass.NUMERIC
         and (case.rolled_back and back and not case.lasting and not case.came_back),
         unseen=case.unseen,
+        no_objective=not case.objective,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .model import formats
 from .model.verdicts import PARTS, SlowStep
@@ -147,7 +148,8 @@ NEWEST_LOOKS, LOOKS_SINCE = (
     2,
     8,
 )  # the same behind it: a drift is told from what is usual, which follows it
-BEYOND = 0.5  # times the whole range of before, outside of it; project default
+# Times the whole range of before, outside of it, and for a single look; project defaults.
+BEYOND, BEYOND_ALONE = 0.5, 1.0
 ONE_TOKEN, SEVERAL = 0.99, 0.5  # shares of the commonest token, as `data.constant`
 RECENT = 40  # losses whose course is asked for
 FALLEN = 0.25  # of its excess at the onset; less may be noise. Project default
@@ -183,16 +185,189 @@ def detect_input_change(
 
 
 def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
-    values_before = [value for step, value in points if step < onset - EXCLUDED][-LOOKS_BEFORE:]
     since = [value for step, value in points if step >= onset][:LOOKS_SINCE]
-    if len(values_before) < LEAST_LOOKS or len(since) < NEWEST_LOOKS:
-        return ""
-    low, high, now = min(values_before), max(values_before), median(since)
-    far = BEYOND * (high - low)
-    if low - far <= now <= high + far:
+    usual = _usual_range(points, onset)
+    beyond = BEYOND if len(since) >= NEWEST_LOOKS else BEYOND_ALONE
+    if usual is None or not since or usual.has(median(since), beyond):
         return ""
     shown = median(since[:NEWEST_LOOKS])  # the same number however many looks there are by now
-    return f"{formats.readable_metric(name)} {shown:.3g} (before {low:.3g} to {high:.3g})"
+    text = f"{formats.readable_metric(name)} {shown:.3g}"
+    return f"{text} (before {usual.low:.3g} to {usual.high:.3g})"
+
+
+class Range(NamedTuple):
+    """The least, the greatest and the median of a few values."""
+
+    low: float
+    high: float
+    middle: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        return cls(min(values), max(values), median(values))
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    def has(self, value: float, share: float) -> bool:
+        """Return whether a value is in it, or beyond it by `share` of its width at most."""
+        far = share * self.width
+        return self.low - far <= value <= self.high + far
+
+
+def _usual_range(points: Sequence[tuple[int, float]], onset: int) -> Range | None:
+    """Return where a statistic of the tokens was before an onset, None with too few looks."""
+    looks = [value for step, value in points if step < onset - EXCLUDED][-LOOKS_BEFORE:]
+    return Range.of(looks) if len(looks) >= LEAST_LOOKS else None
+
+
+DRIFT = TOKENS[0]  # it shows a change, and gets used to it
+DRIFTED = 1.5  # times the highest of before, where nothing else shows a change; project default
+FEW_LOOKS = 4  # one of them may be far out
+HALF = 0.5  # of the way from one range to another
+NEXT_TO = 64  # steps before a change, of which the newest looks count; project default
+ENDED = 4  # losses whose median is back; project default
+RISE = 1.5  # times the rise of then, a loss that returns may be up; project default
+LEARNED = 128  # steps in which the data of before are learned anew; the window of `harm`
+UNSEEN_STEPS = 16  # until a look at the batches, where it is one step in as many
+
+
+@dataclass(frozen=True, slots=True)
+class DataLevel:
+    """A stretch of other data, from which the run came back by itself.
+
+    Attributes:
+        step, end: its first step, and the first one behind it.
+        usual, since: of each statistic that moved, where it was before and in it.
+        loss_before, peak: the loss just before, and its highest one there.
+    """
+
+    step: int
+    end: int
+    usual: Mapping[str, Range]
+    since: Mapping[str, Range]
+    loss_before: float
+    peak: float
+
+    def returned(
+        self,
+        series: Mapping[str, Sequence[tuple[int, float]]],
+        losses: Sequence[tuple[int, float]],
+        onset: int,
+    ) -> str | None:
+        """Return what shows that these data, or those of before, came again at `onset`, or None.
+
+        Until a look at the batches that is what the loss says, for a few steps.
+        """
+        after = [loss for step, loss in losses if step >= onset]
+        highest = self.loss_before + RISE * (self.peak - self.loss_before)
+        if onset < self.end or not after or max(after) > highest:
+            return None
+        newest = losses[-1][0]
+        loss = f"loss {max(after):.3g}, then up to {self.peak:.3g}"
+        for name, then, other in (
+            (f"the data of steps {self.step} to {self.end - 1}", self.since, self.usual),
+            (f"the data from before step {self.step}", self.usual, self.since),
+        ):
+            places = _places(series, then, other)
+            looks = [(step, place) for step, place in places if step >= onset]
+            before = [p for s, p in places if onset - EXCLUDED - NEXT_TO <= s < onset - EXCLUDED]
+            if not before or median(before[-LEAST_LOOKS:]) >= HALF:
+                continue  # they were there just before: the loss rose for another reason
+            if not looks and newest - onset < UNSEEN_STEPS:
+                return f"{name}: not seen yet; {loss}"
+            far = 1.0 + HALF + max(map(_noise, then.values(), other.values()))
+            if looks and _is_there([place for _, place in looks], far):
+                last = max((step for step, place in looks if place > HALF), default=onset)
+                if newest - last <= LEARNED:
+                    return f"{name}: {_describe_looks(series, then, onset)}; {loss}"
+        return None
+
+
+def _places(
+    series: Mapping[str, Sequence[tuple[int, float]]],
+    then: Mapping[str, Range],
+    other: Mapping[str, Range],
+) -> list[tuple[int, float]]:
+    """Return where each look was between two ranges: 0 as the other one, 1 as then.
+
+    The mean of the statistics: each alone may have ranges that overlap. What drifts shows a change
+    to either: 1 where it is beyond what is usual.
+    """
+    if DRIFT in then:
+        limit = DRIFTED * min(then[DRIFT].high, other[DRIFT].high)
+        return [(step, float(value > limit)) for step, value in series.get(DRIFT, ())]
+    sums: dict[int, list[float]] = {}
+    for name, reach in then.items():
+        away = other[name].middle
+        for step, value in series.get(name, ()):
+            sums.setdefault(step, []).append((value - away) / (reach.middle - away))
+    return [(s, sum(parts) / len(parts)) for s, parts in sorted(sums.items())]
+
+
+def _noise(then: Range, other: Range) -> float:
+    """Return half the width of a range, in distances between two."""
+    return 0.5 * max(then.width, other.width) / abs(then.middle - other.middle)
+
+
+def _is_there(places: Sequence[float], far: float) -> bool:
+    """Return whether several looks running were as then; a few may still be far out."""
+    if len(places) < FEW_LOOKS:
+        return HALF / 2.0 < median(places) <= far
+    windows = (places[i : i + FEW_LOOKS] for i in range(len(places) - FEW_LOOKS + 1))
+    return any(HALF < median(window) <= far for window in windows)
+
+
+def _describe_looks(
+    series: Mapping[str, Sequence[tuple[int, float]]], then: Mapping[str, Range], onset: int
+) -> str:
+    """Return the statistics of the first looks since an onset, and where they were then."""
+    texts = []
+    for name, reach in then.items():
+        looks = [value for step, value in series.get(name, ()) if step >= onset][:LOOKS_SINCE]
+        text = f"{formats.readable_metric(name)} {median(looks):.3g}"
+        texts.append(f"{text}, then {reach.low:.3g} to {reach.high:.3g}")
+    return ", ".join(texts)
+
+
+def fit_data_level(
+    series: Mapping[str, Sequence[tuple[int, float]]],
+    losses: Sequence[tuple[int, float]],
+    onset: int,
+) -> DataLevel | None:
+    """Return the stretch of other data that began at `onset`, once it is over; None for none.
+
+    One in which the inputs were one token is none: nothing of it may come again.
+    """
+    losses_before = [loss for step, loss in losses if step < onset][-LEAST:]
+    after = [(step, loss) for step, loss in losses if step >= onset]
+    if len(losses_before) < LEAST or len(after) <= ENDED:
+        return None
+    before = median(losses_before)
+    peak = max(loss for _, loss in after[:LOOKS_SINCE])
+    limit = before + (peak - before) / 2.0
+    windows = (after[i : i + ENDED] for i in range(1, len(after) - ENDED + 1))
+    back = (w for w in windows if median([loss for _, loss in w]) < limit)
+    end = next((step for step, loss in next(back, ()) if loss < limit), None)
+    if end is None or peak <= before:
+        return None
+    last = max(onset + 1, end - ENDED)  # a loss that is not back yet may be of the data of before
+    series = {name: [p for p in points if p[0] < last] for name, points in series.items()}
+    change = detect_input_change(series, onset)
+    if change is None or change.degenerate:
+        return None
+    usual, since = dict[str, Range](), dict[str, Range]()
+    for share, names in ((BEYOND, TOKENS[1:]), (0.0, TOKENS[1:]), (BEYOND, (DRIFT,))):
+        for name in names if not since else ():  # those that moved far say most
+            points = series.get(name, ())
+            looks = [value for step, value in points if step >= onset][:LOOKS_SINCE]
+            reach = _usual_range(points, onset)
+            if reach is None or not looks or reach.has(median(looks), share):
+                continue
+            if name != DRIFT or max(looks) > DRIFTED * reach.high:
+                usual[name], since[name] = reach, Range.of(looks)
+    return DataLevel(onset, end, usual, since, before, peak) if since else None
 
 
 @dataclass(frozen=True, slots=True)

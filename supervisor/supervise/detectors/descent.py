@@ -242,6 +242,8 @@ class Averaged(AmountDetector):
         choice.
     """
 
+    measures_mean: ClassVar[bool] = True
+
     metric: str
     amount: str
     window: int = 64  # rows

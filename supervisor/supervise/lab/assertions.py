@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from msgspec import structs
@@ -23,6 +24,9 @@ from ..core.model.decisions import (
     Suppressed,
 )
 from ..core.model.state_machine import STATES
+from ..core.rule_scope import RETURNED_DATA
+
+MUTES = ("inhibit", "phase", RETURNED_DATA)  # causes of the condition `muted`
 
 
 class TransitionCoverage(dict[str, Any]):
@@ -215,7 +219,7 @@ def _check_rule(
     rule = names.rule(expect.rule or "") or ""
     condition = expect.is_ or "firing"
     if condition == "muted":
-        frames = sorted((*result.suppressed("inhibit", rule), *result.suppressed("phase", rule)))
+        frames = sorted(chain.from_iterable(result.suppressed(cause, rule) for cause in MUTES))
         return _check_count(expect, frames, start, end, f"muting of {rule}")
     if condition in ("on", "quiet"):
         expected = condition == "on"

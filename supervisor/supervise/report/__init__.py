@@ -8,9 +8,9 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "incident_builder": "build_incident_report",
-        "incident_facts": "Tapes, sparkline",
+        "incident_facts": "Tapes, sparkline, status_of",
         "incident_files": "IncidentFiles, describe_run, read_tapes",
-        "incident_report": "Action, IncidentReport, Move, RunOrigin, incident_schema",
+        "incident_report": "Action, IncidentReport, Move, RunOrigin, Status, incident_schema",
         "incident_sentences": "describe_observation",
         "incident_views": (
             "render_card, render_files, render_full, render_markdown, "

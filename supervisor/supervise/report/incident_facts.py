@@ -602,6 +602,7 @@ def _status_of_end(closed: decisions.IncidentClosed, *, stopped: bool) -> Status
         return Status.DOWN
     rejoined = None if closed.spike is None else closed.spike.questions.rejoined
     is_ill = rejoined is not None and rejoined.excursion and is_still_out(rejoined)
+    is_ill = is_ill and closed.spike is not None and not closed.spike.no_objective
     return Status.UNRECOVERED if is_ill else Status.JOB_ENDED
 
 

@@ -158,22 +158,23 @@ def describe_condition(condition: Condition) -> str:
         return ", ".join(
             f"{formats.readable_metric(name)} is NaN or Inf" for name in condition.nonfinite
         )
-    limit = format_significant(condition.limit)
     if condition.signal:
         return f"{condition.text}; last step {condition.step}"
     if condition.metric is None:
         return ""
     if text := formats.coded_value_text(condition.metric, condition.value):
         return text
-    unit = formats.UNITS.get(condition.metric, "")
-    text = (
-        f"{formats.readable_metric(condition.metric)} {format_significant(condition.value)}{unit}"
+    unit, scale = formats.unit_of(condition.metric)
+    value, limit, baseline = (
+        format_significant(v * scale if isinstance(v, float) and scale != 1.0 else v)
+        for v in (condition.value, condition.limit, condition.baseline)
     )
+    text = f"{formats.readable_metric(condition.metric)} {value}{unit}"
     text += f" on {condition.module}" if condition.module else ""
     if condition.measure == "difference" and condition.baseline is None:
         return f"{text} (must be {limit}{unit})"
     if condition.baseline is not None:
-        return f"{text} (before {format_significant(condition.baseline)}{unit})"
+        return f"{text} (before {baseline}{unit})"
     if condition.measure == "sum":
         is_low = isinstance(condition.measured, float) and condition.measured < 0.0
         return f"{text} ({'low' if is_low else 'high'} for too long)"
@@ -239,7 +240,7 @@ def cause_candidates(
 
 
 def _of_wiring(fault: ContextEvent) -> Candidate:
-    text = f"the job's wiring: {fault.text}, rule {fault.rule} since step {fault.step}"
+    text = f"{fault.text}, rule {fault.rule} since step {fault.step}"
     return Candidate(WIRING, text, fault.step, None, fault.rule, fault.tensors)
 
 
@@ -292,7 +293,7 @@ def describe_cause(
     text = candidates[0].text if candidates else ""
     if first == WIRING:  # it has been so before, without this
         faults = [candidate.text for candidate in candidates if candidate.kind == WIRING]
-        text = f"perhaps {'; '.join(faults)}"
+        text = f"perhaps the job's wiring: {'; '.join(faults)}"
     is_known = first not in ("", *SYMPTOMS)
     order = _order(moves, is_explained=is_known and first not in ("rate", *RECORDED))
     unchanged = [area for area in unchanged if area.area not in {c.kind for c in candidates}]
@@ -706,7 +707,7 @@ def describe_proof(
         slowness: of an incident about speed, how it is at the end. height: of the loss then.
     """
     passed = [check for check in verification if check.kind == "passed"]
-    rejoined = None if diagnosis is None else diagnosis.questions.rejoined
+    rejoined = _judged_loss(diagnosis, status)
     back = rejoined is not None and rejoined.answer == YES
     rejoined_step = rejoined.step if rejoined is not None and back and loss_left else None
     course = slowness or _course(rejoined, rejoined_step, height, loss_left=loss_left)
@@ -748,14 +749,24 @@ def describe_proof(
     return proven(text, verified=False)
 
 
+def _judged_loss(diagnosis: Verdict | None, status: Status) -> Rejoined | None:
+    """Return how the loss is, None where it had nothing to come back to, or is not known."""
+    if diagnosis is None:
+        return None
+    rejoined = diagnosis.questions.rejoined
+    is_moot = status == Status.JOB_ENDED and diagnosis.no_objective and rejoined.answer != YES
+    return None if is_moot else rejoined
+
+
 def _course(
     rejoined: Rejoined | None, rejoined_step: int | None, height: str, *, loss_left: bool
 ) -> str:
     """Return where the loss is, "" where nothing says that."""
     if rejoined is None:
         return ""
-    if rejoined.answer == YES and not loss_left:
-        return "the loss stayed in its normal range"
+    loss = "loss of as many tokens" if rejoined.is_sum is True else "loss"
+    if rejoined.answer == YES and not (loss_left and rejoined.is_sum is not True):
+        return f"the {loss} stayed in its normal range"
     if rejoined.answer == YES:
         since = "" if rejoined_step is None else f" at step {rejoined_step}"
         return f"loss back in its normal range{since}"

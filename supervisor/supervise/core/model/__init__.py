@@ -11,7 +11,7 @@ __getattr__ = lazy_exports(
         "checkpoint_registry": "Checkpoint, WEIGHTS_ONLY",
         "decisions": (
             "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
-            "Decision, IncidentClosed, IncidentOpened, IncidentRaised, NearMiss, "
+            "CLEARED, Decision, IncidentClosed, IncidentOpened, IncidentRaised, NearMiss, "
             "NoticeTaken, Notified, OK, RuleFired, SEVERITIES, UNKNOWN, decision_from_record, "
             "decode_numbers, plain_json, decision_record"
         ),

@@ -164,8 +164,10 @@ UNITS = {
     "batch_source_shift": " %",
     "host_mem_used": " %",
     "gpu_util": " %",
-    "host_mem_growth": " bytes/h",
+    "host_mem_growth": " GB/h",
 }
+
+SCALES = {"host_mem_growth": 1e-9}  # from the unit of a metric to the one that people read
 
 # Metrics whose values are codes: what each means, from 0 on.
 CODES: Mapping[str, Sequence[str]] = {
@@ -215,7 +217,13 @@ def readable_metric(name: str) -> str:
 
 def quantity(name: str, value: float) -> str:
     """Return a value of a metric with three digits that count, and its unit."""
-    return f"{value:.3g}{UNITS.get(name, '')}"
+    unit, scale = unit_of(name)
+    return f"{value * scale:.3g}{unit}"
+
+
+def unit_of(name: str) -> tuple[str, float]:
+    """Return the unit in which people read a metric, and the factor to it."""
+    return UNITS.get(name, ""), SCALES.get(name, 1.0)
 
 
 def coded_value_text(name: str, value: object) -> str:

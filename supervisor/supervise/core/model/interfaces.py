@@ -122,6 +122,7 @@ class Detector(Shared, ABC):
 
     reads: ClassVar[str] = "metric"  # metric | metrics | detectors | metric+detector | clock
     measures_descent: ClassVar[bool] = False  # in breach while its metric is an objective that fell
+    measures_mean: ClassVar[bool] = False  # in breach while its metric is no sum over an amount
 
     @property
     @abstractmethod

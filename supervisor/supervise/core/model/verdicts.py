@@ -49,7 +49,7 @@ class Rejoined(Answer, frozen=True, kw_only=True):
     Attributes:
         excursion: the loss left its band, or the incident is about it.
         rejoined_step: first step of the window that was back, None while there is none.
-        in_time: the answer is not final yet.
+        in_time: the answer is not final yet. is_sum: it is of as many tokens as before.
     """
 
     onset: int | UnsetType = UNSET
@@ -66,6 +66,7 @@ class Rejoined(Answer, frozen=True, kw_only=True):
     smoothed_residual: float | UnsetType = UNSET
     rejoined_step: int | UnsetType | None = UNSET
     in_time: bool | UnsetType = UNSET
+    is_sum: bool | UnsetType = UNSET
 
     @property
     def step(self) -> int | None:
@@ -139,6 +140,7 @@ class Verdict(Struct, frozen=True, omit_defaults=True, rename={"kind": "class"})
         recurring: why it counts as one of a series, "" where it does not.
         skipped: first and last step whose update was skipped, and so kept from the weights.
         repaired: what was not finite is gone behind a rollback. unseen: steps without a frame.
+        no_objective: the loss has not descended in this run, so that its height tells little.
     """
 
     kind: SpikeClass
@@ -147,6 +149,7 @@ class Verdict(Struct, frozen=True, omit_defaults=True, rename={"kind": "class"})
     skipped: tuple[int, ...] = ()
     repaired: bool = False
     unseen: int = 0
+    no_objective: bool = False
 
     @property
     def text(self) -> str:
