@@ -37,9 +37,13 @@ def aged(recorded, tmp_path):
     return make
 
 
-def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
+def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged, monkeypatch, tmp_path):
     """What was decided, and why, stays. That is no tampering; what needs the journal says so."""
     old, new = aged("old", 40), aged("new", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    curves = tmp_path / "cache" / "supervise" / "pyramids"
+    for run in (old, new):
+        (curves / RunDir.open(run).id).mkdir(parents=True)
     code, out, _ = supervise("gc", "--keep", 0, "--dry-run", old.parent)
     assert (code, (old / "journal").is_dir()) == (0, True)
     assert re.search(r"new +2\.0 days +kept: not old enough", out)
@@ -54,6 +58,7 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
     assert (code, out.splitlines()[-1]) == (0, freed)
     assert not any((old / part).exists() for part in PARTS)
     assert (new / "journal").is_dir()
+    assert [path.name for path in curves.iterdir()] == [RunDir.open(new).id]
     rows = json.loads((old / "retention.json").read_text())["removed"]
     assert [row["part"] for row in rows] == list(PARTS)
 

@@ -87,6 +87,7 @@ def make_runs() -> None:
 def serving():
     """Serve the runs; yields the address without the page."""
     command = [sys.executable, "-m", "supervise", "web", str(RUNS), "--no-token"]
+    command += ["--cache", str(HERE / "cache")]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None

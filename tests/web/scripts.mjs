@@ -44,7 +44,7 @@ for (const draw of [context.operate, context.rules, context.verdict]) {
   sections.add((seen) => element(JSON.stringify(draw(seen))));
 }
 const drawn = (text) => sections.parts.map((part) => part.element.text.includes(text));
-const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { cut: "frames were removed" }, { tags: ["baseline"] }];
+const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { cache: "frames were removed" }, { tags: ["baseline"] }];
 for (const changed of later) sections.update(Object.assign(facts, changed) && changed);
 const opened = { step: 1, wall: null };
 console.log(JSON.stringify({

@@ -4,6 +4,8 @@ import math
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from supervise.core.model import Announced, Frame, LateFrame, Launched, Tick
 from supervise.store import Journal, RunDir, pack_event, read_rows
-from supervise.web import Pyramid
+from supervise.web import Pyramid, trim_cache
 
 NAMES = ("loss", "norm", "rate", "tokens_seen")
 WINDOWS = 25
@@ -124,13 +126,12 @@ def check_bucket(present, bucket):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_bucket_of_random_windows_is_what_its_frames_are(tmp_path, seed, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path if seed % 2 else tmp_path / "none"))  # in memory
+def test_each_bucket_of_random_windows_is_what_its_frames_are(tmp_path, seed):
     chance = random.Random(seed)
     run = RunDir(tmp_path, "r")
     write_journal(run.journal_path, chance)
     by_rank = frames_by_rank(run)
-    pyramid = Pyramid(run.journal_path)
+    pyramid = Pyramid(run.journal_path, tmp_path / "cache" if seed % 2 else None, run="r")
     while pyramid.update(20_000):
         pass
     assert {rank: built.length for rank, built in pyramid.ranks.items()} == {
@@ -169,7 +170,7 @@ def test_a_live_build_equals_one_from_the_start_wherever_the_writer_is(tmp_path)
     raw = (source / "00000.jrn").read_bytes()
     live = tmp_path / "live"
     live.mkdir()
-    follower = Pyramid(live)
+    follower = Pyramid(live, tmp_path / "cache", run="r")
     size = 0
     while size < len(raw):
         size = min(len(raw), size + chance.choice((1, 3, 40, 700, 9000)))
@@ -184,10 +185,51 @@ def test_a_live_build_equals_one_from_the_start_wherever_the_writer_is(tmp_path)
     assert snapshot(follower) == snapshot(whole)
 
 
-def test_frames_that_were_removed_since_are_still_shown(tmp_path):
-    journal = tmp_path / "journal"
+KILLED = """
+import os, sys
+from pathlib import Path
+from supervise.web import Pyramid
+built = Pyramid(Path(sys.argv[1]), Path(sys.argv[2]), run="r", save_bytes=30_000)
+while built.update(7_000):
+    if built.read_bytes > int(sys.argv[3]):
+        os.kill(os.getpid(), 9)
+built.save()
+"""
+
+
+def test_a_build_that_was_killed_goes_on_and_gives_the_same(tmp_path):
+    journal, cache = tmp_path / "journal", tmp_path / "cache"
+    write_journal(journal, random.Random(11), frames=6000)
+    ended = subprocess.run([sys.executable, "-c", KILLED, journal, cache, "150000"], check=False)
+    assert ended.returncode == -9
+    whole, resumed = Pyramid(journal), Pyramid(journal, cache, run="r")
+    assert 0 < resumed.read_bytes < resumed.size_bytes() - 30_000, (
+        "what was saved is not read again"
+    )
+    whole.update()
+    resumed.update()
+    assert snapshot(resumed) == snapshot(whole)
+
+
+def test_a_cache_of_another_run_or_with_damage_is_made_again(tmp_path):
+    journal, cache = tmp_path / "journal", tmp_path / "cache"
+    write_journal(journal, random.Random(5), frames=500)
+    first = Pyramid(journal, cache, run="r")
+    first.update()
+    first.save()
+    second = Pyramid(journal, cache, run="r")
+    assert not second.is_cached, "one process has it"
+    first.close()
+    assert Pyramid(journal, cache, run="other").read_bytes == 0
+    state = (cache / "state").read_bytes()
+    (cache / "state").write_bytes(state[: len(state) // 2])
+    assert Pyramid(journal, cache, run="r").read_bytes == 0
+
+
+def test_what_a_thinned_journal_lost_is_still_in_the_cache(tmp_path):
+    journal, cache = tmp_path / "journal", tmp_path / "cache"
     write_journal(journal, random.Random(6), frames=3000)
-    pyramid = Pyramid(journal)
+    pyramid = Pyramid(journal, cache, run="r")
     pyramid.update()
     before = snapshot(pyramid)[:2]
     writer = Journal.open(journal)
@@ -276,6 +318,22 @@ def test_a_record_that_is_being_written_is_no_damage(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pread", read_before_the_write)
     while pyramid.update() or pyramid.ranks[0].length < 9:
         assert not pyramid.damage
+
+
+def test_only_curves_that_nobody_uses_are_removed(tmp_path):
+    journal, home = tmp_path / "journal", tmp_path / "cache"
+    write_journal(journal, random.Random(5), frames=50)
+    built = {name: Pyramid(journal, home / name, run="r") for name in ("free", "used", "newest")}
+    for pyramid in built.values():
+        pyramid.update()
+        pyramid.save()
+    for name in ("free", "newest"):
+        built[name].close()
+    (home / "mine").mkdir()
+    (home / "mine" / "lock").touch()
+    os.utime(home / "newest" / "state", (4e9, 4e9))
+    trim_cache(home, 0)
+    assert {path.name for path in home.iterdir()} == {"used", "newest", "mine"}
 
 
 def test_a_journal_of_another_version_is_left_alone(tmp_path):

@@ -26,7 +26,7 @@ from supervise.checkpoints import Register
 from supervise.cli import invoke as run_cli
 from supervise.core.model import Announced, Frame, Launched
 from supervise.runtime import ControlInbox
-from supervise.web import BOARDS, Gate, Page, RunCurves, Settings
+from supervise.web import BOARDS, BuildingError, Gate, Page, Query, RunCurves, Settings
 from tests.support import recorded_run
 from tests.support.waiting import wait_until
 
@@ -41,7 +41,9 @@ class Served:
 
     def __init__(self, directory, *options):
         command = [sys.executable, "-m", "supervise", "web", directory, *options]
-        environ = {**os.environ, "XDG_STATE_HOME": str(directory.parent / "state")}
+        homes = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache"}
+        own = {name: str(directory.parent / folder) for name, folder in homes.items()}
+        environ = {**os.environ, **own}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
         self.lines = []
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -202,7 +204,7 @@ def test_the_token_leaves_the_address_and_stays_in_a_cookie(served, address):
 
 def page_of(home):
     """Return a page over the runs of a directory, in this process."""
-    return Page(Settings(directory=home / "runs"))
+    return Page(Settings(directory=home / "runs", cache=home / "cache"))
 
 
 @asynccontextmanager
@@ -267,7 +269,7 @@ def test_a_run_of_any_name_has_a_page_and_looking_at_many_closes_none(directory,
             compared = await http.get("/api/compare", params={"a": "a@b", "b": "lr=1e-3 b"})
             rows = {row["name"]: row["values"] for row in compared.json()["differs"]}
             assert rows["--lr"] == {"a": "0.1", "b": "–"}
-            assert (await http.get("/api/run/0")).json()["cut"] is None, "there is no journal"
+            assert (await http.get("/api/run/0")).json()["cache"] is None, "there is no journal"
 
     asyncio.run(browse())
 
@@ -362,8 +364,8 @@ def refuse(thread):
 
 
 def test_curves_are_built_once_there_are_threads(directory, tmp_path, monkeypatch):
-    page = Page(Settings(directory=directory / "runs"))
-    curves = RunCurves(page.view("spike"))
+    page = Page(Settings(directory=directory / "runs", cache=tmp_path / "cache"))
+    curves = RunCurves(page.view("spike"), None)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         assert curves.progress() == 0.0
@@ -490,8 +492,52 @@ async def received(page, path):
     return sent[0]["status"], [len(message["body"]) for message in sent[1:]]
 
 
+def cut_buckets(cache):
+    for path in cache.rglob("rank0"):
+        os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, cut_buckets])
+@pytest.mark.parametrize("is_list", [True, False], ids=["facts", "series"])
+def test_curves_whose_cache_was_removed_are_made_again(tmp_path, harm, is_list):
+    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
+    record(tmp_path, "long", *[2.0] * 9000)
+    page, query = page_of(tmp_path), Query(["train_loss_raw"], pixels=300)
+    _, curves = page.curves("long")
+    wait_until(lambda: curves.progress() == 1.0, "the curves")
+    before, facts = curves.series(query), curves.facts()
+    assert facts["cache"] is None
+    harm(tmp_path / "cache")
+    if is_list:
+        assert (curves.facts()["building"], curves.facts()["frames"]) == (0.0, {})
+    else:
+        with pytest.raises(BuildingError):
+            curves.series(query)
+    wait_until(lambda: curves.progress() == 1.0, "the curves")
+    assert curves.series(query) == before
+    assert "in memory" in curves.facts()["cache"]
+    page.close()
+
+
+def test_a_second_start_reads_no_journal_again(tmp_path):
+    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
+    run = record(tmp_path, "long", *[2.0] * 9000)
+    query = Query(["train_loss_raw"], pixels=300)
+    series = []
+    for _ in range(2):
+        page = page_of(tmp_path)
+        _, curves = page.curves("long")
+        wait_until(lambda curves=curves: curves.progress() == 1.0, "the curves")
+        series.append(curves.series(query))
+        page.close()
+        shutil.rmtree(run.journal_path, ignore_errors=True)
+    assert series[0] == series[1]
+    assert "from the page's cache" in curves.facts()["cache"]
+
+
 def test_an_export_waits_for_a_log_that_takes_long_to_read(directory, tmp_path, monkeypatch):
     monkeypatch.setattr("supervise.web.server.REQUEST_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     page = tmp_path / "page.html"
     assert run_cli(["web", "--export", str(page), str(directory / "runs" / "spike")]) == 0
     assert 'id="frozen"' in page.read_text()
@@ -529,7 +575,8 @@ def test_the_slow_rank_is_named_with_since_when_and_at_what(tmp_path):
         assert facts["slow"] == pytest.approx(expected)
         assert ("outside" in part) == (name == "slow")
     assert facts["own_s"] == pytest.approx({"0": 0.04, "1": 0.04})
-    assert RunCurves(page_of(tmp_path).view("slow")).facts()["slow"] is None, "not built: not known"
+    unread = RunCurves(page_of(tmp_path).view("slow"), None)
+    assert unread.facts()["slow"] is None, "not built: not known"
 
 
 def test_an_export_waits_for_the_curves_and_names_the_metrics_that_it_lacks(tmp_path):

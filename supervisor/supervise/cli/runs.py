@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ from ..core.model.policy import Checkpoints, Evaluate
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..runtime import host
 from ..store import run_records
-from ..store.files import is_locked
-from ..store.run_directory import RUNS, RunDir
+from ..store.files import is_locked, remove_tree
+from ..store.run_directory import RUNS, RunDir, cache_directory
 from ..store.run_records import Survey, skim_run
 from ._output import echo, echo_json, format_age, format_number, print_table
 from ._params import parse_duration
@@ -236,9 +237,17 @@ def _remove(run: Survey) -> str | None:
     """Remove what may be removed; return why that failed, None if it did not."""
     try:
         run_records.remove_parts(run.path, run.parts, system.wall_time())
+        if any(part.name == "journal" for part in run.parts):
+            _remove_curves(run.path)
     except StoreError as error:
         return str(error)
     return None
+
+
+def _remove_curves(path: Path) -> None:
+    """Remove what the page made of the journal; a cache elsewhere (`--cache`) is its owner's."""
+    with suppress(OSError, StoreError):
+        remove_tree(cache_directory(os.environ, RunDir.open(path).id))
 
 
 def _line(run: Survey, error: str | None) -> str:

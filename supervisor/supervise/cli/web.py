@@ -55,6 +55,12 @@ NEEDED = ("starlette", "uvicorn", "numpy", "h11", "anyio")
 @click.option("--write", is_flag=True, help="Allow commands to the runs, with a second token.")
 @click.option("--by", metavar="NAME", help="Operator's name for commands. Default: your login.")
 @click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Directory of the curves. Default: ~/.cache/supervise.",
+)
+@click.option(
     "--export",
     "target",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -62,7 +68,7 @@ NEEDED = ("starlette", "uvicorn", "numpy", "h11", "anyio")
     help="Write the page of the run RUNS to one HTML file, and serve nothing.",
 )
 def web_command(
-    runs: Path, write: bool, by: str | None, target: Path | None, **network: Any
+    runs: Path, write: bool, by: str | None, cache: Path | None, target: Path | None, **network: Any
 ) -> int:
     """Show all runs of a directory in a browser.
 
@@ -88,6 +94,7 @@ def web_command(
         only=only,
         write_token=secrets.token_urlsafe(TOKEN_BYTES) if write else "",
         by=by or getpass.getuser(),
+        cache=cache,
     )
     if target is None:
         _serve(server, settings, Network(**network))
@@ -168,6 +175,7 @@ def _export(page: Any, run: str, target: Path) -> None:
         .export_page(*page.curves(run, is_limited=False))
         .encode()
     )
+    page.close()
     try:
         files.replace_file(target.absolute(), raw, durable=False)
     except OSError as error:

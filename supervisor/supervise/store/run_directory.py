@@ -439,6 +439,11 @@ def state_directory(environ: Mapping[str, str]) -> Path:
     return _base(environ, "XDG_STATE_HOME", ".local/state") / "supervise"
 
 
+def cache_directory(environ: Mapping[str, str], run_id: str) -> Path:
+    """Return the directory of the curves of a run. Raises OSError: there is no home."""
+    return _base(environ, "XDG_CACHE_HOME", ".cache") / "supervise" / "pyramids" / run_id
+
+
 def _base(environ: Mapping[str, str], variable: str, default: str) -> Path:
     """Return a directory of the XDG specification, which ignores a relative one."""
     base = Path(environ.get(variable, ""))

@@ -11,7 +11,7 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "curves": "RunCurves",
+        "curves": "BuildingError, Query, RunCurves, trim_cache",
         "gate": "Gate",
         "pyramid": "Pyramid",
         "run_view": "BOARDS",

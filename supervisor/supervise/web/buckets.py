@@ -6,8 +6,8 @@
     chunk   = ROWS buckets: f8[5][ROWS], then f4[metrics][4][ROWS]; as wide as the metrics then
 
 A count below 0 says that some values were not finite: -n - 0.5 for n finite ones. A full chunk is
-appended to a temporary file of its rank and read through a map; the open one is in memory. f4 will
-do for curves; x is f8, because tokens pass 2**24.
+appended to the file of its rank and read through a map; the open one is in memory. f4 will do for
+curves; x is f8, because tokens pass 2**24.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import mkstemp
 from typing import Any
-from weakref import finalize
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
+
+from ..store import files
 
 BASE, FAN, ROWS = 16, 4, 256
 PLANES = 5
@@ -85,26 +86,26 @@ def join_buckets(values: Floats, size: int) -> Floats:
     return joined
 
 
-class Buckets:
+class Buckets(Struct, eq=False):
     """The closed buckets of one rank.
 
     Attributes:
+        path: of its file; None: in memory, where nothing can be written.
         length: number of buckets.
+        chunks: offset in the file and metrics of each full chunk.
+        memory: the full chunks without a file.
         x, values: of the open chunk.
     """
 
-    def __init__(self) -> None:
-        self.length, self.x, self.values = 0, np.empty((PLANES, 0)), absent_values(0, 0)
-        self._chunks: list[tuple[int, int]] = []  # offset in the file, and metrics
-        self._memory: dict[int, tuple[Floats, Floats]] = {}  # those that the disk has no room for
-        self._size, self._fd = 0, -1
-        with suppress(OSError):
-            self._fd, name = mkstemp(dir=os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108
-            finalize(self, os.close, self._fd)
-            Path(name).unlink()
+    path: str | None = None
+    length: int = 0
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    memory: list[tuple[Floats, Floats]] = field(default_factory=list)
+    x: Floats = field(default_factory=lambda: np.empty((PLANES, 0)))
+    values: Floats = field(default_factory=lambda: absent_values(0, 0))
 
     def append(self, x: Floats, values: Floats) -> None:
-        """Add buckets."""
+        """Add buckets. Raises OSError: the file cannot be written."""
         width = max(len(self.values), len(values))
         self.length += x.shape[1]
         x = np.concatenate([self.x, x], 1)
@@ -117,14 +118,26 @@ class Buckets:
         self.x, self.values = x[:, full:].copy(), values[:, :, full:].copy()
 
     def _end_chunk(self, x: Floats, values: Floats) -> None:
+        if self.path is None:
+            self.memory.append((x, values))
+            return
+        offset = sum(_size(metrics) for _, metrics in self.chunks)
         raw = x.tobytes() + values.tobytes()
-        with suppress(OSError):
-            if os.pwrite(self._fd, raw, self._size) == len(raw):
-                self._chunks.append((self._size, len(values)))
-                self._size += len(raw)
-                return
-        self._memory[len(self._chunks)] = x, values
-        self._chunks.append((0, 0))
+        fd = files.open_file(Path(self.path), os.O_WRONLY | os.O_CREAT)
+        try:
+            if os.fstat(fd).st_size < offset:
+                raise OSError("the chunks before it were removed")
+            os.ftruncate(fd, offset)
+            if os.pwrite(fd, raw, offset) < len(raw):
+                raise OSError("the disk is full")
+        finally:
+            os.close(fd)
+        self.chunks.append((offset, len(values)))
+
+    def is_whole(self) -> bool:
+        """Return whether the file holds all chunks. Raises OSError."""
+        size = sum(_size(metrics) for _, metrics in self.chunks)
+        return not size or (self.path is not None and Path(self.path).stat().st_size >= size)
 
     def read(self, columns: Sequence[int], begin: int, end: int) -> tuple[Floats, Floats]:
         """Return the buckets `begin` to `end`: all planes of x, values of some metrics."""
@@ -145,20 +158,34 @@ class Buckets:
         return chosen
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[Floats, Floats, slice, int]]:
-        """Yield x and values of each chunk, which of its buckets are meant, and the first."""
+        """Yield x and values of each chunk, which of its buckets are meant, and the first.
+
+        Raises OSError: the file is not there, or lacks chunks.
+        """
         numbers = range(begin // ROWS, (end - 1) // ROWS + 1) if end > begin else range(0)
-        file = None
-        if self._size and numbers.start < len(self._chunks):
-            file = mmap.mmap(self._fd, self._size, access=mmap.ACCESS_READ)
-        for number in numbers:
-            first = max(begin - number * ROWS, 0)
-            span = slice(first, min(end - number * ROWS, ROWS))
-            yield *self._chunk(number, file), span, number * ROWS + first
+        with ExitStack() as stack:
+            file = None
+            if self.path is not None and numbers.start < len(self.chunks):
+                fd = files.open_file(Path(self.path))
+                stack.callback(os.close, fd)
+                if not self.is_whole():
+                    raise OSError("chunks of it were removed")
+                file = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            for number in numbers:
+                first = max(begin - number * ROWS, 0)
+                span = slice(first, min(end - number * ROWS, ROWS))
+                yield *self._chunk(number, file), span, number * ROWS + first
 
     def _chunk(self, number: int, file: mmap.mmap | None) -> tuple[Floats, Floats]:
-        if file is None or number in self._memory or number == len(self._chunks):
-            return self._memory.get(number, (self.x, self.values))
-        offset, metrics = self._chunks[number]
-        x = np.frombuffer(file, "f8", PLANES * ROWS, offset)
-        values = np.frombuffer(file, "f4", metrics * 4 * ROWS, offset + PLANES * ROWS * 8)
-        return x.reshape(PLANES, ROWS), values.reshape(metrics, 4, ROWS)
+        if file is not None and number < len(self.chunks):
+            offset, metrics = self.chunks[number]
+            x = np.frombuffer(file, "f8", PLANES * ROWS, offset)
+            values = np.frombuffer(file, "f4", metrics * 4 * ROWS, offset + PLANES * ROWS * 8)
+            return x.reshape(PLANES, ROWS), values.reshape(metrics, 4, ROWS)
+        if number < len(self.memory):
+            return self.memory[number]
+        return self.x, self.values
+
+
+def _size(metrics: int) -> int:
+    return ROWS * (PLANES * 8 + metrics * 4 * 4)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +24,8 @@ import numpy as np
 from msgspec import Meta, Struct, field
 
 from ..core.model.formats import SLOW_AT
+from ..store import files
+from ..store.run_directory import cache_directory
 from ..store.run_records import WallClock
 from .buckets import MEAN, STEP, Floats
 from .pyramid import Pyramid, RankPyramid, Stretch
@@ -30,6 +34,11 @@ from .run_view import RunView, Undone
 MAX_METRICS, MAX_PIXELS, PIXELS = 64, 4000, 800
 BUILD_BYTES = 8 << 20  # between two looks at the progress
 SMALL_S = 0.15  # a small run needs no progress bar
+CACHE_BYTES = 2 << 30  # of all runs; the oldest go first
+CUT = "frames were removed from the journal"
+CACHE_ALONE = "the journal was removed: the curves are from the page's cache"
+NO_CACHE = "the curves are kept in memory: their cache cannot be written, or another page has it"
+CLOSE_S = 3.0  # for what reads the journal or the cache at the end
 TURN_S = 5.0  # a build that takes longer waits for a disk, or is no reason to wait
 OWN_TIME = ("input_time", "forward_time", "optimizer_time", "other_time")  # of a rank by itself
 STRAGGLER = ("straggler_ratio", "straggler_rank", "straggler_part")
@@ -84,12 +93,16 @@ class Query(
 
 
 class RunCurves:
-    """The curves of one run. Thread-safe."""
+    """The curves of one run. Thread-safe.
 
-    def __init__(self, view: RunView) -> None:
-        self._view = view
+    Args:
+        folder: of the cache; None: in memory.
+    """
+
+    def __init__(self, view: RunView, folder: Path | None) -> None:
+        self._view, self._folder = view, folder
         self._lock = threading.Lock()
-        self._pyramid = Pyramid(view.run.journal_path)
+        self._pyramid = Pyramid(view.run.journal_path, folder, run=view.run.id)
         self._progress = 0.0
         self._builder: threading.Thread | None = None
         self._starting = threading.Lock()  # one thread builds
@@ -97,8 +110,15 @@ class RunCurves:
         self._is_ended = threading.Event()
 
     def close(self) -> None:
-        """End a build."""
+        """Leave the cache to others; a build ends."""
         self._is_ended.set()
+        if not self._lock.acquire(timeout=CLOSE_S):
+            return  # who has it waits for a disk
+        try:
+            self._pyramid.save()
+            self._pyramid.close()
+        finally:
+            self._lock.release()
 
     def progress(self) -> float:
         """Return 1.0 when all can be shown; a build begins, and small runs are ready at once."""
@@ -120,12 +140,16 @@ class RunCurves:
         finally:
             if has_turn:
                 _building.release()
+        if self._folder is not None:
+            trim_cache(self._folder.parent)
 
     def _build_on(self) -> None:
         with self._lock:
             if self._is_ended.is_set():
                 return
             count = self._pyramid.update(BUILD_BYTES)
+            if not count:
+                self._pyramid.save()
             share = self._pyramid.read_bytes / max(self._pyramid.size_bytes(), 1)
             self._progress = min(share, 0.999) if count else 1.0
 
@@ -139,22 +163,34 @@ class RunCurves:
     def facts(self) -> dict[str, Any]:
         """Return how far the curves are, which there are, and the attempts of the leading rank."""
         with self._lock:
-            ranks, newest = self._pyramid.ranks, self._view.newest
-            lead = min(ranks, default=None)
-            stretches = [] if lead is None else ranks[lead].stretches
-            content: dict[str, Any] = {
-                "building": self._progress,
-                "cut": self._cut_note(),
-                "lead": lead,
-                "frames": {str(number): rank.length for number, rank in ranks.items()},
-                "attempts": [] if lead is None else self._attempts(ranks[lead]),
-                "own_s": {str(n): _own_time(r) for n, r in ranks.items()} if len(ranks) > 1 else {},
-                "slow": None if lead is None else _slow_rank(ranks[lead]),
-            }
-            known = (0, -1) if newest is None else (newest.attempt, newest.step)
-            if stretches and (reached := (stretches[-1].attempt, stretches[-1].last)) > known:
-                content |= {"attempt": reached[0], "step": reached[1]}
-            return content
+            try:
+                return self._facts()
+            except OSError:
+                self._leave_cache()
+                return self._facts()
+
+    def _facts(self) -> dict[str, Any]:
+        ranks, newest = self._pyramid.ranks, self._view.newest
+        lead = min(ranks, default=None)
+        stretches = [] if lead is None else ranks[lead].stretches
+        content: dict[str, Any] = {
+            "building": self._progress,
+            "cache": self._cache_note(),
+            "lead": lead,
+            "frames": {str(number): rank.length for number, rank in ranks.items()},
+            "attempts": [] if lead is None else self._attempts(ranks[lead]),
+            "own_s": {str(n): _own_time(r) for n, r in ranks.items()} if len(ranks) > 1 else {},
+            "slow": None if lead is None else _slow_rank(ranks[lead]),
+        }
+        known = (0, -1) if newest is None else (newest.attempt, newest.step)
+        if stretches and (reached := (stretches[-1].attempt, stretches[-1].last)) > known:
+            content |= {"attempt": reached[0], "step": reached[1]}
+        return content
+
+    def _leave_cache(self) -> None:
+        """Build again, in memory: somebody has removed the cache, or a part of it."""
+        self._pyramid.leave_cache()
+        self._progress = 0.0
 
     def metrics(self) -> tuple[str, ...]:
         """Return the ids of all metrics of the ranks that are built."""
@@ -162,11 +198,16 @@ class RunCurves:
             ranks = self._pyramid.ranks.values()
             return tuple(dict.fromkeys(name for rank in ranks for name in rank.columns))
 
-    def _cut_note(self) -> str | None:
-        """Return what the curves lack."""
-        if self._pyramid.damage:
-            return f"{self._pyramid.damage}: the curves end there"
-        return "frames were removed from the journal" if self._pyramid.cut else None
+    def _cache_note(self) -> str | None:
+        """Return what is to be said about journal and cache."""
+        pyramid = self._pyramid
+        if pyramid.damage:
+            return f"{pyramid.damage}: the curves end there"
+        if not pyramid.is_journal_there:
+            return CACHE_ALONE if pyramid.ranks else None
+        if pyramid.cut:
+            return CUT
+        return None if pyramid.is_cached else NO_CACHE
 
     def _attempts(self, rank: RankPyramid) -> list[dict[str, Any]]:
         offset = self._clock(rank)
@@ -202,16 +243,20 @@ class RunCurves:
             is_time = query.axis == "time"
             if is_time:
                 low, high = low * 1e9, high * 1e9
-            curves = self._pyramid.curves(
-                number,
-                query.metrics,
-                query.axis,
-                low,
-                high,
-                query.pixels,
-                shifts=shifts if is_time else (),
-                following=query.following,
-            )
+            try:
+                curves = self._pyramid.curves(
+                    number,
+                    query.metrics,
+                    query.axis,
+                    low,
+                    high,
+                    query.pixels,
+                    shifts=shifts if is_time else (),
+                    following=query.following,
+                )
+            except OSError:
+                self._leave_cache()
+                raise BuildingError(0.0) from None
             header |= {
                 "bucket": curves.bucket,
                 "next": curves.following,
@@ -331,3 +376,29 @@ def _encode(header: Mapping[str, Any], arrays: Sequence[Floats]) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-(4 + len(text)) % 8)
     return b"".join([struct.pack("<I", len(text)), text, *(array.tobytes() for array in arrays)])
+
+
+def cache_folder(run_id: str, chosen: Path | None) -> Path | None:
+    """Return the directory of the curves of a run, None where there can be none."""
+    if chosen is not None:
+        return chosen / "pyramids" / run_id
+    with suppress(OSError):
+        return cache_directory(os.environ, run_id)
+    return None
+
+
+def trim_cache(home: Path, limit: int = CACHE_BYTES) -> None:
+    """Remove curves that nobody uses, the oldest first, down to a limit; they can be made again."""
+    with suppress(OSError):
+        sizes = []
+        for folder in (path for path in home.iterdir() if (path / "state").exists()):
+            statuses = [path.stat() for path in folder.rglob("*") if path.is_file()]
+            newest = max((status.st_mtime for status in statuses), default=0.0)
+            sizes.append((newest, sum(status.st_size for status in statuses), folder))
+        total = sum(size for _, size, _ in sizes)
+        for _, size, folder in sorted(sizes)[:-1]:
+            if total <= limit:
+                return
+            if not files.is_locked(folder / "lock"):
+                files.remove_tree(folder)
+                total -= size

@@ -8,19 +8,25 @@ joined; of a narrow one the frames are read in the journal: a bucket has the byt
 The names of a rank's values may change their order, at a relaunch for instance. Columns are global
 by name here, in the order of first sight, and a table of positions holds from its frame on.
 
-Buckets are kept as long as the page is served: to make them again takes 5 s for a GB of journal.
+The cache is a directory of its own, one file a rank, and `state`, which is replaced at once with
+everything that is in memory: a killed build goes on from the last one, and gives the same. A cache
+of another run, journal or version is thrown away.
 """
 
 from __future__ import annotations
 
 import bisect
+import fcntl
+import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct, field
 
@@ -44,10 +50,12 @@ from .buckets import (
 )
 from .journal_blocks import RECORD_HEAD, cut_window, decode_frames, frame_points, scan_block
 
+FORMAT = 3
 AXES = {"step": STEP, "time": TIME, "tokens": TOKENS}
 MAX_COLUMNS = 2048  # metrics of a rank; a name beyond is not shown
 MAX_RANKS = 64  # those beyond have no curves
 BLOCK = 8 << 20  # bytes that are parsed at once
+SAVE_BYTES = 32 << 20  # of the journal between two states of the cache
 RAW_POINTS = 2  # a pixel: with fewer frames than that they are shown themselves
 SLICE = 4096  # buckets that are joined at once
 MAX_RAW_BYTES = 64 << 20  # read for it, of a journal with many ranks
@@ -224,11 +232,36 @@ class RankPyramid(Struct, eq=False):
         return int(x[ORDINAL, 0]), int(x[POSITION, 0]), float(x[TOKENS, 0])
 
 
+class Cache(Struct, eq=False):
+    """The file `state` of a cache.
+
+    Attributes:
+        boot: of the machine; what a power cut left is not trusted.
+        folder: of the files of its buckets. identity: of the journal.
+    """
+
+    format: int
+    boot: str
+    folder: str
+    run: str
+    identity: str | None
+    segment: int
+    offset: int
+    number: int
+    is_in_thinned: bool
+    read_bytes: int
+    cut: bool
+    ranks: dict[int, RankPyramid]
+
+
 class Pyramid:
     """The curves of one run; `update` reads what is new. One thread at a time.
 
     Args:
         journal: directory of the segments.
+        folder: of the cache; None, or one that another process uses: in memory.
+        run: its id, of which a cache must be.
+        save_bytes: of the journal between two states of the cache.
 
     Attributes:
         ranks: by number, in order of first sight.
@@ -237,18 +270,64 @@ class Pyramid:
         cut: the journal lacks frames that are here or were.
     """
 
-    def __init__(self, journal: Path) -> None:
-        self._journal = journal
+    def __init__(
+        self,
+        journal: Path,
+        folder: Path | None = None,
+        *,
+        run: str = "",
+        save_bytes: int = SAVE_BYTES,
+    ) -> None:
+        self._save_bytes = save_bytes
+        self._journal, self._run = journal, run
+        self._lock = -1
+        self._begin(self._claim(folder))
+        self._restore()
+
+    def _begin(self, folder: Path | None) -> None:
         self.ranks: dict[int, RankPyramid] = {}
         self.read_bytes, self.damage, self.cut = 0, "", False
         self._segment, self._offset, self._number = 0, START.size, 0
         self._is_in_thinned = False  # the segment that is being read
+        self._folder, self._saved_bytes = folder, 0
+
+    def leave_cache(self) -> None:
+        """Begin again, in memory: the cache cannot be used any more."""
+        self._begin(None)
+
+    def _claim(self, folder: Path | None) -> Path | None:
+        if folder is None:
+            return None
+        try:
+            files.make_directory(folder)
+            self._lock = files.open_file(folder / "lock", os.O_WRONLY | os.O_CREAT)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            return None
+        return folder
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it outlives this process."""
+        return self._folder is not None
+
+    def close(self) -> None:
+        """Leave the cache to others."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def size_bytes(self) -> int:
         """Return the size of the journal, 0 for none."""
         with suppress(OSError):
             return sum(path.stat().st_size for path in self._journal.glob("*.jrn"))
         return 0
+
+    @property
+    def is_journal_there(self) -> bool:
+        """Whether there is a journal to read."""
+        return self._path(0).exists()
 
     def _path(self, segment: int) -> Path:
         return self._journal / f"{segment:05}.jrn"
@@ -264,6 +343,9 @@ class Pyramid:
                 break
             try:
                 used = self._take(block)
+            except OSError:  # the cache cannot be written
+                self.leave_cache()
+                continue
             except MISSHAPEN:
                 path = self._path(self._segment)
                 self.damage = f"event {self._number} in {path} cannot be decoded"
@@ -273,6 +355,8 @@ class Pyramid:
             count += used
             if not used and not self._leave_segment(block, is_full=is_full):
                 break
+        if self.read_bytes - self._saved_bytes >= self._save_bytes:
+            self.save()
         return count
 
     def _block(self) -> bytes | None:
@@ -334,7 +418,9 @@ class Pyramid:
         if number not in self.ranks:
             if len(self.ranks) >= MAX_RANKS:
                 return None
-            self.ranks[number] = RankPyramid(number, Buckets())
+            folder = self._folder
+            path = None if folder is None else str(folder / f"rank{number}")
+            self.ranks[number] = RankPyramid(number, Buckets(path))
         return self.ranks[number]
 
     # ── queries ──
@@ -444,3 +530,68 @@ class Pyramid:
         x[STEP], x[TIME] = head[:, 1], head[:, 0]
         x[TOKENS] = rank.count_tokens(values, tokens)
         return x, values, broken
+
+    # ── the cache ──
+
+    def save(self) -> None:
+        """Write all that is in memory; a cache that cannot be written is none."""
+        if self._folder is None:
+            return
+        cache = Cache(
+            format=FORMAT,
+            boot=_boot(),
+            folder=str(self._folder),
+            run=self._run,
+            identity=self._identity(),
+            segment=self._segment,
+            offset=self._offset,
+            number=self._number,
+            is_in_thinned=self._is_in_thinned,
+            read_bytes=self.read_bytes,
+            cut=self.cut,
+            ranks=self.ranks,
+        )
+        with suppress(OSError):
+            raw = msgspec.msgpack.encode(cache, enc_hook=_from_array)
+            files.replace_file(self._folder / "state", raw, durable=False)
+            self._saved_bytes = self.read_bytes
+
+    def _restore(self) -> None:
+        if self._folder is None:
+            return
+        try:
+            raw = files.read_file(self._folder / "state")
+            cache = msgspec.msgpack.decode(raw, type=Cache, dec_hook=_to_array)
+            if (cache.format, cache.boot, cache.run) != (FORMAT, _boot(), self._run):
+                raise ValueError("it is of another run")
+            whole = all(rank.buckets.is_whole() for rank in cache.ranks.values())
+            if cache.folder != str(self._folder) or not whole:
+                raise ValueError("the files of its buckets are not there")
+            if self._identity() not in (None, cache.identity):
+                raise ValueError("it is of another journal")
+        except Exception:  # whatever a cache may hold: it is made again
+            return
+        self.ranks = cache.ranks
+        self._segment, self._offset, self._number = cache.segment, cache.offset, cache.number
+        self._is_in_thinned, self.cut = cache.is_in_thinned, cache.cut
+        self.read_bytes = self._saved_bytes = cache.read_bytes
+
+    def _identity(self) -> str | None:
+        """Return the hash of where the journal begins, None without one."""
+        start = self._read(0, 0, START.size + RECORD_HEAD.size)
+        return hashlib.sha256(start[len(MAGIC) :]).hexdigest() if start else None
+
+
+def _from_array(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _to_array(form: type, parts: Any) -> Floats:
+    kind, shape, raw = parts
+    return np.frombuffer(raw, kind).reshape(shape)
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

@@ -47,7 +47,7 @@ from ..report.stability_record import render_record_page
 from ..store import files
 from ..store.run_directory import is_run
 from . import export
-from .curves import BuildingError, Query, QueryError, RunCurves
+from .curves import BuildingError, Query, QueryError, RunCurves, cache_folder
 from .gate import HOSTS, Gate, problem_answer
 from .run_view import RunView, write_note
 
@@ -78,12 +78,14 @@ class Settings:
     Attributes:
         directory: of the runs. only: the one run that is shown, None for all of it.
         write_token: the second one, for commands; "" for none. by: the operator's name.
+        cache: directory of the curves; None: that of the user.
     """
 
     directory: Path
     only: str | None = None
     write_token: str = ""
     by: str = ""
+    cache: Path | None = None
 
 
 class OrderArguments(Struct, frozen=True, rename={"steps": "for"}.get):
@@ -129,9 +131,9 @@ class ProblemError(Exception):
 class OpenRun:
     """A run in the list, or that somebody looks at; one thread at a time reads its files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache: Path | None) -> None:
         self.used_s = -math.inf  # when somebody looked at it last
-        self.path = path
+        self.path, self._cache = path, cache
         self._view: RunView | None = None
         self._curves: RunCurves | None = None
         self._brief: RunView | None = None  # of the list: its records are not kept
@@ -160,7 +162,7 @@ class OpenRun:
         view = self.view()
         curves = self._curves
         if curves is None:
-            curves = self._curves = RunCurves(view)
+            curves = self._curves = RunCurves(view, cache_folder(view.run.id, self._cache))
         curves.update()
         return view, curves
 
@@ -203,6 +205,13 @@ class OpenRun:
     def drop(self) -> None:
         """Close what is open of it; nothing of the list."""
         self._view, curves, self._curves = None, self._curves, None
+        if curves is not None:
+            with suppress(RuntimeError):  # there may be no more threads: its cache stays locked
+                threading.Thread(target=curves.close, daemon=True).start()
+
+    def close(self) -> None:
+        """Write the cache of its curves."""
+        curves = self._curves
         if curves is not None:
             curves.close()
 
@@ -294,6 +303,13 @@ class Page:
         )
         self.application.router.redirect_slashes = False  # to an address that a proxy does not know
 
+    def close(self) -> None:
+        """Write the caches."""
+        with self._lock:
+            opened = [*self._runs.values()]
+        for run in opened:
+            run.close()
+
     # ── runs ──
 
     def view(self, name: str) -> RunView:
@@ -320,7 +336,7 @@ class Page:
 
     def _entry(self, name: str) -> OpenRun:
         if name not in self._runs:
-            self._runs[name] = OpenRun(self.settings.directory / name)
+            self._runs[name] = OpenRun(self.settings.directory / name, self.settings.cache)
         return self._runs[name]
 
     def _names(self) -> list[str]:
@@ -632,4 +648,7 @@ def serve(
     for module in FIRST_NEEDED:
         import_module(module)
     announce()
-    _Server(config, page).run(sockets=[listener])
+    try:
+        _Server(config, page).run(sockets=[listener])
+    finally:
+        page.close()

@@ -188,7 +188,7 @@ function verdict(run) {
     others.length > 0 && h("ul", { class: "needs" }, others.map((need) => needed(need, false))),
     h("dl", { class: "facts" }, facts.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", { class: value === "NaN" && "bad" }, number(value))))),
-    run.cut && h("p", { class: "sub" }, run.cut));
+    run.cache && h("p", { class: "sub" }, run.cache));
 }
 
 // A thing that waits for a person: sentence, deadline, command.
