@@ -94,11 +94,11 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
     const span = steps?.at(-1) - steps?.[0] || 1;
     const marks = r.rollbacks.map((step) => (step - steps?.[0]) / span).filter((x) => x >= 0 && x <= 1);
     const cells = [tick,
-      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && h("small", {}, r.host || ""),
-        r.tags.map((tag) => [" ", chip(tag)]), r.note && h("small", { class: "note" }, r.note)],
+      [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && [" ", h("small", {}, r.host || "")],
+        r.tags.map((tag) => [" ", chip(tag)]), r.note && [" ", h("small", { class: "note" }, r.note)]],
       r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), " ", stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
-        r.state === "running" && r.eta_s != null ? h("small", {}, `${duration(r.eta_s)} left`) : ""],
+        r.state === "running" && r.eta_s != null ? [" ", h("small", {}, `${duration(r.eta_s)} left`)] : ""],
       h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
     return h("tr", {}, cells.map((cell, i) => h("td", { class: head[i][1], "data-of": i > 2 ? head[i][2] || head[i][0] : "" }, cell)));
   };
