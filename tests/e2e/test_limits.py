@@ -156,7 +156,7 @@ def test_an_error_of_ours_that_ends_the_protection_is_reported_and_another_super
     assert "protection is off: an error of supervise: KeyError" in status.stdout
     assert refused.returncode and "the protection of run is off" in refused.stderr
 
-    command = re.search(r"kill -KILL (\d+) && supervise adopt ([^\s,]+),", str(message))
+    command = re.search(r"kill -KILL (\d+) && supervise adopt ([^\s,;\\]+)", str(message))
     assert command, message
     os.kill(int(command[1]), signal.SIGKILL)
     adopter = supervise.start("adopt", command[2])

@@ -81,7 +81,8 @@ def test_a_signal_ends_the_ranks_that_train_on(orphaned, supervise, tmp_path, un
     popen.communicate(timeout=200)
 
     assert popen.returncode == code
-    assert not psutil.pid_exists(_pids(tmp_path / "rank")[0])
+    rank = _pids(tmp_path / "rank")[0]
+    wait_until(lambda: not psutil.pid_exists(rank), "the end of the rank")
     assert run.kinds("note", "orphans-left") == []
 
 

@@ -153,13 +153,20 @@ class Background:
                 )
                 self._thread.start()
 
-    def close(self, wait_s: float) -> bool:
-        """Forget what waits, and wait for what runs; whether it has ended."""
+    def close(self, wait_s: float, *, drain: bool = False) -> bool:
+        """Wait for what runs, with `drain` also for what waits, and forget the rest.
+
+        Returns:
+            Whether it has ended.
+        """
         with self._lock:
-            self._tasks.clear()
+            if not drain:
+                self._tasks.clear()
             thread = self._thread
         if thread is not None:
             thread.join(wait_s)
+        with self._lock:
+            self._tasks.clear()
         return not self.busy
 
     def _work(self) -> None:
