@@ -469,6 +469,6 @@ class RankParts:
         try:
             self.rollbacks.close()
         finally:
-            # The probe batch of a save at the very end is written, too: a resume is compared with it.
+            # Also the probe batch of a save at the very end: a resume is compared with it.
             if self._background.close(EXIT_S, drain=True):  # else it may be writing the history
                 self.history.close()
