@@ -214,12 +214,13 @@ def _token_series(monitor: RankMonitor) -> dict[str, list[tuple[int, float]]]:
 
 
 def data_level_of(state: State, incident: Incident) -> DataLevel | None:
-    """Return the stretch of other data that an incident began with, None where it is none."""
+    """Return the stretch of data, learned, that an incident began with; None where it is none."""
     monitor = state.monitors.get(incident.case.rank)
     if monitor is None or incident.case.rolled_back:
         return None
     losses = monitor.history.series(LOSS)
-    return trends.fit_data_level(_token_series(monitor), losses, incident.breach_step)
+    level = trends.fit_data_level(_token_series(monitor), losses, incident.breach_step)
+    return level if level is not None and level.is_learned else None
 
 
 def remember_data_level(state: State, incident: Incident) -> None:

@@ -148,8 +148,7 @@ NEWEST_LOOKS, LOOKS_SINCE = (
     2,
     8,
 )  # the same behind it: a drift is told from what is usual, which follows it
-# Times the whole range of before, outside of it, and for a single look; project defaults.
-BEYOND, BEYOND_ALONE = 0.5, 1.0
+BEYOND = 0.5  # times the whole range of before, outside of it; project default
 ONE_TOKEN, SEVERAL = 0.99, 0.5  # shares of the commonest token, as `data.constant`
 RECENT = 40  # losses whose course is asked for
 FALLEN = 0.25  # of its excess at the onset; less may be noise. Project default
@@ -187,8 +186,7 @@ def detect_input_change(
 def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
     since = [value for step, value in points if step >= onset][:LOOKS_SINCE]
     usual = _usual_range(points, onset)
-    beyond = BEYOND if len(since) >= NEWEST_LOOKS else BEYOND_ALONE
-    if usual is None or not since or usual.has(median(since), beyond):
+    if usual is None or len(since) < NEWEST_LOOKS or usual.has(median(since), BEYOND):
         return ""
     shown = median(since[:NEWEST_LOOKS])  # the same number however many looks there are by now
     text = f"{formats.readable_metric(name)} {shown:.3g}"
@@ -241,6 +239,7 @@ class DataLevel:
         step, end: its first step, and the first one behind it.
         usual, since: of each statistic that moved, where it was before and in it.
         loss_before, peak: the loss just before, and its highest one there.
+        is_learned: the loss fell in it: of garbage nothing is learned, and what it did is harm.
     """
 
     step: int
@@ -249,6 +248,7 @@ class DataLevel:
     since: Mapping[str, Range]
     loss_before: float
     peak: float
+    is_learned: bool
 
     def returned(
         self,
@@ -367,7 +367,10 @@ def fit_data_level(
                 continue
             if name != DRIFT or max(looks) > DRIFTED * reach.high:
                 usual[name], since[name] = reach, Range.of(looks)
-    return DataLevel(onset, end, usual, since, before, peak) if since else None
+    there = [loss for step, loss in after if step < last]
+    start, newest = median(there[:ENDED]), median(there[-ENDED:])
+    is_learned = start - newest >= FALLEN * (start - before)
+    return DataLevel(onset, end, usual, since, before, peak, is_learned) if since else None
 
 
 @dataclass(frozen=True, slots=True)
