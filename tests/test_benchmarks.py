@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,7 +78,6 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
     from grid import Program
 
     program = Program("made_up", 0, 40)
-    monkeypatch.setattr(record, "RECORDINGS", tmp_path)
     monkeypatch.setattr(scorer, "RECORDINGS", tmp_path)
     runs, rows, before = {}, [], [2.0] * 10
     for name, fault, drill, losses in (
@@ -95,7 +95,7 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
             {"run": name, "rank": 0, "step": step, "attempt": 1, "train_loss_raw": loss}
             for step, loss in enumerate(losses)
         ]
-    record.save(program, runs, rows)
+    record.save(program, runs, rows, tmp_path)
 
     harms = scorer.harms(program)
 
@@ -103,6 +103,83 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
     assert harms["worse"].lost == pytest.approx(3.0, abs=1e-4)  # 0.1 nats over 30 rows
     assert harms["worse"].half == 24  # the 15th of these
     assert harms["burst"].half == 11
+
+
+def test_short_steps_are_compared_on_runs_with_the_committed_losses(scorer, monkeypatch, tmp_path):
+    """A run with other losses is another run; one that is acted on too late is named."""
+    import record
+    import short_steps
+    from grid import Program
+
+    from supervise.lab import BacktestOutcome
+
+    program, folder = Program("made_up", 0, 40), tmp_path / "short"
+    monkeypatch.setattr(scorer, "RECORDINGS", tmp_path)
+    monkeypatch.setattr(short_steps, "RECORDINGS", tmp_path)
+    before, runs, rows = [2.0] * 10, {}, []
+    for name, seed, losses in (
+        ("healthy-0", 0, [2.0] * 40),
+        ("healthy-1", 1, [2.01] * 40),
+        ("late-0", 0, before + [2.1] * 30),
+        ("other-0", 0, before + [2.2] * 30),
+    ):
+        fault = "healthy" if name.startswith("healthy") else "rate_x30"
+        runs[name] = {"fault": fault, "seed": seed, "row": 10, "drill": {"fault": "nan_grad"}}
+        runs[name] |= {"final_loss": losses[-1], "step_ms": 21.0}
+        rows += [
+            {"run": name, "rank": 0, "step": step, "attempt": 1, "train_loss_raw": loss}
+            for step, loss in enumerate(losses)
+        ]
+    record.save(program, runs, rows, tmp_path)
+    rows[-1] = {**rows[-1], "train_loss_raw": 2.3}
+    record.save(program, runs, rows, folder)
+
+    def ordered(step):
+        return SimpleNamespace(step=step, rule="rule", touches_job=True)
+
+    def outcomes(acted_at):
+        step = {"late-0": acted_at, "other-0": 11}
+        return [
+            BacktestOutcome(name, "nano", 40, actions=[ordered(step[name])] if name in step else [])
+            for name in runs
+        ]
+
+    length, long = short_steps.Length(20.0), short_steps.Length(5.0)
+    for each in (length, long):
+        short_steps.compare(each, program, folder, outcomes(30), outcomes(12))
+
+    assert length.differ == ["made_up other-0"]
+    assert (length.here.acted, length.committed.acted, length.here.harmed) == (0, 1, 1)
+    assert length.here.healthy == 2
+    assert length.lost == ["made_up late-0: rule at 30; committed: rule at 12; harm 10, half 24"]
+    assert long.left_out == {"made_up": 21.0}
+    assert not long.here.harmed
+
+
+def test_steps_of_a_program_are_lengthened(tmp_path):
+    """A sleep behind the optimizer's step; one that took longer by itself gets none."""
+    script = """
+import time, torch
+from common import arguments
+options = arguments(6)
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+ends = []
+for step in range(options.steps):
+    time.sleep(0.08 if step == 3 else 0.0)
+    optimizer.step()
+    ends.append(time.monotonic())
+print(*(b - a for a, b in zip(ends, ends[1:])))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--step-ms=40"],
+        cwd=FOLDER / "proving" / "programs",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    times = [float(each) for each in done.stdout.split()]
+    assert min(times) >= 0.039
+    assert times[2] >= 0.08
 
 
 @pytest.fixture

@@ -2,12 +2,17 @@
 
     python benchmarks/proving/record.py                     all that is missing; can be interrupted
     python benchmarks/proving/record.py --only lstm_sgd --again
+    python benchmarks/proving/record.py --step-ms 20 --out FOLDER
 
 A run is watched under `nano` in mode observe, so that nothing acts; its frames become a table in
 `recordings/<program>.parquet`, a row per frame, with the columns run, step, rank, attempt and a
 column per metric (float32; absent is null, NaN is NaN). What is not in the frames is in
 `recordings/<program>.json`: of each run its fault, the drill with all of its parameters, the row
-where that began, and the final loss. A run is made anew where its drill has changed since.
+where that began, the final loss, and the median time of a step. A run is made anew where its drill
+has changed since.
+
+`--step-ms N` lengthens each step to N ms by a sleep, so that the share of the probe is one of N ms;
+a program whose own steps are longer keeps these.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -45,8 +52,8 @@ SEEDS = 100  # more than anybody records
 KEYS = ("run", "step", "rank", "attempt")
 
 
-def command(cell: Cell, run: Path) -> list[str]:
-    """Return the command that makes one run."""
+def command(cell: Cell, run: Path, step_ms: float) -> list[str]:
+    """Return the command that makes one run; its steps take `step_ms` at least."""
     program = cell.program
     script = [str(HERE / "programs" / f"{program.name}.py")]
     if program.ranks > 1:
@@ -56,6 +63,7 @@ def command(cell: Cell, run: Path) -> list[str]:
         drill = ["--drill", f"{FAULTS[cell.fault]}@{cell.row}"]
     supervise = [sys.executable, "-m", "supervise", "--policy", "nano", "--mode", "observe"]
     job = [sys.executable, *script, f"--steps={program.steps}", f"--seed={cell.seed}"]
+    job += [f"--step-ms={step_ms}"] if step_ms else []
     return [*supervise, "-q", "--run-dir", str(run), *drill, "--", *job]
 
 
@@ -72,7 +80,7 @@ def moved(cell: Cell) -> str:
     return faults.fault_classes()[order["fault"]].moves(order["params"]) if order else ""
 
 
-def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def record(cell: Cell, step_ms: float = 0.0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a cell; return what is known of it and its rows.
 
     Raises:
@@ -83,7 +91,12 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": home}
         started = time.monotonic()
         done = subprocess.run(
-            command(cell, run), cwd=home, env=env, capture_output=True, text=True, timeout=600
+            command(cell, run, step_ms),
+            cwd=home,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         took_s = time.monotonic() - started
         if done.returncode:
@@ -91,41 +104,44 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if refused := REFUSED.search((run / "audit.log").read_text()):
             raise RuntimeError(f"{cell.program.name} {cell.name}: {refused[0]}")
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
-        rows = []
+        rows, times = [], []
         for step, rank, attempt, _, values in read_rows(RunDir.open(run)):
             kept = {n: v for n, v in values.items() if not LEFT_OUT.match(n) or n == moved(cell)}
             rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
+            if "step_time" in values:
+                times.append(1e3 * values["step_time"])
     known = {
         "fault": cell.fault,
         "drill": drill(cell),
         "seed": cell.seed,
         "row": cell.row,
         "final_loss": float(final[-1]),
+        "step_ms": round(median(times), 2),
         "took_s": round(took_s, 1),
     }
     return known, rows
 
 
-def load(program: Program) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def load(program: Program, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return what is recorded of a program so far."""
-    about = RECORDINGS / f"{program.name}.json"
+    about = folder / f"{program.name}.json"
     if not about.exists():
         return {}, []
-    table = parquet.read_table(RECORDINGS / f"{program.name}.parquet")
+    table = parquet.read_table(folder / f"{program.name}.parquet")
     rows = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
     return json.loads(about.read_text()), rows
 
 
-def save(program: Program, known: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def save(program: Program, known: dict[str, Any], rows: list[dict[str, Any]], folder: Path) -> None:
     """Write the recordings of a program."""
-    RECORDINGS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     names = sorted({name for row in rows for name in row} - {*KEYS})
     types = [("run", pa.dictionary(pa.int16(), pa.string())), ("step", pa.int32())]
     types += [("rank", pa.int8()), ("attempt", pa.int16())]
     schema = pa.schema([*types, *((name, pa.float32()) for name in names)])
     columns = [[row.get(name) for row in rows] for name in (*KEYS, *names)]
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
-    path = RECORDINGS / f"{program.name}.parquet"
+    path = folder / f"{program.name}.parquet"
     parquet.write_table(
         table,
         path,
@@ -147,12 +163,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2, help="of each fault")
     parser.add_argument("--healthy-seeds", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="least wall time of a step")
+    parser.add_argument("--out", type=Path, default=RECORDINGS, help="where recordings are kept")
     options = parser.parse_args()
-    failed = 0
+    if options.step_ms and options.out == RECORDINGS:
+        parser.error("--step-ms needs --out: recordings here are made at the programs' own speed")
+    failed, make = 0, partial(record, step_ms=options.step_ms)
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
-        known, rows = ({}, []) if options.again else load(program)
+        known, rows = ({}, []) if options.again else load(program, options.out)
         wanted = list(cells(program, options.seeds, options.healthy_seeds))
         chosen = {HEALTHY, *(options.faults or FAULTS)}
         is_known = {c.name: known[c.name]["drill"] == drill(c) for c in wanted if c.name in known}
@@ -162,7 +182,7 @@ def main() -> int:
         known = {name: run for name, run in known.items() if name in of_program}
         rows = [row for row in rows if row["run"] in of_program]
         with ThreadPoolExecutor(options.jobs) as pool:
-            runs = {cell: pool.submit(record, cell) for cell in missing}
+            runs = {cell: pool.submit(make, cell) for cell in missing}
             for number, (cell, run) in enumerate(runs.items(), 1):
                 try:
                     known[cell.name], more = run.result()
@@ -173,9 +193,9 @@ def main() -> int:
                 rows += more
                 print(f"{program.name} {cell.name} {number}/{len(missing)}", flush=True)
                 if number % 8 == 0:
-                    save(program, known, rows)
+                    save(program, known, rows, options.out)
         if missing:
-            save(program, known, rows)
+            save(program, known, rows, options.out)
     return 1 if failed else 0
 
 

@@ -230,12 +230,14 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
         yield ""
 
 
-def outcomes_of(program: Program, policies: list[str], every: int) -> list[BacktestOutcome]:
+def outcomes_of(
+    program: Program, policies: list[str], every: int = 1, folder: Path = RECORDINGS
+) -> list[BacktestOutcome]:
     """Return what each policy made of each recorded run of a program."""
-    path = RECORDINGS / f"{program.name}.parquet"
-    with tempfile.TemporaryDirectory() as folder:
+    path = folder / f"{program.name}.parquet"
+    with tempfile.TemporaryDirectory() as scratch:
         if every > 1:
-            path = thinned(path, every, Path(folder))
+            path = thinned(path, every, Path(scratch))
         return [one for several in run_backtest([path], policies, {}, 1, []) for one in several]
 
 

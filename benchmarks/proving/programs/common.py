@@ -8,24 +8,44 @@ from __future__ import annotations
 import argparse
 import math
 import sysconfig
+import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def arguments(steps: int, **more: object) -> argparse.Namespace:
-    """Parse `--steps --seed --out` and `more` options with their defaults; seed torch."""
+    """Parse `--steps --seed --out --step-ms` and `more` with their defaults; seed torch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="where checkpoints go")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="least wall time of a step")
     for name, default in more.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
+    if options.step_ms:
+        pad_steps(options.step_ms / 1e3)
     return options
+
+
+def pad_steps(step_s: float) -> None:
+    """Sleep at the end of each step until it took so long; of several optimizers in the first."""
+    leading: torch.optim.Optimizer | None = None
+    ended = time.monotonic()
+
+    def pad(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        nonlocal leading, ended
+        leading = leading or optimizer
+        if optimizer is leading:
+            time.sleep(max(0.0, ended + step_s - time.monotonic()))
+            ended = time.monotonic()
+
+    register_optimizer_step_post_hook(pad)
 
 
 def text() -> torch.Tensor:

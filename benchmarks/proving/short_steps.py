@@ -1,0 +1,167 @@
+"""What the probe's share costs in short steps: the recordings of `record.py --step-ms N`, scored.
+
+    python benchmarks/proving/short_steps.py FOLDER=N [FOLDER=N ...] [--jobs 2]
+
+Each run stands beside the committed one of the same program, fault and seed, which was made at the
+program's own speed, before the probe had a share. The losses of both have to be the same, so that
+the harm is the same, measured as in `score.py` with all that is committed. A program whose own
+steps are longer than N ms by more than half is left out of that length. Writes
+`short_steps.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+from grid import PROGRAMS, Program
+from score import RECORDINGS, Tally, add, harms, losses, outcomes_of
+
+from supervise.lab import BacktestOutcome
+
+TABLE = Path(__file__).with_suffix(".md")
+POLICY = "nano"
+LONGER = 1.5  # times the length that was asked for; a busy machine lengthens steps, too
+COMMITTED = "committed"
+COUNTS = (
+    ("acted in time", lambda t: f"{t.acted}/{t.harmed}"),
+    ("paged in time", lambda t: f"{t.paged}/{t.harmed}"),
+    ("acted in healthy runs and harmless twins", lambda t: f"{t.false_actions}/{t.healthy}"),
+    ("acted on faults without harm, or with little", lambda t: f"{t.needless_actions}/{t.spared}"),
+    ("messages per 1000 rows not harmed", lambda t: f"{1000 * t.messages / max(1, t.rows):.1f}"),
+)
+HEAD = """# The proving ground in short steps
+
+Written by `python benchmarks/proving/short_steps.py`, whose docstring says what is compared. Each
+count is followed by that of the committed recordings of the same runs.
+
+"""
+
+
+@dataclass
+class Length:
+    """One length of a step: what `nano` made of its runs, and of the committed ones.
+
+    Attributes:
+        left_out: program -> ms of its own steps.
+        lost: harmed runs that only the committed recording had acted on in time, each with the
+            rules that acted there. gained: the other way round.
+        differ: runs with other losses than the committed ones; not counted.
+    """
+
+    step_ms: float
+    here: Tally = field(default_factory=Tally)
+    committed: Tally = field(default_factory=Tally)
+    left_out: dict[str, float] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    gained: list[str] = field(default_factory=list)
+    differ: list[str] = field(default_factory=list)
+
+
+def same(mine: list[float], other: list[float]) -> bool:
+    """Whether two runs have the same losses; NaN is one value."""
+    return len(mine) == len(other) and all(
+        a == b or (a != a and b != b) for a, b in zip(mine, other, strict=True)
+    )
+
+
+def rules_of(outcome: BacktestOutcome) -> str:
+    """Return the rules that ordered an action, with their steps."""
+    return ", ".join(f"{a.rule} at {a.step}" for a in outcome.actions if a.touches_job)
+
+
+def compare(
+    length: Length,
+    program: Program,
+    folder: Path,
+    outcomes: list[BacktestOutcome],
+    committed: list[BacktestOutcome],
+) -> None:
+    """Count the runs of one program at one length."""
+    known = json.loads((folder / f"{program.name}.json").read_text())
+    own_ms = median(run["step_ms"] for run in known.values())
+    if own_ms > LONGER * length.step_ms:
+        length.left_out[program.name] = own_ms
+        return
+    here, there = (losses(each / f"{program.name}.parquet") for each in (folder, RECORDINGS))
+    found, before = harms(program), {outcome.run: outcome for outcome in committed}
+    for outcome in outcomes:
+        run = outcome.run
+        if run not in before or not same(here[run], there[run]):
+            length.differ.append(f"{program.name} {run}")
+            continue
+        missed = length.here.missed, length.committed.missed
+        numbers = [len(each) for each in missed]
+        add(length.here, outcome, found.get(run))
+        add(length.committed, before[run], found.get(run))
+        late, late_before = (len(m) > n for m, n in zip(missed, numbers, strict=True))
+        harm = found.get(run)
+        text = f"{program.name} {run}: {rules_of(outcome) or 'nothing'}"
+        text += f"; committed: {rules_of(before[run]) or 'nothing'}"
+        if harm is not None and harm.harmed:
+            text += f"; harm {harm.row}, half {harm.half}"
+        if late and not late_before:
+            length.lost.append(text)
+        elif late_before and not late:
+            length.gained.append(text)
+
+
+def text_of(lengths: list[Length]) -> Iterator[str]:
+    """Yield the lines of the table and of the lists."""
+    yield "| step | runs | " + " | ".join(title for title, _ in COUNTS) + " |"
+    yield "| --- " * (2 + len(COUNTS)) + "|"
+    for each in lengths:
+        runs = each.here.harmed + each.here.healthy + each.here.spared
+        cells = (f"{count(each.here)}, {count(each.committed)}" for _, count in COUNTS)
+        yield f"| {each.step_ms:g} ms | {runs} | {' | '.join(cells)} |"
+    yield ""
+    for each in lengths:
+        longer = [f"{name} ({ms:.0f} ms)" for name, ms in each.left_out.items()]
+        for title, items in (
+            ("longer steps of their own", longer),
+            ("other losses than committed", each.differ),
+            ("acted on in time only in the committed recording", each.lost),
+            ("acted on in time only here", each.gained),
+        ):
+            if items:
+                yield f"{each.step_ms:g} ms, {title}:"
+                yield ""
+                yield from (f"- {item}" for item in items)
+                yield ""
+
+
+def main() -> int:
+    """Score, print, and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="+", metavar="FOLDER=N", help="recordings and their ms")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    pairs = (each.rpartition("=") for each in options.folders)
+    folders = [(Path(name), float(ms)) for name, _, ms in pairs]
+    lengths = {folder: Length(ms) for folder, ms in folders}
+    work = [(f, p) for f in lengths for p in PROGRAMS if (f / f"{p.name}.parquet").exists()]
+    programs = list({p.name: p for _, p in work}.values())
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as workers:
+        before = workers.map(outcomes_of, programs, repeat([POLICY]))
+        scored = workers.map(
+            outcomes_of, [p for _, p in work], repeat([POLICY]), repeat(1), [f for f, _ in work]
+        )
+        committed = {p.name: o for p, o in zip(programs, before, strict=True)}
+        for (folder, program), outcomes in zip(work, scored, strict=True):
+            compare(lengths[folder], program, folder, outcomes, committed[program.name])
+    text = "\n".join(text_of(list(lengths.values())))
+    print(text)
+    TABLE.write_text(HEAD + text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
