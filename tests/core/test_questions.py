@@ -148,6 +148,22 @@ def test_a_rollback_asks_anew_and_keeps_what_was_before(tell):
     assert found["questions"]["else_happened"]["events"][0]["kind"] == "rate"
 
 
+def test_the_level_before_is_that_of_before_the_loss_rose(tell):
+    """The rate jumps a step before the loss does, whose onset is known later than the incident."""
+    story = tell(
+        names=FULL,
+        **one_rule(above("learning_rate", 0.01), "SEV1", "mend"),
+        runbooks={"mend": runbook_of("mend", Rollback(), Verify(within=60, clear_for=10))},
+        budgets={"rollback": Budget(2)},
+        answer=lambda verb: None,
+    )
+    calm = [*[2.4] * 4, *[2.0] * 4] * 20
+    story.rows(*map(row, calm), row(2.0, learning_rate=3e-2), *[row(6.0)] * 3)
+    assert story.state.incident.case.loss_before == pytest.approx(2.2)
+    story.rows(*[row(6.0)] * 4)
+    assert story.state.incident.case.loss_before == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("by_hand", [False, True], ids=["policy", "command"])
 @pytest.mark.parametrize(("way", "mutes"), [("up", True), ("either", True), ("down", False)])
 def test_a_planned_rise_mutes_what_it_explains_while_it_lasts(tell, way, mutes, by_hand):

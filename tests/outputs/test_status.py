@@ -159,6 +159,8 @@ def training(last_step_s, steps_per_s):
         (training(31.0, 9.0), 1.0, "no step for 31 s"),
         (training(31.0, 0.1), 1.0, "healthy"),
         ({"rules": {"a": "OK", "b": "blind"}}, 1.0, "partly blind: b"),
+        ({"rules": {"a": "blind", "b": "firing"}}, 1.0, "no incident, firing: b"),
+        ({"rules": {"b": "firing"}, "muted": {"b": "phase:steady"}}, 1.0, "healthy"),
         ({"tier": "T0"}, 1.0, "no probe: only exit and signals are watched"),
         ({"state": "warming"}, 1.0, "warming up: the baselines are not complete yet"),
         ({"trouble": "disk full"}, 1.0, "no action is possible: disk full"),
@@ -182,12 +184,12 @@ RESUMES = f"{GONE}, and starts it again from ckpt-1 of step 49 if it crashed"
 CHECKPOINTS = [Entry("ckpt-1", "/c/1", 49, state="verified"), Entry("ckpt-2", "/c/2", 99)]
 
 
-def outcome_of(severity="SEV0", **closed):
+def outcome_of(severity="SEV0", slow_step=None, **closed):
     """Return the outcome of a run whose only incident, with a request, closed like this."""
     outcome = RunOutcome()
     record = {"incident": "inc-1", "severity": severity, "step": 9, "reason": "loss 9"}
     asked = {"what": "withdrawn", "id": "ask-1"}
-    outcome.take(record | {"kind": "incident", "data": {"what": "opened"}})
+    outcome.take(record | {"kind": "incident", "data": {"what": "opened", "slow_step": slow_step}})
     outcome.take(record | {"kind": "approval", "data": asked})
     outcome.take(record | {"kind": "incident", "data": {"what": "closed", **closed}})
     return outcome
@@ -229,6 +231,15 @@ YES = {"answer": "yes"}
 def test_an_incident_that_nobody_must_answer_leaves_a_good_end(severity, closed):
     life, outcome = Life(job="ended", over=True, exit_code=0), outcome_of(severity, **closed)
     assert judge_ending(life, status_of(), outcome).text == "finished"
+
+
+def test_steps_that_stay_slow_are_unresolved_though_the_loss_is_as_it_was():
+    slow = {"since": 60, "before_s": 0.1, "now_s": 0.3}
+    closed = {"outcome": "job_ended", "spike": {"questions": {"rejoined": YES}}}
+    outcome = outcome_of("SEV1", slow_step=slow, **closed)
+    ending = judge_ending(Life(job="ended", over=True, exit_code=0), status_of(), outcome)
+    assert ending.kind == "unsettled"
+    assert ending.facts[0].text == "inc-1 SEV1 unresolved at the end, ask-1 unanswered"
 
 
 @pytest.mark.parametrize(

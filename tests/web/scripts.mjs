@@ -21,7 +21,7 @@ const place = () => ({ replaceChildren(...children) { this.children = children; 
 const run = {
   run: "r", path: "/r", step: -1, ranks: [], needs: [], incidents: [], drills: [], tags: [],
   phase: "constructor", policy: "p", mode: "m", state: "running", problem: "cannot be read",
-  metrics: {}, frames: {}, boards: {}, missing: {}, checkpoints: [], actions: [], rule_states: {},
+  metrics: {}, frames: {}, boards: {}, missing: {}, checkpoints: [], actions: [], rule_states: {}, muted: {},
   own_s: {}, slow: null,
 };
 const view = {

@@ -26,6 +26,7 @@ from supervise.checkpoints import Register
 from supervise.cli import invoke as run_cli
 from supervise.core.model import Announced, Frame, Launched
 from supervise.runtime import ControlInbox
+from supervise.store import Audit
 from supervise.web import BOARDS, BuildingError, Gate, Page, Query, RunCurves, Settings
 from tests.support import recorded_run
 from tests.support.waiting import wait_until
@@ -616,8 +617,30 @@ def test_the_list_has_each_run_and_what_needs_somebody(client):
     assert rows["broken"]["problem"] and rows["broken"]["step"] is None
     assert rows["spike"]["state"] == "finished" and rows["spike"]["incidents"] == 1
     assert rows["spike"]["gravest"]["id"] == "inc-1"
+    assert rows["spike"]["gravest"]["phase"] == "recovered"
     [incident] = client.get("/api/run/spike").json()["incidents"]
     assert rows["spike"]["gravest"]["title"] == incident["title"] == "Loss out of its limit"
+
+
+def test_a_request_is_listed_once_with_its_incident_and_both_answers(client, directory):
+    run = record(directory, "asking", *[2.0] * 20, 8.0, ended=False)
+    incident = {"id": "inc-1", "severity": "SEV1", "phase": "open", "headline": "loss 8"}
+    request = {"id": "ask-1", "incident": "inc-1", "runbook": "calm", "left_s": 600}
+    request |= {"steps": [{"verb": "lr_scale", "args": {}}], "args_sha256": "sha256:0"}
+    status = {"state": "suspect", "incidents": {"opened": 1, "open": incident}}
+    run.write_json("state.json", {**status, "approvals": [{**request, "on_timeout": "deny"}]})
+    audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
+    needs = client.get("/api/runs").json()["needs"]
+    audit.close()
+    [need] = [need for need in needs if need["run"] == "asking"]
+    shutil.rmtree(run.path)
+    assert (need["kind"], need["title"], need["left_s"]) == (
+        "approval",
+        "Loss out of its limit",
+        600,
+    )
+    assert need["text"] == "may calm run (lr_scale)? Without an answer it may not"
+    assert [step["command"].split()[1] for step in need["steps"]] == ["approve", "deny"]
 
 
 def test_another_run_in_the_same_directory_is_another_run(client, directory):

@@ -153,6 +153,16 @@ def _value_before(losses: Sequence[tuple[int, float]], onset: int) -> float | No
     return healthy_value(points, 0.0) if len(points) >= LEAST else None
 
 
+def _update_loss_before(monitor: RankMonitor, incident: Incident) -> None:
+    """By now with what came after the onset, which shows where the loss left its course."""
+    onset, case = incident.breach_step, incident.case
+    losses = [p for p in monitor.history.series(LOSS) if p[0] < monitor.step]
+    if onset <= incident.opened_step and case.loss_before is not None and losses:
+        change = find_change(losses, onset) if losses[0][0] < onset else None
+        if change is not None and change.is_up:
+            case.loss_before = change.before
+
+
 def update_diagnosis(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Look at the newest frame; return a verdict once, when it is time for one."""
     case = incident.case
@@ -160,6 +170,7 @@ def update_diagnosis(policy: Policy, state: State, incident: Incident) -> Verdic
     if monitor is None or LOSS not in monitor.history.names:
         return None
     if monitor.attempt != case.attempt:  # it went back: the question is asked anew
+        _update_loss_before(monitor, incident)
         case.attempt, case.first_step = monitor.attempt, monitor.step
         case.since_frame, case.rolled_back, case.verdict = state.frame_count, True, None
         case.excursion.came_back = False
@@ -168,6 +179,7 @@ def update_diagnosis(policy: Policy, state: State, incident: Incident) -> Verdic
         _observe(case, monitor, monitor.latest, monitor.step)
         if not case.rolled_back and monitor.step == incident.breach_step + AFTER:  # else forgotten
             case.context = context_events(policy, state, monitor, incident)
+            _update_loss_before(monitor, incident)
     if case.verdict is not None or state.frame_count - case.since_frame < DEADLINE:
         return None
     case.verdict = classify_incident(policy, state, incident)

@@ -161,7 +161,8 @@ class Status(Struct, frozen=True, kw_only=True):
     """The newest status of a run, as `state.json` holds it.
 
     Attributes:
-        silenced: rule -> by whom. budgets: name -> "spent/maximum". rules: rule -> its state.
+        silenced: rule -> by whom. muted: rule that fires -> what keeps it from being an incident.
+        budgets: name -> "spent/maximum". rules: rule -> its state.
         ranks: see `RankStatus`; with all that the probe said. can: what can be done, and how.
         cpu_wait: percentage of the time that others had the job's CPUs.
         waits_for: what a relaunch waits for. trouble: why decisions cannot be recorded.
@@ -180,6 +181,7 @@ class Status(Struct, frozen=True, kw_only=True):
     incidents: Incidents = Incidents()
     approvals: Sequence[Request] = ()
     silenced: Mapping[str, str] = {}
+    muted: Mapping[str, str] = {}
     checkpoints_good: Sequence[str] = ()
     budgets: Mapping[str, str] = {}
     rules: Mapping[str, str] = {}
@@ -581,7 +583,11 @@ def _watching(status: Status) -> Iterator[str]:
     last_s, speed = status.training.last_step_s, status.training.steps_per_s
     if last_s is not None and speed and last_s > max(SLOW_S, SLOW_STEPS / speed):
         yield f"no step for {formats.format_seconds(last_s)}"
-    blind = [rule for rule, rule_state in status.rules.items() if rule_state == "blind"]
+    states, muted = status.rules.items(), status.muted
+    firing = [rule for rule, code in states if code in ("firing", "flapping") and rule not in muted]
+    if firing and status.incidents.open is None:
+        yield f"no incident, firing: {', '.join(firing[:3])}"
+    blind = [rule for rule, code in states if code == "blind"]
     if blind:
         yield f"partly blind: {', '.join(blind[:3])}"
     if status.tier == "T0":
@@ -774,6 +780,7 @@ def build_status(
         incidents=Incidents(state.history.opened, _open(state.incident)),
         approvals=[] if pending is None else [_request(pending, now_ns)],
         silenced={rule: text for rule in state.rules.silenced if (text := state.silence(rule))},
+        muted={rule: str(cause) for rule, cause in state.rules.muted.items()},
         checkpoints_good=[checkpoint.id for checkpoint in state.checkpoints.good()][-3:],
         budgets=state.ledger.usage(policy.budgets, state.frame_count, state.at_ns),
         rules=rule_scope.rule_states(policy, state),

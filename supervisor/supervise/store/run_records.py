@@ -61,6 +61,7 @@ class IncidentOutcome(Struct):
     Attributes:
         phase: `open`, `held` or `closed`.
         unsettled: only the end of the job ended it.
+        slow: it is about the time of a step.
         unanswered: the newest request about it, if nobody answered.
     """
 
@@ -71,6 +72,7 @@ class IncidentOutcome(Struct):
     wall: str | None
     headline: str
     unsettled: bool = False
+    slow: bool = False
     unanswered: str = ""
 
 
@@ -118,7 +120,8 @@ class RunOutcome:
         name, severity = str(record["incident"]), record.get("severity")
         if code == "opened":
             self.incidents[name] = IncidentOutcome(
-                name, severity, "open", record["step"], record.get("wall"), record["reason"]
+                *(name, severity, "open", record["step"], record.get("wall"), record["reason"]),
+                slow=bool(record["data"].get("slow_step")),
             )
         elif (previous := self.incidents.get(name)) is not None:
             if severity in SEVERITIES:
@@ -126,7 +129,7 @@ class RunOutcome:
             if code in ("closed", "held"):
                 previous.phase = code
             if code == "closed":
-                previous.unsettled = _is_unsettled(record["data"], previous.severity in GRAVE)
+                previous.unsettled = _is_unsettled(previous, record["data"])
 
     @property
     def gravest(self) -> list[IncidentOutcome]:
@@ -141,11 +144,12 @@ class RunOutcome:
         return min(incidents, key=lambda i: str(i.severity), default=None)
 
 
-def _is_unsettled(closed: Mapping[str, Any], is_grave: bool) -> bool:
-    """Return whether only the end of the job closed an incident, its loss not back."""
+def _is_unsettled(incident: IncidentOutcome, closed: Mapping[str, Any]) -> bool:
+    """Return whether only the end of the job closed it: slow to the end, or its loss not back."""
     rejoined = ((closed.get("spike") or {}).get("questions") or {}).get("rejoined") or {}
+    is_grave = incident.severity in GRAVE
     is_about_loss = is_grave or bool(closed.get("acted") or rejoined.get("excursion"))
-    is_back = is_about_loss and rejoined.get("answer") == YES
+    is_back = is_about_loss and rejoined.get("answer") == YES and not incident.slow
     return closed.get("outcome") == JOB_ENDED and not closed.get("asked") and not is_back
 
 

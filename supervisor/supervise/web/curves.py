@@ -323,7 +323,6 @@ def _slow_rank(rank: RankPyramid) -> dict[str, Any] | None:
     begin = known[known > (others[-1] if others.size else -1)][0]
     return {
         "rank": int(number[last]),
-        "ratio": float(ratio[last]),
         "since": int(steps[begin]),
         "part": SLOW_AT[round(float(part[last]))],
     }

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -148,6 +148,15 @@ class Restored(Struct, frozen=True):
     attempt: int
 
 
+class About(NamedTuple):
+    """What is said of an incident: its name, what to do, its status; only the job's end ended it."""
+
+    title: str
+    steps: Sequence[Step]
+    status: str
+    is_unsettled: bool
+
+
 # Something beside the curves, as the browser gets it: `t` (seconds since the run was created),
 # `step` and `attempt` of its record, and what its maker below says.
 Mark = dict[str, Any]
@@ -194,7 +203,7 @@ class RunView:
         self._changed: set[str] = set()  # incidents whose marks are of before
         self._texts: dict[int, str] = {}  # what records of incidents say on their cards
         self._listed = -UNSEEN_S, ""
-        self._about: tuple[object, tuple[str, Sequence[Step], bool]] = (None, ("", (), False))
+        self._about: tuple[object, About] = (None, About("", (), "", False))
 
     def update(self) -> bool:
         """Read what is new; return whether anything is. What cannot be read is the `problem`."""
@@ -321,8 +330,8 @@ class RunView:
         """Return the row of the list."""
         _, content = self._facts()
         if (worst := self._outcome.worst) is not None:
-            title, _, is_unsettled = self._about_incident(worst)
-            content["gravest"] |= {"title": title, "unsettled": is_unsettled}
+            title, _, status, is_unsettled = self._about_incident(worst)
+            content["gravest"] |= {"title": title, "phase": status, "unsettled": is_unsettled}
         newest = self.newest
         live = newest is not None and self.state is not None and self.state.ending is None
         plain: dict[str, Any] = plain_json(
@@ -335,22 +344,20 @@ class RunView:
         )
         return plain
 
-    def _about_incident(self, incident: IncidentOutcome) -> tuple[str, Sequence[Step], bool]:
-        """Return the name of an incident, what to do, and whether only the end of the job ended it.
-
-        Of a long log its headline, (), and what its outcome says.
-        """
+    def _about_incident(self, incident: IncidentOutcome) -> About:
+        """Return what the list says of an incident; of a long log what its outcome says."""
         key = incident.id, incident.severity, incident.phase
         if self._about[0] != key:
             whole, size = self, (_stamp(self.run.audit_path) or (0, 0))[1]
-            about: tuple[str, Sequence[Step], bool] = incident.headline, (), incident.unsettled
+            about = About(incident.headline, (), incident.phase, incident.unsettled)
             if self._brief and size < TITLED_BYTES:
                 whole = RunView(self.run.path, shared=True)
                 whole.update()
             with suppress(StoreError, KeyError):
                 report = whole.report(incident.id)
                 is_unsettled = incident.unsettled or report.status in UNRESOLVED
-                about = report.title, report.next.steps if report.final else (), is_unsettled
+                steps = report.next.steps if report.final else ()
+                about = About(report.title, steps, report.status.lower(), is_unsettled)
             self._about = key, about
         return self._about[1]
 
@@ -389,6 +396,7 @@ class RunView:
             "needs": self.needs(listed),
             "rule_states": dict(newest.rules) if newest else {},
             "silenced": dict(newest.silenced) if newest else {},
+            "muted": dict(newest.muted) if newest else {},
             "rules": self.rules(),
             "ranks": _ranks(newest),
             "checkpoints": self.checkpoints(),
@@ -407,11 +415,12 @@ class RunView:
 
     def _needs(self, state: RunStatus, listed: str) -> Iterator[Need]:
         newest, path = state.newest, run_operand(self.run)
-        incident = next(iter(current_incidents(state)), None)
-        about = {
-            "severity": None if incident is None else incident.severity,
-            "incident": None if incident is None else incident.id,
-        }
+        incident, worst = next(iter(current_incidents(state)), None), self._outcome.worst
+        about: dict[str, Any] = {}
+        if incident is not None:
+            about = {"severity": incident.severity, "incident": incident.id}
+            if worst is not None and worst.id == incident.id:
+                about["title"] = self._about_incident(worst).title
 
         def need(kind: str, text: str, command: str, **extra: Any) -> Need:
             return Need(run=self.name, kind=kind, text=text, command=command, **extra)
@@ -423,14 +432,18 @@ class RunView:
             age_s = seconds_since(newest.updated_wall, _now()) or 0.0
             for request in newest.approvals:
                 verbs = ", ".join(step.verb for step in request.steps)
-                text = f"{request.id}: {request.runbook} ({verbs}) waits; then {request.on_timeout}"
-                proof = f"--sha {quote(request.args_sha256)}"
+                proof, name = f"--sha {quote(request.args_sha256)}", quote(request.id)
+                then = "may" if request.on_timeout == "allow" else "may not"
+                approve = f"supervise approve {proof} {path} {name}"
                 yield need(
                     "approval",
-                    text,
-                    f"supervise approve {proof} {path} {quote(request.id)}",
-                    severity=about["severity"],
-                    incident=request.incident,
+                    f"may {request.runbook} run ({verbs})? Without an answer it {then}",
+                    approve,
+                    **{**about, "incident": request.incident},
+                    steps=[
+                        Step("to approve", approve),
+                        Step("to deny", f"supervise deny {path} {name}"),
+                    ],
                     request={"id": request.id, "sha": request.args_sha256},
                     left_s=max(0.0, request.left_s - age_s),
                 )
@@ -439,18 +452,22 @@ class RunView:
                 yield need("held", text, f"supervise release {path}", **about)
             if any(rank.paused for rank in newest.rank_states().values()):
                 yield need("paused", "the job is paused", f"supervise resume {path}", **about)
-            elif incident is not None and newest.state != state_machine.HOLDING:
+            elif (
+                incident is not None
+                and newest.state != state_machine.HOLDING
+                and incident.id not in {request.incident for request in newest.approvals}
+            ):
                 command = f"supervise why {path} {quote(incident.id)}"
-                yield need("incident", f"open: {incident.headline}", command, **about)
+                yield need("incident", incident.headline, command, **about)
             for name, channel in (newest.channels or {}).items():
                 text = f"{channel.undelivered} messages to {name} not delivered: {channel.error}"
                 yield need("undelivered", text, f"supervise notify test {path}")
         elif (ending := state.ending) is not None and self._needs_somebody(ending, listed):
             extra: dict[str, Any] = {}
-            if worst := self._outcome.worst:
-                title, steps, _ = self._about_incident(worst)
+            if worst is not None:
+                named = self._about_incident(worst)
                 extra = {"severity": worst.severity, "incident": worst.id}
-                extra |= {"title": title, "steps": steps}
+                extra |= {"title": named.title, "steps": named.steps}
             text = ", ".join(fact.text for fact in ending.facts if fact.kind != _runs.FINISHED)
             yield need(ending.kind, text, ending.command or f"supervise why {path}", **extra)
         if state.undelivered:

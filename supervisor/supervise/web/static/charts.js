@@ -195,7 +195,8 @@ class Chart {
     const grid = { stroke: colour("grid"), width: 1 };
     const look = { stroke: colour("dim"), grid, ticks: { show: false }, gap: 4,
       font: "11px system-ui, sans-serif" };
-    const round = this.extent[1] / this.extent[0] > 30 ? [1] : [1, 2, 5];
+    const times = this.extent[1] / this.extent[0];
+    const round = times > 1000 ? [1] : times > 30 ? [1, 3] : [1, 2, 5];
     const isRound = (y) => !this.isLog || round.includes(+(y / 10 ** Math.floor(Math.log10(y) + 1e-9)).toFixed(6));
     const filter = (u, splits) => splits.map((y) => (y != null && isRound(y) ? y : null));
     const room = (u, low, high) => {

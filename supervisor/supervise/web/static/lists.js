@@ -9,7 +9,7 @@ async function runsPage() {
   // A run that cannot be read has its problem, and nothing else.
   const read = async () => {
     const answer = await json("runs");
-    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], ...r })) };
+    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], needs: answer.needs.some((need) => need.run === r.run), ...r })) };
   };
   let list = await read();
   const picked = new Set();
@@ -96,7 +96,7 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
     const cells = [tick,
       [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && [" ", h("small", {}, r.host || "")],
         r.tags.map((tag) => [" ", chip(tag)]), r.note && [" ", h("small", { class: "note" }, r.note)]],
-      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : TONES[r.state] || "bad"), " ", stateText(r)],
+      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : r.needs && r.state === "running" ? "busy" : TONES[r.state] || "bad"), " ", stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? [" ", h("small", {}, `${duration(r.eta_s)} left`)] : ""],
       h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
@@ -158,20 +158,25 @@ async function comparePage() {
   const twin = (r, i) => [r.id, documents.findIndex(({ id }) => id === r.id) < i && h("small", {}, " the same run, or a copy of it")];
   const measured = h("tbody"); // from the curves, once they are here
   const rate = (r, i) => [duration(r.steps_per_s && 1 / r.steps_per_s), i > 0 && r.steps_per_s > 0 && h("small", {}, ` ×${+(documents[0].steps_per_s / r.steps_per_s).toPrecision(2)}`)];
+  const perStep = documents.map((r) => (r.steps_per_s > 0 && r.tokens_per_s ? number(Math.round(r.tokens_per_s / r.steps_per_s)) : "none"));
   const results = [["end", documents.map((r) => (r.ending ? [r.state, ...troubles(r)].join(", ") : r.verdict || r.state))], ["step", documents.map((r) => number(r.step))],
     ["worst incident", documents.map(worst)], ["actions", documents.map((r) => (done(r).length ? done(r) : "none"))],
-    ["drill", documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "none")], ["run", documents.map(twin)],
-    [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], documents.map(rate)]].map(([label, cells]) => row(label, cells));
+    ["drill", documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "none")], ["run", documents.map(twin)], ["tokens per step", perStep],
+    [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], documents.map(rate)]].filter(([, cells]) => cells.some((cell) => cell !== "none")).map(([label, cells]) => row(label, cells));
   const line = (d) => row(d.name.startsWith(d.group) ? d.name : [h("small", {}, `${d.group} `), d.name],
     Object.values(d.values).map((value) => (value === "–" && d.group === "command" ? "not set" : value)));
-  const isPath = (d) => Object.values(d.values).every((value) => /^(–$|\/)/.test(value));
+  const isPath = (d) => Object.values(d.values).every((value) => value === "–" || value.includes("/"));
   const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules" || isPath(d);
-  const long = answer.differs.filter(isLong);
+  const [long, short] = [answer.differs.filter(isLong), answer.differs.filter((d) => !isLong(d))];
+  const part = (name) => h("tr", {}, h("th", { scope: "rowgroup", colspan: runs.length + 1, class: "part" }, name));
+  const options = short.filter((d) => d.group === "command").map(line);
+  const environment = short.filter((d) => d.group !== "command").map(line);
   view.lines = drawn.flatMap((run, i) => documents[runs.indexOf(run)].incidents.map(({ attempt, step, t, severity: grave }) =>
     ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${run}` })));
   MAIN.replaceChildren(...[h("h1", {}, title),
-    h("section", { class: "card", "aria-label": "differences" }, h("table", { class: "compared stack" }, heads, measured,
-      h("tbody", {}, results, answer.differs.filter((d) => !isLong(d)).map(line))),
+    h("section", { class: "card", "aria-label": "differences" }, h("table", { class: "compared stack" }, heads,
+      h("tbody", {}, part(options.length ? "Options that differ" : "No option of the command differs"), options, part("Results")), measured,
+      h("tbody", {}, results, environment.length > 0 && [part("What else differs"), environment])),
     long.length > 0 && h("details", {}, h("summary", {}, `Whole commands, paths, digests and policies: ${plural(long.length, "difference")}`),
       h("table", { class: "compared stack" }, h("tbody", {}, long.map(line)))),
     h("p", { class: "sub" }, `${plural(answer.same, "setting")} and fingerprints are the same.`)),

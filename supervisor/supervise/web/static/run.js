@@ -180,7 +180,7 @@ function verdict(run) {
     h("p", { class: "tags" }, run.building < 1 ? chip("curves are being read") : "", run.tags.map((tag) => chip(tag)),
       run.drills.map((drill) => chip(`drill: ${drill.fault} at step ${number(drill.step)}`, "busy")),
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
-    h("h1", {}, title, h("small", {}, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : ["no incident", firing(run)].filter(Boolean).join(", "))),
+    h("h1", {}, title, h("small", {}, [same?.title, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : ["no incident", firing(run)].filter(Boolean).join(", ")].filter(Boolean).join(" · "))),
     more && h("p", {}, more),
     slowRank(run),
     run.problem && h("p", { class: "bad" }, run.problem),
@@ -209,29 +209,33 @@ function standing({ incidents: all }) {
 }
 
 // Rules that fire, where no incident says so.
-function firing({ rule_states: states, ending }) {
-  const count = Object.values(states).filter((state) => /^(firing|flapping)$/.test(state)).length;
+function firing({ rule_states: states, muted, ending }) {
+  const count = Object.keys(states).filter((rule) => /^(firing|flapping)$/.test(states[rule]) && !muted[rule]).length;
   return count ? `${plural(count, "rule")} firing${ending ? " at the end" : ""}` : "";
 }
 
-function slowRank({ slow, incidents: all, ending }) {
+function slowRank({ slow, own_s: own, incidents: all, ending }) {
   if (slow?.rank == null) return null;
   const known = all.findLast((i) => i.slow_since != null && (!i.end || i.end.step >= slow.since))?.slow_since;
+  const others = Object.keys(own).filter((rank) => rank !== String(slow.rank)).map((rank) => own[rank]).sort((a, b) => a - b);
+  const times = others.length && own[slow.rank] ? `: ${duration(own[slow.rank])} of each step are its own, ${duration(others[others.length >> 1])} of ${others.length > 1 ? "the other ranks" : `rank ${slow.rank ? 0 : 1}`}` : "";
   return h("p", {}, h("b", { class: "bad" }, `Rank ${slow.rank} ${ending ? "was" : "is"} slow`),
-    ` since ${known == null ? "about " : ""}step ${number(known ?? slow.since)}: steps ${ending ? "took" : "take"} ${+slow.ratio.toPrecision(2)} times as long as without its delay, which ${ending ? "was" : "is"} in ${slow.part}.`);
+    ` since ${known == null ? "about " : ""}step ${number(known ?? slow.since)} in ${slow.part}${times}.`);
 }
 
-const outcome = ({ phase, unsettled, end_text: text }) => (unsettled ? `${UNRESOLVED}: ${text}` : phase === "closed" ? text || "closed" : phase);
+const outcome = ({ phase, state, unsettled, end_text: text }) => (unsettled ? `${UNRESOLVED}: ${text}` : phase === "closed" ? text || "closed" : state.toLowerCase());
 
 function incidents(run) {
   const count = run.incidents.length;
   const item = (incident) => {
     const [name, to] = [incident.title || incident.id, `incident/${incident.id}/`];
     const raised = incident.raised.map((r) => h("small", {}, `raised to ${r.severity} at step ${r.step}`));
+    const done = run.actions.filter((a) => a.incident === incident.id).map((a) => a.sentence).filter(Boolean);
     return h("li", {}, severity(incident.severity), " ",
       h("a", { href: FROZEN ? `#${incident.id}` : to }, name),
       h("small", {}, `step ${number(incident.step)}` +
-        (incident.end ? ` to ${number(incident.end.step)}` : "") + ` · ${outcome(incident)}`), raised);
+        (incident.end ? ` to ${number(incident.end.step)}` : "") + ` · ${outcome(incident)}`),
+      h("small", {}, `did: ${done.join(" · ") || "nothing to the job"}`), raised);
   };
   return h("section", { class: "card incidents" },
     h("h2", {}, count ? plural(count, "incident") : "No incident", h("small", {}, " ", count ? standing(run) : firing(run))),
@@ -244,7 +248,7 @@ function rules(run) {
   const all = Object.entries(run.rule_states).sort(([, a], [, b]) => order.indexOf(a) - order.indexOf(b));
   const line = (isWhole) => ([rule, state]) => h("li", {}, h("i", { class: `rule ${state}`, "aria-hidden": "true" }, RULES[state]?.[0] || "?"), " ",
     h("b", {}, about[rule]?.title || rule), " ",
-    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : RULES[state]?.[1] || state, run.ending && " at the end",
+    run.silenced[rule] ? `silenced by ${run.silenced[rule]}` : RULES[state]?.[1] || state, run.ending && " at the end", run.muted[rule] && `, muted by ${run.muted[rule].replace(/^(inhibit|host|silence):/, "").replace(":", " ")}`,
     h("small", {}, rule, about[rule] && [` · ${about[rule].severity}${about[rule].runbook ? `, runs ${about[rule].runbook}` : ""}`,
       isWhole && h("code", {}, ` · ${about[rule].when}`)]));
   const counts = QUIET.map((state) => [all.filter(([, own]) => own === state).length, RULES[state][1]]).filter(([n]) => n);
@@ -265,7 +269,7 @@ function ranks(run) {
   const isEven = run.ranks.every((r) => r.lag === run.ranks[0].lag);
   const { own_s: own, slow, ending } = run;
   const isMeasured = Object.keys(own).length > 0;
-  const rows = run.ranks.map((r) => [`${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)], ...(isMeasured ? [duration(own[r.rank])] : []),
+  const rows = run.ranks.map((r) => [r.rank === slow?.rank ? [`${r.rank} `, chip("slow", "bad")] : `${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)], ...(isMeasured ? [duration(own[r.rank])] : []),
     ...(ending ? [] : [words(r.phase ?? "–"), duration(r.silent_s)])]);
   const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
   const head = [["rank"], ["behind", "n", "steps behind the first"],
