@@ -167,7 +167,7 @@ function verdict(run) {
     ["steps/s, mean of 64 steps", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
     ["rollbacks and restarts", run.attempt || null],
-    ["last good checkpoint", run.ending && lastGood(run.ending)],
+    ["last verified checkpoint", run.ending && lastGood(run.ending)],
     ["supervisor", run.ending ? null : (PHASES[run.phase] || [run.phase]).filter(Boolean).join(": ")],
     ["policy", `${run.policy} (${run.mode})`],
     ["started", run.created && `${age(run.created)} ago`],
@@ -260,16 +260,10 @@ function rules(run) {
 }
 
 function ranks(run) {
-  const worst = Math.max(1, ...run.ranks.map((rank) => rank.lag || 0));
-  const bar = (lag) => {
-    const fill = h("i");
-    fill.style.width = `${((lag || 0) / worst) * 100}%`;
-    return h("div", { class: "lag", "aria-hidden": "true" }, fill);
-  };
   const isEven = run.ranks.every((r) => r.lag === run.ranks[0].lag);
   const { own_s: own, slow, ending } = run;
   const isMeasured = Object.keys(own).length > 0;
-  const rows = run.ranks.map((r) => [r.rank === slow?.rank ? [`${r.rank} `, chip("slow", "bad")] : `${r.rank}`, [number(r.lag || 0), !isEven && bar(r.lag)], ...(isMeasured ? [duration(own[r.rank])] : []),
+  const rows = run.ranks.map((r) => [r.rank === slow?.rank ? [`${r.rank} `, chip("slow", "bad")] : `${r.rank}`, number(r.lag || 0), ...(isMeasured ? [duration(own[r.rank])] : []),
     ...(ending ? [] : [words(r.phase ?? "–"), duration(r.silent_s)])]);
   const notes = run.ranks.flatMap((r) => r.notes.map((note) => h("li", {}, `rank ${r.rank}: ${note}`)));
   const head = [["rank"], ["behind", "n", "steps behind the first"],
@@ -283,7 +277,7 @@ function ranks(run) {
     notes.length > 0 && h("details", { "data-key": "notes" }, h("summary", {}, "What the probes say"), h("ul", { class: "list" }, notes)));
 }
 
-const CHECKED = { __proto__: null, verified: ["■", "good", "good"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked"],
+const CHECKED = { __proto__: null, verified: ["■", "good", "verified"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked"],
   unverified: ["□", "", "cannot be checked"], vanished: ["□", "", "gone"] };
 const checked = ({ state }) => chip(`${(CHECKED[state] || ["□"])[0]} ${CHECKED[state]?.[2] || state}`, CHECKED[state]?.[1]);
 
