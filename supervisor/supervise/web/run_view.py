@@ -149,7 +149,7 @@ class Restored(Struct, frozen=True):
 
 
 class About(NamedTuple):
-    """What is said of an incident: its name, what to do, its status; only the job's end ended it."""
+    """An incident: its name, what to do, its status; whether only the end of the job ended it."""
 
     title: str
     steps: Sequence[Step]
