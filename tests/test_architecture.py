@@ -408,8 +408,7 @@ PARSERS = re.compile("catalog|data|notifiers|store|recordings")  # of foreign te
 READERS = """
 cli/__init__ cli/__init__ cli/_params cli/_streams cli/doctor cli/policy_commands
 cli/policy_commands cli/web core/model/failure report/incident_builder
-report/incident_sentences report/incident_views report/incident_views runtime/identity
-runtime/stacks
+report/incident_views runtime/identity runtime/stacks
 """
 
 

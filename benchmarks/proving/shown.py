@@ -115,11 +115,15 @@ def drills() -> dict[str, Any]:
     return found
 
 
-def recoveries() -> list[dict[str, str]]:
+def recoveries() -> list[dict[str, Any]]:
     """Return what was kept after each fault in the example, with the supervisor and without."""
     head = ("fault", "wanted", "kept", "reported_after", "acted_after", "loss", "lost", "unwatched")
     rows = cells(ROOT / "benchmarks" / "recovery.md")
-    return [{**dict(zip(head, row, strict=False)), "actions": row[-1]} for row in rows]
+    verbs = [[] if row[-1] == "–" else row[-1].split(", ") for row in rows]
+    return [
+        {**dict(zip(head, row, strict=False)), "actions": own}
+        for row, own in zip(rows, verbs, strict=True)
+    ]
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""The text of every kind of message, made of sample facts; of some kinds also of other facts."""
+"""The text of every kind of message and clause, of sample facts; of some also of other facts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from supervise.core import NOTICES
+from supervise.core import CLAUSES, NOTICES
 from supervise.core.model import Advice, SpikeClass
 
 FACTS: dict[str, Any] = {
@@ -86,16 +86,36 @@ FACTS: dict[str, Any] = {
     "lost": 2,
     "equal": 100,
     "titles": "[SEV1] a · [SEV2] b",
+    "signal": "SIGTERM",
+    "good": "c-5",
+    "good_step": 5,
+    "growth": "thrice within 40 steps",
+    "rate_growth": "the rate doubled",
+    "mechanisms": "attention moved first",
+    "verb": "rollback",
+    "value": 0.25,
+    "before": 0.125,
+    "is_from_start": True,
+    "behind": 12,
+    "earlier": 3,
+    "more": 2,
+    "times": 3,
+    "farthest": 40,
+    "cls": "oom",
 }
 # What is else in a kind; None: the fact is left out.
 OTHERS: dict[str, list[dict[str, Any]]] = {
     "AlwaysClipped": [{"share": 100.0, "ratio": 65536.0}, {"scale": None, "otherwise": "so"}],
+    "AlsoRecorded": [{"more": None}],
     "ChannelFailed": [{"messages": "1 message was", "silent_s": None}],
     "ChannelRecovered": [{"lost": None}],
+    "CheckpointDamaged": [dict.fromkeys(("good", "good_step"))],
     "Digest": [{"messages": "2 messages"}],
+    "EndAsked": [{"step": -1}],
     "EvidenceOf": [{"standstill": None}],
     "ApprovalAsked": [{"on_timeout": "allow"}],
     "GoesOnOtherwise": [{"matters": False}],
+    "HeldByRunbook": [{"failure": None}],
     "Held": [{"summary": None, "limit": "nothing is left to try"}],
     "JobFailed": [{"failure": None, "meaning": None}, dict.fromkeys(("cause", "others"))],
     "LossCutOff": [{"made": None}],
@@ -103,11 +123,14 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "PolicyInForce": [{"changes": "one rule"}],
     "PreemptFailed": [{"step": -1}, dict.fromkeys(("checkpoint", "checkpoint_step"))],
     "PreemptSaved": [dict.fromkeys(("path", "signals"))],
+    "RateDiffers": [{"is_from_start": False, "behind": 0}],
     "RecordEnded": [{"acts": False, "need_bytes": None}],
     "RecordSpaceEnough": [{"acts": False}],
     "RecordSpaceShort": [{"acts": False, "reserve_bytes": 8_000, "seconds": 60.0}],
     "ReplicasDiffer": [{"equal": None}],
+    "RuleNumbers": [dict.fromkeys(("growth", "rate_growth", "mechanisms"))],
     "ScheduleOver": [{"since": None}],
+    "StoppedBy": [{"step": -1}],
     "Unprotected": [{"pid": None}],
     "Unwatched": [{"pid": None}],
     "WeightsStandStill": [{"ratio": 1e-7, "course": None}],
@@ -123,6 +146,11 @@ def _texts() -> Iterator[str]:
             texts = {"what": notice.verdict, "why": notice.reason, "next": notice.next.text}
             lines = [f"{name}: {text}" for name, text in texts.items() if text]
             yield "\n    ".join([f"== {kind}{added}", notice.title, *lines])
+    for kind, part in CLAUSES.items():
+        for other in ({}, *OTHERS.get(kind, ())):
+            facts = {name: FACTS[name] for name in part.__struct_fields__} | other
+            clause = part(**{name: fact for name, fact in facts.items() if fact is not None})
+            yield f"== {kind}{f' {other}' if other else ''}\n    {clause.text}"
 
 
 def notices() -> str:

@@ -129,7 +129,7 @@ def built(*decisions, muted=None):
     `muted`: a rule that had fired before, without an incident.
     """
     about = {"severity": "SEV1", "reason": "SEV1 hang", "rule": "hang.stuck", "runbook": ""}
-    opened = IncidentOpened(step=199, breach_step=0, band=None, **about)
+    opened = IncidentOpened(step=199, breach_step=0, band=None, headline="no step", **about)
     head = {"actor": "engine", "incident": "inc-1", "wall": stories.WALL}
     records = [
         Record.decode(decision_record(decision) | head | {"seq": n, "mono_ns": n, "event": n})
@@ -153,7 +153,9 @@ def test_a_metric_that_is_missing_for_steps_costs_no_seconds():
     """It is counted in steps; a rule that raised it when no longer muted is part of it."""
     about = {"rule": "frozen.empty", "severity": "SEV1"}
     muted = fired(**about, signal="train_loss_raw", unit="steps", value=120.0)
-    report = built(IncidentRaised(**about, reason="raised", runbook=""), muted=muted)
+    report = built(
+        IncidentRaised(**about, reason="raised", headline="no step", runbook=""), muted=muted
+    )
 
     assert [rule.rule for rule in report.rules] == ["frozen.empty"]
     assert "without a step" not in report.cost.text
@@ -244,7 +246,7 @@ def test_a_ratio_is_told_by_a_value_beyond_its_limit(value, told):
 
 def test_norms_that_vary_beside_a_slow_host_are_no_part_of_what_was_seen():
     about = {"severity": "SEV2", "reason": "SEV2 drift", "rule": "throughput.drift"}
-    opened = IncidentOpened(step=199, breach_step=199, band=None, runbook="", **about)
+    opened = IncidentOpened(step=199, breach_step=199, band=None, runbook="", headline="", **about)
     slow = fired("throughput.drift", "SEV2", metric="step_time", value=0.4, threshold=0.2)
     steps = dict.fromkeys(("peak_step", "first_step", "earliest_step", "latest_step"), 199)
     norm = Move(metric="update_norm", level=1.0, peak=1.3, ratio=1.3, **steps)
@@ -475,8 +477,9 @@ def test_a_document_proceeds_with_its_incident():
 DO = Advice(None, (Step("do"),))
 
 
-def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
-    return Message("r", "inc-1", "SEV1", title, "seen", why, DO, 7, kind=kind, directory="/r")
+def told(kind: str, news: str = "news", why: str = "") -> Message:
+    about = {"kind": kind, "directory": "/r", "news": news}
+    return Message("r", "inc-1", "SEV1", f"inc-1: {news}", "seen", why, DO, 7, **about)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def run_a_little(served):
         id=name, verb="pause", runbook="r", args={}, destructive=False, touches_job=True
     )
     about = {"reason": "", "incident": "inc-9", "severity": "SEV1"}
-    opened = IncidentOpened(**about, runbook="", breach_step=3, band=None)
+    opened = IncidentOpened(**about, headline="", runbook="", breach_step=3, band=None)
     attempt = ActionPlanned(**about, action=order, budget={})
     served.observe(events[0], (), [opened, attempt, ActionFailed(**about, action=ActionRef(name))])
     served.delivered("slack", ok=False)

@@ -23,7 +23,11 @@ __getattr__ = lazy_exports(
         "incident": "HELD, Incident, Intent, RunbookExecution",
         "job_lifecycle": "has_start_failed",
         "job_recipes": "ScriptCode, fill_recipe, recognise_recipe",
-        "run_notices": "NOTICES",
+        "notices": (
+            "breach_headline, breach_symptom, describe_crash, describe_end, describe_finding, "
+            "describe_job_end, describe_no_restart, describe_session_end"
+        ),
+        "run_notices": "CLAUSES, NOTICES, news_of",
         "policy_reload": "policy_differences",
         "rank_monitor": "can_fire",
         "rule_scope": "needs_dense_sampling",

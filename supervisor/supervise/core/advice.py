@@ -14,15 +14,16 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from . import action_planning, diagnosis, rule_scope, withdrawal
-from .incident import STANDING_VERBS, Incident, RunbookExecution, verb_of
+from .incident import QUIET_STEPS, STANDING_VERBS, Incident, RunbookExecution, verb_of
 from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
 from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from .model.formats import format_age
 from .model.interfaces import Advice, Lead, Step, Steps, introduce, sentences
-from .model.policy import Policy, Rule, Runbook
+from .model.policy import HOLD, PAGE, STOP_SEV0, Policy, Rule, Runbook, next_level
 from .model.verdicts import PARTS, SpikeClass, Verdict
 from .rank_monitor import RankMonitor
+from .run_notices import RateDiffers, UpdateDiffers
 from .run_state import ApprovalRequest, State
 from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined, wiring_faults
 from .trends import TOKENS, median
@@ -694,7 +695,7 @@ def wrong_after_restart(state: State, incident: Incident) -> Steps:
         ]
     overlap, recovery = state.repeated.overlap, incident.recovery
     if overlap is not None and recovery.restored_step is not None and not recovery.loop_kept:
-        parts += sentences(*(d.remedy for d in overlap.differences if d.matters))
+        parts += sentences(*(d.REMEDY for d in overlap.differences if d.MATTERS))
     return tuple(parts)
 
 
@@ -703,20 +704,49 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
     before_step, overlap = _boundary(incident), state.repeated.overlap
     differences = () if overlap is None else overlap.differences
     chosen = choose_checkpoint(state.checkpoints.good(), before_step)
-    lost = {difference.name for difference in differences if difference.matters} == {"update"}
+    lost = {type(difference) for difference in differences if difference.MATTERS} == {UpdateDiffers}
     if lost and chosen is not None and chosen.resumable == WEIGHTS_ONLY:
         onward = "" if state.job.has_ended else "let it train on, as "
         again = f"{onward}another start from {chosen.id} (weights only) has new moments again"
         return (Step(again), *introduce("before the next start", remedy))
     stop, by_hand = STOP_JOB, ""
-    for schedule in (difference.schedule for difference in differences if difference.schedule):
-        stop = Step(f"stop it now, unless it is meant ({schedule})", STOP_JOB.command)
+    for rate in (each for each in differences if isinstance(each, RateDiffers)):
+        stop = Step(f"stop it now, unless it is meant ({rate.shift})", STOP_JOB.command)
         checkpoint = choose_checkpoint(state.checkpoints.good(), before_step)
         at = "its step" if checkpoint is None else f"step {checkpoint.step + 1}"
         by_hand = f"set the schedule to {at} by hand where the checkpoint holds no state of it"
     first = () if state.job.has_ended else (stop,)
     start = introduce("then", start_again(policy, state, before_step), " ")
     return (*first, *remedy, *sentences(by_hand), *start)
+
+
+def stop_to_come(policy: Policy) -> Steps:
+    """Return what becomes of a job that nothing can help any more, as the policy has it."""
+    if policy.give_up == PAGE:
+        return ()
+    unless = "its rules of SEV0 are clear" if policy.give_up == STOP_SEV0 else "it recovers"
+    stopped = f"the job is stopped unless {unless} within {QUIET_STEPS} steps"
+    return sentences(f"{stopped} (give_up: {policy.give_up})")
+
+
+def alongside(incident: Incident, see: str) -> Advice:
+    """Return the advice on a rule that is apart from the open incident; `see`: its runbook."""
+    return Advice(None, (Step(f"beside {incident.id}"), *show_runbook(see)))
+
+
+def without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:
+    """Return how long a rule can wait for which the policy has no action."""
+    return sentences(memory_left(policy, monitor, rule) or "it can wait until tomorrow")
+
+
+NEXT_SESSION = sentences("the next session is monitored from scratch")
+AFTER_KILL = (
+    Step(
+        "lower memory use if the kernel's memory killer ended it, else look in the logs of the "
+        "scheduler and the container; to see which, on its host",
+        "dmesg -T | grep -i 'killed process'",
+    ),
+)
 
 
 FREE_RATE = Step(
@@ -744,6 +774,41 @@ def rate_in_force(state: State, incident: Incident) -> tuple[Steps, Steps]:
     height = "where it was before" if limit is None else f"at {limit:.3g}"
     capped = f"the learning rate is capped {height} until the job asks for no more"
     return sentences(capped), (FREE_RATE,)
+
+
+def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
+    """Return what follows if the trouble comes back."""
+    level, levels = incident.escalation.level, policy.ladder.levels
+    book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
+    name, _ = next_level(policy.ladder, level)
+    then = f"{name} runs"
+    if name == HOLD:
+        then = "no further try, as the policy's ladder has none after this one; a person is needed"
+    if book and incident.case.rate and is_affordable(policy, state, incident, book):
+        then = f"{book.name} runs once more, at a lower learning rate; if that is no help, {then}"
+    then = f"if it comes back within {policy.probation_steps} steps: {then}"
+    crashes = state.job.restarts.crashes
+    if crashes and incident.breach_step == incident.recovery.crashed:  # no rule judges it
+        step = crashes[-1]
+        then = f"if it ends at step {step} again: no further restart, as that is no progress"
+        then = then if state.step <= step else ""
+    if wrong := wrong_after_restart(state, incident):
+        remedy = remedy_with_restart(policy, state, incident, wrong)
+        return Advice(None, (*remedy, *sentences(then)))
+    rate, live = rate_in_force(state, incident)
+    return Advice(Lead.NOTHING, (*rate, *sentences(then)), live)
+
+
+def is_affordable(policy: Policy, state: State, incident: Incident, book: Runbook) -> bool:
+    """Return whether a runbook that holds the rate can run, and none of its budgets is spent."""
+    kinds = [step.budget_class for step in book.steps if step.budget_class is not None]
+    spent = (
+        state.ledger.exhausted(policy.budgets, kind, state.frame_count, state.at_ns)
+        for kind in kinds
+    )
+    refusal = action_planning.explain_infeasible(state, incident, book)
+    holds_rate = any(step.is_dispensable for step in book.steps)
+    return holds_rate and not refusal and not any(spent)
 
 
 def are_weights_sound(state: State, incident: Incident) -> bool:

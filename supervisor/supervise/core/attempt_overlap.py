@@ -16,6 +16,16 @@ from statistics import median
 from typing import NamedTuple
 
 from .model.events import Frame
+from .run_notices import (
+    BatchesDiffer,
+    BatchesRepeat,
+    Difference,
+    EvaluationDiffers,
+    GradientDiffers,
+    RateDiffers,
+    TokensDiffer,
+    UpdateDiffers,
+)
 
 ENOUGH = 20  # steps that are compared before a recovery is believed; project default
 STARTS = 64  # first steps of the run whose rate and batch are remembered
@@ -32,16 +42,6 @@ LOST = 1.25
 UPDATES, LEAST = 64, 8  # newest updates before, and how many say what is usual
 # An evaluation varies by what one differed from the next before, and a little in any case.
 EVALUATIONS, NEARLY = 8, 0.05
-OTHER_BATCHES = "other batches"
-THINGS = {  # what may be another one than before
-    "rate": "another learning rate",
-    "update": "new optimizer moments",
-    "batches": "other positions in its data",
-    OTHER_BATCHES: "other batches",
-    "gradient": "another gradient norm",
-    "tokens": "other numbers of tokens per update",
-    "evaluation": "another evaluation loss",
-}
 NAMES = (
     *("learning_rate_scheduled", "learning_rate", "batch_fingerprint", "train_loss_raw"),
     *("grad_global_norm", "update_norm", "tokens_per_update", "val_loss"),
@@ -66,30 +66,6 @@ class Row(NamedTuple):
         if not self.update or not self.rate or not isfinite(self.update):
             return None
         return self.update / self.rate
-
-
-class Difference(NamedTuple):
-    """A number that is not as before, and what a person can do.
-
-    Attributes:
-        name: rate, update, batches, tokens, gradient, evaluation or OTHER_BATCHES.
-        schedule: how that of the rate is off, in short.
-    """
-
-    name: str
-    text: str
-    remedy: str
-    schedule: str = ""
-
-    @property
-    def thing(self) -> str:
-        """What is another one, in words."""
-        return THINGS[self.name]
-
-    @property
-    def matters(self) -> bool:
-        """Whether it is more than a loader that is shuffled from_start."""
-        return self.name != OTHER_BATCHES
 
 
 def compared_columns(names: Sequence[str]) -> tuple[int, ...]:
@@ -157,11 +133,11 @@ class Overlap:
             if not self._other_weights:
                 differences += [self._update(step, was, now), self._gradient(was, now)]
             differences += [self._tokens_of(was, now), self._evaluation(step, was, now)]
-        names = {difference.name for difference in self.differences}
+        known = {type(difference) for difference in self.differences}
         fresh = [
             difference
             for difference in differences
-            if difference is not None and difference.name not in names
+            if difference is not None and type(difference) not in known
         ]
         self.differences += fresh
         return fresh
@@ -175,14 +151,13 @@ class Overlap:
         if len(self._rates) < TWICE:
             return None
         from_start = all(self._is_start(s - self.first, rate) for s, _, rate in self._rates)
-        cause = "the schedule started over" if from_start else "the schedule is not where it was"
-        text = f"learning rate {current:.3g} at step {step}, {previous:.3g} before the restart; "
-        text += cause
-        schedule = f"the schedule is {self.first} steps behind"
-        if not from_start or self.first < 1:
-            schedule = f"rate {current:.3g} at step {step} where it was {previous:.3g}: {cause}"
-        remedy = "save and load the scheduler's state_dict from now on"
-        return Difference("rate", text, remedy, schedule)
+        return RateDiffers(
+            step=step,
+            value=current,
+            before=previous,
+            is_from_start=from_start,
+            behind=self.first if from_start else 0,
+        )
 
     def _is_start(self, step: int, rate: float) -> bool:
         """Whether the run had that rate so many steps after its begin, or a step off."""
@@ -202,9 +177,7 @@ class Overlap:
             low, high = min(self._moved) / FAR, max(self._moved) * FAR
             if len(self._moved) < LEAST or low <= now.moved <= high:
                 return None
-        text = f"update {now.moved / usual:.2g} times as large per learning rate as before, at step"
-        text += f" {step} ({now.moved:.3g} for {usual:.3g}); the optimizer's moments are new"
-        return Difference("update", text, "let the job save and load its optimizer's state_dict")
+        return UpdateDiffers(step=step, value=now.moved, before=usual)
 
     def _batch(self, step: int, was: Row, now: Row) -> Difference | None:
         if now.batch is None or was.batch is None:
@@ -222,14 +195,9 @@ class Overlap:
         shifts = {step_index - earlier for step_index, earlier in self._shifts}
         if len(self._shifts) == ROW and len(shifts) == 1:
             (shift,) = shifts
-            text = f"batches {self.first}.. are those of steps {self.first - shift}.."
-            remedy = "save the position in the data and go on there, or skip what was used"
-            return Difference("batches", text, remedy)
+            return BatchesRepeat(step=self.first, earlier=self.first - shift)
         if self._others == SOON and not self._same_batches:
-            text = f"other batches than before from step {self.first} on"
-            return Difference(
-                OTHER_BATCHES, text, "seed the loader and save its state to repeat them"
-            )
+            return BatchesDiffer(step=self.first)
         return None
 
     def _gradient(self, was: Row, now: Row) -> Difference | None:
@@ -241,8 +209,7 @@ class Overlap:
         ratio = median(self._norms)
         if len(self._norms) < SOON or 1 / FAR <= ratio <= FAR:
             return None
-        text = f"gradient norm {now.norm:.3g} where it was {was.norm:.3g} on the same batch"
-        return Difference("gradient", text, "compare accumulation, ranks and precision")
+        return GradientDiffers(value=now.norm, before=was.norm)
 
     def _tokens_of(self, was: Row, now: Row) -> Difference | None:
         if not was.tokens or not now.tokens or len(self._tokens) >= SOON:
@@ -250,8 +217,7 @@ class Overlap:
         self._tokens.append((was.tokens, now.tokens))
         if len(self._tokens) < SOON or len(set(self._tokens)) > 1 or was.tokens == now.tokens:
             return None
-        text = f"{now.tokens:g} tokens per update where there were {was.tokens:g}"
-        return Difference("tokens", text, "compare batch size, accumulation and ranks")
+        return TokensDiffer(value=now.tokens, before=was.tokens)
 
     def _evaluation(self, step: int, was: Row, now: Row) -> Difference | None:
         previous, current = was.evaluation, now.evaluation
@@ -259,8 +225,7 @@ class Overlap:
             return None
         if abs(current - previous) <= max(NEARLY * abs(previous), *self._evaluations, 0.0):
             return None
-        text = f"evaluation loss {current:.4g} where it was {previous:.4g} at step {step} before"
-        return Difference("evaluation", text, "compare the evaluation's data, and what is loaded")
+        return EvaluationDiffers(step=step, value=current, before=previous)
 
 
 def _is_same(was: Row, now: Row) -> bool:

@@ -9,6 +9,8 @@ again.
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from . import (
     action_planning,
     advice,
@@ -23,18 +25,19 @@ from . import (
 )
 from .diagnosis import RATE
 from .frames import LOSS
-from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
+from .incident import CLOSED, HELD, Incident, RunbookExecution
 from .model.decisions import (
     CLEARED,
+    JOB_ENDED,
     RECOVERED,
     IncidentClosed,
     IncidentHeld,
     RateBlamed,
     RunbookRefused,
 )
-from .model.interfaces import Advice, Lead, Steps, sentences
+from .model.interfaces import Advice, Steps
 from .model.payload import Outcome
-from .model.policy import HOLD, PAGE, STOP, Policy, Runbook, next_level
+from .model.policy import Policy, Runbook
 from .model.verdicts import Verdict
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
@@ -44,12 +47,7 @@ def page_exhausted(ctx: StepContext, incident: Incident) -> Steps:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     state = ctx.state
     incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
-    give_up = ctx.policy.give_up
-    if give_up == PAGE:
-        return ()
-    unless = "it recovers" if give_up == STOP else "its rules of SEV0 are clear"
-    stopped = f"the job is stopped unless {unless} within {QUIET_STEPS} steps"
-    return sentences(f"{stopped} (give_up: {give_up})")
+    return advice.stop_to_come(ctx.policy)
 
 
 def hold_incident(
@@ -83,7 +81,11 @@ def hold_incident(
     verdict, status = case.verdict, withdrawal.describe_job_status(policy, state)
     then = page_exhausted(ctx, incident) if exhausted or remedies else ()
     ctx.move("hold", reason)
-    ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
+    ctx.record(
+        IncidentHeld(
+            reason=f"held: {reason}", severity=incident.severity, cause=reason, spike=verdict
+        )
+    )
     limit = notices.Limit.NOTHING_LEFT if case.exhausted else None
     if limit and case.rolled_back and advice.is_fed_wrongly(policy, state, incident):
         limit = notices.Limit.SAME_DATA
@@ -104,9 +106,10 @@ def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecuti
     if incident.phase == HELD and run.failure.reason is None:
         run.index += 1  # it ran in a hold: people know
         return
-    reason = f"{run.runbook.name}: {incident.headline}"
-    reason += f"; {run.failure.reason}" if run.failure.reason else ""
-    hold_incident(ctx, incident, reason, exhausted=run.terms.escalated)
+    held = notices.HeldByRunbook(
+        runbook=run.runbook.name, headline=incident.headline, failure=run.failure.reason or ""
+    )
+    hold_incident(ctx, incident, held.text, exhausted=run.terms.escalated)
 
 
 def report_unactionable(
@@ -128,7 +131,8 @@ def report_unactionable(
     then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ()
     status = "" if ended else withdrawal.describe_job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
-    ctx.state.job.no_restart_reason = f"{name}: {refusal}"
+    impossible = notices.RunbookImpossible(runbook=name, refusal=refusal)
+    ctx.state.job.no_restart_reason = impossible.text
     ways = advice.manual_choices(ctx.policy, ctx.state, incident)
     notice = notices.NothingPossible(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
@@ -156,7 +160,7 @@ def record_rank_failure(
 
 def _report_unfenceable(ctx: StepContext, reason: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
-    ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {reason}"
+    ctx.state.job.unavailable["fence"] = notices.RanksApart(cause=reason).text
     then = advice.relaunch_left(ctx.policy)
     ctx.send(notices.RanksUnfenceable(severity="SEV2", cause=reason, advice=then))
 
@@ -164,7 +168,7 @@ def _report_unfenceable(ctx: StepContext, reason: str) -> None:
 def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason: str) -> None:
     """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
     incident.severity = "SEV0"
-    incident.headline = f"{verb} was not carried out by all ranks: {reason}"
+    incident.headline = notices.PartlyDone(verb=verb, error=reason).text
     ctx.send(notices.RanksDiffer(severity="SEV0", incident=incident.id, headline=incident.headline))
 
 
@@ -176,60 +180,70 @@ def is_remedy(book: Runbook) -> bool:
 def close_incident(
     ctx: StepContext,
     incident: Incident,
-    reason: str,
     outcome: str,
     then: Advice | None = None,
     *,
-    finding: str = "",
+    clear_steps: int | None = None,
     superseded_by: str = "",
+    released_by: str = "",
     asked: bool = False,
+    restarted_with: str = "",
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn.
 
     Args:
-        outcome, finding: see `IncidentClosed`. then: what comes next, where more is known of it.
-        superseded_by: the rule that begins another one, about something else.
-        asked: a person or a scheduler has ended the job.
+        then: what comes next, where more is known of it. The others: see `IncidentClosed`.
     """
+    job = ctx.state.job
     approvals.settle_request(ctx, "withdrawn", f"{incident.id} is over")
     ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
     acted = incident.escalation.runs > 0
     verdict = incident.case.verdict
-    if not (incident.deferred.session_end or superseded_by):
+    if incident.deferred.session_end is None and not superseded_by:
         verdict = diagnosis.classify_incident(ctx.policy, ctx.state, incident)
     incident.phase = CLOSED
-    ctx.record(
-        IncidentClosed(
-            reason=f"closed: {reason}",
-            severity=incident.severity,
-            acted=acted,
-            opened_step=incident.opened_step,
-            breach_step=incident.breach_step,
-            rules=tuple(incident.rules),
-            spike=verdict,
-            superseded_by=superseded_by,
-            outcome=outcome,
-            finding=finding,
-            returncode=ctx.state.job.returncode,
-            asked=asked,
-        )
+    closed = IncidentClosed(
+        reason="",
+        severity=incident.severity,
+        acted=acted,
+        opened_step=incident.opened_step,
+        breach_step=incident.breach_step,
+        rules=tuple(incident.rules),
+        spike=verdict,
+        outcome=outcome,
+        ordered=incident.is_order,
+        clear_steps=clear_steps,
+        superseded_by=superseded_by,
+        released_by=released_by,
+        session_end=incident.deferred.session_end,
+        returncode=job.returncode,
+        asked=asked,
+        restarted_with=restarted_with,
+        not_restarted=job.no_restart_reason if outcome == JOB_ENDED else "",
     )
-    summary = ""
+    ctx.record(structs.replace(closed, reason=f"closed: {notices.describe_end(closed)}"))
     if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
         action_planning.remember_data_level(ctx.state, incident)
-        summary = diagnosis.verdict_summary(verdict)
     if then is None:
         then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
-    is_notice = bool(superseded_by) or _is_over_by_itself(incident, outcome, verdict)
-    severity = "INFO" if is_notice else incident.severity
-    closed = notices.Closed(
-        severity=severity, incident=incident.id, outcome=reason, summary=summary, advice=then
-    )
-    ctx.send(closed)
+    _notify_end(ctx, incident, closed, then)
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     ctx.state.incident = None
+
+
+def _notify_end(ctx: StepContext, incident: Incident, closed: IncidentClosed, then: Advice) -> None:
+    is_notice = bool(closed.superseded_by)
+    is_notice |= _is_over_by_itself(incident, closed.outcome, closed.spike)
+    notice = notices.Closed(
+        severity="INFO" if is_notice else incident.severity,
+        incident=incident.id,
+        outcome=notices.describe_end(closed),
+        summary=diagnosis.verdict_summary(closed.spike),
+        advice=then,
+    )
+    ctx.send(notice)
 
 
 def _is_over_by_itself(incident: Incident, outcome: str, verdict: Verdict | None) -> bool:
@@ -271,30 +285,7 @@ def runbook_at_lower_rate(policy: Policy, state: State, incident: Incident) -> R
     rate, limits = incident.case.rate, incident.recovery.rate_limits
     if book is None or rate is None or rate.limit is None or (limits and rate.limit >= limits[-1]):
         return None
-    return book if _is_affordable(policy, state, incident, book) else None
-
-
-def advice_after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
-    """Return what follows if the trouble comes back."""
-    level, levels = incident.escalation.level, policy.ladder.levels
-    book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
-    name, _ = next_level(policy.ladder, level)
-    then = f"{name} runs"
-    if name == HOLD:
-        then = "no further try, as the policy's ladder has none after this one; a person is needed"
-    if book and incident.case.rate and _is_affordable(policy, state, incident, book):
-        then = f"{book.name} runs once more, at a lower learning rate; if that is no help, {then}"
-    then = f"if it comes back within {policy.probation_steps} steps: {then}"
-    crashes = state.job.restarts.crashes
-    if crashes and incident.breach_step == incident.recovery.crashed:  # no rule judges it
-        step = crashes[-1]
-        then = f"if it ends at step {step} again: no further restart, as that is no progress"
-        then = then if state.step <= step else ""
-    if wrong := advice.wrong_after_restart(state, incident):
-        remedy = advice.remedy_with_restart(policy, state, incident, wrong)
-        return Advice(None, (*remedy, *sentences(then)))
-    rate, live = advice.rate_in_force(state, incident)
-    return Advice(Lead.NOTHING, (*rate, *sentences(then)), live)
+    return book if advice.is_affordable(policy, state, incident, book) else None
 
 
 def is_rate_hold(state: State, incident: Incident, book: Runbook) -> bool:
@@ -302,17 +293,6 @@ def is_rate_hold(state: State, incident: Incident, book: Runbook) -> bool:
     context = action_planning.basic_context(state, incident)
     pairs = zip(book.verbs, book.steps, strict=True)
     return any(verb == "hold_rate" and step.is_due(context) for verb, step in pairs)
-
-
-def _is_affordable(policy: Policy, state: State, incident: Incident, book: Runbook) -> bool:
-    kinds = [step.budget_class for step in book.steps if step.budget_class is not None]
-    spent = (
-        state.ledger.exhausted(policy.budgets, kind, state.frame_count, state.at_ns)
-        for kind in kinds
-    )
-    refusal = action_planning.explain_infeasible(state, incident, book)
-    holds_rate = any(step.is_dispensable for step in book.steps)
-    return holds_rate and not refusal and not any(spent)
 
 
 def _onset(monitor: RankMonitor, incident: Incident) -> int | None:

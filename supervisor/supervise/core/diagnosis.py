@@ -362,12 +362,6 @@ def _worst_layer(monitor: RankMonitor, metric: str) -> int | None:
     return find(values, key=values.__getitem__) if values else None
 
 
-def describe_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
-    """Return the same as a clause, "" for none."""
-    signs = compare_mechanisms(policy, monitor, rule)
-    return "" if signs is None else signs.text
-
-
 def matching_planned_event(
     policy: Policy, state: State, monitor: RankMonitor, rule: Rule
 ) -> str | None:

@@ -108,7 +108,7 @@ def relaunch_differences(state: State) -> str:
     """Return what the newest launch does otherwise than before, "" for nothing."""
     overlap = state.repeated.overlap
     differences = overlap.differences if overlap is not None else ()
-    return "; ".join(difference.text for difference in differences if difference.matters)
+    return "; ".join(difference.text for difference in differences if difference.MATTERS)
 
 
 def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
@@ -117,13 +117,12 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
     numbers = incident is None or crashed or step < incident.breach_step - ONSET
     differences = overlap.take(step, now, numbers=numbers)
     for difference in differences:
-        kind = "differs" if difference.matters else "as-seeded"
-        ctx.record(StepDiffers(reason=difference.text, what=kind, remedy=difference.remedy))
+        kind = "differs" if difference.MATTERS else "as-seeded"
+        ctx.record(StepDiffers(reason=difference.text, what=kind, remedy=difference.REMEDY))
     if differences:
-        gravest = next((one for one in differences if one.matters), differences[0])
         texts = "; ".join(one.text for one in differences)
-        matters = gravest.matters
-        remedies = sentences(*(one.remedy for one in differences))
+        matters = any(one.MATTERS for one in differences)
+        remedies = sentences(*(one.REMEDY for one in differences))
         then = Advice(Lead.LATER, remedies)
         if matters and incident is not None:
             then = Advice(
@@ -131,7 +130,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
             )
         otherwise = run_notices.GoesOnOtherwise(
             severity="SEV2" if matters else "INFO",
-            things=" and ".join(dict.fromkeys(one.thing for one in differences)),
+            things=" and ".join(dict.fromkeys(one.THING for one in differences)),
             differences=texts,
             matters=matters,
             advice=then,

@@ -262,7 +262,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     incident = state.incident
     if incident is not None and incident.deferred.rules:
         rule_fired.answer_deferred_rules(ctx)
-    if incident is not None and is_leader and not incident.deferred.session_end:
+    if incident is not None and is_leader and incident.deferred.session_end is None:
         effect_verification.judge_frame(ctx, incident, frame)
         if (pending := state.approvals.pending) is not None:
             approvals.report_unneeded(ctx, incident, pending)
@@ -422,11 +422,9 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
         ):
-            over, finding = "recovered", f"no relapse in {policy.probation_steps} steps"
-            if incident.is_order:
-                over, finding = "done", f"no rule fired in {policy.probation_steps} steps"
-            closing.close_incident(ctx, incident, f"{over}: {finding}", RECOVERED, finding=finding)
-            ctx.move("passed", f"{incident.id} {'is ' * incident.is_order}{over}")
+            steps, over = policy.probation_steps, "is done" if incident.is_order else "recovered"
+            closing.close_incident(ctx, incident, RECOVERED, clear_steps=steps)
+            ctx.move("passed", f"{incident.id} {over}")
     elif incident.phase == OPEN:
         if (
             incident.run is None
@@ -446,11 +444,8 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             state.frame_count - ending.quiet_since >= QUIET_STEPS
             and not diagnosis.awaits_recovery(policy, state, incident)
         ):
-            over, outcome = "its rules cleared", CLEARED
-            if ending.rebaselined and not diagnosis.is_loss_back(policy, state, incident):
-                over = "not recovered: its rules took the new level as their baseline"
-                outcome = REBASELINED
-            closing.close_incident(ctx, incident, f"over: {over}", outcome)
+            left = ending.rebaselined and not diagnosis.is_loss_back(policy, state, incident)
+            closing.close_incident(ctx, incident, REBASELINED if left else CLEARED)
             ctx.move("clear", f"{incident.id} is over")
 
 

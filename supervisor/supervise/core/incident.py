@@ -10,7 +10,6 @@ What did not help is taken back before anything else is tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from .model import formats
 from .model.action import Action
 from .model.decisions import SEVERITIES, PlannedStep
 from .model.events import OperatorCommand
-from .model.interfaces import Reading, yaml_name
+from .model.interfaces import yaml_name
 from .model.payload import NOTHING, Outcome, Payload, RateArgs, RelaunchArgs
 from .model.policy import Runbook
 from .model.verdicts import ContextEvent, SlowStep, Verdict
@@ -364,8 +363,8 @@ class Deferred:
         retry: (runbook, level, why, escalated) to request again; see `runbook_runner`.
         awaiting_checkpoint: what was refused for want of one; see `checkpoint_wait`.
         weights_check: what was withdrawn since the weights were good; see `weights_check`.
-        session_end: why the training session of the incident ended, so that it is closed; see
-            `job_end`.
+        session_end: the last step of its training session, where that has ended, so that it is
+            closed; see `job_end`.
     """
 
     rules: list[str] = field(default_factory=list)
@@ -373,7 +372,7 @@ class Deferred:
     retry: tuple[str, int, str, bool] | None = None
     awaiting_checkpoint: AwaitedCheckpoint | None = None
     weights_check: WithdrawnRunbook | None = None
-    session_end: str = ""
+    session_end: int | None = None
 
 
 @dataclass(slots=True)
@@ -487,117 +486,6 @@ class Incident:
     def reopen(self) -> None:
         """Nothing is under way: it is watched until it has been quiet for long enough."""
         self.phase, self.ending.quiet_since = OPEN, None
-
-
-# What is compared with the limit: the first of these that a reading holds (see formats.MEASURES),
-# in words where the limit is no value of the metric.
-HEADLINES = {
-    "sum": "{direction} for too long",
-    "ratio": "{:.3g} times its baseline",
-    "residual": "{:.3g} off its course",
-    "distance": "{:.3g} times as far off its course as usual",
-    "bound": "rising by at least {:.3g} in 1000 steps",
-    "z": "{:.3g} times as far off as usual",
-    "value": "",
-}
-
-
-def _step_count(reading: Reading) -> str:
-    """Return in how many of the newest steps it was so, "" where steps are not counted."""
-    if event := formats.reading_text(reading, "event"):
-        came, window = (formats.reading_integer(reading, key, 0) for key in ("value", "window"))
-        return f"{formats.readable_metric(event)} in {came} of the newest {window} steps"
-    counted = formats.reading_integer(reading, "breaching", 0)
-    if not counted or reading.get("metric") or reading.get("nonfinite"):
-        return ""
-    return f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
-
-
-def breach_headline(
-    numbers: Mapping[str, Reading],
-    otherwise: str,
-    level_before: Callable[[str], float | None] = lambda metric: None,
-) -> str:
-    """Return the breaching metrics behind a rule in one line: "loss 9 (before 3, limit 4.5)".
-
-    Where none has numbers: the detectors in breach, or else `otherwise`.
-
-    Args:
-        level_before: the healthy value of a metric just before, None where it is not known.
-    """
-    parts: list[str] = []
-    limits: dict[str, list[float]] = {}  # a metric with its value -> limits, and comments
-    comments: dict[str, list[str]] = {}
-    levels: dict[str, tuple[float, float]] = {}  # value, and that before
-    bounds: dict[str, str] = {}  # whose limit is written, "" for one of none at all
-    for reading in numbers.values():
-        metric = formats.reading_text(reading, "metric")
-        if reading.get("code") != "BREACH":
-            continue
-        if "signal" in reading:
-            parts.append(formats.format_silence(reading))
-        parts += filter(None, [_step_count(reading)])
-        if not metric:
-            continue
-        if meaning := formats.coded_value_text(metric, reading.get("value")):
-            parts.append(meaning)
-            continue
-        key = next((key for key in HEADLINES if isinstance(reading.get(key), float)), "")
-        value = formats.finite_number(formats.judged_value(key, reading))
-        if not key or value is None:
-            continue
-        text = f"{formats.readable_metric(metric)} {formats.quantity(metric, value)}"
-        text += f" on {reading['where']}" if "where" in reading else ""
-        limit, before = formats.limit_value(key, reading), level_before(metric)
-        limits.setdefault(text, []).extend([] if limit is None else [limit])
-        if value == limit == 0.0:  # a count, or a norm: none is below its limit
-            bounds[text] = ""
-        bounds.setdefault(text, metric)
-        details = comments.setdefault(text, [])
-        if before is not None and not details:
-            details.append(f"before {formats.quantity(metric, before)}")
-            levels[text] = value, before
-        if limit is None:
-            side = formats.reading_text(reading, "direction") or "high"
-            details.append(HEADLINES[key].format(reading[key], direction=side))
-        limits[text].sort(key=lambda limit: abs(limit - value))
-    for text, details in comments.items():
-        parts.append(text + _comments(details, limits[text][:1], levels.get(text), bounds[text]))
-    for reading in numbers.values():
-        names = formats.reading_names(reading, "nonfinite")
-        parts += [f"{formats.readable_metric(str(name))} is NaN or Inf" for name in names]
-    breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
-    return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
-
-
-def _comments(
-    details: list[str], limits: list[float], level: tuple[float, float] | None, metric: str
-) -> str:
-    """Return what stands in brackets behind a value; `level`: the value, and that before."""
-    if level is not None and any((level[0] - limit) * (level[1] - limit) > 0 for limit in limits):
-        details = details[1:]  # it was beyond that limit before, too: none that is healthy
-    nearest = ["must be above 0"] if limits and not metric else []
-    nearest = nearest or [f"limit {formats.quantity(metric, limit)}" for limit in limits]
-    details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
-    return f" ({', '.join(details)})" if details else ""
-
-
-def breach_symptom(numbers: Mapping[str, Reading]) -> str:
-    """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
-    for reading in numbers.values():
-        for name in formats.reading_names(reading, "nonfinite"):
-            return f"{formats.readable_metric(str(name))} is NaN or Inf"
-        if reading.get("code") != "BREACH":
-            continue
-        if "signal" in reading:
-            return formats.format_silence(reading, limited=False)
-        value = reading.get("last_block", reading.get("value"))
-        metric = formats.reading_text(reading, "metric")
-        if meaning := formats.coded_value_text(metric, value):
-            return meaning
-        if metric and isinstance(value, (int, float)):
-            return f"{formats.readable_metric(metric)} {formats.quantity(metric, float(value))}"
-    return ""
 
 
 def verb_of(action: Action) -> str:

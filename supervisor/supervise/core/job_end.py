@@ -52,7 +52,7 @@ from .model.decisions import (
 )
 from .model.events import Announced
 from .model.failure import ASKED_TYPE, EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
-from .model.interfaces import Advice, Step, sentences
+from .model.interfaces import Advice
 from .model.policy import Runbook, entry_level
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
@@ -61,14 +61,6 @@ from .run_state import JobLife, Restarts, StepContext
 INTERRUPTED = (-2, 130)
 ENDED_BY_SIGNAL = (*INTERRUPTED, -15, 143, -1, 129)  # those that ask for an end
 KILLED = (-9, 137)
-KILLED_MEANS = "killed, by what is unknown"
-KILLED_THEN = (
-    Step(
-        "lower memory use if the kernel's memory killer ended it, else look in the logs of the "
-        "scheduler and the container; to see which, on its host",
-        "dmesg -T | grep -i 'killed process'",
-    ),
-)
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 EVIDENCE = "evidence"  # name of the runbook
 
@@ -81,13 +73,10 @@ def end_run_if_over(ctx: StepContext) -> None:
     if job.over or (run is not None and _awaits_action(job, run, name)):
         return
     failed = has_start_failed(state)
-    end_text = f"the job {exit_text(job.returncode)}"
-    location = f" {_location(state.step)}"
-    if failed:
-        end_text, location = (
-            f"restarted with {job.restarted_with}, {end_text} before its first step",
-            "",
-        )
+    end_text = notices.describe_job_end(job.returncode, job.restarted_with if failed else "")
+    end_there = end_text
+    if not failed:
+        end_there = run_notices.JobEnd(end=exit_text(job.returncode), step=state.step).text
     if job.ended:
         job.ended, job.no_restart_reason = False, ""
         if failed:
@@ -96,7 +85,7 @@ def end_run_if_over(ctx: StepContext) -> None:
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
-            _respond_to_crash(ctx, name, _caused(job, end_text + location))
+            _respond_to_crash(ctx, name, end_there)
     incident = state.incident
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
@@ -104,15 +93,17 @@ def end_run_if_over(ctx: StepContext) -> None:
     is_bad = job.returncode != 0 and not _good_end(job, state.step)
     by_itself = is_bad and not job.stopping and job.returncode not in ASKED
     if incident is None and by_itself and _is_known(job.cause):
-        incident = _crash_incident(ctx, _caused(job, end_text + location))
+        incident = _crash_incident(ctx, end_there)
     job.over = True
-    reason = f"not started again: {job.no_restart_reason}" if job.no_restart_reason else ""
+    reason = notices.describe_no_restart(job.no_restart_reason)
     if incident is not None:
         then = _advice(ctx, incident) if is_bad else None
-        text = f"{end_text}; {reason}" if reason else end_text
-        closing.close_incident(ctx, incident, text, JOB_ENDED, then, asked=asked)
+        restarted_with = job.restarted_with if failed else ""
+        closing.close_incident(
+            ctx, incident, JOB_ENDED, then, asked=asked, restarted_with=restarted_with
+        )
     ctx.move("exited", f"{end_text}; {reason}" if reason else end_text)
-    _notify_end(ctx, incident, exit_text(job.returncode) + location, reason, failed=failed)
+    _notify_end(ctx, incident, reason, failed=failed)
 
 
 def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
@@ -126,7 +117,7 @@ def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
     return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
 
 
-def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
+def _respond_to_crash(ctx: StepContext, name: str, end: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
     state, incident, policy = ctx.state, ctx.state.incident, ctx.policy
     job, crashes = state.job, state.job.restarts.crashes
@@ -135,24 +126,24 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
         text, mode = f"{policy.mode}: would have run {name}", Suppressor("mode", policy.mode)
         ctx.record(Suppressed(reason=text, suppressed_by=str(mode), runbook=name))
     elif incident is not None and incident.phase == HELD:
-        job.no_restart_reason = f"{incident.id} was held"
+        job.no_restart_reason = run_notices.HeldBefore(incident=incident.id).text
     elif state.step in crashes:
-        job.no_restart_reason = (
-            f"it already ended at step {state.step} before, without progress since"
-        )
+        job.no_restart_reason = run_notices.EndedThereBefore(step=state.step).text
     elif len(crashes) >= CRASHES:
-        job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
+        often = run_notices.EndedTooOften(times=CRASHES, farthest=farthest)
+        job.no_restart_reason = often.text
     elif reason := _would_fail_again(job):
         job.no_restart_reason = reason
-        _take_evidence(ctx, _crash_incident(ctx, text), f"not started again: {reason}")
+        _take_evidence(ctx, _crash_incident(ctx, end), notices.describe_no_restart(reason))
     else:
         crashes.append(state.step)
         if job.cause is not None:
             job.restarts.classes.add(job.cause.cls)
         job.restarts.cause = job.cause
-        incident = _crash_incident(ctx, text)
+        incident = _crash_incident(ctx, end)
         _, level = entry_level(policy.ladder, name, -1)
-        runbook_runner.start_runbook(ctx, incident, name, level, text)
+        why = notices.describe_crash(end, _failure_text(job))
+        runbook_runner.start_runbook(ctx, incident, name, level, why)
 
 
 def _would_fail_again(job: JobLife) -> str:
@@ -162,21 +153,24 @@ def _would_fail_again(job: JobLife) -> str:
     if cause is None:
         return ""
     if cause.relaunch == NEVER:
-        return f"{cause.title}: every start would end the same way ({cause.cls})"
+        return run_notices.EndsTheSameWay(failure=cause.title, cls=cause.cls).text
     if cause.relaunch == ONCE and cause.cls in job.restarts.classes:
-        return f"{cause.title}, again after a restart ({cause.cls})"
+        return run_notices.EndsSoAgain(failure=cause.title, cls=cause.cls).text
     return ""
 
 
-def _crash_incident(ctx: StepContext, text: str) -> Incident:
+def _crash_incident(ctx: StepContext, end: str) -> Incident:
     """Return the incident of a crash: the open one if there is one, else a new one."""
     state, incident = ctx.state, ctx.state.incident
+    failure = _failure_text(state.job)
     if incident is None:
         monitor = next(iter(state.monitors.values()), None)
-        incident = opening.open_incident(ctx, monitor, "SEV1", text, breach=state.step + 1)
+        incident = opening.open_incident(
+            ctx, monitor, "SEV1", end, breach=state.step + 1, failure=failure
+        )
         incident.recovery.crashed = incident.breach_step
     elif incident.severity == "SEV2" and not rule_scope.against_weights(ctx.policy, incident):
-        opening.join_crash(ctx, incident, text)
+        opening.join_crash(ctx, incident, notices.describe_crash(end, failure))
     return incident
 
 
@@ -199,14 +193,11 @@ def _is_known(cause: Failure | None) -> bool:
     return cause.kind != EXIT or bool(cause.cls)
 
 
-def _caused(job: JobLife, end_text: str) -> str:
-    """Return how the job ended, with the failure that explains it."""
-    return f"{end_text}: {job.cause.text}" if job.cause is not None else end_text
+def _failure_text(job: JobLife) -> str:
+    return "" if job.cause is None else job.cause.text
 
 
-def _notify_end(
-    ctx: StepContext, incident: Incident | None, end_text: str, why: str, *, failed: bool
-) -> None:
+def _notify_end(ctx: StepContext, incident: Incident | None, why: str, *, failed: bool) -> None:
     """Notify people of the end of the run: stopped, finished, interrupted or crashed.
 
     An end that was asked for, or is good, is about no incident; another one is about the one that
@@ -217,11 +208,11 @@ def _notify_end(
         failed: the newest start ended before its first step.
     """
     job, step = ctx.state.job, ctx.state.step
-    ended = f"the job {exit_text(job.returncode)}"
-    good = _good_end(job, step)
+    ended, good = exit_text(job.returncode), _good_end(job, step)
     if good and incident is not None and incident.is_order:  # that is no trouble
         ctx.messages.drop(incident)
-    if (good or job.returncode == 0) and _notify_damage(ctx, good or f"finished at step {step}"):
+    success = good or run_notices.FinishedAt(step=step).text
+    if (good or job.returncode == 0) and _notify_damage(ctx, success):
         return
     if good:
         ctx.send(run_notices.EndMeant(severity="INFO", end=good, outcome=ended), replace=True)
@@ -230,7 +221,7 @@ def _notify_end(
         if not job_lifecycle.notify_early_end(ctx, incident):
             ctx.send(_finished(ctx), replace=True)
         return
-    ctx.send(_bad_end(ctx, incident, end_text, why, failed=failed), replace=True, incident=incident)
+    ctx.send(_bad_end(ctx, incident, why, failed=failed), replace=True, incident=incident)
 
 
 def _finished(ctx: StepContext) -> notices.Notice:
@@ -254,25 +245,22 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
     if _ended_as_asked(job):
         return Advice(None, advice.start_again(ctx.policy, ctx.state))
     cause = job.restarts.cause if has_start_failed(ctx.state) else None  # that may be the cause
-    remedy = KILLED_THEN if job.returncode in KILLED else cause.remedy if cause else ()
+    remedy = advice.AFTER_KILL if job.returncode in KILLED else cause.remedy if cause else ()
     if job.cause is not None:
         remedy = job.cause.remedy
     return Advice(None, advice.after_crash(ctx.policy, ctx.state, remedy))
 
 
 def _bad_end(
-    ctx: StepContext, incident: Incident | None, end_text: str, why: str, *, failed: bool
+    ctx: StepContext, incident: Incident | None, why: str, *, failed: bool
 ) -> notices.Notice:
     """Return what people hear of an end that nobody asked for, or a rule; see `_notify_end`."""
     job, step, cause = ctx.state.job, ctx.state.step, ctx.state.job.cause
     end, then = exit_text(job.returncode), _advice(ctx, incident)
     failure = "" if cause is None else cause.text
     if _ended_as_asked(job):
-        return run_notices.EndMeant(
-            severity="SEV1",
-            end=f"the job was ended by {job.end_signal}, as asked, {_location(step)}",
-            outcome=f"the job {end}, and is not started again",
-            advice=then,
+        return run_notices.EndAsked(
+            severity="SEV1", signal=job.end_signal, step=step, outcome=end, advice=then
         )
     if job.stopping and incident is None:
         return run_notices.JobStopped(severity="SEV1", step=step, end=end, advice=then)
@@ -287,22 +275,25 @@ def _bad_end(
     if failed:
         return run_notices.RestartFailed(
             severity="SEV1",
-            end=f"{end} before its first step",
+            end=end,
             failure=failure,
             cause=why,
             command=job.restarted_with,
-            advice=Advice(None, (Step("check job.relaunch in the policy"), *then.steps)),
+            advice=then,
         )
     if job.unfit_host:
-        return run_notices.HostUnfit(severity="SEV1", end=end_text, failure=failure, cause=why)
+        return run_notices.HostUnfit(
+            severity="SEV1", end=end, step=step, failure=failure, cause=why
+        )
     if not why and not ctx.policy.job.on_crash:
-        why = "it is not started again by itself: the policy has no job.on_crash"
-    meaning = KILLED_MEANS if job.returncode in KILLED else ""
+        why = run_notices.NO_ON_CRASH
+    meaning = run_notices.KILLED if job.returncode in KILLED else ""
     if cause is not None:
         meaning = cause.title
     return run_notices.JobFailed(
         severity="SEV1",
-        end=end_text,
+        end=end,
+        step=step,
         failure=failure,
         cause=why,
         meaning="" if meaning in why else meaning,
@@ -320,16 +311,14 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
     newest, good = registry.newest(), registry.good()
     if newest is None or not newest.damage:
         return False
-    then = "no checkpoint of this run is good"
-    if good:
-        then = f"use {good[-1].id} of step {good[-1].step} instead"
     damaged = run_notices.CheckpointDamaged(
         severity="SEV1",
         end=end,
         checkpoint=newest.id,
         path=newest.path,
         damage=newest.damage,
-        advice=Advice(None, (Step(then, "supervise checkpoints RUN"),)),
+        good=good[-1].id if good else "",
+        good_step=good[-1].step if good else -1,
     )
     ctx.send(damaged, replace=True)
     return True
@@ -338,17 +327,12 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
 def _good_end(job: JobLife, step: int) -> str:
     """Return the title of an end that was asked for, "" for others."""
     if job.preempted and (job.stopping or job.returncode in ASKED):
-        return f"ended {_location(step)} after {job.preempted}"
+        return run_notices.EndedAfter(request=job.preempted, step=step).text
     if job.stopping:
-        return (
-            "" if job.stopped_by == "policy" else f"stopped by {job.stopped_by} {_location(step)}"
-        )
+        stopped = run_notices.StoppedBy(operator=job.stopped_by, step=step)
+        return "" if job.stopped_by == "policy" else stopped.text
     was_requested = job.interrupted and job.returncode in INTERRUPTED
-    return f"interrupted {_location(step)}" if was_requested else ""
-
-
-def _location(step: int) -> str:
-    return f"at step {step}" if step >= 0 else "before its first step"
+    return run_notices.Interrupted(step=step).text if was_requested else ""
 
 
 def _ended_as_asked(job: JobLife) -> bool:
@@ -365,12 +349,9 @@ def _describe_others(job: JobLife, cause: Failure) -> str:
     failure_shown = next((failure for failure in independent if failure.text != cause.text), None)
     if failure_shown is None:
         count = len(other_failures)
-        return f"{count} other processes of the job ended after it" if count > 1 else ""
-    more_text = f", and {len(other_failures) - 1} more" if len(other_failures) > 1 else ""
-    return f"also recorded: {failure_shown.text}{more_text}"
-
-
-NEXT = sentences("the next session is monitored from scratch")
+        return run_notices.OthersEnded(count=count).text if count > 1 else ""
+    more = len(other_failures) - 1 or None
+    return run_notices.AlsoRecorded(failure=failure_shown.text, more=more).text
 
 
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
@@ -386,43 +367,44 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     # Ranks follow one another: the one that leads, and an incident's own, end it.
     if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
         return
-    reason = f"its training session ended after step {last_step}; another one starts"
+    reason = notices.describe_session_end(last_step)
     if incident is None:
         _start_session(ctx, reason)
         return
     approvals.settle_request(ctx, "withdrawn", reason)
-    if not incident.deferred.session_end:  # others may pass until an action is over
+    if incident.deferred.session_end is None:  # others may pass until an action is over
         # Its frames are forgotten next.
         incident.case.verdict = diagnosis.classify_incident(ctx.policy, state, incident)
-        incident.deferred.session_end = f"over: {reason}"
+        incident.deferred.session_end = last_step
     close_ended_session(ctx)
 
 
 def close_ended_session(ctx: StepContext) -> None:
     """Close an incident whose training is over once nothing of it is under way."""
     incident = ctx.state.incident
-    if incident is None or not incident.deferred.session_end:
+    if incident is None or incident.deferred.session_end is None:
         return
     deferred, run = incident.deferred, incident.run
+    text = notices.describe_session_end(incident.deferred.session_end)
     if run is not None and run.intent.action_id is not None:
         return
     if run is not None and run.failure.reason is not None:
         _report_unfinished(ctx, incident, run, run.failure.reason)
     standing = session_undos(incident.recovery)
     if standing and ctx.state.job.returncode is None:
-        _undo(ctx, incident, standing[0])
+        _undo(ctx, incident, standing[0], f"over: {text}")
         return
-    closing.close_incident(ctx, incident, deferred.session_end, SESSION_ENDED, Advice(None, NEXT))
-    _start_session(ctx, f"{incident.id} is {deferred.session_end}")
+    closing.close_incident(ctx, incident, SESSION_ENDED, Advice(None, advice.NEXT_SESSION))
+    _start_session(ctx, f"{incident.id} is over: {text}")
     for event in deferred.commands:
         operator_commands.on_command(ctx, event)
 
 
-def _undo(ctx: StepContext, incident: Incident, action: Action) -> None:
+def _undo(ctx: StepContext, incident: Incident, action: Action, reason: str) -> None:
     """Ask for it once."""
     remove_undo(incident.recovery, action)
     number, book = incident.escalation.runs, Runbook("undo", (), ())
-    failure = RunbookFailure(incident.deferred.session_end, pending_undos=[action])
+    failure = RunbookFailure(reason, pending_undos=[action])
     run = incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
     runbook_runner.intend_undo(ctx, incident, run, action, "undo")
 

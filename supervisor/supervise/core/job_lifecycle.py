@@ -228,9 +228,8 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     job.preempted, job.shortfall, job.unfit_host = "", None, ""
     job.launched = event.attempt
     if state.incident is not None:
-        state.incident.deferred.session_end = (
-            ""  # it was taken back from a training that had just begun
-        )
+        # It was taken back from a training that had just begun.
+        state.incident.deferred.session_end = None
     job.failures.clear()
     job.drill_signal = ""
     job.pids, job.ended_ns = {event.pid}, 0

@@ -8,13 +8,15 @@ commands RUN stands for the run directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import ClassVar, Self
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from .model.decisions import RuleBlind, RuleFired
+from .model import decisions, formats
+from .model.decisions import IncidentClosed, RuleBlind, RuleFired
+from .model.failure import exit_text
 from .model.interfaces import (
     ACTION,
     APPROVAL,
@@ -23,6 +25,7 @@ from .model.interfaces import (
     WATCHER,
     Advice,
     Lead,
+    Reading,
     Step,
     Steps,
     sentences,
@@ -40,7 +43,41 @@ PAGES = ("SEV0", "SEV1")
 WITHOUT_ANSWER = {"deny": "it is denied, and automatic actions are off", "allow": "it runs"}
 
 
-class Notice(Struct, frozen=True, kw_only=True):
+class Template(Struct, frozen=True, kw_only=True):
+    """Facts, of which templates make texts."""
+
+    def _fill(self, template: str) -> str:
+        clauses = PART.sub(self._part, template).split("; ")
+        return "; ".join(text for clause in clauses for text in self._clause(clause) if text)
+
+    def _steps(self, templates: Steps) -> Iterator[Step]:
+        for step in templates:
+            if clause := self._clause(PART.sub(self._part, step.text), step.command):
+                yield Step(*clause)
+
+    def _clause(self, *templates: str) -> tuple[str, ...]:
+        """Return the filled templates of one clause, () where all its fields are empty."""
+        facts = {fact: getattr(self, fact) for text in templates for fact in FIELD.findall(text)}
+        if facts and all(value in UNKNOWN for value in facts.values()):
+            return ()
+        return tuple(text.format_map(facts) for text in templates)
+
+    def _part(self, match: re.Match[str]) -> str:
+        facts = FIELD.findall(match[1])
+        return match[1] if all(getattr(self, fact) not in UNKNOWN for fact in facts) else ""
+
+
+class Clause(Template, frozen=True, kw_only=True):
+    """A part of a sentence."""
+
+    TEXT: ClassVar[str] = ""
+
+    @property
+    def text(self) -> str:
+        return self._fill(self.TEXT)
+
+
+class Notice(Template, frozen=True, kw_only=True):
     """A message.
 
     Attributes:
@@ -62,14 +99,23 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> Payload:
-        """Its fields, but for those that each message has."""
-        names = (name for name in self.__struct_fields__ if name not in COMMON)
-        fields = {name: getattr(self, name) for name in names}
-        return Payload({name: value for name, value in fields.items() if value not in ("", None)})
+        """Its fields, but for those that each message has and those that say nothing."""
+        fields = {}
+        for field in structs.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in COMMON and (field.required or value not in ("", None)):
+                fields[field.name] = value
+        return Payload(fields)
 
     @property
     def title(self) -> str:
-        return self._fill(self.TITLE)
+        is_named = self.incident and self.TITLE.startswith(IN_INCIDENT)
+        return f"{self.incident}: {self.news}" if is_named else self.news
+
+    @property
+    def news(self) -> str:
+        """Its title without the incident in front."""
+        return self._fill(self.TITLE.removeprefix(IN_INCIDENT))
 
     @property
     def verdict(self) -> str:
@@ -93,26 +139,118 @@ class Notice(Struct, frozen=True, kw_only=True):
         where = f"supervise why RUN {self.incident}" if self.incident else "supervise status RUN"
         return Advice(None, (), self.then.live or (Step("to look closer", where),))
 
-    def _fill(self, template: str) -> str:
-        template = template.removeprefix(IN_INCIDENT) if not self.incident else template
-        clauses = PART.sub(self._part, template).split("; ")
-        return "; ".join(text for clause in clauses for text in self._clause(clause) if text)
 
-    def _steps(self, templates: Steps) -> Iterator[Step]:
-        for step in templates:
-            if clause := self._clause(PART.sub(self._part, step.text), step.command):
-                yield Step(*clause)
+# ── the readings of a rule ────────────────────────────────────────────────────────────────────────
 
-    def _clause(self, *templates: str) -> tuple[str, ...]:
-        """Return the filled templates of one clause, () where all its fields are empty."""
-        facts = {fact: getattr(self, fact) for text in templates for fact in FIELD.findall(text)}
-        if facts and all(value in UNKNOWN for value in facts.values()):
-            return ()
-        return tuple(text.format_map(facts) for text in templates)
+# What is compared with the limit: the first of these that a reading holds (see formats.MEASURES),
+# in words where the limit is no value of the metric.
+HEADLINES = {
+    "sum": "{direction} for too long",
+    "ratio": "{:.3g} times its baseline",
+    "residual": "{:.3g} off its course",
+    "distance": "{:.3g} times as far off its course as usual",
+    "bound": "rising by at least {:.3g} in 1000 steps",
+    "z": "{:.3g} times as far off as usual",
+    "value": "",
+}
 
-    def _part(self, match: re.Match[str]) -> str:
-        facts = FIELD.findall(match[1])
-        return match[1] if all(getattr(self, fact) not in UNKNOWN for fact in facts) else ""
+
+def _step_count(reading: Reading) -> str:
+    """Return in how many of the newest steps it was so, "" where steps are not counted."""
+    if event := formats.reading_text(reading, "event"):
+        came, window = (formats.reading_integer(reading, key, 0) for key in ("value", "window"))
+        return f"{formats.readable_metric(event)} in {came} of the newest {window} steps"
+    counted = formats.reading_integer(reading, "breaching", 0)
+    if not counted or reading.get("metric") or reading.get("nonfinite"):
+        return ""
+    return f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
+
+
+def breach_headline(
+    numbers: Mapping[str, Reading],
+    otherwise: str,
+    level_before: Callable[[str], float | None] = lambda metric: None,
+) -> str:
+    """Return the breaching metrics behind a rule in one line: "loss 9 (before 3, limit 4.5)".
+
+    Where none has numbers: the detectors in breach, or else `otherwise`.
+
+    Args:
+        level_before: the healthy value of a metric just before, None where it is not known.
+    """
+    parts: list[str] = []
+    limits: dict[str, list[float]] = {}  # a metric with its value -> limits, and comments
+    comments: dict[str, list[str]] = {}
+    levels: dict[str, tuple[float, float]] = {}  # value, and that before
+    bounds: dict[str, str] = {}  # whose limit is written, "" for one of none at all
+    for reading in numbers.values():
+        metric = formats.reading_text(reading, "metric")
+        if reading.get("code") != "BREACH":
+            continue
+        if "signal" in reading:
+            parts.append(formats.format_silence(reading))
+        parts += filter(None, [_step_count(reading)])
+        if not metric:
+            continue
+        if meaning := formats.coded_value_text(metric, reading.get("value")):
+            parts.append(meaning)
+            continue
+        key = next((key for key in HEADLINES if isinstance(reading.get(key), float)), "")
+        value = formats.finite_number(formats.judged_value(key, reading))
+        if not key or value is None:
+            continue
+        text = f"{formats.readable_metric(metric)} {formats.quantity(metric, value)}"
+        text += f" on {reading['where']}" if "where" in reading else ""
+        limit, before = formats.limit_value(key, reading), level_before(metric)
+        limits.setdefault(text, []).extend([] if limit is None else [limit])
+        if value == limit == 0.0:  # a count, or a norm: none is below its limit
+            bounds[text] = ""
+        bounds.setdefault(text, metric)
+        details = comments.setdefault(text, [])
+        if before is not None and not details:
+            details.append(f"before {formats.quantity(metric, before)}")
+            levels[text] = value, before
+        if limit is None:
+            side = formats.reading_text(reading, "direction") or "high"
+            details.append(HEADLINES[key].format(reading[key], direction=side))
+        limits[text].sort(key=lambda limit: abs(limit - value))
+    for text, details in comments.items():
+        parts.append(text + _comments(details, limits[text][:1], levels.get(text), bounds[text]))
+    for reading in numbers.values():
+        names = formats.reading_names(reading, "nonfinite")
+        parts += [f"{formats.readable_metric(str(name))} is NaN or Inf" for name in names]
+    breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
+    return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
+
+
+def _comments(
+    details: list[str], limits: list[float], level: tuple[float, float] | None, metric: str
+) -> str:
+    """Return what stands in brackets behind a value; `level`: the value, and that before."""
+    if level is not None and any((level[0] - limit) * (level[1] - limit) > 0 for limit in limits):
+        details = details[1:]  # it was beyond that limit before, too: none that is healthy
+    nearest = ["must be above 0"] if limits and not metric else []
+    nearest = nearest or [f"limit {formats.quantity(metric, limit)}" for limit in limits]
+    details = list(dict.fromkeys([*details[:1], *nearest, *details[1:]]))
+    return f" ({', '.join(details)})" if details else ""
+
+
+def breach_symptom(numbers: Mapping[str, Reading]) -> str:
+    """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
+    for reading in numbers.values():
+        for name in formats.reading_names(reading, "nonfinite"):
+            return f"{formats.readable_metric(str(name))} is NaN or Inf"
+        if reading.get("code") != "BREACH":
+            continue
+        if "signal" in reading:
+            return formats.format_silence(reading, limited=False)
+        value = reading.get("last_block", reading.get("value"))
+        metric = formats.reading_text(reading, "metric")
+        if meaning := formats.coded_value_text(metric, value):
+            return meaning
+        if metric and isinstance(value, (int, float)):
+            return f"{formats.readable_metric(metric)} {formats.quantity(metric, float(value))}"
+    return ""
 
 
 # ── rules ─────────────────────────────────────────────────────────────────────────────────────────
@@ -174,6 +312,10 @@ class RuleFiresAlone(OfRule, frozen=True, kw_only=True):
 class RuleFiresBeside(OfRule, frozen=True, kw_only=True):
     KIND = WATCHER
     TITLE = "{about}[ at step {step}]"
+
+
+class RuleIsBlindAlongside(RuleFiresBeside, frozen=True, kw_only=True):
+    TITLE = "rule {rule} is blind[ at step {step}]"
 
 
 class RuleIsBlind(OfRule, frozen=True, kw_only=True):
@@ -304,6 +446,133 @@ class Acknowledged(Notice, frozen=True, kw_only=True):
     TITLE = "{incident}: acknowledged by {operator}"
     WHAT = "reminders stopped"
     operator: str
+
+
+class JobStatus(StrEnum):
+    """How it is with the job while nothing is done about it."""
+
+    ENDED = "the job has ended"
+    PAUSED = "the job is paused"
+    TRAINING = "the job keeps training"
+
+
+class JobStalled(Clause, frozen=True, kw_only=True):
+    TEXT = "the job is stalled at step {step}"
+    step: int
+
+
+class LostReason(StrEnum):
+    """Why an action is not to be carried out any more."""
+
+    TRAINING_OVER = "the training session that it was meant for has ended"
+    STEPS_AGAIN = "the job makes progress again"
+    CLEARED = "every rule that requested it has cleared"
+    UNPAUSED = "the pause that it depends on has ended"
+
+
+class RuleRequest(Clause, frozen=True, kw_only=True):
+    """Why a rule asks for a runbook."""
+
+    TEXT = "{rule}: {numbers}"
+    rule: str
+    numbers: str
+
+
+class RuleNumbers(Clause, frozen=True, kw_only=True):
+    """What an incident is about: readings, how they grew, and what explains them."""
+
+    TEXT = "{numbers}; {growth}; {rate_growth}; {mechanisms}"
+    numbers: str
+    growth: str = ""
+    rate_growth: str = ""
+    mechanisms: str = ""
+
+
+class SavedLate(Clause, frozen=True, kw_only=True):
+    """Why a checkpoint is suspect."""
+
+    TEXT = "saved after {incident} began"
+    incident: str
+
+
+class HeldByRunbook(Clause, frozen=True, kw_only=True):
+    TEXT = "{runbook}: {headline}; {failure}"
+    runbook: str
+    headline: str
+    failure: str = ""
+
+
+class RunbookImpossible(Clause, frozen=True, kw_only=True):
+    TEXT = "{runbook}: {refusal}"
+    runbook: str
+    refusal: str
+
+
+class RanksApart(Clause, frozen=True, kw_only=True):
+    TEXT = "the ranks cannot act at one step: {cause}"
+    cause: str
+
+
+class PartlyDone(Clause, frozen=True, kw_only=True):
+    TEXT = "{verb} was not carried out by all ranks: {error}"
+    verb: str
+    error: str
+
+
+def describe_end(closed: IncidentClosed) -> str:
+    """Return how an incident ended, as a clause."""
+    match closed.outcome:
+        case decisions.RECOVERED:
+            over = "done" if closed.ordered else "recovered"
+            return ": ".join(filter(None, (over, describe_finding(closed))))
+        case decisions.JOB_ENDED:
+            end = describe_job_end(closed.returncode, closed.restarted_with)
+            reason = describe_no_restart(closed.not_restarted)
+            return "; ".join(filter(None, (end, reason)))
+        case decisions.SESSION_ENDED:
+            return f"over: {describe_session_end(closed.session_end)}"
+        case decisions.RELEASED:
+            return f"released by {closed.released_by}"
+        case decisions.SUPERSEDED:
+            return f"superseded by {closed.superseded_by}"
+    return ENDS[closed.outcome]
+
+
+ENDS = {
+    decisions.CLEARED: "over: its rules cleared",
+    decisions.REBASELINED: "over: not recovered: its rules took the new level as their baseline",
+}
+
+
+def describe_finding(closed: IncidentClosed) -> str:
+    """Return what shows a recovery, or that an order did no harm; "" where nothing does."""
+    if closed.clear_steps is None:
+        return ""
+    return f"no {'rule fired' if closed.ordered else 'relapse'} in {closed.clear_steps} steps"
+
+
+def describe_session_end(step: int | None) -> str:
+    """Return that another training begins in the launch; `step`: the last one of that before."""
+    after = "" if step is None else f" after step {step}"
+    return f"its training session ended{after}; another one starts"
+
+
+def describe_job_end(returncode: int | None, restarted_with: str = "") -> str:
+    """Return how the job ended; `restarted_with`: what a start was given that made no step."""
+    end = f"the job {exit_text(returncode)}"
+    return (
+        f"restarted with {restarted_with}, {end} before its first step" if restarted_with else end
+    )
+
+
+def describe_crash(end: str, failure: str) -> str:
+    """Return how the job ended, with the error that explains it; "" for none."""
+    return ": ".join(filter(None, (end, failure)))
+
+
+def describe_no_restart(reason: str) -> str:
+    """Return that the job is not started again, and why; "" for no reason."""
+    return f"not started again: {reason}" if reason else ""
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────

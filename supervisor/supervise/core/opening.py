@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from msgspec import structs
+
 from . import advice, diagnosis, notices, rule_news, rule_scope, withdrawal
 from .approvals import ALLOW
 from .incident import (
@@ -28,8 +30,6 @@ from .incident import (
     Incident,
     Onset,
     RunbookExecution,
-    breach_headline,
-    breach_symptom,
 )
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
@@ -44,7 +44,7 @@ from .model.decisions import (
     ShardsSuspected,
 )
 from .model.events import Notice
-from .model.interfaces import Advice, Lead, Reading, Step, sentences
+from .model.interfaces import Advice, Lead, Reading
 from .model.payload import CheckpointState, Save, Unverified
 from .model.policy import Policy, Rule, Runbook
 from .model.verdicts import BandRange, MechanismSigns, SlowStep
@@ -207,9 +207,13 @@ def open_or_join(
     breach = monitor.first_breach(rule) if numbers else monitor.step_of(rule)
     news, explains = True, False
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
-    text = _text(rule, alarm, _levels(monitor, breach), grown=grown) if slow is None else slow.text
-    causes = diagnosis.explain_by_rate, diagnosis.describe_mechanisms
-    text = "; ".join(filter(None, (text, *(of(ctx.policy, monitor, rule) for of in causes))))
+    mechanisms = diagnosis.compare_mechanisms(ctx.policy, monitor, rule)
+    text = notices.RuleNumbers(
+        numbers=_text(rule, alarm, _levels(monitor, breach)) if slow is None else slow.text,
+        growth=rule_news.GROWN if grown and slow is None else "",
+        rate_growth=diagnosis.explain_by_rate(ctx.policy, monitor, rule),
+        mechanisms="" if mechanisms is None else mechanisms.text,
+    ).text
     if incident is None:
         incident = open_incident(
             ctx,
@@ -220,7 +224,7 @@ def open_or_join(
             rule=rule.id,
             see=rule.see,
             slow=slow,
-            mechanisms=diagnosis.compare_mechanisms(ctx.policy, monitor, rule),
+            mechanisms=mechanisms,
         )
         record_onset(ctx, monitor, incident, rule, breach)
     else:
@@ -245,7 +249,8 @@ def _levels(monitor: RankMonitor, breach: int) -> Callable[[str], float | None]:
 def describe_request(monitor: RankMonitor, rule: Rule) -> str:
     """Return why a rule asks for its runbook, by its own numbers: an incident may have others."""
     levels = _levels(monitor, monitor.first_breach(rule))
-    return f"{rule.id}: {breach_headline(monitor.numbers(rule), 'it still fires', levels)}"
+    numbers = notices.breach_headline(monitor.numbers(rule), "it still fires", levels)
+    return notices.RuleRequest(rule=rule.id, numbers=numbers).text
 
 
 def _report(
@@ -269,10 +274,9 @@ def _report(
     if isinstance(alarm, RuleBlind):
         form, then = notices.RuleIsBlind, ()
     else:
-        subject = rule.title or breach_symptom(alarm.numbers) or rule.id
+        subject = rule.title or notices.breach_symptom(alarm.numbers) or rule.id
     if now == Lead.NO_ACTION and rule.severity == "SEV2":
-        wait = advice.memory_left(ctx.policy, monitor, rule) or "it can wait until tomorrow"
-        then = (*sentences(wait), *then)
+        then = advice.without_action(ctx.policy, monitor, rule) + then
     if now == Lead.UNDER_WAY:
         then = advice.describe_run(incident.run) + then
     notice = form.from_alarm(
@@ -304,14 +308,11 @@ def _text(
     rule: Rule,
     alarm: RuleFired | RuleBlind,
     level_before: Callable[[str], float | None] = lambda metric: None,
-    *,
-    grown: bool = False,
 ) -> str:
     """Return the numbers of a rule in one line, or why there are none."""
     if isinstance(alarm, RuleBlind):
         return alarm.reason
-    text = breach_headline(alarm.numbers, rule.text, level_before)
-    return f"{text}; {rule_news.GROWN}" if grown else text
+    return notices.breach_headline(alarm.numbers, rule.text, level_before)
 
 
 def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: bool) -> bool:
@@ -320,7 +321,7 @@ def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: boo
     It opens an incident of its own after that, if it still fires then.
     """
     if not is_told:
-        subject = rule.title or breach_symptom(alarm.numbers) or rule.id
+        subject = rule.title or notices.breach_symptom(alarm.numbers) or rule.id
         alone = notices.RuleFiresAlone.from_alarm(
             rule, alarm, ctx.state.step, numbers=_text(rule, alarm), subject=subject
         )
@@ -335,20 +336,21 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
     key, report = f"beside {incident.id}", state.rules.reported.get(rule.id)
     if rule.id in state.rules.flapping or (report is not None and report.incident == key):
         return
-    subject, heights = f"rule {rule.id} is blind", {}
+    form: type[notices.RuleFiresBeside] = notices.RuleIsBlindAlongside
+    subject, heights = "", {}
     if isinstance(alarm, RuleFired):
-        subject, heights = rule.title or rule.id, rule_news.breach_peaks(alarm.numbers)
+        form, subject = notices.RuleFiresBeside, rule.title or rule.id
+        heights = rule_news.breach_peaks(alarm.numbers)
     state.rules.reported[rule.id] = Reported(key, state.frame_count, heights)
-    then = (Step(f"beside {incident.id}"), *advice.show_runbook(rule.see))
-    beside = notices.RuleFiresBeside.from_alarm(
+    notice = form.from_alarm(
         rule,
         alarm,
         state.step,
         numbers=_text(rule, alarm),
         subject=subject,
-        advice=Advice(None, then),
+        advice=advice.alongside(incident, rule.see),
     )
-    ctx.send(beside)
+    ctx.send(notice)
 
 
 def _joins(
@@ -371,20 +373,16 @@ def _joins(
     if moved:
         record_incident_baseline(policy, ctx.state, monitor, incident)
     on_rule_joined(ctx, monitor, incident, rule, breach, moved=moved)
-    form, reason = (
-        (IncidentRaised, f"raised to {rule.severity} by {rule.id}: {text}")
-        if raised
-        else (RuleJoined, f"{rule.id} joins")
+    joined = RuleJoined(
+        reason=f"{rule.id} joins",
+        rule=rule.id,
+        severity=rule.severity,
+        runbook=rule.see,
+        breach_step=incident.breach_step if moved or raised else None,
     )
-    ctx.record(
-        form(
-            reason=reason,
-            rule=rule.id,
-            severity=rule.severity,
-            runbook=rule.see,
-            breach_step=incident.breach_step if moved or raised else None,
-        )
-    )
+    reason = f"raised to {rule.severity} by {rule.id}: {text}"
+    facts = structs.asdict(joined) | {"reason": reason, "headline": text}
+    ctx.record(IncidentRaised(**facts) if raised else joined)
     return news
 
 
@@ -462,6 +460,7 @@ def open_incident(
     slow: SlowStep | None = None,
     mechanisms: MechanismSigns | None = None,
     order: tuple[str, str] = ("", ""),
+    failure: str = "",
 ) -> Incident:
     """Open an incident, and say so.
 
@@ -471,8 +470,9 @@ def open_incident(
         see: the runbook that people read. slow: since when steps take longer, where it is that.
         mechanisms: which of them moved first, where one did.
         order: the operator who ordered it, and the verb.
+        failure: the error that ended the job.
     """
-    state = ctx.state
+    state, headline = ctx.state, notices.describe_crash(text, failure)
     incident_id = next_incident_id(state)
     state.history.opened += 1
     incident = state.incident = Incident(
@@ -481,7 +481,7 @@ def open_incident(
         breach,
         severity,
         [rule] if rule else [],
-        headline=text,
+        headline=headline,
         slow=slow,
         ordered_by=order[0],
     )
@@ -489,9 +489,11 @@ def open_incident(
     band = incident.case.band
     ctx.record(
         IncidentOpened(
-            reason=f"{severity} {rule}: {text}" if rule else f"{severity} {text}",
+            reason=f"{severity} {rule}: {text}" if rule else f"{severity} {headline}",
             rule=rule,
             severity=severity,
+            headline=text,
+            failure=failure,
             runbook=see,
             breach_step=breach,
             band=None if band is None else BandRange(band.level, band.limit),
@@ -524,6 +526,7 @@ def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
         IncidentRaised(
             reason=f"raised to SEV1 by a crash: {text}",
             severity="SEV1",
+            headline=text,
             runbook="",
             breach_step=incident.breach_step,
         )
@@ -564,7 +567,7 @@ def _suspect_from(checkpoints: Checkpoints, incident: Incident, attempt: int, st
 
 
 def _since(incident: Incident) -> str:
-    return f"saved after {incident.id} began"
+    return notices.SavedLate(incident=incident.id).text
 
 
 def on_checkpoint_notice(state: State, checkpoint: CheckpointState) -> None:

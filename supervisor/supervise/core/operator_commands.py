@@ -408,7 +408,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
 
     def then() -> None:
         if state.incident is not None:
-            closing.close_incident(ctx, state.incident, release_text, RELEASED)
+            closing.close_incident(ctx, state.incident, RELEASED, released_by=event.operator)
         state.checkpoints.accept(state.attempt, state.step)
         for monitor in state.monitors.values():
             monitor.release()

@@ -23,7 +23,7 @@ from . import (
     withdrawal,
 )
 from .frames import FRAMES
-from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution, breach_headline
+from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution
 from .model import state_machine
 from .model.action import Refused
 from .model.decisions import (
@@ -96,7 +96,7 @@ def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> Rul
     """Return all that is known of a rule that fires on a rank, as it is decided now."""
     numbers = monitor.numbers(rule)
     return RuleFired(
-        reason=f"{rule.id} fired: {breach_headline(numbers, rule.text)}",
+        reason=f"{rule.id} fired: {notices.breach_headline(numbers, rule.text)}",
         rule=rule.id,
         severity=rule.severity,
         when=rule.text,
@@ -122,8 +122,7 @@ def end_machine_incident(ctx: StepContext, rules: Sequence[Rule]) -> None:
     for name in state.firing(policy):
         if name in incident.rules:
             state.rules.muted[name] = Suppressor("incident", opening.next_incident_id(state))
-    text = f"superseded by {newer.id}"
-    closing.close_incident(ctx, incident, text, SUPERSEDED, superseded_by=newer.id)
+    closing.close_incident(ctx, incident, SUPERSEDED, superseded_by=newer.id)
 
 
 def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
@@ -230,7 +229,7 @@ def _muted(
         return Suppressor("phase", rule.phase)
     if (silent := state.silence(rule.id)) is not None and rule.severity != "SEV0":
         return Suppressor("silence", silent)
-    if incident is not None and incident.deferred.session_end:
+    if incident is not None and incident.deferred.session_end is not None:
         return Suppressor("session_end", incident.id)
     for inhibit in policy.inhibit:
         if rule.id not in inhibit.mute:

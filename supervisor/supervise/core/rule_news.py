@@ -22,7 +22,7 @@ from msgspec import structs
 
 from . import advice, diagnosis, notices, rule_scope, run_notices
 from .frames import LOSS
-from .incident import HELD, OPEN, Incident, breach_headline
+from .incident import HELD, OPEN, Incident
 from .model.decisions import BREACH, RuleFlaps, RuleGrew, RuleSettled
 from .model.events import Notice
 from .model.interfaces import Advice, Lead, Reading
@@ -124,7 +124,7 @@ def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> No
     for name, height in breach_peaks(numbers).items():
         height_before = report.peaks.get(name, 0.0)
         if height > height_before and height >= GROWTH * height_before:
-            state.rules.growing[rule.id] = breach_headline(numbers, rule.text)
+            state.rules.growing[rule.id] = notices.breach_headline(numbers, rule.text)
             report.peaks[name] = height  # only what is beyond that is worth saying then
 
 

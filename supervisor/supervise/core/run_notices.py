@@ -4,11 +4,14 @@ the record, the policy, and the channels. See `notices`."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+from msgspec import ValidationError, convert
 
 from .model import formats
+from .model.decisions import MessageText
 from .model.interfaces import FINISHED, WATCHER, Advice, Step, Steps, sentences
-from .notices import Notice
+from .notices import Clause, Notice, Template
 
 CHECKPOINTS = (Step("good checkpoints", "supervise checkpoints RUN"),)
 UNMONITORED = {  # kind of an event -> what it means
@@ -26,6 +29,103 @@ COMES_BACK = (
 
 
 # ── the job ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Difference(Clause, frozen=True, kw_only=True):
+    """A number of a restarted job that is not as before: `value` where it was `before`.
+
+    Attributes:
+        THING: what is another one. REMEDY: what a person can do.
+        MATTERS: it is more than a loader that is shuffled.
+    """
+
+    THING: ClassVar[str] = ""
+    REMEDY: ClassVar[str] = ""
+    MATTERS: ClassVar[bool] = True
+
+
+class RateDiffers(Difference, frozen=True, kw_only=True):
+    """`behind`: by how many steps its schedule is, 0 where that is not known."""
+
+    TEXT = "learning rate {value:.3g} at step {step}, {before:.3g} before the restart; {schedule}"
+    THING = "another learning rate"
+    REMEDY = "save and load the scheduler's state_dict from now on"
+    step: int
+    value: float
+    before: float
+    is_from_start: bool
+    behind: int = 0
+
+    @property
+    def schedule(self) -> str:
+        return f"the schedule {'started over' if self.is_from_start else 'is not where it was'}"
+
+    @property
+    def shift(self) -> str:
+        """How the schedule is off, in short."""
+        if self.behind > 0:
+            return f"the schedule is {self.behind} steps behind"
+        rates = f"rate {self.value:.3g} at step {self.step} where it was {self.before:.3g}"
+        return f"{rates}: {self.schedule}"
+
+
+class UpdateDiffers(Difference, frozen=True, kw_only=True):
+    """`value`, `before`: the size of an update per learning rate."""
+
+    TEXT = (
+        "update {ratio:.2g} times as large per learning rate as before, at step {step} "
+        "({value:.3g} for {before:.3g}); the optimizer's moments are new"
+    )
+    THING = "new optimizer moments"
+    REMEDY = "let the job save and load its optimizer's state_dict"
+    step: int
+    value: float
+    before: float
+
+    @property
+    def ratio(self) -> float:
+        return self.value / self.before
+
+
+class BatchesRepeat(Difference, frozen=True, kw_only=True):
+    TEXT = "batches {step}.. are those of steps {earlier}.."
+    THING = "other positions in its data"
+    REMEDY = "save the position in the data and go on there, or skip what was used"
+    step: int
+    earlier: int
+
+
+class BatchesDiffer(Difference, frozen=True, kw_only=True):
+    TEXT = "other batches than before from step {step} on"
+    THING = "other batches"
+    REMEDY = "seed the loader and save its state to repeat them"
+    MATTERS = False
+    step: int
+
+
+class GradientDiffers(Difference, frozen=True, kw_only=True):
+    TEXT = "gradient norm {value:.3g} where it was {before:.3g} on the same batch"
+    THING = "another gradient norm"
+    REMEDY = "compare accumulation, ranks and precision"
+    value: float
+    before: float
+
+
+class TokensDiffer(Difference, frozen=True, kw_only=True):
+    TEXT = "{value:g} tokens per update where there were {before:g}"
+    THING = "other numbers of tokens per update"
+    REMEDY = "compare batch size, accumulation and ranks"
+    value: float
+    before: float
+
+
+class EvaluationDiffers(Difference, frozen=True, kw_only=True):
+    TEXT = "evaluation loss {value:.4g} where it was {before:.4g} at step {step} before"
+    THING = "another evaluation loss"
+    REMEDY = "compare the evaluation's data, and what is loaded"
+    step: int
+    value: float
+    before: float
 
 
 class GoesOnOtherwise(Notice, frozen=True, kw_only=True):
@@ -431,7 +531,7 @@ class RecordEnded(SpaceNotice, frozen=True, kw_only=True):
     WHAT = "the job goes on, and what its rules find is reported"
 
     @property
-    def title(self) -> str:
+    def news(self) -> str:
         return NOT_PROTECTED if self.acts else self.TITLE
 
     @property
@@ -467,14 +567,110 @@ class Unprotected(Unwatched, frozen=True, kw_only=True):
 # ── the end of the job ────────────────────────────────────────────────────────────────────────────
 
 
+KILLED = "killed, by what is unknown"
+NO_ON_CRASH = "it is not started again by itself: the policy has no job.on_crash"
+
+
+def where_of(step: int) -> str:
+    """Return where a job ended."""
+    return f"at step {step}" if step >= 0 else "before its first step"
+
+
+class EndAt(Clause, frozen=True, kw_only=True):
+    """An end; `step`: the newest one then, -1 before the first."""
+
+    step: int
+
+    @property
+    def where(self) -> str:
+        return where_of(self.step)
+
+
+class JobEnd(EndAt, frozen=True, kw_only=True):
+    TEXT = "the job {end} {where}"
+    end: str
+
+
+class FinishedAt(EndAt, frozen=True, kw_only=True):
+    TEXT = "finished {where}"
+
+
+class Interrupted(EndAt, frozen=True, kw_only=True):
+    TEXT = "interrupted {where}"
+
+
+class StoppedBy(EndAt, frozen=True, kw_only=True):
+    TEXT = "stopped by {operator} {where}"
+    operator: str
+
+
+class EndedAfter(EndAt, frozen=True, kw_only=True):
+    TEXT = "ended {where} after {request}"
+    request: str
+
+
+class OthersEnded(Clause, frozen=True, kw_only=True):
+    TEXT = "{count} other processes of the job ended after it"
+    count: int
+
+
+class AlsoRecorded(Clause, frozen=True, kw_only=True):
+    TEXT = "also recorded: {failure}[, and {more} more]"
+    failure: str
+    more: int | None = None
+
+
+class HeldBefore(Clause, frozen=True, kw_only=True):
+    TEXT = "{incident} was held"
+    incident: str
+
+
+class EndedThereBefore(Clause, frozen=True, kw_only=True):
+    TEXT = "it already ended at step {step} before, without progress since"
+    step: int
+
+
+class EndedTooOften(Clause, frozen=True, kw_only=True):
+    TEXT = "it ended {times} times without going past step {farthest}"
+    times: int
+    farthest: int
+
+
+class EndsTheSameWay(Clause, frozen=True, kw_only=True):
+    """`cls`: the class of the failure."""
+
+    TEXT = "{failure}: every start would end the same way ({cls})"
+    failure: str
+    cls: str
+
+
+class EndsSoAgain(EndsTheSameWay, frozen=True, kw_only=True):
+    TEXT = "{failure}, again after a restart ({cls})"
+
+
 class EndMeant(Notice, frozen=True, kw_only=True):
     """An end that was asked for."""
 
     KIND = FINISHED
     TITLE = "{end}"
-    WHAT = "{outcome}"
+    WHAT = "the job {outcome}"
     end: str
     outcome: str
+
+
+class EndAsked(Notice, frozen=True, kw_only=True):
+    """A signal ended the job as it asked."""
+
+    KIND = FINISHED
+    TITLE = "the job was ended by {signal}, as asked, {where}"
+    WHAT = "the job {outcome}, and is not started again"
+    signal: str
+    step: int
+    outcome: str
+
+    @property
+    def where(self) -> str:
+        return where_of(self.step)
 
 
 class JobFinished(Notice, frozen=True, kw_only=True):
@@ -520,18 +716,23 @@ class JobFailed(Notice, frozen=True, kw_only=True):
     """It ended by itself; `meaning`: of the failure that ended it, `others`: what else ended."""
 
     KIND = FINISHED
-    TITLE = "the job is DOWN: it {end}"
+    TITLE = "the job is DOWN: it {end} {where}"
     WHAT = "{failure}; {meaning}; {others}; {cause}"
     end: str
+    step: int
     failure: str = ""
     cause: str = ""
     meaning: str = ""
     others: str = ""
 
+    @property
+    def where(self) -> str:
+        return where_of(self.step)
+
 
 class RestartFailed(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "the job is DOWN: its restart {end}"
+    TITLE = "the job is DOWN: its restart {end} before its first step"
     WHAT = "{failure}; {cause}"
     WHY = "it was started with {command}"
     end: str
@@ -539,18 +740,28 @@ class RestartFailed(Notice, frozen=True, kw_only=True):
     command: str
     failure: str = ""
 
+    @property
+    def then(self) -> Advice:
+        steps = (Step("check job.relaunch in the policy"), *self.advice.steps)
+        return Advice(None, steps)
+
 
 class HostUnfit(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "the job is DOWN: it {end}, and cannot run on this host"
+    TITLE = "the job is DOWN: it {end} {where}, and cannot run on this host"
     WHAT = "{failure}; {cause}"
     NEXT = (
         Step("repair or free what is named, or start the job on another host"),
         LOOK_AGAIN,
     )
     end: str
+    step: int
     cause: str
     failure: str = ""
+
+    @property
+    def where(self) -> str:
+        return where_of(self.step)
 
 
 class CheckpointDamaged(Notice, frozen=True, kw_only=True):
@@ -562,6 +773,15 @@ class CheckpointDamaged(Notice, frozen=True, kw_only=True):
     checkpoint: str
     path: str
     damage: str
+    good: str = ""
+    good_step: int = -1
+
+    @property
+    def then(self) -> Advice:
+        text = "no checkpoint of this run is good"
+        if self.good:
+            text = f"use {self.good} of step {self.good_step} instead"
+        return Advice(None, (Step(text, "supervise checkpoints RUN"),))
 
 
 class PolicyNotReloaded(Notice, frozen=True, kw_only=True):
@@ -631,11 +851,24 @@ class Digest(Notice, frozen=True, kw_only=True):
     titles: str
 
 
-def _kinds(form: type[Notice]) -> Iterator[type[Notice]]:
-    if form.TITLE:
+F = TypeVar("F", bound=Template)
+
+
+def _kinds(form: type[F]) -> Iterator[type[F]]:
+    if getattr(form, "TITLE", "") or getattr(form, "TEXT", ""):
         yield form
     for derived in form.__subclasses__():
         yield from _kinds(derived)
 
 
 NOTICES: Mapping[str, type[Notice]] = {form.__name__: form for form in _kinds(Notice)}
+CLAUSES: Mapping[str, type[Clause]] = {form.__name__: form for form in _kinds(Clause)}
+
+
+def news_of(text: MessageText) -> str:
+    """Return the title of the newest notice in a message, without the incident in front."""
+    try:
+        notice = convert({**text.facts, "severity": text.severity}, NOTICES[text.form])
+    except (KeyError, ValidationError):  # of another version
+        return text.title
+    return notice.news

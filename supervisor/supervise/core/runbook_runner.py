@@ -377,7 +377,7 @@ def _send_evidence(ctx: StepContext, incident: Incident, run: RunbookExecution) 
 def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
     """Take the runbook to the next step that must wait for something."""
     while (run := incident.run) is not None:
-        if incident.deferred.session_end:
+        if incident.deferred.session_end is not None:
             return  # nothing follows, see `job_end`
         failure = run.failure
         if failure.pause_ended and failure.reason is None:
@@ -569,7 +569,7 @@ def fail_step(ctx: StepContext, incident: Incident, reason: str, *, is_sent: boo
     run, recovery = incident.run, incident.recovery
     assert run is not None
     failure, run.intent.action_id = run.failure, None
-    if incident.deferred.session_end:
+    if incident.deferred.session_end is not None:
         record_uncertain(recovery, run)
         failure.reason = reason
     elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
@@ -732,6 +732,6 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
             incident=incident.id,
             steps=ctx.policy.probation_steps,
             proof=checkpoint_wait.add_restored_step(reason, incident),
-            advice=closing.advice_after_relapse(ctx.policy, ctx.state, incident),
+            advice=advice.after_relapse(ctx.policy, ctx.state, incident),
         )
         ctx.send(recovered)

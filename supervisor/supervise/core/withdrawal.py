@@ -30,11 +30,11 @@ from .model.decisions import ACTING_MODES
 from .model.events import Notice
 from .model.payload import PauseEnd
 from .model.policy import STOP, STOP_SEV0, Policy, Rule
+from .notices import LostReason
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 from .trends import median
 
-JOB_HAS_ENDED = "the job has ended"
 SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 
 
@@ -47,12 +47,12 @@ def reports_stall(monitor: RankMonitor, rule: Rule) -> bool:
 def describe_job_status(policy: Policy, state: State) -> str:
     """Return how it is with the job while nothing is done about it, as a clause."""
     if state.job.has_ended:
-        return JOB_HAS_ENDED
+        return notices.JobStatus.ENDED
     if state.job.paused:
-        return "the job is paused"
+        return notices.JobStatus.PAUSED
     if is_stalled(policy, state):
-        return f"the job is stalled at step {state.step}"
-    return "the job keeps training"
+        return notices.JobStalled(step=state.step).text
+    return notices.JobStatus.TRAINING
 
 
 def is_stalled(policy: Policy, state: State) -> bool:
@@ -69,9 +69,6 @@ def _is_stalled(policy: Policy, at_ns: int, monitor: RankMonitor) -> bool:
 
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
-TRAINING_OVER = "the training session that it was meant for has ended"
-STEPS_AGAIN = "the job makes progress again"
-CLEARED = "every rule that requested it has cleared"
 
 
 def runbook_reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
@@ -110,10 +107,10 @@ def explain_lost_reason(policy: Policy, state: State, action: Action) -> str:
         return ""
     if reason.frames is not None:
         silent = _still_silent(policy, state.monitors, reason.rules[0], reason.frames)
-        return "" if silent else STEPS_AGAIN
+        return "" if silent else LostReason.STEPS_AGAIN
     if not action.ends_job or run.terms.approved is not None or not reason.rules:
         return ""
-    return "" if trouble_lasts(policy, state, incident, reason.rules) else CLEARED
+    return "" if trouble_lasts(policy, state, incident, reason.rules) else LostReason.CLEARED
 
 
 def trouble_lasts(
@@ -141,10 +138,11 @@ def explain_withdrawal(policy: Policy, state: State) -> str:
     incident, run = state.incident, state.run()
     if incident is None or run is None or run.intent.action_id is None or run.failure.pending_undos:
         return ""
-    if incident.deferred.session_end:
-        return "" if run.requested.operator and run.intent.verb == "stop" else TRAINING_OVER
+    if incident.deferred.session_end is not None:
+        is_meant = run.requested.operator and run.intent.verb == "stop"
+        return "" if is_meant else LostReason.TRAINING_OVER
     if is_pause_gone(state):
-        return UNPAUSED
+        return LostReason.UNPAUSED
     action = run.intent.action
     return explain_lost_reason(policy, state, action) if action and action.destructive else ""
 
@@ -194,7 +192,6 @@ def is_loss_out_of_band(state: State, incident: Incident) -> bool:
 
 
 ENDED = "pause-ended"  # kind of the notice
-UNPAUSED = "the pause that it depends on has ended"
 
 
 def on_pause_ended(ctx: StepContext, event: Notice) -> None:

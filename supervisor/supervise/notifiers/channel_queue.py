@@ -143,6 +143,7 @@ def _build(notice: notices.Notice, template: Message) -> Message:
         facts=(),
         severity=cast(Severity, notice.severity),
         title=notice.title,
+        news=notice.title,
         verdict=notice.verdict,
         why=notice.reason,
         next=notice.next.filled(template.directory, template.job or "COMMAND"),

@@ -14,6 +14,7 @@ from typing import cast
 
 from ..core.model.decisions import Notified
 from ..core.model.interfaces import Kind, Message, Severity, fill_paths
+from ..core.run_notices import news_of
 from . import channel_queue
 from ._channel_settings import Route, Sender
 from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered
@@ -39,6 +40,7 @@ def message_of(
         incident=decision.incident,
         severity=cast(Severity, text.severity),
         title=text.title,
+        news=news_of(text),
         verdict=fill_paths(text.verdict, directory),
         why=fill_paths(text.why, directory),
         next=text.advice.filled(directory, job),

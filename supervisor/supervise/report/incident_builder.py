@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from ..core import notices
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.interfaces import render_steps
@@ -158,7 +159,7 @@ class _Case:
         self.opening, self.opened = _opening(self.incident)
         self.closed = _newest(self.incident, decisions.IncidentClosed)
         self.held = _newest(self.incident, decisions.IncidentHeld)
-        self.end = "" if self.closed is None else self.closed.cause
+        self.end = "" if self.closed is None else notices.describe_end(self.closed)
         self.mode, self.digest, self.rule_of = _policy_at(
             index.history, self.opening.seq, run.mode, policies
         )
@@ -314,7 +315,7 @@ class _Case:
     def proof(self) -> Proof:
         return sentences.describe_proof(
             status=self.status,
-            end="" if self.closed is None else self.closed.finding or self.closed.cause,
+            end="" if self.closed is None else notices.describe_finding(self.closed) or self.end,
             hold="" if self.held is None else self.held.cause,
             verification=self.verification,
             diagnosis=self.diagnosis,
@@ -539,7 +540,8 @@ def _title_without_rule(
     if isinstance(chief, decisions.IncidentOpened) and chief.requested_by:
         return f"Order of {chief.requested_by}: {chief.verb}"
     if failure is None:
-        return f"Crash: {chief.headline}"
+        error = chief.failure if isinstance(chief, decisions.IncidentOpened) else ""
+        return f"Crash: {notices.describe_crash(chief.headline, error)}"
     if not failure.title:
         return f"Crash: {failure.summary}"
     name = "" if failure.kind == EXIT else failure.type

@@ -20,13 +20,13 @@ from typing import cast
 
 from msgspec.structs import asdict, replace
 
-from ..core.incident import breach_headline
 from ..core.model import decisions, formats
 from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
 from ..core.model.payload import NOTHING, SLOWING, Drill, Payload
 from ..core.model.policy import Policy, Rule
 from ..core.model.verdicts import NO, Rejoined, SlowStep, slow_duration
+from ..core.notices import breach_headline, describe_end
 from ..core.rule_scope import MACHINE
 from ..core.rule_scope import is_machine_rule as is_of_machine
 from ..core.trends import LEAST, Change, find_change, find_jump
@@ -537,8 +537,10 @@ def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineE
 def _moment_text(record: Record) -> str:
     """Return what a record says beside its kind."""
     match record.decision:
-        case decisions.IncidentClosed() | decisions.IncidentHeld() as end:
-            return end.cause
+        case decisions.IncidentClosed() as closed:
+            return describe_end(closed)
+        case decisions.IncidentHeld() as held:
+            return held.cause
         case decisions.RuleFired() as fired:
             return f"{fired.rule}: {breach_headline(fired.numbers, fired.when)}"
         case decisions.RuleCleared() | decisions.RuleJoined() as change:

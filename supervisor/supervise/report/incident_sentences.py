@@ -94,8 +94,8 @@ def describe_observation(
     if opened.slow_step is not None:
         return opened.slow_step.text
     if not opened.rule:
-        headline = opened.headline
-        return headline if failure is None else headline.removesuffix(f": {failure.text}")
+        error = opened.failure if failure is None else ""  # else the cause says it
+        return notices.describe_crash(opened.headline, error)
     loss = next((move for move in moves if move.metric in LOSSES), None)
     signals = [move for move in moves if move.metric in SIGNALS]
     judged_metrics = {condition.metric for condition in conditions if condition.is_breach}

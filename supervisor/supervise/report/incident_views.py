@@ -495,5 +495,4 @@ def _message_title(message: Message, report: IncidentReport) -> str:
         return f"{title} at step {message.step}"
     if message.subject and title.startswith(f"{message.incident}: {message.subject}"):
         return f"{title} at step {message.step}"  # its newest rule names it
-    news = message.title.removeprefix(f"{message.incident}: ")
-    return title if news in title else f"{title}: {news}"
+    return title if message.news in title else f"{title}: {message.news}"

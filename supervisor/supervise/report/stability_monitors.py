@@ -241,9 +241,9 @@ class MovedMetrics(Struct, frozen=True):
 
 
 class RecoveryRow(Struct, frozen=True):
-    """Verbs of the actions in one recovery, `, ` between them, `–` for none."""
+    """Verbs of the actions in one recovery."""
 
-    actions: str
+    actions: Sequence[str]
 
 
 class Recoveries(Struct, frozen=True):
@@ -330,7 +330,7 @@ class Knowledge:
         return [
             row.extended(**origin, policy=recoveries.policy)
             for row in recoveries.rows
-            if (named := set(row.parse(RecoveryRow).actions.split(", ")) - {"–"})
+            if (named := set(row.parse(RecoveryRow).actions))
             and named <= {*verbs, "pause"}
             and {v for v in verbs if v in CHANGES} <= named
         ]

@@ -39,7 +39,7 @@ from msgspec import Struct
 from supervise_probe.ipc import fences
 
 from ..core.model.payload import Json, Outcome, Payload, RollbackArgs
-from ..core.withdrawal import JOB_HAS_ENDED
+from ..core.notices import JobStatus
 from ..errors import ActionError, SuperviseError
 from ..system import Thread
 from .process_tree import EXITED
@@ -94,7 +94,7 @@ class PendingCommand:
 
     def refuse_after_end(self, returncode: int) -> None:
         """The job has ended: nobody will answer."""
-        self.refusal, self.job_ended = f"{JOB_HAS_ENDED} ({describe_ending(returncode)})", True
+        self.refusal, self.job_ended = f"{JobStatus.ENDED} ({describe_ending(returncode)})", True
 
     @property
     def settled(self) -> bool:

@@ -31,6 +31,7 @@ from ..cli.why import readable_policies, run_phase
 from ..core.model import decisions, formats, state_machine
 from ..core.model.decisions import plain_json
 from ..core.model.interfaces import Step
+from ..core.notices import describe_end, describe_finding
 from ..errors import MISSHAPEN, StoreError, reading_recorded_data
 from ..report import incident_report
 from ..report.incident_builder import build_incident_report, summarize_incident
@@ -611,7 +612,8 @@ def _texts_of(mark: Mark, own: Sequence[Record]) -> dict[int, str]:
             texts[record.seq] = f"{mark['id']} opened: {mark['title']}"
         elif isinstance(made, decisions.IncidentClosed):
             end = "unresolved at the end" if mark["unsettled"] else mark["state"].lower()
-            texts[record.seq] = f"{mark['id']} {end}: {made.finding or made.cause}"
+            shown = describe_finding(made) or describe_end(made)
+            texts[record.seq] = f"{mark['id']} {end}: {shown}"
     actions = intended_actions(own)
     last = {action.record: action.outcome_record for action in actions}
     done = action_texts(actions, newest=math.inf, has_new_batches=False)

@@ -11,9 +11,9 @@ __getattr__ = lazy_exports(
         "checkpoint_registry": "Checkpoint, WEIGHTS_ONLY",
         "decisions": (
             "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
-            "CLEARED, Decision, IncidentClosed, IncidentOpened, IncidentRaised, NearMiss, "
-            "NoticeTaken, Notified, OK, RuleFired, SEVERITIES, UNKNOWN, decision_from_record, "
-            "decode_numbers, plain_json, decision_record"
+            "CLEARED, Decision, IncidentClosed, IncidentOpened, IncidentRaised, MessageText, "
+            "NearMiss, NoticeTaken, Notified, OK, RuleFired, SEVERITIES, UNKNOWN, "
+            "decision_from_record, decode_numbers, plain_json, decision_record"
         ),
         "events": (
             "Adopted, Announced, Beat, Event, Exited, Finished, Frame, Gap, LateFrame, Launched, "

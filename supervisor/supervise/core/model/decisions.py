@@ -200,6 +200,8 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
     """An incident began.
 
     Attributes:
+        headline: the numbers of its rule, or what else it is about.
+        failure: the error that ended the job, "" for none or of an incident of a rule.
         runbook: for people, "" for none. breach_step: the first step that may be part of it.
         band: of the loss before it. slow_step: since when steps take longer.
         highest_rate: of the run, where the frames just before it do not show that.
@@ -208,6 +210,8 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
     """
 
     KIND, WHAT = "incident", "opened"
+    headline: str
+    failure: str = ""
     runbook: str
     breach_step: int
     band: BandRange | None
@@ -216,13 +220,6 @@ class IncidentOpened(Decision, frozen=True, kw_only=True):
     mechanisms: MechanismSigns | None = None
     requested_by: str = ""
     verb: str = ""
-
-    @property
-    def headline(self) -> str:
-        """The numbers of its rule, or what else it is about."""
-        return self.reason[
-            len(f"{self.severity} {self.rule}: " if self.rule else f"{self.severity} ") :
-        ]
 
 
 class RuleJoined(Decision, frozen=True, kw_only=True):
@@ -234,16 +231,12 @@ class RuleJoined(Decision, frozen=True, kw_only=True):
 
 
 class IncidentRaised(Decision, frozen=True, kw_only=True):
-    """An incident became more severe, by a rule or by a crash."""
+    """An incident became more severe, by a rule or by a crash; `headline`: its numbers, or that."""
 
     KIND, WHAT = "incident", "raised"
+    headline: str
     runbook: str
     breach_step: int | None = None
-
-    @property
-    def headline(self) -> str:
-        """The rule and its numbers, or the crash."""
-        return self.reason[len(f"raised to {self.severity} by ") :]
 
 
 class RuleGrew(Decision, frozen=True, kw_only=True):
@@ -260,15 +253,11 @@ class IncidentClassified(Decision, frozen=True, kw_only=True):
 
 
 class IncidentHeld(Decision, frozen=True, kw_only=True):
-    """Automatic actions stopped; a person is needed."""
+    """Automatic actions stopped, for a cause; a person is needed."""
 
     KIND, WHAT = "incident", "held"
+    cause: str
     spike: Verdict | None = None
-
-    @property
-    def cause(self) -> str:
-        """The clause behind "held: "."""
-        return self.reason[len("held: ") :]
 
 
 # How an incident ended.
@@ -283,8 +272,11 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     Attributes:
         outcome: RECOVERED, CLEARED, REBASELINED, RELEASED, SUPERSEDED, SESSION_ENDED or JOB_ENDED.
         acted: a runbook was started. superseded_by: the rule that began another incident.
-        finding: what shows a recovery, or that an order did no harm.
+        ordered: it was an operator's order. clear_steps: without a relapse, where that ended it.
+        released_by: the operator who ended the hold. session_end: last step of its training.
         returncode: of the job, None while it runs. asked: a person or a scheduler ended it.
+        restarted_with: what a start was given that ended before its first step.
+        not_restarted: why the job is not started again.
     """
 
     KIND, WHAT = "incident", "closed"
@@ -293,16 +285,16 @@ class IncidentClosed(Decision, frozen=True, kw_only=True):
     breach_step: int
     rules: Sequence[str]
     spike: Verdict | None = None
-    superseded_by: str = ""
     outcome: str
-    finding: str = ""
+    ordered: bool = False
+    clear_steps: int | None = None
+    superseded_by: str = ""
+    released_by: str = ""
+    session_end: int | None = None
     returncode: int | None = None
     asked: bool = False
-
-    @property
-    def cause(self) -> str:
-        """The clause behind "closed: "."""
-        return self.reason[len("closed: ") :]
+    restarted_with: str = ""
+    not_restarted: str = ""
 
 
 class StateChanged(Decision, frozen=True, kw_only=True):
@@ -688,6 +680,7 @@ CLASSES: tuple[type[Decision], ...] = (
     *(PolicyReloaded, HoldsIfFailed),
 )
 _BY_WHAT = {(decision.KIND, decision.WHAT): decision for decision in CLASSES}
+IN_REASON = {IncidentOpened: "headline", IncidentRaised: "headline", IncidentHeld: "cause"}
 
 
 _PLAIN = frozenset((str, int, bool, type(None)))
@@ -750,6 +743,8 @@ def decision_from_record(record: Mapping[str, Json]) -> Decision:
     if form is None:
         raise ValueError(f"no decision of the engine is of the kind {kind!r} {tag!r}")
     head = {name: record.get(name) for name in HEAD}
+    if (name := IN_REASON.get(form, "")) and name not in data:  # a record of before
+        data = {**data, name: record.get("reason")}
     try:
         return msgspec.convert({**data, **head}, form, dec_hook=_payload)
     except msgspec.ValidationError:  # a number may be in it that JSON has no form for

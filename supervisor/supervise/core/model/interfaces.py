@@ -274,7 +274,7 @@ class Message:
     Attributes:
         incident: pairs the messages from `opened` to `closed`. None: about none.
         severity: SEV0, SEV1, SEV2 or INFO.
-        title: one line.
+        title: one line. news: the same without the incident and what that is.
         verdict: what is wrong, with the numbers.
         why: the rule and its threshold.
         next: what happens now, or what a person should do; its commands can be pasted.
@@ -315,6 +315,7 @@ class Message:
     form: str = ""
     rule: str = ""
     subject: str = ""
+    news: str = ""
 
 
 class NotifyError(Exception):

@@ -212,6 +212,7 @@ class Redactor:
         return replace(
             message,
             title=self.text(message.title),
+            news=self.text(message.news),
             verdict=self.text(message.verdict),
             why=self.text(message.why),
             next=message.next.mapped(lambda s: Step(self.text(s.text), self.text(s.command))),
