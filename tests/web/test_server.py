@@ -626,7 +626,7 @@ def test_a_request_is_listed_once_with_its_incident_and_both_answers(client, dir
     run = record(directory, "asking", *[2.0] * 20, 8.0, ended=False)
     incident = {"id": "inc-1", "severity": "SEV1", "phase": "open", "headline": "loss 8"}
     request = {"id": "ask-1", "incident": "inc-1", "runbook": "calm", "left_s": 600}
-    request |= {"steps": [{"verb": "lr_scale", "args": {}}], "args_sha256": "sha256:0"}
+    request |= {"steps": [{"verb": "lr_scale", "args": {"value": 0.5}}], "args_sha256": "sha256:0"}
     status = {"state": "suspect", "incidents": {"opened": 1, "open": incident}}
     run.write_json("state.json", {**status, "approvals": [{**request, "on_timeout": "deny"}]})
     audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
@@ -639,7 +639,10 @@ def test_a_request_is_listed_once_with_its_incident_and_both_answers(client, dir
         "Loss out of its limit",
         600,
     )
-    assert need["text"] == "may calm run (lr_scale)? Without an answer it may not"
+    assert (
+        need["text"]
+        == "may calm run (multiply the learning rate by 0.5)? Without an answer it may not"
+    )
     assert [step["command"].split()[1] for step in need["steps"]] == ["approve", "deny"]
 
 

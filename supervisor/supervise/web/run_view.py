@@ -432,13 +432,13 @@ class RunView:
                 yield need("protection_off", text, f"supervise checkpoints {path}")
             age_s = seconds_since(newest.updated_wall, _now()) or 0.0
             for request in newest.approvals:
-                verbs = ", ".join(step.verb for step in request.steps)
+                plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)
                 proof, name = f"--sha {quote(request.args_sha256)}", quote(request.id)
                 then = "may" if request.on_timeout == "allow" else "may not"
                 approve = f"supervise approve {proof} {path} {name}"
                 yield need(
                     "approval",
-                    f"may {request.runbook} run ({verbs})? Without an answer it {then}",
+                    f"may {request.runbook} run ({plan})? Without an answer it {then}",
                     approve,
                     **{**about, "incident": request.incident},
                     steps=[
