@@ -617,7 +617,7 @@ def test_the_list_has_each_run_and_what_needs_somebody(client):
     assert rows["broken"]["problem"] and rows["broken"]["step"] is None
     assert rows["spike"]["state"] == "finished" and rows["spike"]["incidents"] == 1
     assert rows["spike"]["gravest"]["id"] == "inc-1"
-    assert rows["spike"]["gravest"]["phase"] == "recovered"
+    assert rows["spike"]["gravest"]["status"] == "recovered"
     [incident] = client.get("/api/run/spike").json()["incidents"]
     assert rows["spike"]["gravest"]["title"] == incident["title"] == "Loss out of its limit"
 

@@ -332,7 +332,7 @@ class RunView:
         _, content = self._facts()
         if (worst := self._outcome.worst) is not None:
             title, _, status, is_unsettled = self._about_incident(worst)
-            content["gravest"] |= {"title": title, "phase": status, "unsettled": is_unsettled}
+            content["gravest"] |= {"title": title, "status": status, "unsettled": is_unsettled}
         newest = self.newest
         live = newest is not None and self.state is not None and self.state.ending is None
         plain: dict[str, Any] = plain_json(

@@ -112,9 +112,9 @@ function stateText(r) {
 
 function gravest(r) {
   if (!r.gravest) return null;
-  const { id, severity: name, headline: text, phase, title, unsettled } = r.gravest;
+  const { id, severity: name, headline: text, status, title, unsettled } = r.gravest;
   return [severity(name), " ", h("a", { class: "clamped", title: text, href: `${UP}${runPath(r.run)}/incident/${id}/` }, title || text || id),
-    " ", h("small", {}, `${unsettled ? UNRESOLVED : phase}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
+    " ", h("small", {}, `${unsettled ? UNRESOLVED : status}${r.incidents > 1 ? `, one of ${r.incidents}` : ""}`)];
 }
 
 // Of a live run what can be done to it; of an ended one what is left to begin from.
