@@ -59,11 +59,11 @@ from ._watching import log_lines, run_metrics, watch_job
 def adopt_command(run: Path, quiet: bool) -> int:
     """Take over a run whose supervisor died; a live job runs on.
 
-    Steps that the job made meanwhile are judged, as far as its ring buffer still holds them.
-    An action in progress takes effect once; undelivered messages are sent; holds, budgets and open
-    incidents continue. From then on it behaves as `supervise run` does, signals included. A
-    relaunch uses the command and environment of the first start, which are kept beside the run
-    until it ends. Refused for a run that another user may have written.
+    Steps that the job made meanwhile are judged, as far as its ring buffer still holds them. An
+    action in progress takes effect only once; undelivered messages are sent; holds, budgets and
+    open incidents continue. From then on `supervise adopt` behaves as `supervise run` does, signals
+    included. A relaunch uses the command and environment of the first start, which are kept beside
+    the run until it ends. Refused if another user could have written to the run.
 
     \b
     Examples:

@@ -27,7 +27,7 @@ FAILED = 1
     help="Known incidents: run, step_start, step_end, kind.",
 )
 @click.option(
-    "--alias", multiple=True, metavar="COL=METRIC", help="Metric of a column; repeatable."
+    "--alias", multiple=True, metavar="COL=METRIC", help="Read a column as METRIC; repeatable."
 )
 @click.option(
     "--fail-on",
@@ -58,14 +58,15 @@ def backtest_command(
 
     With labels, also how often it would have been wrong. RUN is a run directory, a CSV file (also
     .csv.gz), a Parquet file, a TensorBoard directory, an offline W&B run, or a folder with any of
-    these. The engine is the one that runs live, in shadow mode.
+    these. The engine is that of live runs, in shadow mode.
 
-    Labels name a run by its path below the nearest folder with an incidents.csv, else below the
-    common folder; in a table with a column `run`, by that column. A run without a label is healthy,
-    and an alarm matches a label from 5 logged rows before it to 20 after it.
+    Labels name a recording by its path from a folder: the nearest above it with an incidents.csv,
+    else the one that is common to all recordings. In a table with a column `run`, that column names
+    the runs. A run without a label is healthy. An alarm matches a label from 5 logged rows before
+    it to 20 after it.
 
-    --fail-on takes SEV0, SEV1, SEV2, action or missed, of --policy, not of --against. With --labels
-    alarms and actions inside a label do not fail.
+    WHAT is SEV0, SEV1, SEV2, action or missed: of --policy, not of --against. With --labels, alarms
+    and actions inside a label do not count.
 
     \b
     Examples:
@@ -74,8 +75,7 @@ def backtest_command(
       supervise backtest --policy nano --labels logs/incidents.csv logs --json
       supervise backtest --policy mine.yaml --fail-on SEV1 runs/good
 
-    Exit codes: 0; 1 what --fail-on names has happened; 64 wrong usage; 65 a policy or a recording
-    cannot be read.
+    Exit codes: 0; 1 as --fail-on says; 64 wrong usage; 65 a policy or recording cannot be read.
     """
     # Here, not above: other commands need no policies and detectors.
     from ..lab import backtest, score

@@ -75,9 +75,19 @@ JUDGING = _together(
         callback=parse_finite,
         help="A PASS shows that the candidate is worse by less than this, in the metric's unit.",
     ),
-    click.option("--alpha", type=ALPHA, default=0.05, show_default=True, help="Level, one-sided."),
     click.option(
-        "--warmup", type=click.IntRange(0), default=50, show_default=True, help="Steps left out."
+        "--alpha",
+        type=ALPHA,
+        default=0.05,
+        show_default=True,
+        help="Significance level, one-sided.",
+    ),
+    click.option(
+        "--warmup",
+        type=click.IntRange(0),
+        default=50,
+        show_default=True,
+        help="First steps, which are left out.",
     ),
     click.option(
         "--calibrate",
@@ -93,7 +103,10 @@ JUDGING = _together(
         help="A guard (see `canary compare --help`) that does not count.",
     ),
     click.option(
-        "--cpu-time", default="", metavar="METRIC", help="CPU time per step, for throughput."
+        "--cpu-time",
+        default="",
+        metavar="METRIC",
+        help="Metric of CPU time per step, for throughput.",
     ),
 )
 
@@ -105,7 +118,7 @@ REPORTING = _together(
     click.option(
         "--github/--no-github",
         default=None,
-        help="Annotation and summary for GitHub. Default: in its actions.",
+        help="Annotation and summary for GitHub. Default: in GitHub Actions.",
     ),
     click.option(
         "--fail-on",
@@ -113,7 +126,7 @@ REPORTING = _together(
         show_default=True,
         callback=_fail_on,
         metavar="VERDICTS",
-        help="Verdicts with an exit code other than 0; fail is always one.",
+        help="Verdicts with an exit code other than 0; must contain fail.",
     ),
 )
 
@@ -256,7 +269,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
 
 @canary_command.command()
 @click.argument(
-    "runs", nargs=-1, required=True, metavar="BASELINE CANDIDATE...", shell_complete=complete_run
+    "runs", nargs=-1, required=True, metavar="BASE CAND [BASE CAND]...", shell_complete=complete_run
 )
 @JUDGING
 @click.option(
@@ -265,7 +278,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
     show_default=True,
     callback=_shares,
     metavar="SHARES",
-    help="Shares of the length at which to judge; only the last may pass.",
+    help="Shares of the length at which to judge; a PASS is possible only at the last.",
 )
 @click.option(
     "--steps",
@@ -280,10 +293,11 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
 def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     """Compare runs of a candidate with runs of a baseline.
 
-    Runs are given in pairs, one per seed: A B [A2 B2 ...]. Both of a pair start at the same step
-    and read the same batches in the same order, which is checked by their fingerprints; otherwise
-    the difference is estimated without pairing, and is less sure. Three or more seeds, or some A/A
-    pairs, show how far two runs of one program drift apart.
+    Each pair is a run of the baseline and a run of the candidate with the same seed. Both must
+    start at the same step and read the same batches in the same order; this is checked by
+    fingerprints of the batches. Otherwise the difference is estimated without pairing, and is less
+    certain. Three or more seeds, or some A/A pairs, show how far two runs of one program drift
+    apart.
 
     PASS: the loss is worse by less than the margin for sure, no guard fails, nothing is missing.
     FAIL: a regression beyond the margin, a failed guard, or the candidate crashed. VOID: tokens per
@@ -350,14 +364,18 @@ DOCUMENT = "gate.json"
     "--steps", type=click.IntRange(LEAST, MOST), required=True, help="Length of each run."
 )
 @click.option(
-    "--policy", default="canary", show_default=True, metavar="P", help="What watches the runs."
+    "--policy",
+    default="canary",
+    show_default=True,
+    metavar="P",
+    help="Policy that watches the runs.",
 )
 @click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where runs and verdict are kept. Default: runs/canary-<time>-<id>.",
+    help="Directory of runs and verdict. Default: runs/canary-<time>-<id>.",
 )
 @click.option("--keep", is_flag=True, help="Keep what the runs write to {out}.")
 @JUDGING
@@ -368,13 +386,14 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
     """Make short runs of a baseline and of a candidate, and compare them.
 
     {out} in a command stands for a scratch directory, {seed} for 1 to N, {steps} for the length;
-    longer runs are stopped. The runs follow one another, A B, B A, A B. After each pair there is a
-    planned look, which ends the trial where the candidate fails for sure: a crash, a guard, a loss
-    that is higher beyond what seeds explain. A PASS needs all pairs.
+    longer runs are stopped. The runs of baseline (A) and candidate (B) follow one another: A B, B
+    A, A B. After each pair there is a planned look. It ends the trial if the candidate fails for
+    sure: by a crash, a guard, or a loss that is higher beyond what seeds explain. A PASS needs all
+    pairs.
 
     Each run is watched under the policy `canary`, which stops a job at the first grave doubt and
-    never repairs it. Under any policy no message is sent and no job is restarted. W&B and the hubs
-    are offline, and no tracked run is resumed.
+    never repairs it. Under any policy no message is sent and no job is restarted. W&B and model
+    hubs are offline, and no run of an experiment tracker is resumed.
 
     \b
     Examples:

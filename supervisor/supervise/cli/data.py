@@ -69,7 +69,7 @@ def data_command() -> None:
     "--rejects",
     multiple=True,
     metavar="FILE|NAME=DIR",
-    help="What filters dropped: a report of theirs, or the documents; repeatable.",
+    help="Report of the filters, or the documents that they dropped; repeatable.",
 )
 @click.option(
     "--prompts", type=ANY, metavar="FILE", help="Look for these prompts of a safety evaluation."
@@ -79,7 +79,7 @@ def data_command() -> None:
 @click.option("--eos", type=click.IntRange(0), metavar="ID", help="Token that ends a document.")
 @click.option("--pad", type=click.IntRange(0), metavar="ID", help="Token of padding.")
 @click.option(
-    "--dtype", type=click.Choice(("uint16", "uint32", "int32")), help="Of flat token files."
+    "--dtype", type=click.Choice(("uint16", "uint32", "int32")), help="Type in flat token files."
 )
 @click.option(
     "--policy", metavar="P", help="Policy whose rules judge. Default: those of the pack data_build."
@@ -89,11 +89,11 @@ def data_command() -> None:
     type=click.Choice(SEVERITIES),
     default="SEV2",
     show_default=True,
-    help="Least grave finding with exit code 1.",
+    help="Least grave severity that fails the gate.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N")
 @click.option("--part", metavar="I/N", help="Measure this part of the pieces only; needs --work.")
-@click.option("--work", type=ANY, metavar="DIR", help="Where results of pieces are kept.")
+@click.option("--work", type=ANY, metavar="DIR", help="Directory for results of pieces.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("-q", "--quiet", is_flag=True, help="Print findings only.")
 @click.pass_context
@@ -101,15 +101,16 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     """Measure training data and judge it, as a gate of its build.
 
     Reads JSON lines (also .gz, .zst, .xz, .bz2), Parquet, Arrow, flat token files (nanoGPT, llm.c),
-    Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. One pass; memory grows
-    with the number of duplicates and of documents in a piece (256 MiB of JSON lines, else a file).
-    With --manifest or --work, a check that was stopped goes on where it was, piece by piece.
+    Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. The data is read once, in
+    pieces: 256 MiB of JSON lines, else a file. Memory grows with the number of duplicates, and of
+    documents in a piece. With --manifest or --work, a check that was stopped and is repeated goes
+    on with the next piece.
 
-    Rules are those of the policy --policy; most compare with --baseline, the manifest of the build
-    before. What the data does not show is listed with its reason, and not judged.
+    The rules of --policy judge; most of them compare with --baseline, the manifest of the build
+    before. What cannot be measured is listed with the reason, and not judged.
 
-    On many machines: --part I/N on each, with --work in a folder that they share, then once without
-    --part. Record the manifest with each run: job: {manifest: [data.json]} in the policy.
+    On many machines: run --part I/N on each, with --work in a folder that they share, then once
+    without --part. Record the manifest with each run: job: {manifest: [data.json]} in the policy.
 
     \b
     Examples:
@@ -117,8 +118,8 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
       supervise data check data/ --baseline data.json --report data.html
       supervise data check /data --work /w --part $SLURM_ARRAY_TASK_ID/100
 
-    Exit codes: 0 no such finding; 1 the gate failed; 64 wrong usage, or a folder cannot be written;
-    65 nothing can be read, the scorer fails, a process is ended, or a package is missing.
+    Exit codes: 0 the gate passed; 1 it failed; 64 wrong usage, or a folder cannot be written;
+    65 nothing can be read, the scorer fails, a process was killed, or a package is missing.
     """
     from ..data import build_check
     from ..data.manifest import encode_manifest, judge_numbers, read_manifest
@@ -174,8 +175,8 @@ def drill(
     """Write a copy of training data with a known fault.
 
     KIND is mix, language, filter, binary, truncate, dup, leak, repeat, pii, toxic or drop. The copy
-    is JSON lines; a check of it against the manifest of the original must report the fault: a test
-    of the gate.
+    is JSON lines. To test the gate, check the copy with the manifest of the original as --baseline:
+    it must report the fault.
 
     \b
     Examples:

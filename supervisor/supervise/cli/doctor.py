@@ -88,7 +88,7 @@ class Check:
 @click.option(
     "--wiring",
     is_flag=True,
-    help=f"Start COMMAND for {WIRING_STEPS} steps: are all of its weights trained?",
+    help=f"Start COMMAND for {WIRING_STEPS} steps; report weights that should train and do not.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
@@ -97,15 +97,16 @@ def doctor_command(
 ) -> int:
     """Check this machine and the job's Python.
 
-    Given COMMAND, it says whether the job can be started again from a checkpoint, and lists every
-    metric and whether the job's frames will contain it. The job itself is not started.
+    Given COMMAND, it says whether the job can be started again from a checkpoint. It lists every
+    metric, and whether it will be measured in this job. Only --wiring starts the job.
 
-    With --health it also looks at memory, disk and driver, and lets the job's Python multiply
-    matrices on each device that is not in use, and compare them with their known product: in
-    a scheduler's prolog this keeps jobs off a broken host.
+    With --health it also looks at memory, disk and driver. On each device that is not in use, the
+    job's Python multiplies matrices and compares the product with the known one. In a scheduler's
+    prolog this keeps jobs off a broken host.
 
-    --wiring starts the job, to see if its loss reaches all that it trains: it runs its first 24
-    steps, writes its usual files, is only observed, and is then asked to end.
+    --wiring starts the job, to see if each weight that should train is in an optimizer and gets a
+    gradient; frozen weights are left out. The job makes its first 24 steps, only observed, and
+    writes its usual files; then it is asked to end.
 
     \b
     Examples:
@@ -114,7 +115,7 @@ def doctor_command(
       supervise doctor -- torchrun --nproc-per-node 8 train.py
       supervise doctor --health -- python train.py
 
-    Exit codes: 0 works; 1 something is broken; 64 wrong usage.
+    Exit codes: 0 all works; 1 something is broken; 64 wrong usage.
     """
     checks = [*_check_machine(run_dir or Path("runs"))]
     tier, probed, measured = None, None, dict[str, Availability]()
@@ -381,7 +382,7 @@ WAYS = "observe | shadow | approve | enforce"
     "--policy",
     "base",
     metavar="NAME",
-    help="Shipped policy that it extends. Default: nano; large with several ranks.",
+    help="Shipped policy to extend. Default: nano; large with several ranks.",
 )
 @click.option(
     "-o",
@@ -389,24 +390,24 @@ WAYS = "observe | shadow | approve | enforce"
     type=click.Path(path_type=Path),
     default=DEFAULT_FILE,
     metavar="FILE",
-    help="File to write, never over another one. Default: supervise.yaml.",
+    help="File to write; it must not exist yet. Default: supervise.yaml.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ...]) -> int:
     """Write a policy for COMMAND, and check it.
 
-    It extends a shipped policy. How the job resumes is read from its script and command; where
-    that is not found, the policy never restarts the job. Then policy, machine and command are
-    checked as by `supervise doctor`, which runs the job's Python, but not the job.
+    It extends a shipped policy. How the job resumes is read from its script and command; if neither
+    shows it, the policy never restarts the job. Then policy, machine and command are checked as by
+    `supervise doctor`, which runs the job's Python, but not the job.
 
     \b
     Examples:
       supervise init -- python train.py
       supervise init --policy medium --out policies/big.yaml -- python train.py
 
-    Exit codes: 0 written; 1 a check failed (the file is written, unless COMMAND is not found or not
-    executable); 64 wrong usage, or the file exists.
+    Exit codes: 0 written; 1 a check failed (the file is still written, unless COMMAND or its script
+    does not exist); 64 wrong usage, or the file exists.
     """
     from ..catalog import load_policy
 

@@ -55,20 +55,23 @@ VERDICTS = (0, 1)  # exit codes
     "faults",
     multiple=True,
     metavar="FAULT",
-    help="As --drill takes it, without the step. Default: all that a short run can show.",
+    help="A fault as for --drill, without the step. Default: all that a short run can show.",
 )
 @click.option("--seeds", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N")
 @click.option(
     "--healthy",
     type=click.IntRange(1, 50),
     metavar="N",
-    help="Healthy runs; at least one per seed, the default.",
+    help="Number of healthy runs; at least one per seed, which is the default.",
 )
 @click.option(
     "--steps", type=click.IntRange(LEAST), required=True, help="Length of each run, in steps."
 )
 @click.option(
-    "--at", type=click.IntRange(64), metavar="STEP", help="Of the fault. Default: half of --steps."
+    "--at",
+    type=click.IntRange(64),
+    metavar="STEP",
+    help="Step of the fault. Default: half of --steps.",
 )
 @click.option(
     "--metric", default="train_loss_raw", show_default=True, help="Loss per step; lower is better."
@@ -84,7 +87,7 @@ VERDICTS = (0, 1)  # exit codes
     "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Of the suite; an interrupted one goes on. Default: runs/suite-<time>-<id>.",
+    help="Directory of the suite. Default: runs/suite-<time>-<id>.",
 )
 @click.option("--keep", is_flag=True, help="Keep what the runs write to {out}.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
@@ -93,20 +96,20 @@ VERDICTS = (0, 1)  # exit codes
     type=click.Choice(("nothing", "false", "undetected")),
     default="false",
     show_default=True,
-    help="false: a page or an action in a healthy run; undetected: also a harm without a page.",
+    help="false: a page or an action in a healthy run; undetected: also harm without a page.",
 )
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @click.pass_context
 def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     """Inject faults into short runs; show what the policy does.
 
-    For each fault and seed the job runs without actions, which shows what the fault costs and which
-    alarm is first, and, if the policy acts, with them, which shows what they save. Healthy runs
-    measure false alarms and the normal range of the loss.
+    For each fault and seed the job runs without actions: this shows what the fault costs and which
+    alarm comes first. If the policy acts, the job runs again with actions: this shows what the
+    actions save. Healthy runs measure false alarms and the normal range of the loss.
 
     {out} in the command stands for a scratch directory, {seed} for 1 to N, {steps} for the length.
     No message is sent, no job is restarted, W&B and model hubs are offline. A suite that was
-    interrupted goes on with the same --dir.
+    interrupted continues if it is started again with the same --dir.
 
     DIR has the suite as HTML, Markdown and JSON, the runs, and an audit log. A policy that asks for
     approval acts at once here.
@@ -534,7 +537,7 @@ def demo_command(run_dir: Path | None) -> int:
       supervise demo
       supervise demo --run-dir runs/demo
 
-    Exit codes: 0 the fault was detected and the recovery verified; 1 not; 64 no torch.
+    Exit codes: 0 the fault was detected and the recovery verified; 1 otherwise; 64 no torch.
     """
     if find_spec("torch") is None:
         raise UsageError(

@@ -29,9 +29,11 @@ POLL_S = 0.5
 
 @click.command(name="events")
 @run_argument
-@click.option("-f", "--follow", is_flag=True, help="Print new ones until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Print new records until the run is over.")
 @click.option(
-    "--since", metavar="TIME", help="Only newer ones: 10m, 2h, or a time (2026-01-05T10:11)."
+    "--since",
+    metavar="TIME",
+    help="Only records of the last 10m, 2h, or since a time (2026-01-05T10:11).",
 )
 @click.option("--all", "everything", is_flag=True, help="Also rules, near misses and messages.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record a line, as stored.")
@@ -40,8 +42,8 @@ def events_command(
 ) -> None:
     """Print the decisions and incidents of a run, a line each.
 
-    With --follow it goes on until the run is over, even if the supervisor dies, which is reported
-    on stderr. Times are UTC. The log is not verified: see `supervise audit verify`.
+    With --follow it prints until the run is over. The death of the supervisor is reported on stderr
+    and does not end it. Times are UTC. The log is not verified: see `supervise audit verify`.
 
     \b
     Examples:
@@ -137,14 +139,14 @@ def _log(path: Path) -> tuple[Path, str | None]:
     nargs=2,
     type=(click.IntRange(min=1), str),
     metavar="SIZE ROOT",
-    help="Both stand in each message sent: detects a log that was cut or rewritten.",
+    help="From any message of the run: detects a log that was cut or rewritten.",
 )
 @click.pass_context
 def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str] | None) -> None:
     """Verify that the audit log and the files it refers to are unchanged.
 
-    RUN is a run directory, or a copy of an audit.log. In a directory the policies, the evidence and
-    the journal are compared with their digests in the log.
+    RUN is a run directory, or a copy of an audit.log. In a run directory the policies, the evidence
+    and the journal are also compared with their digests in the log.
 
     \b
     Examples:

@@ -54,15 +54,15 @@ def test(
 ) -> None:
     """Send one test message to each channel, or to CHANNEL only.
 
-    A test in PagerDuty opens an alert of the severity info and resolves it. Severities, kinds,
-    rules and quiet hours of the policy do not matter here.
+    A test in PagerDuty opens an alert of the severity info and resolves it. The channels' filters
+    in the policy (severities, kinds, rules, quiet hours) are ignored.
 
     \b
     Examples:
       supervise notify test --policy supervise.yaml
       supervise notify test slack --notify slack:SLACK_URL
 
-    Exit codes: 0 all delivered; 1 one was not; 64 no such channel; 65 the policy is invalid.
+    Exit codes: 0 all delivered; 1 a message was not; 64 no such channel; 65 the policy is invalid.
     """
     from ..catalog import load_policy
     from ..notifiers import NO_CHANNELS, build_senders, channels_from_options
@@ -132,8 +132,9 @@ def outbox_command(ctx: click.Context) -> None:
     """List or send messages that were not delivered.
 
     A message whose receiver was down at the end of a run stays in the directory of the run, without
-    the address and the secret of its channel. Your next run sends SEV0 and SEV1 ones of the last 7
-    days; `flush` sends all. Both need the environment variables that the policy of that run names.
+    the address and the secret of its channel. Your next run sends messages of SEV0 and SEV1 of the
+    last 7 days; `flush` sends all. Both need the environment variables that the policy of the
+    earlier run names.
 
     \b
     Examples:
@@ -175,7 +176,8 @@ def show(as_json: bool = False) -> None:
 def flush(ctx: click.Context, run: Path | None, as_json: bool) -> None:
     """Send undelivered messages now: those of RUN, else of all runs.
 
-    They are marked as late. A message that its receiver rejects permanently is not tried again.
+    The messages are marked as late. A message that its receiver rejects permanently is not tried
+    again.
 
     \b
     Examples:

@@ -292,12 +292,17 @@ def resume(operands: tuple[str, ...]) -> Order:
     return run, {}
 
 
-@_command("[RUN] ID", click.option("--sha", metavar="HEX", help="Digest of the request you saw."))
+@_command(
+    "[RUN] ID",
+    click.option(
+        "--sha", metavar="HEX", help="Refuse unless the digest of the request begins with this."
+    ),
+)
 def approve(operands: tuple[str, ...], sha: str | None) -> Order:
     """Approve request ID: its actions are carried out.
 
-    The approval covers the actions and arguments of the request, under the policy of that moment.
-    If any of them has changed, the request expires and a new one is created.
+    The approval covers the actions and arguments of the request, under the policy of the request.
+    If any of these has changed, the request expires and a new one is created.
 
     \b
     Examples:
@@ -312,7 +317,7 @@ def approve(operands: tuple[str, ...], sha: str | None) -> Order:
 def deny(operands: tuple[str, ...]) -> Order:
     """Deny request ID.
 
-    Its actions are not taken, and nothing acts on the incident until `supervise release`.
+    Its actions are not carried out, and the policy does not act until `supervise release`.
 
     \b
     Examples:
@@ -363,7 +368,7 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
 @_command(
     "[RUN]",
     click.option(
-        "--to", "last", type=COUNT, required=True, metavar="STEP", help="Last step. 0: no longer."
+        "--to", "last", type=COUNT, required=True, metavar="STEP", help="Last step; 0 withdraws it."
     ),
     click.option("--what", required=True, metavar="TEXT", help="What changes, in words."),
     click.option(
@@ -380,8 +385,8 @@ def silence(operands: tuple[str, ...], steps: int) -> Order:
 def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, expect: str) -> Order:
     """Announce a change: what it does to the loss opens no incident.
 
-    SEV0 rules, and rules on what such a change cannot move, fire as ever. A plan replaces
-    overlapping ones with the same --what; with --to 0 it withdraws all with that --what.
+    SEV0 rules, and rules on metrics that such a change cannot move, fire as ever. A new plan
+    replaces overlapping plans with the same --what; --to 0 withdraws all plans with that --what.
 
     \b
     Examples:
@@ -395,7 +400,7 @@ def plan(operands: tuple[str, ...], last: int, what: str, first: int | None, exp
 
 
 commands["plan"] = click.Group(
-    "plan", {"add": plan}, help="Announce a change of data or rate: no incident for it."
+    "plan", {"add": plan}, help="Announce a change of data or rate: it opens no incident."
 )
 
 
@@ -490,8 +495,8 @@ def savepoint(operands: tuple[str, ...]) -> Order:
 def save(operands: tuple[str, ...]) -> Order:
     """Write a checkpoint in the job's own format.
 
-    At the end of the current step, to a separate file, which is then verified. Of use where the
-    job's newest one is damaged. Refused before the job has saved one itself.
+    It is written at the end of the current step, to a separate file, and then verified. Useful if
+    the job's newest checkpoint is damaged. Refused until the job has saved a checkpoint itself.
 
     \b
     Examples:
@@ -526,9 +531,9 @@ def skip(operands: tuple[str, ...], steps: int) -> Order:
 def quarantine(operands: tuple[str, ...]) -> Order:
     """Exclude data shards from training.
 
-    `supervise release --shard NAME` includes one again. SHARD is a name as the job reports it, or
-    as it passes it to `supervise_probe.is_quarantined`. The answer says if this run has not
-    reported the name so far.
+    SHARD is a name as the job reports it, or as the job passes it to
+    `supervise_probe.is_quarantined`. The answer says if this run has not reported the name so far.
+    `supervise release --shard NAME` includes a shard again.
 
     \b
     Examples:
@@ -584,7 +589,9 @@ def stop(operands: tuple[str, ...], requeue: bool) -> Order:
 
 @click.command(name="reload")
 @live_run_argument
-@click.option("-p", "--policy", metavar="P", help="Policy file or shipped name. Default: the same.")
+@click.option(
+    "-p", "--policy", metavar="P", help="Policy file or shipped name. Default: the one in use."
+)
 @click.option("--mode", type=click.Choice(MODES), help="Overrides the policy's mode.")
 @click.option("--by", default=None, metavar="NAME", help="Operator's name. Default: your login.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -593,14 +600,17 @@ def reload_command(
 ) -> None:
     """Replace the policy of a live run.
 
-    The new policy applies completely or not at all. Reads the run's policy file again, or another
-    one. Unchanged detectors and rules keep their state; changed ones start fresh. Budgets,
-    cooldowns, an open incident and a runbook in progress continue. An invalid policy is refused and
-    the old one stays in force. A --mode also applies to later reloads, until one of them names a
-    policy: then the mode of that file counts.
+    Reads the run's policy file again, or another one. An invalid policy is refused, and the old one
+    stays in force. A valid one replaces the old one at once, except for what is fixed when the job
+    starts: savepoints, reactions in the job (`safeguards`), `probe`, `mechanisms` and notification
+    channels.
 
-    Savepoints, reactions in the job (`safeguards`), drills and notification channels are fixed when
-    the job starts. So a run that started in a weaker mode never reaches `approve` or `enforce`.
+    Unchanged detectors and rules keep their state; changed ones start fresh. Budgets, cooldowns, an
+    open incident and a runbook in progress continue.
+
+    A --mode also applies to later reloads, until one of them names a policy: then the mode of that
+    file counts. A reload cannot raise the mode to `approve` or `enforce` if the run was started in
+    `observe` or `shadow`, nor to `enforce` if it was started in `approve`.
 
     \b
     Examples:

@@ -82,8 +82,8 @@ def policy_check_command(
 
     FILE is a policy, pack, runbook or test file: a path, the name of a shipped policy or pack, or -
     for standard input. The keys of a file determine its type. Files that it refers to (packs,
-    runbooks, its policy) are checked too. A note says if no file here matches the pattern of the
-    job's checkpoints.
+    runbooks, its policy) are checked too. A note says if no file in this directory matches the
+    pattern of the job's checkpoints.
 
     \b
     Examples:
@@ -322,8 +322,8 @@ def policy_test_command(
       supervise policy test nano --coverage --min 80
       supervise policy test packs/mine.yaml --strict
 
-    Exit codes: 0 good; 1 a scenario failed, coverage below --min, or --strict warnings; 65 invalid
-    file or no scenarios.
+    Exit codes: 0 good; 1 a scenario failed, coverage below --min, or warnings with --strict; 65
+    invalid file or no scenarios.
     """
     from ..lab import scenario_runner
     from ..lab.scenario_runner import Coverage

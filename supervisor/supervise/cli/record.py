@@ -69,9 +69,9 @@ class RecordGroup(click.Group):
 def record_command() -> None:
     """Write a report of a run for an auditor; verify or compare it.
 
-    The stability record has what the run consisted of, the signals and rules that watched it, with
-    thresholds, sources and lead times, its incidents, interventions, gaps and their cost. What is
-    not known is named, with the reason.
+    The stability record lists what the run consisted of; the signals and rules that watched it,
+    with thresholds, sources and lead times; its incidents, interventions and gaps, and what they
+    cost. What is not known is named, with the reason.
 
     \b
     Examples:
@@ -89,15 +89,15 @@ def record_command() -> None:
 )
 @click.option("--key", type=click.Path(path_type=Path), help="Sign with this Ed25519 private key.")
 @click.option(
-    "--format", "form", type=click.Choice(tuple(FORMS)), help="Print it, and write nothing."
+    "--format", "form", type=click.Choice(tuple(FORMS)), help="Print this form, and write nothing."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the list of files as JSON.")
 def write(run: Path, out: Path | None, key: Path | None, form: str | None, as_json: bool) -> None:
     """Write the record as JSON, Markdown and HTML.
 
-    With --key also record.json.sig, a detached signature of record.json. A key is made by
-    `openssl genpkey -algorithm ed25519 -out key.pem`, its public part by
-    `openssl pkey -in key.pem -pubout -out public.pem`.
+    With --key it also writes record.json.sig, a detached signature of record.json. This makes a key
+    and its public part: `openssl genpkey -algorithm ed25519 -out key.pem`, `openssl pkey -in
+    key.pem -pubout -out public.pem`.
 
     \b
     Examples:
@@ -144,9 +144,9 @@ def verify(
 ) -> None:
     """Verify a record, and name what was changed.
 
-    The signature is checked with --key. Where the run is known, its audit log, policies, evidence
-    and journal are compared with their digests, the log with the head in the record, and each
-    field of the record with the run.
+    With --key the signature is checked. If RUN or --run is given, or FILE lies in its run, the
+    run's policies, evidence and journal are compared with their digests, and its audit log with the
+    head in the record. Each field of the record is compared with the run, too.
 
     \b
     Examples:
@@ -401,15 +401,15 @@ CSV, PARQUET = "csv", "parquet"
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write to FILE instead of standard output; its suffix gives the format, too.",
+    help="Write to FILE instead of standard output; its suffix can give the format.",
 )
 def export_command(run: Path, kind: str | None, metrics: str | None, output: Path | None) -> None:
     """Export the metrics of a run.
 
     One row per step and rank: step,rank,attempt,wall,METRICS; `wall` is the time of day in UTC. A
     missing value is empty, NaN is nan. Steps undone by a rollback are included, with a lower
-    attempt number. A live run can be exported too. Frames that a limit of the journal
-    (journal.max_gb) removed are missing, which is reported.
+    attempt number. A live run can be exported too. Frames that journal.max_gb has removed are
+    missing; a message says so.
 
     \b
     Examples:

@@ -45,7 +45,7 @@ def metrics_command() -> None:
 def listing(as_json: bool) -> None:
     """List every metric with a standard id.
 
-    With its unit, and the packs whose rules judge it. Where none does, or nothing measures it, the
+    Each has its unit, and the packs whose rules judge it. If none does, or nothing measures it, the
     end of its description says why.
 
     \b
@@ -182,14 +182,14 @@ TEXTS = {
 @click.command(name="runbook")
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option(
-    "-p", "--policy", default="nano", metavar="P", help="Policy that it is in. Default: nano."
+    "-p", "--policy", default="nano", metavar="P", help="Policy that has it. Default: nano."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
     """Show a runbook: its actions, triggers, costs and checks.
 
     Without NAME the runbooks of the policy are listed. P is a file, or the name of a shipped
-    policy; RUN/policy.yaml is that of a run.
+    policy; that of a run is RUN/policy.yaml.
 
     \b
     Examples:

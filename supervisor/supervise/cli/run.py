@@ -88,9 +88,13 @@ def _citations(
 @click.option(
     "--resume-run",
     is_flag=True,
-    help="Adopt the run in --run-dir, or go on from it if it has ended.",
+    help="Adopt the run in --run-dir, or continue from its checkpoint if it has ended.",
 )
-@click.option("--fresh", is_flag=True, help="With --resume-run: start the command unchanged.")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="With --resume-run, if the run has ended: start COMMAND unchanged.",
+)
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option(
     "--metrics-port",
@@ -105,12 +109,12 @@ def _citations(
     default=HOST,
     show_default=True,
     metavar="H",
-    help="Address to serve them on.",
+    help="Address to serve the metrics on.",
 )
 @click.option(
     "--metrics-per-rank", "per_rank", is_flag=True, help="Serve the job's metrics of each rank."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and the gravest messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run_command(
     policy: str | None,
@@ -131,21 +135,21 @@ def run_command(
 ) -> int:
     """Start COMMAND and watch it under a policy.
 
-    The policy decides when to notify people and when to act on the job. Shipped: `nano` (one
-    process), `medium` (one process, hours to days), `large` (several ranks), `moe` (mixture of
+    The policy decides when to notify people and when to act on the job. Shipped policies: `nano`
+    (one process), `medium` (one process, hours to days), `large` (several ranks), `moe` (mixture of
     experts, several ranks), `observe` (never acts). With neither --policy nor --mode the run is
-    observed under `nano` and never changed. Arguments, terminal and signals pass through.
+    observed under `nano` and never changed. Arguments, terminal and signals reach the job.
 
     With --watch-policy the policy and the files it uses are reloaded when they are edited and pass
-    `supervise policy check`. No edit makes the mode stronger than at the start.
+    `supervise policy check`. The limits on a change of mode are those of `supervise reload`.
 
     --notify slack:SLACK_URL adds a channel: the environment variable SLACK_URL holds the URL of an
-    incoming webhook. Only `slack` and `webhook` can be given here, the others in the policy.
+    incoming webhook. Only `slack` and `webhook` can be added here; a policy can have others, too.
 
-    With --run-dir D --resume-run the same command line can be repeated, as a service manager does.
-    A run in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (then
-    D.3): COMMAND as given with --fresh, or if the run in D saved nothing; else from the newest
-    verified checkpoint, by the policy's `job.relaunch`; if either is missing: exit 64.
+    With --run-dir D --resume-run the same command can be repeated, as a service manager does. A run
+    in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (D.3, ...). With
+    --fresh, or if no checkpoint was saved, COMMAND runs unchanged. Else `job.relaunch` resumes it
+    from the newest verified checkpoint. Exit 64 without `job.relaunch` or a verified one.
 
     \b
     Examples:

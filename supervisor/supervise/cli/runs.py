@@ -62,17 +62,20 @@ HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy
     metavar="DIR",
     help="Directory of the runs. Default: runs.",
 )
-@click.option("--state", type=click.Choice(STATES), multiple=True, help="Only these; repeatable.")
+@click.option(
+    "--state", type=click.Choice(STATES), multiple=True, help="Only runs in this state; repeatable."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None:
     """List the runs, the newest first.
 
     `running`: with a supervisor. `unsupervised`: the job runs, its supervisor died. `lost`: both
-    died (`supervise adopt` handles it, and `unsupervised`). `crashed`, `stopped` (by policy,
-    operator or signal), `finished`: over. `unknown`: on another machine, or unreadable.
+    died. `supervise adopt` takes over an `unsupervised` or `lost` run. Runs that are over are
+    `crashed`, `stopped` (by policy, operator or signal) or `finished`. `unknown`: on another
+    machine, or unreadable.
 
-    Where a command shows [RUN], it takes a path, or a name or id, or the beginning of one: of this
-    list, and from everywhere of any run of yours.
+    Where a command shows [RUN], give a path, a name, an id, or the beginning of a name or id. Names
+    and ids of your runs work in every directory.
 
     \b
     Examples:
@@ -182,24 +185,25 @@ KEEP = 5  # runs; project default
     type=parse_duration,
     default=OLDER_THAN,
     metavar="TIME",
-    help=f"Since the last record of a run. Default: {OLDER_THAN}.",
+    help=f"Time since the last record of a run. Default: {OLDER_THAN}.",
 )
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
     default=KEEP,
-    help=f"The newest runs are left whole, whatever their age. Default: {KEEP}.",
+    help=f"Number of newest runs to leave whole, whatever their age. Default: {KEEP}.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_json: bool) -> int:
     """Delete large files of past runs, never the job's checkpoints.
 
-    Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
-    (default: ./runs), and what `web` has cached. The audit log, the policies and pinned
-    checkpoints stay, so `why`, `status` and `audit verify` go on working; `replay`, `export` and
-    `why-not` need the journal. Left alone: runs whose supervisor or job lives, and runs that never
-    ended and have an open incident.
+    Removes savepoints, journal, output and evidence bundles, in this order, of old runs in RUNS
+    (default: ./runs), and what `web` has cached of them. A run is old 30 days after its last record
+    (--older-than); the newest 5 are left whole (--keep). Also left alone: runs whose supervisor or
+    job lives, and runs that never ended and have an open incident. The audit log, the policies and
+    pinned checkpoints stay, so `why`, `status` and `audit verify` go on working; `replay`, `export`
+    and `why-not` need the journal.
 
     \b
     Examples:
@@ -281,9 +285,9 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
 
     Without --verify it reads only the run directory: it works from any terminal, and after the run.
     A checkpoint in state `found` is not verified yet. A pinned one is kept as a copy in
-    RUN/checkpoints/ID. At the end of the job the supervisor verifies its newest checkpoint, for at
-    most 60 s; --verify does it here, without a limit.
-    `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
+    RUN/checkpoints/ID. When the job ends, the supervisor verifies its newest checkpoint, for at
+    most 60 s (longer after a crash without a good one); --verify does this now, without a limit. In
+    --json `resumable` is `full` (weights and optimizer), `weights only`, or `unknown`.
 
     \b
     Examples:
@@ -339,16 +343,24 @@ def checkpoint_command() -> None:
 
 @checkpoint_command.command(name="eval")
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--run", "name", metavar="RUN", help="Its run. Default: the newest under ./runs.")
+@click.option(
+    "--run", "name", metavar="RUN", help="Run of CHECKPOINT. Default: the newest in ./runs."
+)
 @click.option(
     "--val",
     multiple=True,
     metavar="NAME=FILE",
     help="Held-out token ids (.bin, uint16 or uint32); repeatable.",
 )
-@click.option("--tokens", type=click.IntRange(1), default=Evaluate().tokens, show_default=True)
-@click.option("--limit", default="10m", show_default=True, help="How long it may take.")
-@click.option("--reimport", is_flag=True, help="Import a script that has no `__main__` guard, too.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=Evaluate().tokens,
+    show_default=True,
+    help="Tokens of each file, at most.",
+)
+@click.option("--limit", default="10m", show_default=True, help="Time that it may take.")
+@click.option("--reimport", is_flag=True, help="Also import a script without a `__main__` guard.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def evaluate_command(
     checkpoint: str,
@@ -361,19 +373,19 @@ def evaluate_command(
 ) -> int:
     """Rebuild the model of a checkpoint, test the copy, and measure it.
 
-    CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The job wrote the
-    structure of the model at its first save, if its policy had job: {evaluate: {}} or
-    {probe_batch: true}. The model is rebuilt by the job's Python, on one thread of the CPU at the
-    lowest priority. No code runs from the checkpoint. Nothing is measured unless two input rows
-    recorded at the save reproduce their output here. The result is compared with that of the
-    previous evaluation.
+    CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The policy of its run
+    must have had job: {evaluate: {}} or {probe_batch: true}: then the job wrote the structure of
+    the model at its first save. The model is rebuilt by the job's Python, on one thread of the CPU
+    at the lowest priority. No code runs from the checkpoint. The copy is tested first: two input
+    rows that were recorded at the save must give the same output as in the job, else nothing is
+    measured. The result is compared with that of the previous evaluation.
 
     \b
     Examples:
       supervise checkpoint eval ckpt-3
       supervise checkpoint eval out/ckpt_200.pt --run 7f3a9c --val held=val.bin
 
-    Exit codes: 0; 1 nothing is known of it; 64 no such checkpoint.
+    Exit codes: 0; 1 it could not be measured; 64 no such checkpoint.
     """
     run = RunDir.open_own(newest_run() if name is None else find_run(name))
     entries = registry.read_registry(run.path).checkpoints

@@ -163,9 +163,9 @@ def status_command(run: Path, as_json: bool) -> None:
     """Show the state of a run.
 
     Prints first what needs a person; then loss, speed and time left, which actions are possible,
-    the budgets left, and the state of rules and probes. Reads only the run directory, so it
-    works from any terminal, and after the run. Without RUN it shows the newest one under ./runs;
-    `supervise runs` lists them.
+    the budgets left, and the state of rules and probes. Reads only the run directory, so it works
+    from any terminal, and after the run. Without RUN it shows the newest run under ./runs;
+    `supervise runs` lists all.
 
     \b
     Examples:

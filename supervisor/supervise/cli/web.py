@@ -30,28 +30,30 @@ NEEDED = ("starlette", "uvicorn", "numpy", "h11", "anyio")
 
 @click.command(name="web")
 @click.argument("runs", type=click.Path(path_type=Path), metavar="[RUNS]", default=RUNS)
-@click.option("--port", type=click.IntRange(1, 65535), help=f"Default: {PORT}, or the next free.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help=f"Default: {PORT}, or the next free one."
+)
 @click.option("--host", default=LOOPBACK[0], show_default=True, metavar="ADDRESS")
-@click.option("--i-know", is_flag=True, help="Serve on another than the loopback, without TLS.")
+@click.option("--i-know", is_flag=True, help="Allow a --host beyond this machine, without TLS.")
 @click.option(
     "--uds",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Serve on a unix socket of yours alone; it needs no token.",
+    help="Serve on a unix socket that only you can open, without a token.",
 )
 @click.option(
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    help="Answer under this host name, too; repeatable.",
+    help="Also answer to this host name; repeatable.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Keep the token there, so that links last over a restart.",
+    help="Keep the token in FILE, so that links stay valid after a restart.",
 )
-@click.option("--no-token", is_flag=True, help="Anybody on this machine may read the runs.")
+@click.option("--no-token", is_flag=True, help="Let every user of this machine read the runs.")
 @click.option("--write", is_flag=True, help="Allow commands to the runs, with a second token.")
 @click.option("--by", metavar="NAME", help="Operator's name for commands. Default: your login.")
 @click.option(
@@ -72,10 +74,11 @@ def web_command(
 ) -> int:
     """Show all runs of a directory in a browser.
 
-    What needs you first, then every run; of each its curves with what was done about them, its
-    incidents, rules, ranks and checkpoints, live. RUNS is a directory of runs (default: ./runs), or
-    one run. Nothing is written into the runs, and nothing is loaded from elsewhere. The address has
-    a token; `kill -USR1` prints it again. From another machine use the printed `ssh -L`.
+    The page shows what needs you first, then every run. Of each run it has the live curves with the
+    actions marked in them, the incidents, rules, ranks and checkpoints. RUNS is a directory of runs
+    (default: ./runs), or one run. Nothing is written into the runs, and the page loads nothing from
+    other servers. The address contains a token; `kill -USR1` prints it again. From another machine
+    use the printed `ssh -L` command.
 
     \b
     Examples:

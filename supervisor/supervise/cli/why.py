@@ -52,24 +52,24 @@ INSPECT = "supervise audit show RUN prints them; another version may have writte
 
 @click.command(name="why")
 @incident_arguments
-@click.option("--full", is_flag=True, help="Print the conditions, actions and timeline, too.")
+@click.option("--full", is_flag=True, help="Also print the conditions, actions and timeline.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json.")
 @click.option(
     "--write",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write incident.json, summary.md and incident.html there.",
+    help="Write incident.json, summary.md and incident.html to DIR.",
 )
 def why_command(
     run: Path, incident: str | None, full: bool, as_json: bool, write: Path | None
 ) -> None:
     """Explain an incident on one card.
 
-    What happened, why, what was done, the cost, the proof, and what is next. Without INCIDENT all
-    incidents are listed and the newest is explained; `inc-2` without RUN is that incident of the
-    newest run. If the run has no incident, the errors that made its processes exit are shown.
-    Reads only the run directory: it works during the run, after it, and after its supervisor was
-    killed. To find out why something did not happen, use `supervise why-not`.
+    The card has what happened, why, what was done, the cost, the proof, and what is next. Without
+    INCIDENT all incidents are listed and the newest is explained; `inc-2` without RUN is that
+    incident of the newest run. If the run has no incident, the errors that made its processes exit
+    are shown. Reads only the run directory: it works during the run, after it, and after its
+    supervisor was killed. To find out why something did not happen, use `supervise why-not`.
 
     \b
     Examples:
@@ -250,9 +250,9 @@ def why_not_command(
 ) -> None:
     """Explain why a rule did not fire or act at a step.
 
-    Replays the metrics of the run up to that step with the code that ran live. Reports how far each
-    detector was from its limit, or why it was UNKNOWN, whether `for` was not reached, and what
-    blocked the rule: inhibition, mode, cooldown, budget, a hold.
+    Replays the metrics of the run up to that step with the code that ran live. Reports for each
+    detector how far it was from its limit, or why it was UNKNOWN; for the rule, if its `for` was
+    not reached, and what blocked it: inhibition, mode, cooldown, budget, a hold.
 
     \b
     Examples:
@@ -481,9 +481,9 @@ Span = tuple[int, int]
 def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     """Find why an evaluation got worse: harness, data or model.
 
-    For evaluations that fell while the curves of training look well. It goes through harness, data
-    and model in this order, and stops at the first cause. Records from before and since the last
-    good evaluation (--good, else the best one) are compared; for what is not on record it prints a
+    For evaluations that got worse while the training curves look good. It checks harness, data and
+    model in this order, and stops at the first cause. Records from before and since the last good
+    evaluation (--good, else the best one) are compared. For what is not on record it prints a
     command to run. A cause that it could not check is not excluded.
 
     \b
