@@ -45,6 +45,28 @@ def test_what_is_rarer_than_it_should_be_is_listed_with_its_interval():
     assert sets.thinned() == {"updates": 4, "attention": 400}
 
 
+@pytest.mark.parametrize(
+    ("attention_us", "every", "gradients_us", "affordable"),
+    [
+        (3000, 50, 3000, 100),  # 60 us a step each, and 40 us of a step of 10 ms for both
+        (1200, 50, 200, 50),  # 24 us of its 20, and the other set needs 4 of its own
+        (1200, 100, 200, 50),  # as it was, now that the other set is cheap
+        (1500, 100, 1500, 100),  # it would not leave the other set enough
+        (200, 100, 3000, 50),  # its own part is enough for it
+        (200, 50, 200, 50),  # never more often than its interval
+    ],
+)
+def test_a_set_is_stretched_only_where_all_of_them_cost_more_than_they_may(
+    attention_us, every, gradients_us, affordable
+):
+    sets = SampleSets(Guard(lambda part, reason: None), {"attention": 50}, lambda: None)
+    attention, gradients = sets.by_name["attention"], sets.by_name["gradients"]
+    attention.cost_ns, attention.every, attention.samples = attention_us * 1000, every, 2
+    gradients.cost_ns, gradients.samples = gradients_us * 1000, 2
+    sets.by_name["weights"].samples, sets.by_name["weights"].off = 5, "off: too dear"
+    assert sets.affordable(attention, step_ns=10_000_000) == affordable
+
+
 CALM = {
     "train_loss_raw": 2.0,
     "learning_rate": 1e-3,

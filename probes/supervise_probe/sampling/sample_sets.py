@@ -16,6 +16,7 @@ RARE = 0.25  # of that is for what can be rare, whatever each step costs anyway
 # statistics of tokens, and of all sampled sets; and what each may cost per step in any case, in ns.
 UPDATES, MOMENTS, TOKENS, SETS = 0.4, 0.1, 0.1, 0.4
 FLOOR_NS = 10_000
+SLACK = 0.75  # of what all sets may cost: none takes twice as many samples beyond it
 LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 would save nothing
 SPARSEST = 16  # steps; half of what the supervisor takes for a metric that went missing
 # Steps between two samples by default: the cost of one is then below its part of SHARE.
@@ -100,6 +101,25 @@ class SampleSets:
     def spent(self, name: str, cost_ns: int) -> None:
         """A sample of `name` cost that much thread CPU time somewhere else."""
         self.by_name[name].spent_ns += cost_ns
+
+    def affordable(self, interval: Interval, step_ns: int) -> int:
+        """Return the steps between two samples of a set, twice as many, half as many or as now.
+
+        What sets may cost is divided evenly among those whose cost is known; what one of them does
+        not need is the others'.
+
+        Args:
+            step_ns: duration of a step.
+        """
+        paying = [each for each in self.by_name.values() if each.samples > 1 and not each.off]
+        costs = [each.cost_ns / each.every for each in paying]
+        allowed = self.budget.allowed_ns(SETS / len(costs), FLOOR_NS, step_ns)
+        whole, spent = len(costs) * allowed, sum(costs)
+        cost = interval.cost_ns / interval.every
+        if cost > allowed and spent > whole:
+            return 2 * interval.every
+        fits = 4 * cost < allowed or spent + cost < SLACK * whole
+        return interval.every // 2 if interval.every > interval.asked and fits else interval.every
 
     def pace(
         self,

@@ -33,6 +33,8 @@ sampling.{change}
 steps(70)
 """
 
+NO_FLOOR = "FLOOR_NS = sys.modules['_supervise_probe.sampling.sample_sets'].FLOOR_NS = 0"
+
 ALL = {"attention": 1, "activations": 1, "routing": 1, "weights": 0, "share": 100}
 
 
@@ -92,7 +94,7 @@ def test_the_supervisor_makes_samples_denser_for_a_while(probed):
 
 def test_a_set_over_its_share_is_taken_less_often(probed):
     # A sample of a quarter of a millisecond, and a share that no step is long enough for.
-    change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0")
+    change = SLOW_SOFTMAX.format(change=NO_FLOOR)
     job = probed.run(TRAIN + change, sampling={"attention": 2, "activations": 0, "share": 0.001})
     taken = sampled(job)
     assert taken[:3] == [2, 4, 8]  # the first one only loads code; then half as often each time
@@ -100,6 +102,22 @@ def test_a_set_over_its_share_is_taken_less_often(probed):
     assert job.segment().status()["sampling"]["attention"] == 64
     assert job.segment().status()["thinned"]["attention"] == 64
     assert not any(notice.kind == "sampling" for notice in job.notices)
+
+
+def test_thinned_samples_come_back_to_their_interval_during_an_incident(probed):
+    script = TRAIN + SLOW_SOFTMAX.format(change=NO_FLOOR).replace(
+        "steps(70)", "steps(66)\nbarrier('tight')\nsteps(34)\nbarrier('over')"
+    )
+    job = probed.start(script, sampling={"attention": 4, "activations": 0, "share": 0.001})
+    job.reached("tight")
+    assert sampled(job) == [4, 8, 16, 32, 64]
+    job.segment().sample_densely(time.monotonic_ns() + 60_000_000_000)
+    time.sleep(0.3)  # the probe looks four times a second
+    job.go("tight")
+    job.reached("over")
+    assert sampled(job)[5:] == [72, 80, 96]  # of 64, 128 and 256, an eighth
+    job.go("over")
+    probed.wait(job)
 
 
 @pytest.mark.parametrize(
