@@ -22,6 +22,7 @@ DETECTORS = {
     "update_scale.ratio": above("update_norm", 0.3),
     "update_scale.large": above("update_norm", 0.5),
     "nonfinite.contained": Nonfinite(("train_loss_raw",)),
+    "nonfinite.repeated": Nonfinite(("train_loss_raw", "update_skipped"), m_of_n=(3, 128)),
 }
 
 
@@ -271,6 +272,19 @@ def test_one_spike_is_one_or_two_messages_and_a_page_that_joins_it_later_another
     assert titles(story) == [("SEV2", "gradients.large"), ("SEV1", "loss_spike.extreme")]
     assert titles(later) == [("SEV1", "loss_spike.extreme"), ("SEV1", "update_scale.large")]
     assert later.replayed() == later.recorded()
+
+
+def test_a_page_is_told_at_once_where_only_a_notice_of_its_pack_was(tell):
+    """No later frame would ask again, so it would be told to nobody."""
+    story = watched(
+        tell,
+        ("update_scale.large", "SEV1"),
+        ("nonfinite.contained", "SEV2"),
+        ("nonfinite.repeated", "SEV1"),
+    )
+    story.rows(row(update_norm=0.9), *[row(NAN)] * 60)
+
+    assert titles(story) == [("SEV1", "update_scale.large"), ("SEV1", "nonfinite.repeated")]
 
 
 def test_a_sev0_has_a_message_of_its_own_unless_one_has_just_said_it(tell):

@@ -62,7 +62,7 @@ def joins_as_news(
 
     A worse one is always news. A SEV0 is unless a message has just said it, in a hold once in
     AGAIN frames, as nothing follows it there; a SEV1 is once, unless the newest message is about
-    the same; a notice is where it explains the others, or tells of
+    the same, by a rule as grave; a notice is where it explains the others, or tells of
     another kind of trouble, but not within something worse.
     """
     report, now = state.rules.reported.get(rule.id), state.frame_count
@@ -85,7 +85,9 @@ def joins_as_news(
     if rule.severity == "SEV2":
         together &= rule_scope.against_weights(policy, incident)
         return is_new_kind and not together and incident.severity == "SEV2"
-    is_one_spike = not is_new_kind or rule_scope.may_be_one_spike(policy, incident, rule)
+    is_one_spike = rule_scope.has_as_grave(policy, incident, rule) or rule_scope.may_be_one_spike(
+        policy, incident, rule
+    )
     return text != incident.headline and not (together and is_one_spike)
 
 

@@ -155,6 +155,14 @@ def is_new_kind(incident: Incident, rule: Rule) -> bool:
     return all(_pack(name) != _pack(rule.id) for name in incident.rules)
 
 
+def has_as_grave(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule of the same pack, as grave or graver, is in the incident."""
+    return any(
+        _pack(member.id) == _pack(rule.id) and member.severity <= rule.severity
+        for member in _rules(policy, incident)
+    )
+
+
 def explains_bad_input(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule tells of what the model is given, and none as grave did so before."""
     return rule_family(policy, rule) == DATA and not any(
