@@ -8,6 +8,7 @@ import pytest
 from supervise.actions import Relaunch
 from supervise.core import HELD, ApprovalRequest, Incident, Intent, RunbookExecution, initial_state
 from supervise.core.model import (
+    Announced,
     Frame,
     JobSettings,
     Notice,
@@ -19,7 +20,7 @@ from supervise.core.model import (
 )
 from supervise.errors import ActionError
 from supervise.notifiers import Outbox, Result
-from supervise.runtime import EventProcessor, forward_save, may_come_back
+from supervise.runtime import EventProcessor, forward_save, may_come_back, run_position
 
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
@@ -99,6 +100,20 @@ def test_the_time_to_answer_begins_with_the_delivery(processor):
 
 
 # ── what the guard is told of the run ─────────────────────────────────────────────────────────────
+
+
+def test_the_guard_learns_the_first_step_of_each_attempt_that_went_back(processor, make_frames):
+    """Also where the loop goes on with its count and the weights of step 4."""
+    processor.recorder.note = lambda *_: None
+    processor.process(Announced(1, 0, 1, 7, ("train_loss_raw", "grad_global_norm")))
+    for first, attempt in ((0, 0), (7, 1), (9, 2)):
+        if attempt == 2:
+            origin = Payload({"attempt": 2, "to": 4, "path": ""})
+            processor.process(Notice(2, "weights-restored", "", 0, 9, origin))
+        for frame in make_frames(first, 1.0, 1.0, attempt=attempt):
+            processor.process(frame)
+
+    assert run_position(processor).first_steps == {1: 7, 2: 5}
 
 
 @pytest.mark.parametrize(

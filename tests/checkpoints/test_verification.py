@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.checkpoints import RunPosition, VerifierProcess
+from supervise.checkpoints import RunPosition, VerifierProcess, predecessors, read_registry
 from supervise.core.model import Evaluate, LateFrame, Notice
 from tests.support.waiting import slack, wait_until
 
@@ -431,3 +431,29 @@ def test_evaluation_rests_in_proportion_and_then_takes_the_newest(driver):
     wait_until(evaluator.evaluate_newest, "the end of the rest")
     frames = [e for e in driver.guard.poll() if isinstance(e, LateFrame)]
     assert [frame.step for frame in frames] == [9, 29] and not evaluator.unevaluated()
+
+
+@pytest.mark.parametrize(
+    ("first_steps", "expected"),
+    [({1: 201}, [100]), ({1: 301}, [100, 300]), ({}, [100, 300]), ({1: 301, 2: 51}, [])],
+)
+def test_branches_that_rollbacks_left_lead_to_no_later_checkpoint(driver, first_steps, expected):
+    """Attempts may save first beyond what they undid, or never; the register outlives its guard."""
+    for attempt, step in ((0, 100), (0, 300)):
+        driver.report(driver.write(f"{step}", "good 1"), step, attempt=attempt)
+    driver.run_once()
+    newest = max(first_steps, default=1)
+    driver.position = RunPosition(step=390, attempt=newest, first_steps=first_steps)
+    driver.report(driver.write("400", "good 1"), 400, attempt=newest)
+    driver.run_once()
+    driver.guard.close()
+    driver.position = RunPosition(step=390, attempt=newest)
+    driver.open()
+    driver.guard.scan()
+
+    register = read_registry(driver.run)
+    known = dict(register.first_steps)
+    entry = register.checkpoints[-1]
+    assert [e.step for e in predecessors(register.checkpoints, known, entry)] == expected
+    undone = register.checkpoints[1]  # by hand, later on: its own branch
+    assert [e.step for e in predecessors(register.checkpoints, known, undone)] == [100]

@@ -451,7 +451,7 @@ def saved(tmp_path, monkeypatch):
         def evaluate(memory=2 << 30, **settings):
             pinned = tmp_path / "checkpoints" / entry.id / "data" / "c.pt"
             return evaluate_checkpoint(
-                VerifierProcess(()), [entry], entry, pinned, Evaluate(**settings), memory
+                VerifierProcess(()), [], entry, pinned, Evaluate(**settings), memory
             )
 
         return evaluate
@@ -495,38 +495,38 @@ class Overwriting:
         return Evaluation(reason=Path(request["previous"]).name)
 
 
-def test_a_file_that_is_overwritten_is_read_from_its_pin_and_compared_on_its_branch(tmp_path):
-    """Of a run that went back from step 300 to 100; and root reads nothing of other users."""
+def test_a_file_that_is_overwritten_is_read_from_its_pin_and_compared_with_the_one_before(tmp_path):
+    """And root reads nothing of other users."""
     register, batches = Register(tmp_path), tmp_path / "batches"
     path, digest = tmp_path / "c.pt", "0" * 32
     facts = {"path": str(batches / "b.pt"), "value": 1.0, "model": digest}
     batches.mkdir()
     several = [
-        register.add(str(path), step=step, attempt=attempt, state="verified", probe_batch=facts)
-        for step, attempt in ((100, 0), (300, 0), (200, 1), (400, 1))
+        register.add(str(path), step=step, state="verified", probe_batch=facts)
+        for step in (100, 200, 300)
     ]
     for name in ("b.pt", f"structure.{digest}.pkl", *(f"outputs.{e.id}.pt" for e in several[:2])):
         (batches / name).touch()
     path.touch()
-    entry = several[-1]
+    entry, earlier = several[-1], several[:2]
     entry.stamp = stamp_files(str(path))
     pinned = tmp_path / "checkpoints" / entry.id / "data" / "c.pt"
     pinned.parent.mkdir(parents=True)
     shutil.copy(path, pinned)
     process = Overwriting(path)
 
-    found = evaluate_checkpoint(process, several, entry, pinned, Evaluate(), 1 << 30)
+    found = evaluate_checkpoint(process, earlier, entry, pinned, Evaluate(), 1 << 30)
 
     assert process.requests == [str(path), str(pinned)]
-    assert found.reason == f"outputs.{several[0].id}.pt"
+    assert found.reason == f"outputs.{several[1].id}.pt"
     pinned.unlink()
     entry.stamp = stamp_files(str(path))
-    unread = evaluate_checkpoint(process, several, entry, pinned, Evaluate(), 1 << 30)
+    unread = evaluate_checkpoint(process, earlier, entry, pinned, Evaluate(), 1 << 30)
     assert "was changed while it was read" in unread.reason
     if os.geteuid() == 0:
         entry.stamp = stamp_files(str(path))
         os.chown(batches / "b.pt", 1000, 1000)
-        refused = evaluate_checkpoint(process, several, entry, pinned, Evaluate(), 1 << 30)
+        refused = evaluate_checkpoint(process, earlier, entry, pinned, Evaluate(), 1 << 30)
         assert "root" in refused.reason and len(process.requests) == 3
 
 

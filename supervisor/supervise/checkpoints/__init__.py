@@ -10,7 +10,7 @@ __getattr__ = lazy_exports(
         "discovery": (
             "FileIdentity, explain_unusable, find_current_path, find_matches, stamp_files"
         ),
-        "registry": "Entry, Register, RunFacts, VERIFIED, read_registry",
+        "registry": "Entry, Register, RunFacts, VERIFIED, predecessors, read_registry",
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
         "verification": "Evaluation, VerifierProcess, ends_with_job, evaluate_checkpoint",

@@ -153,11 +153,12 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class RegisterDocument(msgspec.Struct, frozen=True):
-    """The content of `checkpoints.json`."""
+    """The content of `checkpoints.json`; `first_steps` as pairs of attempt and step."""
 
     next: int
     checkpoints: list[Entry]
     before: dict[str, Stamp]
+    first_steps: list[tuple[Int64, Int64]] = []
 
 
 class Register:
@@ -166,6 +167,8 @@ class Register:
     Attributes:
         entries: in the order in which they were found.
         before: stamps of files that existed before the run, by path; they are not the job's.
+        first_steps: by attempt, of those after the first; what older attempts made from this step
+            on was undone.
         fresh: the run directory had no register yet.
     """
 
@@ -178,13 +181,14 @@ class Register:
         self._path = run / NAME
         self.entries: list[Entry] = []
         self.before: dict[str, Stamp] = {}
+        self.first_steps: dict[int, int] = {}
         self._next = 1
         # A FIFO that the job's user put there is replaced at the first write, not read.
         self.fresh = not self._path.is_file()
         if not self.fresh:
             document = read_registry(run)
             self._next, self.before = document.next, document.before
-            self.entries = document.checkpoints
+            self.entries, self.first_steps = document.checkpoints, dict(document.first_steps)
 
     def add(self, path: str, **about: Any) -> Entry:
         """Add an entry for a new checkpoint and return it."""
@@ -211,7 +215,8 @@ class Register:
 
     def write(self) -> None:
         """Write the register. Raises OSError; the old file is unchanged then."""
-        document = RegisterDocument(self._next, self.entries, self.before)
+        first_steps = sorted(self.first_steps.items())
+        document = RegisterDocument(self._next, self.entries, self.before, first_steps)
         text = json.dumps(msgspec.to_builtins(document), indent=1) + "\n"
         files.replace_file(self._path, text.encode(), durable=True)
 
@@ -231,6 +236,25 @@ def read_registry(run: Path) -> RegisterDocument:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise StoreError(f"{path} is not a register of checkpoints: {error}") from error
+
+
+def predecessors(
+    entries: Sequence[Entry], first_steps: Mapping[int, int], entry: Entry
+) -> list[Entry]:
+    """Return those whose training led to it, without the branches that rollbacks have left.
+
+    Args:
+        first_steps: see `Register`. Of an attempt without one its checkpoints tell.
+    """
+    past = [e for e in entries if e.attempt <= entry.attempt and e.step >= 0]
+    starts = [*first_steps.items(), *((e.attempt, e.step) for e in past)]
+    starts = [start for start in starts if start[0] <= entry.attempt]
+    return [
+        e
+        for e in past
+        if e.step < entry.step
+        and all(e.step < step for attempt, step in starts if attempt > e.attempt)
+    ]
 
 
 PIECE = 1 << 24  # bytes

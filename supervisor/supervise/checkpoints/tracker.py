@@ -52,6 +52,7 @@ class RunPosition:
         suspects: ids of checkpoints that must not be used for a rollback.
         ranks: world size.
         on_trial: ids of checkpoints that may still become suspect.
+        first_steps: of the attempts after the first one.
     """
 
     step: int = -1
@@ -60,6 +61,7 @@ class RunPosition:
     suspects: frozenset[str] = frozenset()
     ranks: int = 1
     on_trial: frozenset[str] = frozenset()
+    first_steps: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,9 @@ class CheckpointTracker:
             ended: the job has ended, so files need not settle, and none is added.
         """
         changes = Changes()
+        if not position.first_steps.items() <= self._register.first_steps.items():
+            self._register.first_steps |= position.first_steps
+            changes.any = True
         matched = discovery.find_matches(self._patterns, self._cwd)
         while self._reports:
             self._apply(self._reports.popleft(), matched, now_s, changes)

@@ -41,6 +41,7 @@ from .registry import (
     Environment,
     Findings,
     RunFacts,
+    predecessors,
 )
 from .retention import Retention
 
@@ -297,7 +298,7 @@ OUTPUTS_KEPT = 2
 
 def evaluate_checkpoint(
     process: VerifierProcess,
-    entries: Sequence[Entry],
+    earlier: Sequence[Entry],
     entry: Entry,
     pinned: Path,
     settings: Evaluate,
@@ -306,7 +307,7 @@ def evaluate_checkpoint(
     """Evaluate a verified checkpoint of a run. Blocks.
 
     Args:
-        entries: all of the run. pinned: where its copy is, while it is pinned.
+        earlier: see `registry.predecessors`. pinned: where its copy is, while it is pinned.
         settings: with absolute paths. memory: in bytes.
     """
     facts = entry.evaluation or entry.probe_batch or {}
@@ -326,7 +327,7 @@ def evaluate_checkpoint(
     structure = folder / f"structure.{digest}.pkl"
     if os.geteuid() == 0 and not _are_roots((batch, structure), pinned.parents[3]):
         return Evaluation(reason=f"not all files in {folder} are root's, as whom it would be read")
-    outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in _earlier(entries, entry)]
+    outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in earlier]
     kept = [file for file in outputs if file.exists()]
     keep = folder / f"{OUTPUTS}{entry.id}.pt"
     request = {
@@ -354,16 +355,6 @@ def evaluate_checkpoint(
         request["checkpoint"] = str(pinned)
         evaluation = process.evaluate(request, entry.python, settings.limit_s)
     return evaluation
-
-
-def _earlier(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
-    """Return those before it, without the branches that rollbacks have left."""
-    past = [e for e in entries if e.attempt <= entry.attempt and e.step >= 0]
-    return [
-        e
-        for e in past
-        if e.step < entry.step and all(e.step < f.step for f in past if f.attempt > e.attempt)
-    ]
 
 
 def _are_roots(paths: Iterable[Path], run: Path) -> bool:
@@ -425,6 +416,7 @@ class CheckpointEvaluator:
         retention, settings = self._kept, self._settings
         with retention.lock:
             entries = [*retention.register.entries]
+            first_steps = dict(retention.register.first_steps)
         waiting = [e for e in entries if e.state == VERIFIED and e.id not in self._done]
         start_s = time.monotonic()
         if not waiting or start_s < self._rest_until_s:
@@ -436,7 +428,8 @@ class CheckpointEvaluator:
         if ends_with_job() and not settings.memory_gb:
             evaluation = Evaluation(reason=ENDS_WITH_JOB)
         else:
-            evaluation = evaluate_checkpoint(self.process, entries, entry, pinned, settings, memory)
+            earlier = predecessors(entries, first_steps, entry)
+            evaluation = evaluate_checkpoint(self.process, earlier, entry, pinned, settings, memory)
         if retention.closed.is_set():
             return False
         end_s = time.monotonic()

@@ -388,7 +388,8 @@ def evaluate_command(
     Exit codes: 0; 1 it could not be measured; 64 no such checkpoint.
     """
     run = RunDir.open_own(newest_run() if name is None else find_run(name))
-    entries = registry.read_registry(run.path).checkpoints
+    register = registry.read_registry(run.path)
+    entries = register.checkpoints
     names = checkpoint, str(Path(checkpoint).absolute())
     entry = next((e for e in reversed(entries) if e.id == names[0] or e.path in names), None)
     if entry is None:
@@ -404,7 +405,8 @@ def evaluate_command(
     pinned = run.path / registry.PINNED / entry.id / "data" / entry.name
     free = host.available_bytes()
     memory = (host.memory_bytes() if free is None else free) // 2
-    evaluation = evaluate_checkpoint(VerifierProcess(()), entries, entry, pinned, settings, memory)
+    earlier = registry.predecessors(entries, dict(register.first_steps), entry)
+    evaluation = evaluate_checkpoint(VerifierProcess(()), earlier, entry, pinned, settings, memory)
     if as_json:
         about = {"id": entry.id, "step": entry.step, "path": entry.path}
         echo_json({**about, **msgspec.to_builtins(evaluation)})

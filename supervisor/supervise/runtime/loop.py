@@ -244,6 +244,7 @@ def run_position(processor: EventProcessor) -> RunPosition:
         pairs = zip(names, frame.values, strict=False)
         values = {name: value for name, value in pairs if value is not None}
     checkpoints = state.checkpoints
+    undone = () if leader is None else state.monitors[leader].undone
     return RunPosition(
         state.step,
         state.attempt,
@@ -251,6 +252,7 @@ def run_position(processor: EventProcessor) -> RunPosition:
         checkpoints.suspects(),
         state.job.world_size,
         checkpoints.on_trial(),
+        {attempt: last_step + 1 for attempt, last_step in undone},
     )
 
 
