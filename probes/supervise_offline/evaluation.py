@@ -507,6 +507,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     give_way(int(request.get("nice", 19)), int(request["memory"]))
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # of what modules compile that are imported
     answer: dict[str, Any] = {"reason": ""}
     try:
         torch = find_torch()

@@ -23,6 +23,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 STRUCTURE = "supervise structure 1"  # as `supervise_probe.torch_state.structure`
 SCRIPT = "supervise_job_main"  # the job's script, as a module here
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # in names of weights
+COMPILED = "OptimizedModule"  # a few forwards are not worth it, and a compiler has children
 MODEL, OPTIMIZER, SCHEDULER, RANDOM = PARTS = ("model", "optimizer", "scheduler", "random")
 RESTORED, ABSENT, FAILED, UNKNOWN = "restored", "absent", "failed", "unknown"
 DAMAGE = ValueError, KeyError  # of a state; other errors are of the place where it is restored
@@ -80,6 +81,9 @@ def read_structure(torch: Any, path: str, digest: str, *, reimport: bool) -> Str
     except (Exception, SystemExit) as error:  # of any code of the job
         text = f"{type(error).__name__}: {error}"[:300]
         raise UnknownError(f"the model cannot be rebuilt: {text}") from None
+    for module in model.modules():
+        if type(module).__name__ == COMPILED:
+            module.__dict__["forward"] = module._orig_mod.__call__
     optimizers, lost = None, head["lost"]
     try:
         optimizers = pickles[1].load() if len(pickles) > 1 else None

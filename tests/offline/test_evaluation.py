@@ -49,6 +49,7 @@ class Tiny(nn.Module):
         self.mixer, self.norm = nn.GRU(16, 16, batch_first=True), nn.LayerNorm(16)
         self.head = nn.Linear(16, CLASSES, bias=False)
         self.head.weight = self.embedding.weight
+        self.head.reset_parameters = lambda: None  # as of litgpt
         self.register_buffer("positions", torch.randn(LENGTH, 16), persistent=False)
         self.register_buffer("scale", torch.tensor(1.5))
         self.table, self.newest, self.inside = torch.rand(16), None, inside
@@ -69,6 +70,29 @@ class NoGradients(Tiny):
         if torch.is_grad_enabled() and not self.training:
             raise MemoryError
         return super().forward(ids, labels)
+
+
+class OptimizedModule(nn.Module):
+    """A part that the job has compiled, as torch wraps it: its forward compiles."""
+
+    compiled = 0
+
+    def __init__(self, module):
+        super().__init__()
+        self._orig_mod = module
+        self.forward = self.compile_and_run
+
+    def compile_and_run(self, x):
+        OptimizedModule.compiled += 1
+        return self._orig_mod(x)
+
+
+class PartlyCompiled(Tiny):
+    """Outside of it is a module that is not."""
+
+    def __init__(self, inside=False):
+        super().__init__(inside)
+        self.norm = OptimizedModule(self.norm)
 
 
 class Table:
@@ -267,6 +291,17 @@ def test_a_measure_that_fails_or_cannot_be_told_leaves_the_others(evaluate, tmp_
     assert "out of memory" in found["unmeasured"]["curvature_trace_est"]
     assert "uint32" in found["unmeasured"]["checkpoint_val_loss.held"]
     assert "checkpoint_probe_loss" in shifted["unmeasured"]
+
+
+def test_a_part_that_the_job_compiled_is_not_compiled_again(evaluate, tmp_path):
+    """A few forwards are not worth it, and a compiler takes more than the limits allow."""
+    request = Job(tmp_path, kind=PartlyCompiled).request()
+    by_job = OptimizedModule.compiled
+
+    answer = evaluate(request)
+
+    assert answer["now"] == answer["was"] and not answer["unmeasured"]
+    assert OptimizedModule.compiled == by_job > 0
 
 
 def test_the_trace_is_that_of_the_whole_hessian(program):

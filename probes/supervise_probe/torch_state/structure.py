@@ -493,6 +493,7 @@ class _StructurePickler(pickle.Pickler):
         if not module:
             state["state"] = {}
         state.pop("_compiled_call_impl", None)  # ours, or of torch.compile
+        state.pop("reset_parameters", None)  # often a function in one; weights are filled in
         for key, hooks in state.items():
             if module and "_hooks" in key and isinstance(hooks, dict):
                 state[key] = type(hooks)((k, h) for k, h in hooks.items() if _is_torchs(h))
