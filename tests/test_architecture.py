@@ -408,7 +408,7 @@ PARSERS = re.compile("catalog|data|notifiers|store|recordings")  # of foreign te
 READERS = """
 cli/__init__ cli/__init__ cli/_params cli/_streams cli/doctor cli/policy_commands
 cli/policy_commands cli/web core/model/failure report/incident_builder
-report/incident_views runtime/identity runtime/stacks
+runtime/identity runtime/stacks
 """
 
 

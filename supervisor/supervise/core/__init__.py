@@ -31,7 +31,7 @@ __getattr__ = lazy_exports(
         "policy_reload": "policy_differences",
         "rank_monitor": "can_fire",
         "rule_scope": "needs_dense_sampling",
-        "run_phase": "RunPhase, describe_rate_growth, find_rate_cause",
+        "run_phase": "RunPhase, find_rate_cause, find_rate_growth",
         "run_state": "ApprovalRequest, State",
         "shard_attribution": "ShardAttribution",
         "spike_classifier": "Evidence, classify_spike, wiring_faults",

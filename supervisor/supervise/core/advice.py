@@ -18,6 +18,7 @@ from .incident import QUIET_STEPS, STANDING_VERBS, Incident, RunbookExecution, v
 from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
 from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
+from .model.decisions import ACTING_MODES
 from .model.formats import format_age
 from .model.interfaces import Advice, Lead, Step, Steps, introduce, sentences
 from .model.policy import HOLD, PAGE, STOP_SEV0, Policy, Rule, Runbook, next_level
@@ -732,6 +733,19 @@ def stop_to_come(policy: Policy) -> Steps:
 def alongside(incident: Incident, see: str) -> Advice:
     """Return the advice on a rule that is apart from the open incident; `see`: its runbook."""
     return Advice(None, (Step(f"beside {incident.id}"), *show_runbook(see)))
+
+
+def lead_of_rule(policy: Policy, rule: Rule) -> Lead:
+    """Return whether any rule about the same acts by itself."""
+    about = rule_scope.rule_family(policy, rule)
+    about = rule_scope.TRAINING if about == rule_scope.DATA else about
+    acts = any(
+        other.runbook is not None
+        and rule_scope.rule_family(policy, other) == about
+        and policy.mode_of(other) in ACTING_MODES
+        for other in policy.rules
+    )
+    return Lead.FOLLOWS if acts else Lead.NO_ACTION
 
 
 def without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:

@@ -19,6 +19,7 @@ from .model import formats
 from .model.decisions import BREACH, OK, Suppressor
 from .model.policy import EARLY, Planned, Policy, Rule
 from .model.verdicts import NO, ContextEvent, MechanismSigns, SlowStep, Verdict
+from .notices import RateGrew
 from .rank_monitor import RankMonitor, first_breach
 from .run_state import LossContext, State
 from .spike_classifier import CLIPPED, DEADLINE, OWN_RATE, Evidence
@@ -307,12 +308,11 @@ def explain_passing_slowness(
     return None
 
 
-def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
-    """Return how the learning rate explains updates that are large, "" where it does not."""
-    large = rule_scope.rule_metrics(policy, rule) == {UPDATE}
-    return (
-        run_phase.describe_rate_growth(monitor.history.series(RATE), monitor.step) if large else ""
-    )
+def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> RateGrew | None:
+    """Return how the learning rate explains updates that are large, None where it does not."""
+    if rule_scope.rule_metrics(policy, rule) != {UPDATE}:
+        return None
+    return run_phase.find_rate_growth(monitor.history.series(RATE), monitor.step)
 
 
 def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> MechanismSigns | None:

@@ -488,6 +488,13 @@ class RuleNumbers(Clause, frozen=True, kw_only=True):
     mechanisms: str = ""
 
 
+class RateGrew(Clause, frozen=True, kw_only=True):
+    TEXT = "the learning rate grew {times:.2g} times since step {since}, to {value:.3g}"
+    times: float
+    since: int
+    value: float
+
+
 class SavedLate(Clause, frozen=True, kw_only=True):
     """Why a checkpoint is suspect."""
 

@@ -33,7 +33,6 @@ from .incident import (
 )
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
-    ACTING_MODES,
     BREACH,
     SEVERITIES,
     IncidentOpened,
@@ -208,10 +207,11 @@ def open_or_join(
     news, explains = True, False
     slow = diagnosis.slow_step_of_rule(ctx.policy, monitor, rule, breach)
     mechanisms = diagnosis.compare_mechanisms(ctx.policy, monitor, rule)
+    growth = diagnosis.explain_by_rate(ctx.policy, monitor, rule)
     text = notices.RuleNumbers(
         numbers=_text(rule, alarm, _levels(monitor, breach)) if slow is None else slow.text,
         growth=rule_news.GROWN if grown and slow is None else "",
-        rate_growth=diagnosis.explain_by_rate(ctx.policy, monitor, rule),
+        rate_growth="" if growth is None else growth.text,
         mechanisms="" if mechanisms is None else mechanisms.text,
     ).text
     if incident is None:
@@ -263,7 +263,7 @@ def _report(
 ) -> None:
     """Notify people of a rule of the open incident."""
     skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or incident.case.excursion.skipped
-    now: Lead | None = Lead.SKIPPED if skipped else _lead_of(ctx.policy, rule)
+    now: Lead | None = Lead.SKIPPED if skipped else advice.lead_of_rule(ctx.policy, rule)
     if incident.run is not None:
         now = Lead.UNDER_WAY
     elif incident.escalation.runs:  # something was done about it
@@ -289,19 +289,6 @@ def _report(
         advice=Advice(now, then),
     )
     ctx.send(notice)
-
-
-def _lead_of(policy: Policy, rule: Rule) -> Lead:
-    """Return whether any rule about the same acts by itself."""
-    about = rule_scope.rule_family(policy, rule)
-    about = rule_scope.TRAINING if about == rule_scope.DATA else about
-    acts = any(
-        other.runbook is not None
-        and rule_scope.rule_family(policy, other) == about
-        and policy.mode_of(other) in ACTING_MODES
-        for other in policy.rules
-    )
-    return Lead.FOLLOWS if acts else Lead.NO_ACTION
 
 
 def _text(

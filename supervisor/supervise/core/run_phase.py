@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .model.policy import EARLY, LATE, STEADY, Policy
+from .notices import RateGrew
 from .trends import EXCLUDED, find_jump, median
 
 Series = Sequence[tuple[int, float]]  # (step, value), ascending
@@ -89,11 +90,11 @@ def find_rate_cause(
     return RateCause(used, cleared=False, limit=good, reason=reason)
 
 
-def describe_rate_growth(rates: Series, onset: int) -> str:
-    """Return in words since when the rate has grown without a fall, "" if by less than `TIMES`."""
+def find_rate_growth(rates: Series, onset: int) -> RateGrew | None:
+    """Return since when the rate has grown without a fall, None if by less than `TIMES`."""
     rates_before = [point for point in rates if point[0] <= onset and point[1] > 0.0]
     if not rates_before:
-        return ""
+        return None
     _, used = since, lowest = rates_before[-1]
     for step, rate in reversed(rates_before):
         if rate > lowest:
@@ -101,8 +102,8 @@ def describe_rate_growth(rates: Series, onset: int) -> str:
         if rate < lowest:
             since, lowest = step, rate
     if used < TIMES * lowest:
-        return ""
-    return f"the learning rate grew {used / lowest:.2g} times since step {since}, to {used:.3g}"
+        return None
+    return RateGrew(times=used / lowest, since=since, value=used)
 
 
 def _oversized(rates: dict[int, float], updates: Series, onset: int, good: float) -> bool:

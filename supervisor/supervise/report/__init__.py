@@ -9,13 +9,10 @@ __getattr__ = lazy_exports(
     {
         "incident_builder": "build_incident_report",
         "incident_facts": "Tapes, sparkline, status_of",
-        "incident_files": "IncidentFiles, describe_run, read_tapes",
+        "incident_files": "IncidentFiles, add_report_to_message, describe_run, read_tapes",
         "incident_report": "Action, IncidentReport, Move, RunOrigin, Status, incident_schema",
         "incident_sentences": "describe_observation",
-        "incident_views": (
-            "render_card, render_files, render_full, render_markdown, "
-            "outcome_text, add_report_to_message"
-        ),
+        "incident_views": ("render_card, render_files, render_full, render_markdown, outcome_text"),
         "openmetrics": "RunMetrics",
         "receipt": "closing_receipt",
         "records": (

@@ -1,4 +1,5 @@
-"""Keeps `incidents/<id>/incident.json` and its views as the incident proceeds.
+"""Keeps `incidents/<id>/incident.json` and its views as the incident proceeds, and puts its card
+in messages.
 
 The audit log is the truth: these files can be made again from it (`supervise why --write`). Written
 when an incident opens, at most once a second after that, when it closes, and once more when its
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -17,13 +19,15 @@ from typing import Any
 
 from ..core.model.decisions import IncidentOpened
 from ..core.model.events import Frame
+from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Advice, Message, Step
 from ..core.model.policy import Policy
 from ..errors import StoreError, Views
 from ..store import files, run_records
 from ..store.run_directory import RunDescription, RunDir
 from .incident_builder import build_incident_report
 from .incident_facts import BEFORE, MAX_RANKS, Tapes
-from .incident_report import IncidentReport, RunOrigin
+from .incident_report import IncidentReport, RunOrigin, Status
+from .incident_sentences import describe_probation
 from .incident_views import render_files
 from .records import Record, incident_ids, is_closing, read_records
 
@@ -128,6 +132,14 @@ class IncidentFiles:
         records = [*self._in_force, *self._records]
         return build_incident_report(records, incident, run, self._policies, self._tapes)
 
+    def add_card(self, message: Message) -> Message:
+        """Return a message with the card of its incident; as it is where there is no report."""
+        report = self.report(message.incident or "")
+        if report is None:
+            return message
+        card = self._views.make("card in messages", add_report_to_message, message, report)
+        return card or message
+
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""
         self._views.make(VIEW, self._resume)
@@ -155,6 +167,65 @@ class IncidentFiles:
         self._dirty, self._written_ns = False, now_ns
         if (report := self.report(self._incident)) is not None:
             self._views.make(VIEW, write_incident, self._run.incidents_path, report)
+
+
+def add_report_to_message(message: Message, report: IncidentReport) -> Message:
+    """Return a message with the incident's title in words, its card, and where the evidence is."""
+    over = message.kind in (CLOSED, FINISHED)
+    observation = report.observation.text
+    is_first = message.kind == OPENED and report.is_of_rule  # in the words of the card
+    is_own = is_first or message.kind == CLOSED
+    verdict = observation if is_own else message.verdict or observation
+    lines = _message_card(message, report, f"{verdict} {message.why}")
+    if report.loss.spark:
+        lines.append(("Loss", f"{report.loss.spark}{report.loss.legend}"))
+    advice = message.next
+    if over and report.evidence.bundles:
+        evidence = Step(f"evidence: {message.directory}/incidents/{message.incident}/")
+        advice = Advice(advice.lead, advice.steps, (*advice.live, evidence))
+    return replace(
+        message,
+        title=_message_title(message, report),
+        verdict=verdict,
+        # What the rule is made of is for the page.
+        why=f"rule {message.rule}" if message.why and message.rule else message.why,
+        next=advice,
+        card=tuple(lines),
+    )
+
+
+def _message_card(message: Message, report: IncidentReport, read: str) -> list[tuple[str, str]]:
+    """Return Cause, Did, Cost and Proof, as far as there is anything to say.
+
+    Before the end an unknown cause is left out, what an action under way will cost and come to, and
+    what people have just read.
+    """
+    if message.kind in (CLOSED, FINISHED):
+        names: tuple[str, ...] = ("Cause", "Did", "Cost", "Proof")
+    else:
+        names = ("Cause",) if report.cause.is_known else ()
+        if message.kind != APPROVAL:
+            skipped = ("Did",) if report.cost.skipped else ()
+            names += {True: ("Did", "Cost", "Proof"), None: ("Did",), False: skipped}[
+                report.response.acted
+            ]
+    if report.status == Status.WATCHING and describe_probation(report.verification) in read:
+        names = tuple(name for name in names if name != "Proof")
+    return [(name, text) for name, text in report.sentences if name in names and text not in read]
+
+
+def _message_title(message: Message, report: IncidentReport) -> str:
+    """Return "inc-1: Loss spike: what is new", or how it ended."""
+    title = f"{message.incident}: {report.title}"
+    if report.cause.kind == "drill":
+        title += " (drill)"
+    if message.kind == CLOSED:
+        return f"{title} · {report.status}"
+    if message.kind == OPENED and report.is_of_rule:
+        return f"{title} at step {message.step}"
+    if message.subject and message.subject in report.title:
+        return f"{title} at step {message.step}"  # its newest rule names it
+    return title if message.news in title else f"{title}: {message.news}"
 
 
 def write_incident(incidents: Path, report: IncidentReport) -> None:

@@ -1,4 +1,4 @@
-"""Views of an incident report: terminal, Markdown, HTML page, figures, and facts of a message."""
+"""Views of an incident report: terminal, Markdown, HTML page, figures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.model.formats import RECORDS, inline, printable, readable_metric
-from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Advice, Message, Step
 from ..core.model.verdicts import Verdict
 from .incident_facts import LOSSES, attempt_starts
 from .incident_report import (
@@ -26,7 +24,7 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .incident_sentences import describe_probation, format_significant
+from .incident_sentences import format_significant
 from .pages import LOG, Figure, Line, Mark, Scale, render_template
 from .records import time_of_day
 
@@ -434,65 +432,3 @@ def _line(points: Sequence[str], *, undone: bool) -> Iterator[Line]:
     if points:
         ends = points if len(points) > 1 else [points[0], points[0]]
         yield Line("line left" if undone else "line", " ".join(ends))
-
-
-# ── message ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def add_report_to_message(message: Message, report: IncidentReport) -> Message:
-    """Return a message with the incident's title in words, its card, and where the evidence is."""
-    over = message.kind in (CLOSED, FINISHED)
-    observation = report.observation.text
-    is_first = message.kind == OPENED and report.is_of_rule  # in the words of the card
-    is_own = is_first or message.kind == CLOSED
-    verdict = observation if is_own else message.verdict or observation
-    lines = _message_card(message, report, f"{verdict} {message.why}")
-    if report.loss.spark:
-        lines.append(("Loss", f"{report.loss.spark}{report.loss.legend}"))
-    advice = message.next
-    if over and report.evidence.bundles:
-        evidence = Step(f"evidence: {message.directory}/incidents/{message.incident}/")
-        advice = Advice(advice.lead, advice.steps, (*advice.live, evidence))
-    return replace(
-        message,
-        title=_message_title(message, report),
-        verdict=verdict,
-        # What the rule is made of is for the page.
-        why=f"rule {message.rule}" if message.why and message.rule else message.why,
-        next=advice,
-        card=tuple(lines),
-    )
-
-
-def _message_card(message: Message, report: IncidentReport, read: str) -> list[tuple[str, str]]:
-    """Return Cause, Did, Cost and Proof, as far as there is anything to say.
-
-    Before the end an unknown cause is left out, what an action under way will cost and come to, and
-    what people have just read.
-    """
-    if message.kind in (CLOSED, FINISHED):
-        names: tuple[str, ...] = ("Cause", "Did", "Cost", "Proof")
-    else:
-        names = ("Cause",) if report.cause.is_known else ()
-        if message.kind != APPROVAL:
-            skipped = ("Did",) if report.cost.skipped else ()
-            names += {True: ("Did", "Cost", "Proof"), None: ("Did",), False: skipped}[
-                report.response.acted
-            ]
-    if report.status == Status.WATCHING and describe_probation(report.verification) in read:
-        names = tuple(name for name in names if name != "Proof")
-    return [(name, text) for name, text in report.sentences if name in names and text not in read]
-
-
-def _message_title(message: Message, report: IncidentReport) -> str:
-    """Return "inc-1: Loss spike: what is new", or how it ended."""
-    title = f"{message.incident}: {report.title}"
-    if report.cause.kind == "drill":
-        title += " (drill)"
-    if message.kind == CLOSED:
-        return f"{title} · {report.status}"
-    if message.kind == OPENED and report.is_of_rule:
-        return f"{title} at step {message.step}"
-    if message.subject and title.startswith(f"{message.incident}: {message.subject}"):
-        return f"{title} at step {message.step}"  # its newest rule names it
-    return title if message.news in title else f"{title}: {message.news}"

@@ -43,7 +43,6 @@ from ..notifiers.channel_queue import Backlog
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..notifiers.page import page_link
 from ..report.incident_files import IncidentFiles
-from ..report.incident_views import add_report_to_message
 from ..store.recorder import Recorder
 from ..system import Thread
 from .late_messages import LateMessage, Summary
@@ -451,13 +450,7 @@ class EventProcessor:
             facts=(*self._deadline(decision), *self._page_link(decision.incident)),
             at=system.wall_time(),
         )
-        report = self.incident_files.report(message.incident or "")
-        if report is not None:  # without it, what the engine says is enough
-            message = (
-                self.views.make("card in messages", add_report_to_message, message, report)
-                or message
-            )
-        return self._redactor.message(message)
+        return self._redactor.message(self.incident_files.add_card(message))
 
     def _deadline(self, decision: Notified) -> tuple[tuple[str, str], ...]:
         """Return until when a request can be answered, where it is one that waits."""
