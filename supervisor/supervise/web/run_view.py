@@ -347,7 +347,9 @@ class RunView:
 
     def _about_incident(self, incident: IncidentOutcome) -> About:
         """Return what the list says of an incident; of a long log what its outcome says."""
-        key = incident.id, incident.severity, incident.phase
+        newest = self.newest
+        state = (newest.state, len(newest.approvals)) if newest else None
+        key = incident.id, incident.severity, incident.phase, state
         if self._about[0] != key:
             whole, size = self, (_stamp(self.run.audit_path) or (0, 0))[1]
             about = About(incident.headline, (), incident.phase, incident.unsettled)

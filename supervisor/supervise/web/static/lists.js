@@ -155,13 +155,13 @@ async function comparePage() {
     return w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none";
   };
   const done = ({ actions }) => actions.map((a) => a.sentence).filter(Boolean).map((text) => h("div", {}, text));
-  const twin = (r, i) => [r.id, documents.findIndex(({ id }) => id === r.id) < i && h("small", {}, " the same run, or a copy of it")];
+  const twin = (r, i) => (documents.findIndex(({ id }) => id === r.id) < i ? `the same run ${r.id}, or a copy of it` : "none");
   const measured = h("tbody"); // from the curves, once they are here
   const rate = (r, i) => [duration(r.steps_per_s && 1 / r.steps_per_s), i > 0 && r.steps_per_s > 0 && h("small", {}, ` ×${+(documents[0].steps_per_s / r.steps_per_s).toPrecision(2)}`)];
   const perStep = documents.map((r) => (r.steps_per_s > 0 && r.tokens_per_s ? number(Math.round(r.tokens_per_s / r.steps_per_s)) : "none"));
   const results = [["end", documents.map((r) => (r.ending ? [r.state, ...troubles(r)].join(", ") : r.verdict || r.state))], ["step", documents.map((r) => number(r.step))],
     ["worst incident", documents.map(worst)], ["actions", documents.map((r) => (done(r).length ? done(r) : "none"))],
-    ["drill", documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "none")], ["run", documents.map(twin)], ["tokens per step", perStep],
+    ["drill", documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "none")], ["copy", documents.map(twin)], ["tokens per step", perStep],
     [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], documents.map(rate)]].filter(([, cells]) => cells.some((cell) => cell !== "none")).map(([label, cells]) => row(label, cells));
   const line = (d) => row(d.name.startsWith(d.group) ? d.name : [h("small", {}, `${d.group} `), d.name],
     Object.values(d.values).map((value) => (value === "–" && d.group === "command" ? "not set" : value)));
