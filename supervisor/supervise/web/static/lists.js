@@ -161,15 +161,17 @@ async function comparePage() {
   const perStep = documents.map((r) => (r.steps_per_s > 0 && r.tokens_per_s ? number(Math.round(r.tokens_per_s / r.steps_per_s)) : "none"));
   const results = [["end", documents.map((r) => (r.ending ? [r.state, ...troubles(r)].join(", ") : r.verdict || r.state))], ["step", documents.map((r) => number(r.step))],
     ["worst incident", documents.map(worst)], ["actions", documents.map((r) => (done(r).length ? done(r) : "none"))],
-    ["drill", documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "none")], ["copy", documents.map(twin)], ["tokens per step", perStep],
+    ["copy", documents.map(twin)], ["tokens per step", perStep],
     [["time of a step ", h("small", {}, "newest 64; other work on the machine counts")], documents.map(rate)]].filter(([, cells]) => cells.some((cell) => cell !== "none")).map(([label, cells]) => row(label, cells));
   const line = (d) => row(d.name.startsWith(d.group) ? d.name : [h("small", {}, `${d.group} `), d.name],
     Object.values(d.values).map((value) => (value === "–" && d.group === "command" ? "not set" : value)));
-  const isPath = (d) => Object.values(d.values).every((value) => value === "–" || value.includes("/"));
-  const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules" || isPath(d);
+  const isPath = (d) => Object.values(d.values).every((value) => /^(–$|\/)/.test(value));
+  const isPlace = (d) => d.group === "command" && /out|dir|log|save/.test(d.name) || isPath(d); // where it writes
+  const isLong = (d) => d.group === d.name && d.group === "command" || /digest|sha256/.test(d.name) || d.group === "rules" || isPlace(d);
   const [long, short] = [answer.differs.filter(isLong), answer.differs.filter((d) => !isLong(d))];
   const part = (name) => h("tr", {}, h("th", { scope: "rowgroup", colspan: runs.length + 1, class: "part" }, name));
-  const options = short.filter((d) => d.group === "command").map(line);
+  const drills = documents.map((r) => r.drills.map((d) => `${d.fault} at step ${d.step}`).join(", ") || "no drill");
+  const options = [...short.filter((d) => d.group === "command").map(line), ...(new Set(drills).size > 1 ? [row("drill", drills)] : [])];
   const environment = short.filter((d) => d.group !== "command").map(line);
   view.lines = drawn.flatMap((run, i) => documents[runs.indexOf(run)].incidents.map(({ attempt, step, t, severity: grave }) =>
     ({ attempt, step, t, source: i, tone: `run${i + 1}`, dash: [2, 2], text: `${grave} ${run}` })));
