@@ -125,7 +125,7 @@ def report_unactionable(
 
     Args:
         exhausted: nor will it, and nothing else is left.
-        substitute: the runbook that it stands in for, and why that cannot work, with "; ".
+        substitute: the runbook that it stands in for, and why that cannot work.
     """
     name, ended = book.name, ctx.state.job.has_ended
     then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ()
@@ -139,7 +139,8 @@ def report_unactionable(
         incident=incident.id,
         headline=incident.headline,
         status=status,
-        runbook=f"{substitute}{name}",
+        runbook=name,
+        substituted=substitute,
         refusal=refusal,
         advice=Advice(None, (*ways, *then)),
     )

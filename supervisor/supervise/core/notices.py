@@ -398,14 +398,17 @@ class StillHeld(Notice, frozen=True, kw_only=True):
 
 
 class NothingPossible(Notice, frozen=True, kw_only=True):
+    """`substituted`: the runbook that this one stands in for, and why that cannot work."""
+
     TITLE = "{incident}: no automatic action is possible"
     WHAT = "{headline}; {status}"
-    WHY = "{runbook}: {refusal}"
+    WHY = "{substituted}; {runbook}: {refusal}"
     LIVE = (Step("all reasons", "supervise why RUN {incident}"),)
     headline: str
     status: str
     runbook: str
     refusal: str
+    substituted: str = ""
 
 
 class Closed(Notice, frozen=True, kw_only=True):
@@ -475,6 +478,14 @@ class RuleRequest(Clause, frozen=True, kw_only=True):
 
     TEXT = "{rule}: {numbers}"
     rule: str
+    numbers: str
+
+
+class Explanation(Clause, frozen=True, kw_only=True):
+    """A rule whose readings explain those of another."""
+
+    TEXT = "{subject}: {numbers}"
+    subject: str
     numbers: str
 
 

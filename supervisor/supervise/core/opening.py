@@ -236,7 +236,8 @@ def open_or_join(
     rule_news.record_notified_rule(state, rule, numbers)
     if is_told:
         if explains:
-            ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
+            explanation = notices.Explanation(subject=rule.title or rule.id, numbers=text)
+            ctx.messages.explain(incident, explanation.text)
         return False
     _report(ctx, monitor, incident, rule, alarm, text)
     return True

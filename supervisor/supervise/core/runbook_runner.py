@@ -353,7 +353,7 @@ def _start_substitute(
         name,
         level_of(ctx.policy.ladder, name, level),
         reason,
-        substitute=f"{book.name}: {refusal}; ",
+        substitute=notices.RunbookImpossible(runbook=book.name, refusal=refusal).text,
     )
 
 
