@@ -125,7 +125,7 @@ def test_short_steps_are_compared_on_runs_with_the_committed_losses(scorer, monk
     ):
         fault = "healthy" if name.startswith("healthy") else "rate_x30"
         runs[name] = {"fault": fault, "seed": seed, "row": 10, "drill": {"fault": "nan_grad"}}
-        runs[name] |= {"final_loss": losses[-1], "step_ms": 21.0}
+        runs[name] |= {"final_loss": losses[-1], "step_ms": 42.0, "share": 0.005}
         rows += [
             {"run": name, "rank": 0, "step": step, "attempt": 1, "train_loss_raw": loss}
             for step, loss in enumerate(losses)

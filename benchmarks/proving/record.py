@@ -11,8 +11,9 @@ column per metric (float32; absent is null, NaN is NaN). What is not in the fram
 where that began, the final loss, and the median time of a step. A run is made anew where its drill
 has changed since.
 
-`--step-ms N` lengthens each step to N ms by a sleep, so that the share of the probe is one of N ms;
-a program whose own steps are longer keeps these.
+`--step-ms N` lengthens each step to N ms by a sleep, so that the share of the probe is one of N ms.
+A program whose own steps are longer, measured first, keeps these; there the probe gets so much less
+than its share.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,11 +50,30 @@ LEFT_OUT = re.compile(
 )
 REFUSED = re.compile(r"drill \w+ is refused: [^\"]*")
 SEEDS = 100  # more than anybody records
+SHARE = 0.01  # of a step, for the probe, by default
+CALIBRATION = 100  # steps that tell how long a program's own are
+LONGEST_S = 1800  # of a run; on a busy machine
 KEYS = ("run", "step", "rank", "attempt")
 
 
-def command(cell: Cell, run: Path, step_ms: float) -> list[str]:
-    """Return the command that makes one run; its steps take `step_ms` at least."""
+@dataclass(frozen=True)
+class Pace:
+    """The least time of a step, 0 for the program's own, and the share of it for the probe."""
+
+    step_ms: float = 0.0
+    share: float = SHARE
+
+
+def pace_of(program: Program, step_ms: float) -> Pace:
+    """Return how a program is run so that the probe gets its share of `step_ms`."""
+    if not step_ms:
+        return Pace()
+    known, _ = record(Cell(replace(program, steps=CALIBRATION), HEALTHY, 0, -1), Pace())
+    return Pace(step_ms, SHARE * min(1.0, step_ms / known["step_ms"]))
+
+
+def command(cell: Cell, run: Path, pace: Pace) -> list[str]:
+    """Return the command that makes one run."""
     program = cell.program
     script = [str(HERE / "programs" / f"{program.name}.py")]
     if program.ranks > 1:
@@ -61,9 +81,14 @@ def command(cell: Cell, run: Path, step_ms: float) -> list[str]:
     drill = []
     if cell.fault != HEALTHY:
         drill = ["--drill", f"{FAULTS[cell.fault]}@{cell.row}"]
-    supervise = [sys.executable, "-m", "supervise", "--policy", "nano", "--mode", "observe"]
+    policy = "nano"
+    if pace.share < SHARE:
+        policy = str(run.with_suffix(".yaml"))
+        text = f"version: supervise/v1\nextends: nano\nprobe: {{share: {pace.share:.3%}}}\n"
+        Path(policy).write_text(text)
+    supervise = [sys.executable, "-m", "supervise", "--policy", policy, "--mode", "observe"]
     job = [sys.executable, *script, f"--steps={program.steps}", f"--seed={cell.seed}"]
-    job += [f"--step-ms={step_ms}"] if step_ms else []
+    job += [f"--step-ms={pace.step_ms}"] if pace.step_ms else []
     return [*supervise, "-q", "--run-dir", str(run), *drill, "--", *job]
 
 
@@ -80,7 +105,7 @@ def moved(cell: Cell) -> str:
     return faults.fault_classes()[order["fault"]].moves(order["params"]) if order else ""
 
 
-def record(cell: Cell, step_ms: float = 0.0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def record(cell: Cell, pace: Pace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a cell; return what is known of it and its rows.
 
     Raises:
@@ -91,12 +116,12 @@ def record(cell: Cell, step_ms: float = 0.0) -> tuple[dict[str, Any], list[dict[
         env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": home}
         started = time.monotonic()
         done = subprocess.run(
-            command(cell, run, step_ms),
+            command(cell, run, pace),
             cwd=home,
             env=env,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=LONGEST_S,
         )
         took_s = time.monotonic() - started
         if done.returncode:
@@ -117,6 +142,7 @@ def record(cell: Cell, step_ms: float = 0.0) -> tuple[dict[str, Any], list[dict[
         "row": cell.row,
         "final_loss": float(final[-1]),
         "step_ms": round(median(times), 2),
+        "share": round(pace.share, 6),
         "took_s": round(took_s, 1),
     }
     return known, rows
@@ -168,7 +194,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.step_ms and options.out == RECORDINGS:
         parser.error("--step-ms needs --out: recordings here are made at the programs' own speed")
-    failed, make = 0, partial(record, step_ms=options.step_ms)
+    failed = 0
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
@@ -181,8 +207,9 @@ def main() -> int:
         of_program = {c.name for c in cells(program, SEEDS, SEEDS)} - {c.name for c in missing}
         known = {name: run for name, run in known.items() if name in of_program}
         rows = [row for row in rows if row["run"] in of_program]
+        pace = pace_of(program, options.step_ms if missing else 0.0)
         with ThreadPoolExecutor(options.jobs) as pool:
-            runs = {cell: pool.submit(make, cell) for cell in missing}
+            runs = {cell: pool.submit(record, cell, pace) for cell in missing}
             for number, (cell, run) in enumerate(runs.items(), 1):
                 try:
                     known[cell.name], more = run.result()

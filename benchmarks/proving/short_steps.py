@@ -4,9 +4,12 @@
 
 Each run stands beside the committed one of the same program, fault and seed, which was made at the
 program's own speed, before the probe had a share. The losses of both have to be the same, so that
-the harm is the same, measured as in `score.py` with all that is committed. A program whose own
-steps are longer than N ms by more than half is left out of that length. Writes
-`short_steps.md`.
+the harm is the same, measured as in `score.py` with all that is committed.
+
+The probe's allowance is its share times the step. Where a program's own steps were longer than N
+ms, its share was less by as much, so that the allowance counts; as a busy machine lengthens a step
+after that was measured, its real value is in the table, as ms of a step with the whole share. A
+program that got half as much again as N ms is left out of that length. Writes `short_steps.md`.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from grid import PROGRAMS, Program
+from grid import HARMLESS, HEALTHY, PROGRAMS, Program
+from record import SHARE
 from score import RECORDINGS, Tally, add, harms, losses, outcomes_of
 
 from supervise.lab import BacktestOutcome
 
 TABLE = Path(__file__).with_suffix(".md")
 POLICY = "nano"
-LONGER = 1.5  # times the length that was asked for; a busy machine lengthens steps, too
-COMMITTED = "committed"
+LONGER = 1.5  # times the length that was asked for
 COUNTS = (
     ("acted in time", lambda t: f"{t.acted}/{t.harmed}"),
     ("paged in time", lambda t: f"{t.paged}/{t.harmed}"),
@@ -51,17 +54,21 @@ class Length:
     """One length of a step: what `nano` made of its runs, and of the committed ones.
 
     Attributes:
-        left_out: program -> ms of its own steps.
+        runs: program -> how many, and the step with the whole share, ms. left_out: likewise.
         lost: harmed runs that only the committed recording had acted on in time, each with the
             rules that acted there. gained: the other way round.
-        differ: runs with other losses than the committed ones; not counted.
+        needless: runs without harm that were acted on only here.
+        differ: runs with other losses than the committed ones; counted where they are healthy or
+            a harmless twin, whose fault may have struck another value.
     """
 
     step_ms: float
     here: Tally = field(default_factory=Tally)
     committed: Tally = field(default_factory=Tally)
+    runs: dict[str, tuple[int, float]] = field(default_factory=dict)
     left_out: dict[str, float] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
     gained: list[str] = field(default_factory=list)
     differ: list[str] = field(default_factory=list)
 
@@ -87,17 +94,19 @@ def compare(
 ) -> None:
     """Count the runs of one program at one length."""
     known = json.loads((folder / f"{program.name}.json").read_text())
-    own_ms = median(run["step_ms"] for run in known.values())
-    if own_ms > LONGER * length.step_ms:
-        length.left_out[program.name] = own_ms
+    step_ms = median(run["step_ms"] * run["share"] / SHARE for run in known.values())
+    if step_ms > LONGER * length.step_ms:
+        length.left_out[program.name] = step_ms
         return
+    length.runs[program.name] = len(outcomes), step_ms
     here, there = (losses(each / f"{program.name}.parquet") for each in (folder, RECORDINGS))
     found, before = harms(program), {outcome.run: outcome for outcome in committed}
     for outcome in outcomes:
         run = outcome.run
         if run not in before or not same(here[run], there[run]):
             length.differ.append(f"{program.name} {run}")
-            continue
+            if run not in before or known[run]["fault"] not in (HEALTHY, *HARMLESS):
+                continue
         missed = length.here.missed, length.committed.missed
         numbers = [len(each) for each in missed]
         add(length.here, outcome, found.get(run))
@@ -108,6 +117,8 @@ def compare(
         text += f"; committed: {rules_of(before[run]) or 'nothing'}"
         if harm is not None and harm.harmed:
             text += f"; harm {harm.row}, half {harm.half}"
+        elif rules_of(outcome) and not rules_of(before[run]):
+            length.needless.append(text)
         if late and not late_before:
             length.lost.append(text)
         elif late_before and not late:
@@ -124,12 +135,15 @@ def text_of(lengths: list[Length]) -> Iterator[str]:
         yield f"| {each.step_ms:g} ms | {runs} | {' | '.join(cells)} |"
     yield ""
     for each in lengths:
-        longer = [f"{name} ({ms:.0f} ms)" for name, ms in each.left_out.items()]
+        runs = [f"{name}: {count} runs, {ms:.1f} ms" for name, (count, ms) in each.runs.items()]
+        longer = [f"{name}: {ms:.1f} ms" for name, ms in each.left_out.items()]
         for title, items in (
-            ("longer steps of their own", longer),
+            ("as an allowance", runs),
+            ("left out for an allowance that was larger", longer),
             ("other losses than committed", each.differ),
             ("acted on in time only in the committed recording", each.lost),
             ("acted on in time only here", each.gained),
+            ("acted on without harm only here", each.needless),
         ):
             if items:
                 yield f"{each.step_ms:g} ms, {title}:"

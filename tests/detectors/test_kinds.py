@@ -104,6 +104,14 @@ def test_nonfinite_a_large_number_is_still_a_number_and_the_culprit_is_named():
     assert watch.numbers()["nonfinite"] == ["grad"]
 
 
+def test_nonfinite_a_metric_that_tells_more_may_come_in_some_steps_only(read):
+    """As the norm of the update in short steps: it is there, though not in the step that is bad."""
+    watch = Nonfinite(("grad",), without=("update",)).start()
+
+    assert read(watch, [(1.0, 0.1), (1.0, None), (INF, None)]) == "ooo"
+    assert read(watch, [(INF, None)] * 31, 3) == "o" * 30 + "B"
+
+
 def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
     """64 steps where it comes in each; a longest one of 20 makes it 160; 31 samples are few."""
     watch = Nonfinite(("a",), gap=64).start()

@@ -158,8 +158,10 @@ def on_side(side, x):
 
 def nonfinite(spec, events):
     """Without `m_of_n` it looks at every sample, also at one whose step came before."""
-    judged = []
+    judged, present_at = [], -1000
     for taken, step, (*row, other) in in_order(events):
+        if other is not None and (taken or not spec.m_of_n):
+            present_at = step
         present = [value for value in row if value is not None]
         bad = any(not math.isfinite(value) for value in present)
         if spec.m_of_n and not taken:
@@ -167,7 +169,7 @@ def nonfinite(spec, events):
         elif other is not None or (spec.startup and step < events[0][0] + spec.startup):
             judged.append((False, False))
         else:
-            judged.append((bad, False) if present else None)
+            judged.append((bad and step - present_at > 32, False) if present else None)
     return debounced(judged, spec.m_of_n or (1, 1))
 
 
@@ -548,7 +550,7 @@ REFERENCES = {
             startup=one_of([0, 3]),
             without=("c",),
         ),
-        series(st.tuples(samples, samples, one_of([None, 1.0])), 0, 40),
+        series(st.tuples(samples, samples, one_of([None] * 9 + [1.0])), 0, 80),
         nonfinite,
     ),
     "threshold": Reference(

@@ -1,7 +1,7 @@
 """Nonfinite: NaN or infinity in a metric, or nothing at all where there was a number.
 
-The only detector for which NaN is data; for all others it is UNKNOWN. Without `m_of_n` it has no
-memory, so a repeated step id cannot hide a NaN.
+The only detector for which NaN is data; for all others it is UNKNOWN. Without `m_of_n` it keeps no
+samples, so a repeated step id cannot hide a NaN.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ._watch import NEVER, Debounced, Memory, check_quota
 
 # Of `gap`, project defaults: samples that show a spacing, and how much longer than usual it may be.
 FEWEST, NEWEST, LONGEST_SHARE = 32, 64, 8
+LATELY = 32  # steps; twice the longest spacing of what the probe measures in some steps only
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Nonfinite(Detector):
 
     With `m_of_n` it takes m such samples among the newest n. The first `startup` steps are not
     judged: a grad scaler overflows while it looks for its scale. Where any metric of `without` is
-    present, nothing is judged either: that one tells more.
+    present, or was in the 32 steps before, no value is a BREACH: that one tells more, and may come
+    in some steps only.
 
     Absent metrics are left out; UNKNOWN when all of them are absent. With `gap` absence is what is
     judged, of one metric: a BREACH when it is absent for `gap` times its own usual spacing in
@@ -76,7 +78,11 @@ class Nonfinite(Detector):
 
 
 class NonfiniteWatch(Debounced):
-    """Keeps the last sample for its numbers. `first`: the first step, where `startup` begins."""
+    """Keeps the last sample for its numbers.
+
+    Attributes:
+        first: the first step, where `startup` begins. present_at: the newest with one of `without`.
+    """
 
     def __init__(self, spec: Nonfinite) -> None:
         self.spec = spec
@@ -85,7 +91,7 @@ class NonfiniteWatch(Debounced):
 
     def reset(self) -> None:
         super().reset()
-        self.first = NEVER
+        self.first = self.present_at = NEVER
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -97,7 +103,9 @@ class NonfiniteWatch(Debounced):
             return UNKNOWN
         self.last = step
         self.sample = sample
-        spec = self.spec
+        spec, metric_count = self.spec, len(self.spec.metrics_)
+        if spec.without and any(value is not None for value in sample[metric_count:]):
+            self.present_at = step
         if spec.startup:
             if self.first == NEVER:
                 self.first = step
@@ -110,7 +118,7 @@ class NonfiniteWatch(Debounced):
                 return self.debounce(False, False) if self.bits or self.firing else OK
         except TypeError:  # one of them is absent
             pass
-        code, metric_count = UNKNOWN, len(spec.metrics_)
+        code = UNKNOWN
         for index, value in enumerate(sample):
             if value is None:
                 continue
@@ -121,6 +129,8 @@ class NonfiniteWatch(Debounced):
                 code = BREACH
             elif code == UNKNOWN:
                 code = OK
+        if code == BREACH and self.present_at != NEVER and step - self.present_at <= LATELY:
+            code = OK
         self.raw = code
         if code == UNKNOWN or not self.counted:
             return code
