@@ -7,7 +7,8 @@ text over CPU time of the process; datasketch's MinHash is measured on the same 
 same run, and datatrove's where it can be imported. Recall is over all pairs with a Jaccard
 similarity of 0.8 or more, by counting shared 5-grams. Memory is a limit of the process
 (`RLIMIT_DATA`), half of a corpus made longer by changing terms. A check is killed at ten moments
-and goes on each time; its manifest must be that of one that was not.
+and goes on each time, of a small corpus and of that one; its manifest must be that of a check that
+was not.
 """
 
 from __future__ import annotations
@@ -173,39 +174,52 @@ def measure_memory(home: Path, gigabytes: float) -> dict[str, float]:
                 file.write(json.dumps({"text": changed}) + "\n")
         number += 1
     start, limit = time.monotonic(), int(size / 2)
-    done = subprocess.run(
-        command(home / "large", "--manifest", home / "large.json"),
+    whole = home / "large.json"
+    returncode = start_limited(home / "large", whole, limit).wait()
+    took_s = time.monotonic() - start
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert returncode in (0, 1), f"exit code {returncode}"
+    stops = compare_stopped(home / "large", whole, took_s / 16.0, limit)
+    return {
+        "gigabytes": size / 1e9,
+        "peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3,
+        "minutes": took_s / 60,
+        "cpu_mb_per_s": size / 1e6 / (usage.ru_utime + usage.ru_stime),
+        **stops,
+    }
+
+
+def start_limited(data: Path, manifest: Path, limit: int) -> subprocess.Popen[bytes]:
+    """Start a check that may use so many bytes of memory."""
+    return subprocess.Popen(
+        command(data, "--manifest", manifest),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode in (0, 1), f"exit code {done.returncode}"
-    return {
-        "gigabytes": size / 1e9,
-        "peak_mb": usage.ru_maxrss / 1e3,
-        "minutes": (time.monotonic() - start) / 60,
-        "cpu_mb_per_s": size / 1e6 / (usage.ru_utime + usage.ru_stime),
-    }
+
+
+def compare_stopped(data: Path, whole: Path, mean_s: float, limit: int) -> dict[str, float]:
+    """Kill a check after about `mean_s` each time, ten times at most; compare the manifests."""
+    resumed, rng, kills = whole.with_name("resumed.json"), random.Random(3), 0
+    while True:
+        job = start_limited(data, resumed, limit)
+        try:
+            returncode = job.wait(timeout=rng.uniform(0.3, 1.7) * mean_s if kills < 10 else None)
+            break
+        except subprocess.TimeoutExpired:
+            job.send_signal(signal.SIGKILL)
+            job.wait()
+            kills += 1
+    assert returncode in (0, 1), f"exit code {returncode}"
+    return {"kills": float(kills), "same": float(whole.read_bytes() == resumed.read_bytes())}
 
 
 def measure_stops(home: Path) -> dict[str, float]:
     texts = library_texts()
     for number in range(12):
         write_corpus(home / f"stop/part-{number:02d}.jsonl", texts[number::12])
-    whole, resumed = home / "whole.json", home / "resumed.json"
-    subprocess.run(command(home / "stop", "--manifest", whole))
-    kills, rng = 0, random.Random(3)
-    while True:
-        job = subprocess.Popen(command(home / "stop", "--manifest", resumed))
-        try:
-            job.wait(timeout=rng.uniform(1.0, 6.0) if kills < 10 else None)
-            break
-        except subprocess.TimeoutExpired:
-            job.send_signal(signal.SIGKILL)
-            job.wait()
-            kills += 1
-    same = whole.read_bytes() == resumed.read_bytes()
-    return {"kills": float(kills), "same": float(same)}
+    subprocess.run(command(home / "stop", "--manifest", home / "whole.json"))
+    return compare_stopped(home / "stop", home / "whole.json", 3.5, resource.RLIM_INFINITY)
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
@@ -238,9 +252,11 @@ def table(results: dict[str, dict[str, float]]) -> str:
         text = f"peak memory on {gigabytes:.2f} GB under a limit of half of it, MB"
         lines.append(f"| {text} | {memory['peak_mb']:.0f} | {gigabytes * 500:.0f} |")
         lines.append(f"| the same, MB/s | {memory['cpu_mb_per_s']:.1f} | |")
-    if stops := results.get("stop"):
-        same = "the same" if stops["same"] else "another"
-        lines.append(f"| manifest after {stops['kills']:.0f} kills | {same} | the same |")
+    for stops, what in ((results.get("stop"), ""), (memory, " under this limit")):
+        if stops:
+            same = "the same" if stops["same"] else "another"
+            text = f"manifest after {stops['kills']:.0f} kills{what}"
+            lines.append(f"| {text} | {same} | the same |")
     return "\n".join([*lines, ""])
 
 
