@@ -12,7 +12,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "action_planning": "plan_context, retained_savepoint_step",
-        "advice": "Fact, choose_advice, has_reward",
+        "advice": "Fact, choose_advice, describe_run, has_reward, relaunch_left, stop_to_come",
         "checkpoint_wait": "awaited_checkpoint_bound",
         "diagnosis": "describe_recurring_onsets",
         "engine": "compare_decisions, fold_events, initial_state, step",

@@ -10,8 +10,12 @@ __getattr__ = lazy_exports(
         "incident_builder": "build_incident_report",
         "incident_facts": "Tapes, sparkline, status_of",
         "incident_files": "IncidentFiles, add_report_to_message, describe_run, read_tapes",
-        "incident_report": "Action, IncidentReport, Move, RunOrigin, Status, incident_schema",
-        "incident_sentences": "describe_observation",
+        "incident_report": (
+            "Action, Condition, IncidentReport, Move, RunOrigin, Status, incident_schema"
+        ),
+        "incident_sentences": (
+            "action_texts, change_text, describe_condition, describe_observation, describe_response"
+        ),
         "incident_views": ("render_card, render_files, render_full, render_markdown, outcome_text"),
         "openmetrics": "RunMetrics",
         "receipt": "closing_receipt",
