@@ -248,6 +248,7 @@ def test_replay_follows_a_reload(tell):
             {"budgets": {"removed": ["all"], "changed": ["touch"]}},
         ),
         ({"savepoints": {"every": 5}}, {"settings": ["savepoints"], "restart": ["savepoints"]}),
+        ({"sampling": {"weights": 9}}, {"settings": ["sampling"], "restart": ["sampling"]}),
     ],
 )
 def test_what_is_different_is_named(change, found):

@@ -602,8 +602,8 @@ def reload_command(
 
     Reads the run's policy file again, or another one. An invalid policy is refused, and the old one
     stays in force. A valid one replaces the old one at once, except for what is fixed when the job
-    starts: savepoints, reactions in the job (`safeguards`), `probe`, `mechanisms` and notification
-    channels.
+    starts: savepoints, reactions in the job (`safeguards`), `probe`, `sampling`, `mechanisms` and
+    notification channels.
 
     Unchanged detectors and rules keep their state; changed ones start fresh. Budgets, cooldowns, an
     open incident and a runbook in progress continue.

@@ -32,7 +32,7 @@ WORDS = frozenset({"when", "location", "see"})
 PARTS = ("detectors", "rules", "runbooks", "budgets")
 NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved", "sparsest"})
 # What the probe and the channels were told when the job was started.
-AT_START = ("savepoints", "safeguards", "probe", "mechanisms", "notify")
+AT_START = ("savepoints", "safeguards", "probe", "sampling", "mechanisms", "notify")
 
 
 def policy_differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:
