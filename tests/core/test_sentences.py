@@ -7,23 +7,32 @@ import pytest
 
 from supervise.core import (
     NOTICES,
+    RunbookExecution,
     breach_headline,
     breach_symptom,
     describe_crash,
     describe_end,
     describe_finding,
     describe_no_restart,
+    describe_run,
     news_of,
+    relaunch_left,
+    stop_to_come,
 )
 from supervise.core.model import (
+    Advice,
     IncidentClosed,
     IncidentOpened,
+    JobSettings,
     MessageText,
+    RelaunchSettings,
+    Runbook,
     decision_from_record,
     decision_record,
 )
 
 from ..golden.notices import FACTS
+from .conftest import policy
 
 
 @pytest.mark.parametrize(
@@ -147,3 +156,52 @@ def test_an_opening_on_record_without_a_headline_has_that_of_its_reason():
     del record["data"]["headline"]
 
     assert decision_from_record(record).headline == opened.reason
+
+
+@pytest.mark.parametrize(
+    ("give_up", "text"),
+    [
+        ("page", ""),
+        ("stop", "the job is stopped unless it recovers within 20 steps (give_up: stop)"),
+        (
+            "stop_sev0",
+            "the job is stopped unless its rules of SEV0 are clear within 20 steps "
+            "(give_up: stop_sev0)",
+        ),
+    ],
+)
+def test_people_are_told_what_becomes_of_a_job_that_nothing_helps(give_up, text):
+    assert Advice(None, stop_to_come(policy(give_up=give_up))).text == text
+
+
+@pytest.mark.parametrize(
+    ("relaunch", "text"),
+    [
+        (
+            None,
+            "for a relaunch: job.relaunch, which supervise init shows; then: supervise reload RUN",
+        ),
+        (
+            RelaunchSettings(),
+            "a relaunch is left; to see from where: supervise checkpoints RUN",
+        ),
+    ],
+)
+def test_people_are_told_what_is_left_where_the_ranks_cannot_act_together(relaunch, text):
+    assert relaunch_left(policy(job=JobSettings(relaunch=relaunch))).text == text
+
+
+@pytest.mark.parametrize(
+    ("verbs", "text"),
+    [
+        ((), "what was tried is taken back"),
+        (("check_weights",), "the weights are tested, before soften"),
+        (("verify",), "the effect of soften is verified"),
+        (("reach", "verify"), "soften runs"),
+    ],
+)
+def test_people_are_told_what_a_runbook_is_at(verbs, text):
+    book = Runbook("soften", (), verbs)
+
+    assert Advice(None, describe_run(RunbookExecution(1, book, "SEV1"))).text == text
+    assert describe_run(None) == ()
