@@ -63,7 +63,8 @@ def adopt_command(run: Path, quiet: bool) -> int:
     action in progress takes effect only once; undelivered messages are sent; holds, budgets and
     open incidents continue. From then on `supervise adopt` behaves as `supervise run` does, signals
     included. A relaunch uses the command and environment of the first start, which are kept beside
-    the run until it ends. Refused if another user could have written to the run.
+    the run until it ends. Adopting is refused if another user could have
+    written to the run.
 
     \b
     Examples:

@@ -60,13 +60,13 @@ def backtest_command(
     .csv.gz), a Parquet file, a TensorBoard directory, an offline W&B run, or a folder with any of
     these. The engine is that of live runs, in shadow mode.
 
-    Labels name a recording by its path from a folder: the nearest above it with an incidents.csv,
-    else the one that is common to all recordings. In a table with a column `run`, that column names
-    the runs. A run without a label is healthy. An alarm matches a label from 5 logged rows before
-    it to 20 after it.
+    Labels name a recording by its path from its nearest parent folder with an incidents.csv, or
+    from the folder common to all recordings. A recording with a column `run` holds the runs named
+    there. A run without a label is healthy. An alarm matches a label from 5 logged rows before it
+    to 20 after it.
 
-    WHAT is SEV0, SEV1, SEV2, action or missed: of --policy, not of --against. With --labels, alarms
-    and actions inside a label do not count.
+    --fail-on looks at --policy only, not at --against. With --labels it ignores alarms and actions
+    inside a label.
 
     \b
     Examples:

@@ -301,7 +301,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
 
     PASS: the loss is worse by less than the margin for sure, no guard fails, nothing is missing.
     FAIL: a regression beyond the margin, a failed guard, or the candidate crashed. VOID: tokens per
-    update, data or evaluation files differ. INCONCLUSIVE: all else; add steps or seeds.
+    update, data files or evaluation files differ. INCONCLUSIVE: all else; add steps or seeds.
 
     Guards are the other checks: crash, non_finite, interventions, loss_spikes, grad_global_norm,
     update_norm, gpu_mem_allocated, gpu_mem_reserved, skipped_updates, fixed_probe_loss, throughput.

@@ -61,7 +61,7 @@ def data_command() -> None:
 @click.option(
     "--level",
     type=click.Choice(("cheap", "full")),
-    help="cheap: skip near duplicates and shared passages. Default: full up to 50 GiB.",
+    help="cheap: no search for near duplicates or shared passages. Default: full up to 50 GiB.",
 )
 @click.option("--tokenizer", default="", metavar="FILE", help="A tokenizer.json.")
 @click.option("--toxicity", default="", metavar="MODULE:FUNCTION", help="Scores a list of texts.")

@@ -147,9 +147,9 @@ def run_command(
     incoming webhook. Only `slack` and `webhook` can be added here; a policy can have others, too.
 
     With --run-dir D --resume-run the same command can be repeated, as a service manager does. A run
-    in D whose supervisor died is adopted. If it has ended, a new run starts in D.2 (D.3, ...). With
-    --fresh, or if no checkpoint was saved, COMMAND runs unchanged. Else `job.relaunch` resumes it
-    from the newest verified checkpoint. Exit 64 without `job.relaunch` or a verified one.
+    in D whose supervisor died is adopted. If D's run has ended, a new run starts in D.2 (D.3, ...):
+    COMMAND unchanged with --fresh or if no checkpoint was saved; otherwise `job.relaunch` from the
+    newest verified checkpoint, and exit code 64 if one of these two is missing.
 
     \b
     Examples:

@@ -371,14 +371,14 @@ def evaluate_command(
     reimport: bool,
     as_json: bool,
 ) -> int:
-    """Rebuild the model of a checkpoint, test the copy, and measure it.
+    """Rebuild the model of a checkpoint, test its output, and measure it.
 
     CHECKPOINT is an id of `supervise checkpoints`, or the path of its file. The policy of its run
     must have had job: {evaluate: {}} or {probe_batch: true}: then the job wrote the structure of
     the model at its first save. The model is rebuilt by the job's Python, on one thread of the CPU
-    at the lowest priority. No code runs from the checkpoint. The copy is tested first: two input
-    rows that were recorded at the save must give the same output as in the job, else nothing is
-    measured. The result is compared with that of the previous evaluation.
+    at the lowest priority. No code runs from the checkpoint. The rebuilt model is tested first: two
+    input rows that were recorded at the save must give the same output as in the job, else nothing
+    is measured. The result is compared with that of the previous evaluation.
 
     \b
     Examples:

@@ -65,7 +65,7 @@ def why_command(
 ) -> None:
     """Explain an incident on one card.
 
-    The card has what happened, why, what was done, the cost, the proof, and what is next. Without
+    The card has what happened, why, what was done, its cost, if it helped, what is next. Without
     INCIDENT all incidents are listed and the newest is explained; `inc-2` without RUN is that
     incident of the newest run. If the run has no incident, the errors that made its processes exit
     are shown. Reads only the run directory: it works during the run, after it, and after its
