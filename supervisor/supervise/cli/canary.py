@@ -293,11 +293,10 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
 def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     """Compare runs of a candidate with runs of a baseline.
 
-    Each pair is a run of the baseline and a run of the candidate with the same seed. Both must
-    start at the same step and read the same batches in the same order; this is checked by
-    fingerprints of the batches. Otherwise the difference is estimated without pairing, and is less
-    certain. Three or more seeds, or some A/A pairs, show how far two runs of one program drift
-    apart.
+    Each pair is a run of the baseline and a run of the candidate with the same seed. They are
+    compared batch by batch if both start at the same step and read the same batches in the same
+    order, which fingerprints of the batches show; if not, the difference is less certain. Three or
+    more seeds, or some A/A pairs, show how far two runs of one program drift apart.
 
     PASS: the loss is worse by less than the margin for sure, no guard fails, nothing is missing.
     FAIL: a regression beyond the margin, a failed guard, or the candidate crashed. VOID: tokens per

@@ -107,10 +107,11 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     on with the next piece.
 
     The rules of --policy judge; most of them compare with --baseline, the manifest of the build
-    before. What cannot be measured is listed with the reason, and not judged.
+    before. What cannot be measured is listed with the reason, and not judged. A training run
+    records the manifest if its policy has job: {manifest: [data.json]}.
 
     On many machines: run --part I/N on each, with --work in a folder that they share, then once
-    without --part. Record the manifest with each run: job: {manifest: [data.json]} in the policy.
+    without --part.
 
     \b
     Examples:

@@ -83,7 +83,7 @@ class Check:
 @click.option(
     "--health",
     is_flag=True,
-    help="Also look for faults of this host, as `run` does to relaunch; devices compute 5 s.",
+    help="Also test this host, as `run` does before a relaunch; devices compute for 5 s.",
 )
 @click.option(
     "--wiring",

@@ -148,8 +148,8 @@ def run_command(
 
     With --run-dir D --resume-run the same command can be repeated, as a service manager does. A run
     in D whose supervisor died is adopted. If D's run has ended, a new run starts in D.2 (D.3, ...):
-    COMMAND unchanged with --fresh or if no checkpoint was saved; otherwise `job.relaunch` from the
-    newest verified checkpoint, and exit code 64 if one of these two is missing.
+    with --fresh, or if the job saved nothing, COMMAND unchanged; else by `job.relaunch` from the
+    newest verified checkpoint. If that or `job.relaunch` is missing, nothing starts: exit 64.
 
     \b
     Examples:
