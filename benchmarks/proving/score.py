@@ -41,7 +41,7 @@ from typing import Any
 
 import pyarrow
 from grid import DATA_DRILLS, HARMLESS, HEALTHY, PROGRAMS, RATE_DRILLS, Program
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from supervise.lab import BacktestOutcome, run_backtest
 from supervise_probe.collectors.batch import BATCH_SANITY_METRICS
@@ -231,11 +231,20 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
 
 
 def outcomes_of(
-    program: Program, policies: list[str], every: int = 1, folder: Path = RECORDINGS
+    program: Program,
+    policies: list[str],
+    every: int = 1,
+    folder: Path = RECORDINGS,
+    runs: Sequence[str] | None = None,
 ) -> list[BacktestOutcome]:
-    """Return what each policy made of each recorded run of a program."""
+    """Return what each policy made of each recorded run of a program, or of some of its runs."""
     path = folder / f"{program.name}.parquet"
     with tempfile.TemporaryDirectory() as scratch:
+        if runs is not None:
+            table = parquet.read_table(path)
+            table = table.filter(compute.is_in(table["run"].cast("string"), pyarrow.array(runs)))
+            path = Path(scratch) / path.name
+            parquet.write_table(table, path)
         if every > 1:
             path = thinned(path, every, Path(scratch))
         return [one for several in run_backtest([path], policies, {}, 1, []) for one in several]

@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -162,15 +162,17 @@ def main() -> int:
     folders = [(Path(name), float(ms)) for name, _, ms in pairs]
     lengths = {folder: Length(ms) for folder, ms in folders}
     work = [(f, p) for f in lengths for p in PROGRAMS if (f / f"{p.name}.parquet").exists()]
-    programs = list({p.name: p for _, p in work}.values())
+    runs = defaultdict(set)
+    for folder, program in work:
+        runs[program].update(json.loads((folder / f"{program.name}.json").read_text()))
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as workers:
-        before = workers.map(outcomes_of, programs, repeat([POLICY]))
-        scored = workers.map(
-            outcomes_of, [p for _, p in work], repeat([POLICY]), repeat(1), [f for f, _ in work]
-        )
-        committed = {p.name: o for p, o in zip(programs, before, strict=True)}
+        before = {
+            program: workers.submit(outcomes_of, program, [POLICY], runs=sorted(names))
+            for program, names in runs.items()
+        }
+        scored = [workers.submit(outcomes_of, p, [POLICY], folder=f) for f, p in work]
         for (folder, program), outcomes in zip(work, scored, strict=True):
-            compare(lengths[folder], program, folder, outcomes, committed[program.name])
+            compare(lengths[folder], program, folder, outcomes.result(), before[program].result())
     text = "\n".join(text_of(list(lengths.values())))
     print(text)
     TABLE.write_text(HEAD + text)
