@@ -7,9 +7,9 @@ program's own speed, before the probe had a share. The losses of both have to be
 the harm is the same, measured as in `score.py` with all that is committed.
 
 The probe's allowance is its share times the step. Where a program's own steps were longer than N
-ms, its share was less by as much, so that the allowance counts; as a busy machine lengthens a step
-after that was measured, its real value is in the table, as ms of a step with the whole share. A
-program that got half as much again as N ms is left out of that length. Writes `short_steps.md`.
+ms, its share was less by as much. A busy machine lengthens steps after that was measured, so the
+table has what the probe was allowed in fact, as ms of a step with the whole share. Writes
+`short_steps.md`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -33,7 +33,6 @@ from supervise.lab import BacktestOutcome
 
 TABLE = Path(__file__).with_suffix(".md")
 POLICY = "nano"
-LONGER = 1.5  # times the length that was asked for
 COUNTS = (
     ("acted in time", lambda t: f"{t.acted}/{t.harmed}"),
     ("paged in time", lambda t: f"{t.paged}/{t.harmed}"),
@@ -51,10 +50,10 @@ count is followed by that of the committed recordings of the same runs.
 
 @dataclass
 class Length:
-    """One length of a step: what `nano` made of its runs, and of the committed ones.
+    """A program at one length of a step: what `nano` made of its runs, and of the committed ones.
 
     Attributes:
-        runs: program -> how many, and the step with the whole share, ms. left_out: likewise.
+        allowed_ms: the step whose whole share the probe had.
         lost: harmed runs that only the committed recording had acted on in time, each with the
             rules that acted there. gained: the other way round.
         needless: runs without harm that were acted on only here.
@@ -62,11 +61,9 @@ class Length:
             a harmless twin, whose fault may have struck another value.
     """
 
-    step_ms: float
     here: Tally = field(default_factory=Tally)
     committed: Tally = field(default_factory=Tally)
-    runs: dict[str, tuple[int, float]] = field(default_factory=dict)
-    left_out: dict[str, float] = field(default_factory=dict)
+    allowed_ms: float = 0.0
     lost: list[str] = field(default_factory=list)
     needless: list[str] = field(default_factory=list)
     gained: list[str] = field(default_factory=list)
@@ -94,11 +91,7 @@ def compare(
 ) -> None:
     """Count the runs of one program at one length."""
     known = json.loads((folder / f"{program.name}.json").read_text())
-    step_ms = median(run["step_ms"] * run["share"] / SHARE for run in known.values())
-    if step_ms > LONGER * length.step_ms:
-        length.left_out[program.name] = step_ms
-        return
-    length.runs[program.name] = len(outcomes), step_ms
+    length.allowed_ms = median(run["step_ms"] * run["share"] / SHARE for run in known.values())
     here, there = (losses(each / f"{program.name}.parquet") for each in (folder, RECORDINGS))
     found, before = harms(program), {outcome.run: outcome for outcome in committed}
     for outcome in outcomes:
@@ -125,31 +118,36 @@ def compare(
             length.gained.append(text)
 
 
-def text_of(lengths: list[Length]) -> Iterator[str]:
+def text_of(lengths: Mapping[tuple[float, str], Length]) -> Iterator[str]:
     """Yield the lines of the table and of the lists."""
-    yield "| step | runs | " + " | ".join(title for title, _ in COUNTS) + " |"
-    yield "| --- " * (2 + len(COUNTS)) + "|"
-    for each in lengths:
+    yield (
+        "| step asked for | program | allowed as in | runs | "
+        + " | ".join(t for t, _ in COUNTS)
+        + " |"
+    )
+    yield "| --- " * (4 + len(COUNTS)) + "|"
+    for (step_ms, name), each in lengths.items():
         runs = each.here.harmed + each.here.healthy + each.here.spared
-        cells = (f"{count(each.here)}, {count(each.committed)}" for _, count in COUNTS)
-        yield f"| {each.step_ms:g} ms | {runs} | {' | '.join(cells)} |"
+        cells = [f"{step_ms:g} ms", name, f"{each.allowed_ms:.1f} ms", f"{runs}"]
+        cells += [f"{count(each.here)}, {count(each.committed)}" for _, count in COUNTS]
+        yield f"| {' | '.join(cells)} |"
     yield ""
-    for each in lengths:
-        runs = [f"{name}: {count} runs, {ms:.1f} ms" for name, (count, ms) in each.runs.items()]
-        longer = [f"{name}: {ms:.1f} ms" for name, ms in each.left_out.items()]
-        for title, items in (
-            ("as an allowance", runs),
-            ("left out for an allowance that was larger", longer),
-            ("other losses than committed", each.differ),
-            ("acted on in time only in the committed recording", each.lost),
-            ("acted on in time only here", each.gained),
-            ("acted on without harm only here", each.needless),
-        ):
-            if items:
-                yield f"{each.step_ms:g} ms, {title}:"
-                yield ""
-                yield from (f"- {item}" for item in items)
-                yield ""
+    for title, lists in (
+        ("Other losses than committed", [each.differ for each in lengths.values()]),
+        ("Acted on in time only in the committed recording", [e.lost for e in lengths.values()]),
+        ("Acted on in time only here", [each.gained for each in lengths.values()]),
+        ("Acted on without harm only here", [each.needless for each in lengths.values()]),
+    ):
+        items = [
+            f"- {step_ms:g} ms, {item}"
+            for (step_ms, _), items in zip(lengths, lists, strict=True)
+            for item in items
+        ]
+        yield f"{title}: {'' if items else 'none.'}".rstrip()
+        yield ""
+        if items:
+            yield from items
+            yield ""
 
 
 def main() -> int:
@@ -160,20 +158,26 @@ def main() -> int:
     options = parser.parse_args()
     pairs = (each.rpartition("=") for each in options.folders)
     folders = [(Path(name), float(ms)) for name, _, ms in pairs]
-    lengths = {folder: Length(ms) for folder, ms in folders}
-    work = [(f, p) for f in lengths for p in PROGRAMS if (f / f"{p.name}.parquet").exists()]
+    work = [
+        (folder, step_ms, program)
+        for folder, step_ms in folders
+        for program in PROGRAMS
+        if (folder / f"{program.name}.parquet").exists()
+    ]
+    lengths = {(step_ms, program.name): Length() for _, step_ms, program in work}
     runs = defaultdict(set)
-    for folder, program in work:
+    for folder, _, program in work:
         runs[program].update(json.loads((folder / f"{program.name}.json").read_text()))
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as workers:
         before = {
             program: workers.submit(outcomes_of, program, [POLICY], runs=sorted(names))
             for program, names in runs.items()
         }
-        scored = [workers.submit(outcomes_of, p, [POLICY], folder=f) for f, p in work]
-        for (folder, program), outcomes in zip(work, scored, strict=True):
-            compare(lengths[folder], program, folder, outcomes.result(), before[program].result())
-    text = "\n".join(text_of(list(lengths.values())))
+        scored = [workers.submit(outcomes_of, p, [POLICY], folder=f) for f, _, p in work]
+        for (folder, step_ms, program), outcomes in zip(work, scored, strict=True):
+            length, committed = lengths[step_ms, program.name], before[program].result()
+            compare(length, program, folder, outcomes.result(), committed)
+    text = "\n".join(text_of(lengths))
     print(text)
     TABLE.write_text(HEAD + text)
     return 0
