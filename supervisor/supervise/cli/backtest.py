@@ -60,10 +60,10 @@ def backtest_command(
     .csv.gz), a Parquet file, a TensorBoard directory, an offline W&B run, or a folder with any of
     these. The engine is that of live runs, in shadow mode.
 
-    A label's `run` is the path of a recording below the nearest folder with an incidents.csv, if
-    there is none below the folder common to all. A recording with a column `run` holds the runs
-    named there. A run without a label is healthy. An alarm matches a label from 5 logged rows
-    before it to 20 after it.
+    A label's `run` is the path of a recording: below the nearest folder with an incidents.csv, else
+    below the folder common to all. A recording with a column `run` holds the runs named there. A
+    run without a label is healthy. An alarm matches a label from 5 logged rows before it to 20
+    after it.
 
     --fail-on looks at --policy only, not at --against. With --labels it ignores alarms and actions
     inside a label.

@@ -149,7 +149,7 @@ def run_command(
     With --run-dir D --resume-run the same command can be repeated, as a service manager does. A run
     in D whose supervisor died is adopted. If D's run has ended, a new run starts in D.2 (D.3, ...):
     with --fresh, or if the job saved nothing, COMMAND unchanged; else by `job.relaunch` from the
-    newest verified checkpoint. If that or `job.relaunch` is missing, nothing starts: exit 64.
+    newest verified checkpoint. If none is verified, or `job.relaunch` is missing: exit 64.
 
     \b
     Examples:

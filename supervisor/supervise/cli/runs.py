@@ -360,7 +360,11 @@ def checkpoint_command() -> None:
     help="Tokens of each file, at most.",
 )
 @click.option("--limit", default="10m", show_default=True, help="Time that it may take.")
-@click.option("--reimport", is_flag=True, help="Also import a script without a `__main__` guard.")
+@click.option(
+    "--reimport",
+    is_flag=True,
+    help="Import the script without a `__main__` guard, too, less its top-level loops and calls.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def evaluate_command(
     checkpoint: str,

@@ -250,9 +250,9 @@ def why_not_command(
 ) -> None:
     """Explain why a rule did not fire or act at a step.
 
-    Replays the metrics of the run up to that step with the code that ran live. Reports for each
-    detector how far it was from its limit, or why it was UNKNOWN; for the rule, if its `for` was
-    not reached, and what blocked it: inhibition, mode, cooldown, budget, a hold.
+    Replays the metrics of the run up to that step with the code that ran live. Reports how
+    far each detector was from its limit, or why it was UNKNOWN; whether the rule held for too few
+    steps; and what blocked it: inhibition, mode, cooldown, budget, a hold.
 
     \b
     Examples:
