@@ -24,7 +24,7 @@ import supervise.web
 from supervise.catalog import BUILD, all_metrics
 from supervise.checkpoints import Register
 from supervise.cli import invoke as run_cli
-from supervise.core.model import Announced, Frame, Launched
+from supervise.core.model import Announced, Exited, Frame, Launched
 from supervise.runtime import ControlInbox
 from supervise.store import Audit
 from supervise.web import BOARDS, BuildingError, Gate, Page, Query, RunCurves, Settings
@@ -396,6 +396,21 @@ def copied_log(directory, home):
 def write_log(log, records):
     texts = [json.dumps(record, separators=(",", ":")) for record in records]
     log.write_text("".join(f"{'0' * 64} {text}\n" for text in texts))
+
+
+def test_what_had_recovered_by_the_end_of_the_job_is_not_called_unresolved(tmp_path):
+    """The page has the word of `supervise status`, which says finished."""
+    (tmp_path / "small.yaml").write_text(recorded_run.SMALL)
+    frames = recorded_run.make_frames(0, *[2.0] * 40, 8.0, *[2.0] * 23)
+    events, policy = [*frames, Exited(75 * 10**9, 0)], tmp_path / "small.yaml"
+    recorded_run.record_run(tmp_path / "runs" / "ended", events, policy=policy)
+    view = page_of(tmp_path).view("ended")
+    [incident] = view.document()["incidents"]
+    proof = view.report("inc-1").proof.text
+
+    assert proof.startswith("recovered so far: 18 good steps of 20; loss back in its normal range")
+    assert (incident["state"], incident["unsettled"]) == ("JOB FINISHED", False)
+    assert "unresolved" not in json.dumps(view.document())
 
 
 def test_the_marks_of_many_incidents_take_time_in_proportion_to_the_log(directory, tmp_path):

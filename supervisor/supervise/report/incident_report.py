@@ -71,7 +71,7 @@ MEANINGS = {
     Status.STOPPED: "the job was stopped because of it",
     Status.DOWN: "the job ended, and is not started again",
     Status.ASKED: "a person or a scheduler ended the job before it was over",
-    Status.JOB_ENDED: "unresolved at the end: the job finished before it was over",
+    Status.JOB_ENDED: "the job finished before it was over",
     Status.UNRECOVERED: "the job ended as a finished one does, with a loss that had not come back",
     Status.SESSION_ENDED: "the training that it was about ended",
     Status.SUPERSEDED: (
@@ -349,7 +349,7 @@ class Series(Struct, frozen=True):
         steps: step of each point, in the order of the frames
         attempts: attempt of each point; it grows at a rollback or restart
         opened_at: index of the first point after the incident opened
-        stride: frames that a point after that stands for, the worst of them
+        stride: frames that a point long after that stands for, the worst of them
         window: first and last step
         signals: metric id -> one value per point; null is absent
     """

@@ -33,7 +33,6 @@ from ..core.model.decisions import plain_json
 from ..core.model.interfaces import Step
 from ..core.notices import describe_end, describe_finding
 from ..errors import MISSHAPEN, StoreError, reading_recorded_data
-from ..report import incident_report
 from ..report.incident_builder import build_incident_report, summarize_incident
 from ..report.incident_facts import Tapes, intended_actions
 from ..report.incident_files import describe_run, read_all_tapes
@@ -108,7 +107,6 @@ CHIEF = (
     *(decisions.CommandAnswered, decisions.PolicyReloaded, decisions.PolicyRefused),
     *(decisions.JobLaunched, decisions.RunAdopted, decisions.ProgramReplaced),
 )
-UNRESOLVED = (incident_report.Status.JOB_ENDED, incident_report.Status.UNRECOVERED)
 MAX_POLICIES = 100
 _policies: dict[str, Policy] = {}  # by digest: runs share them, and to read one takes long
 
@@ -358,9 +356,8 @@ class RunView:
                 whole.update()
             with suppress(StoreError, KeyError):
                 report = whole.report(incident.id)
-                is_unsettled = incident.unsettled or report.status in UNRESOLVED
                 steps = report.next.steps if report.final else ()
-                about = About(report.title, steps, report.status.lower(), is_unsettled)
+                about = About(report.title, steps, report.status.lower(), incident.unsettled)
             self._about = key, about
         return self._about[1]
 
@@ -565,7 +562,7 @@ class RunView:
             "state": summary.status,
             "title": summary.title,
             "phase": outcome.phase,
-            "unsettled": outcome.unsettled or summary.status in UNRESOLVED,
+            "unsettled": outcome.unsettled,  # the word that `supervise status` has for it
             "rules": list(dict.fromkeys(rule for rule in rules if rule)),
             "raised": [
                 {**self._moment(r), "severity": r.decision.severity}
