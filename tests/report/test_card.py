@@ -340,7 +340,12 @@ def test_what_a_drill_does_to_the_training_explains_no_slow_host():
         ("ended-early", "inc-1", "JOB FINISHED", "recovered so far: 58 good steps of 100; loss b"),
         ("ended-by-signal", "inc-1", "ENDED AS ASKED", "recovered so far: 58 good steps of 100; "),
         ("raised-for-good", "inc-1", "NOT RECOVERED", "the loss did NOT come back into its norm"),
-        ("slow-then-fault", "inc-1", "CLEARED", "still slow: 400 ms per step at the end; "),
+        (
+            "slow-then-fault",
+            "inc-1",
+            "CLEARED",
+            "still slow: 400 ms per step at the end (steps 324 to 339), 100 ms before; ",
+        ),
         ("slow-then-fault", "inc-2", "CLEARED", "loss back in its normal range at step 500; "),
     ],
 )
@@ -521,6 +526,22 @@ def test_a_long_series_keeps_its_worst_points_and_its_bound():
     assert series.window == [40, series.steps[-1]] and series.stride > 1
 
 
+def test_a_long_incident_forgets_neither_what_moved_first_nor_how_the_loss_is_now():
+    """A point of a thinned tape is the worst of several: it is late for an onset, and high."""
+    tapes = Tapes()
+    names = ("train_loss_raw",)
+    for step in range(2100):
+        loss = 2.0 if step < 101 else 3.0 + (step - 101) if step < 104 else 2.0 + step % 4 / 10
+        tapes.add(Frame(step, 0, 0, step, (loss,)), names, opened=step >= 100)
+    tape = tapes.select(0)
+    series = tape.series()
+    index = series.steps.index(101)
+
+    assert series.stride > 4
+    assert series.steps[index : index + 3] == [101, 102, 103]
+    assert tape.newest("train_loss_raw") == [(s, 2.0 + s % 4 / 10) for s in range(2084, 2100)]
+
+
 @pytest.mark.parametrize(
     ("values", "attempts", "line"),
     [
@@ -547,10 +568,10 @@ def test_the_end_and_the_kind_of_trouble_are_shown(made):
     lines = list(render_full(replace(report, diagnosis=spike)))
     assert lines[lines.index("diagnosis") + 1 :][:5] == [
         "  data event",
-        "  1 rejoined: no: 3 above the trend",
-        "  2 eval shifted: unknown: no evaluation",
-        "  3 norms stayed: unknown: not measured",
-        "  4 else happened: no: no other event",
+        "  1 the loss came back: no: 3 above the trend",
+        "  2 evaluations are above their trend: unknown: no evaluation",
+        "  3 the newest norms are normal: unknown: not measured",
+        "  4 something else happened that moves a loss: no: no other event",
     ]
 
 

@@ -3,16 +3,19 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
-from supervise.core.model import Payload
+from supervise.core.model import Payload, PlannedStep
 from supervise.report import (
     Action,
+    Approval,
     Condition,
     Move,
     Status,
     action_texts,
     change_text,
     describe_condition,
+    describe_rate_left,
     describe_response,
 )
 
@@ -66,6 +69,13 @@ def condition(**facts) -> Condition:
 )
 def test_a_reading_in_breach_is_one_clause(facts, text):
     assert describe_condition(condition(**facts)) == text
+
+
+@pytest.mark.parametrize(
+    ("opened_at", "text"), [(9, "loss 9 (limit 5)"), (7, "loss 9 at step 9 (limit 5)")]
+)
+def test_a_reading_of_after_the_opening_names_its_step(opened_at, text):
+    assert describe_condition(condition(limit=5.0), opened_at=opened_at) == text
 
 
 def action(verb: str, *, ok: bool | None = True, **facts) -> Action:
@@ -176,3 +186,18 @@ def test_what_was_done_about_an_incident_is_told_with_its_reason(facts, text):
     plain |= {"suppressed": [], "refusals": [], "unprotected": False, "opened_by_rule": True}
 
     assert describe_response([], newest=9, **plain | facts) == text
+
+
+def test_a_request_says_how_far_above_its_level_it_leaves_a_rate():
+    """Half of thirty times the schedule's rate is fifteen times that."""
+    plan = [PlannedStep("lr_scale", Payload({"value": 0.5, "rewarm_steps": 200}))]
+    terms = {"timeout_s": 60.0, "on_timeout": "deny", "answer": None, "answer_text": ""}
+    moment = {"record": 1, "step": 165, "attempt": 0, "wall": None}
+    asked = Approval(id="ask-1", runbook="soften", plan=plan, **terms, **moment)
+    rate = move(0.002, 0.06, 30.0)
+
+    text = describe_rate_left(asked, rate, 0.06)
+    assert text == "the learning rate would still be 0.03, ×15 of that before step 9"
+    assert describe_rate_left(asked, rate, 0.004) == ""
+    assert describe_rate_left(replace(asked, plan=[]), rate, 0.06) == ""
+    assert describe_rate_left(asked, None, 0.06) == ""

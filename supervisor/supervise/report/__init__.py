@@ -7,11 +7,11 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "incident_builder": "build_incident_report",
+        "incident_builder": "build_incident_report, describe_rate_left",
         "incident_facts": "Tapes, sparkline, status_of",
         "incident_files": "IncidentFiles, add_report_to_message, describe_run, read_tapes",
         "incident_report": (
-            "Action, Condition, IncidentReport, Move, RunOrigin, Status, incident_schema"
+            "Action, Approval, Condition, IncidentReport, Move, RunOrigin, Status, incident_schema"
         ),
         "incident_sentences": (
             "action_texts, change_text, describe_condition, describe_observation, describe_response"

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
 
@@ -19,20 +20,22 @@ from ..core import notices
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.interfaces import render_steps
+from ..core.model.payload import RateArgs
 from ..core.model.policy import Policy, Rule
-from ..core.model.verdicts import SpikeClass, Verdict
+from ..core.model.verdicts import SlowStep, SpikeClass, Verdict, slow_duration
 from ..core.rank_monitor import first_breach
 from ..core.rule_scope import INPUTS, MACHINE
 from ..core.standstill import name_ranks
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
-from .incident_facts import LOSSES, Tapes, find_moves, loss_metric_of, sparkline
+from .incident_facts import LOSSES, Tape, Tapes, find_moves, loss_metric_of, sparkline
 from .incident_report import (
     MEANINGS,
     VERSION,
     Action,
     ActionEffect,
+    Approval,
     Cause,
     Closing,
     Condition,
@@ -193,7 +196,7 @@ class _Case:
         effects = (a.effect for a in self.actions if self.opened.rule)  # a job that ended has none
         self.standstill = next((e for e in effects if e.standstill), ActionEffect())
         self.acted = True if self.skipped else _acted(self.incident)
-        self.slowness = facts.slowness(self.opened.slow_step, self.tape)
+        self.slowness = slowness_of(self.opened.slow_step, self.tape)
         self.run = run
 
     def title(self, trigger: str) -> str:
@@ -260,6 +263,7 @@ class _Case:
             mode=self.mode,
             skipped=self.skipped,
             approval=self.approval,
+            rate_left=self._rate_left(),
             suppressed=self.suppressed,
             refusals=facts.refused_runbooks(self.incident),
             cause=sentences.data_change(self.diagnosis),
@@ -346,16 +350,25 @@ class _Case:
         is_update = move.metric.startswith("update_")
         return is_update and move.peak == 0.0 and move.peak_step in self.skipped
 
+    def _rate_left(self) -> str:
+        """Return what the learning rate would be after what is asked for, "" for as before."""
+        rate = next((move for move in self.moves if move.metric == facts.RATE), None)
+        newest = [] if self.tape is None else self.tape.newest(facts.RATE)
+        return describe_rate_left(self.approval, rate, newest[-1][1]) if newest else ""
+
     def _height(self) -> str:
         """Return how high the newest losses are, for a sentence; "" where no frame shows it."""
         loss = loss_metric_of(self.series)
-        points = [] if self.tape is None or not loss else self.tape.newest(loss, facts.LAST)
+        points = [] if self.tape is None or not loss else self.tape.newest(loss)
         before = next((move.level for move in self.moves if move.metric in LOSSES), None)
         if not points or before is None:
             return ""
         is_broken = self.tape is not None and self.tape.broken_step() is not None
-        now = sentences.format_significant(math.nan if is_broken else median(points))
-        return f": {now} at the end, {sentences.format_significant(before)} before"
+        level = sentences.format_significant(before)
+        if is_broken:
+            return f": NaN at the end, {level} before"
+        now = sentences.format_significant(median([value for _, value in points]))
+        return f": {now} at the end ({step_range(points)}), {level} before"
 
     def _loss_left(self) -> bool:
         """Return whether the loss was out of its band, as far as that is known."""
@@ -384,6 +397,67 @@ def summarize_incident(index: IncidentIndex, incident: str, policies: Policies) 
         steps=(opening.step, own_records[-1].step),
         wall=opening.wall,
     )
+
+
+MUCH_ABOVE = 1.5  # times the learning rate of before a jump, to be said; project default
+
+
+def describe_rate_left(approval: Approval | None, rate: Move | None, newest: float) -> str:
+    """Return how far above its level before a jump a scaled learning rate would be, "" for near.
+
+    Args:
+        rate: the jump. newest: the learning rate now.
+    """
+    if approval is None or rate is None or rate.level <= 0.0:
+        return ""
+    orders = [step.args.read(RateArgs) for step in approval.plan if step.verb == "lr_scale"]
+    left = newest * math.prod(order.value for order in orders)
+    if not orders or left < MUCH_ABOVE * rate.level:
+        return ""
+    return (
+        f"the learning rate would still be {sentences.format_significant(left)}, "
+        f"×{left / rate.level:.2g} of that before step {rate.first_step}"
+    )
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """How slow the steps are by now, and what that has cost; `lost_s`: seconds."""
+
+    text: str
+    lost_s: float
+
+
+def step_range(points: Sequence[tuple[int, float]]) -> str:
+    """Return "steps 870 to 885"; a relaunch goes back."""
+    first, last = min(points)[0], max(points)[0]
+    return f"step {last}" if first == last else f"steps {first} to {last}"
+
+
+RESTORED = 1.2  # times the time of a step before, to be as before; project default
+
+
+def slowness_of(slow: SlowStep | None, tape: Tape | None) -> Slowness | None:
+    """Return how slow the steps of an incident about speed are, None where no frame shows it."""
+    if slow is None or tape is None or not (newest := tape.newest("step_time")):
+        return None
+    now = median([value for _, value in newest])
+    middle = math.sqrt(slow.before_s * slow.now_s)
+    times = [(step, value) for step, value in tape.points("step_time") if step >= slow.since]
+    late = [(step, value) for step, value in times if value > middle]
+    text = f"{slow_duration(now)} per step at the end ({step_range(newest)})"
+    if now > middle or not late:
+        text = f"still slow: {text}, {slow_duration(slow.before_s)} before"
+    else:
+        rows = [n for n in range(2, len(times)) if all(v > middle for _, v in times[n - 2 : n + 1])]
+        until = f" until about step {times[rows[-1]][0]}" if rows else ""
+        is_slower = now > RESTORED * slow.before_s
+        since = "less slow since" if is_slower else "and not any more"
+        text = f"slow{until}, {since}: {text}"
+        text += f", {slow_duration(slow.before_s)} before" if is_slower else ""
+    steps = times[-1][0] - slow.since + 1 if times else 0
+    lost = sum(value - slow.before_s for _, value in late)
+    return Slowness(text, steps * lost / max(1, len(times)))
 
 
 # ── its parts ─────────────────────────────────────────────────────────────────────────────────────

@@ -11,11 +11,11 @@ live and read back from the journal.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, log
-from statistics import median
 from typing import cast
 
 from msgspec.structs import asdict, replace
@@ -25,7 +25,7 @@ from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
 from ..core.model.payload import NOTHING, SLOWING, Drill, Payload
 from ..core.model.policy import Policy, Rule
-from ..core.model.verdicts import NO, Rejoined, SlowStep, slow_duration
+from ..core.model.verdicts import NO, Rejoined, SlowStep
 from ..core.notices import breach_headline, describe_end
 from ..core.rule_scope import MACHINE
 from ..core.rule_scope import is_machine_rule as is_of_machine
@@ -480,40 +480,7 @@ def find_onset(moves: Sequence[Move], breach: int, slow: SlowStep | None) -> Ons
     return Onset(first.first_step, first.earliest_step, first.latest_step, first.metric)
 
 
-LAST = 16  # newest points that say how it is now; project default
-
-
-@dataclass(frozen=True)
-class Slowness:
-    """How slow the steps are by now, and what that has cost; `lost_s`: seconds."""
-
-    text: str
-    lost_s: float
-
-
-RESTORED = 1.2  # times the time of a step before, to be as before; project default
-
-
-def slowness(slow: SlowStep | None, tape: Tape | None) -> Slowness | None:
-    """Return how slow the steps of an incident about speed are, None where no frame shows it."""
-    if slow is None or tape is None or not (newest := tape.newest("step_time", LAST)):
-        return None
-    now, middle = median(newest), math.sqrt(slow.before_s * slow.now_s)
-    times = [(step, value) for step, value in tape.points("step_time") if step >= slow.since]
-    late = [(step, value) for step, value in times if value > middle]
-    text = f"{slow_duration(now)} per step at the end"
-    if now > middle or not late:
-        text = f"still slow: {text}"
-    else:
-        rows = [n for n in range(2, len(times)) if all(v > middle for _, v in times[n - 2 : n + 1])]
-        until = f" until about step {times[rows[-1]][0]}" if rows else ""
-        is_slower = now > RESTORED * slow.before_s
-        since = "less slow since" if is_slower else "and not any more"
-        text = f"slow{until}, {since}: {text}"
-        text += f", {slow_duration(slow.before_s)} before" if is_slower else ""
-    steps = times[-1][0] - slow.since + 1 if times else 0
-    lost = sum(value - slow.before_s for _, value in late)
-    return Slowness(text, steps * lost / max(1, len(times)))
+LAST = 16  # newest frames that say how it is now; project default
 
 
 def build_timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
@@ -609,10 +576,12 @@ def _status_of_end(closed: decisions.IncidentClosed, *, stopped: bool) -> Status
 
 
 LOSSES = ("train_loss_raw", "train_loss")
+LATEST = (*LOSSES, "learning_rate", "step_time")  # of which a card tells the newest level
 SIGNALS = ("learning_rate", "update_norm", "grad_global_norm")  # beside the loss
 MAX_SIGNALS = 8
 MAX_RANKS = 64  # each holds up to 241 frames while an incident is open; project default
 BEFORE, AFTER = 256, 180  # points; project defaults
+WHOLE = 32  # of those after, which no thinning touches: what moved first is read from them
 SHOWN = 60  # of those before, in a report
 # A signal moved: by a share of its value before, and beyond its own noise. A loss by less: it is
 # what all are watched for. What fell to more than half has come back from what raised it.
@@ -645,18 +614,25 @@ class Tape:
     """The frames of one rank around an incident.
 
     Attributes:
-        before, after: points; `stride`: frames that one of `after` stands for.
+        before, after: points; `stride`: frames that one of `after` stands for, but for the first
+            `WHOLE`.
+        latest: metric -> `(step, value)` of the newest frames, for `LATEST`.
     """
 
     rank: int
     points_before: list[Point] = field(default_factory=list)
     points_since: list[Point] = field(default_factory=list)
     stride: int = 1
+    latest: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
     _cell: list[Point] = field(default_factory=list)
 
     def add(self, attempt: int, step: int, values: Values, *, opened: bool) -> None:
         """Add the next frame; `opened`: the incident was open by then."""
         point = (attempt, step, values)
+        for name in LATEST:
+            value = values.get(name)
+            if value is not None and math.isfinite(value):
+                self.latest.setdefault(name, deque(maxlen=LAST)).append((step, value))
         if not opened:
             self.points_before.append(point)
             del self.points_before[:-BEFORE]
@@ -667,15 +643,17 @@ class Tape:
         self.points_since += _worst(self._cell)
         self._cell.clear()
         if len(self.points_since) > AFTER:
-            pairs = (self.points_since[n : n + 2] for n in range(0, len(self.points_since), 2))
-            self.points_since = [point for pair in pairs for point in _worst(pair)]
+            whole, rest = self.points_since[:WHOLE], self.points_since[WHOLE:]
+            pairs = (rest[n : n + 2] for n in range(0, len(rest), 2))
+            self.points_since = whole + [point for pair in pairs for point in _worst(pair)]
             self.stride *= 2
 
-    def newest(self, metric: str, count: int) -> list[float]:
-        """Return the newest values of a metric, in any attempt."""
-        points = [*self.points_before, *self.points_since, *self._cell]
-        values = (value for _, _, row in points if (value := row.get(metric)) is not None)
-        return [value for value in values if math.isfinite(value)][-count:]
+    def newest(self, metric: str) -> list[tuple[int, float]]:
+        """Return the newest `(step, value)` of a metric of `LATEST`, in any attempt.
+
+        Of all frames: a point of the tape is the worst of several, and says too much.
+        """
+        return list(self.latest.get(metric, ()))
 
     def broken_step(self) -> int | None:
         """Return the step of the newest loss if it is not finite, else None."""

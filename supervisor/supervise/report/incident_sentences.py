@@ -92,7 +92,7 @@ def describe_observation(
         skipped: steps whose update a safeguard skipped: that its norm is 0 says no more.
     """
     if opened.slow_step is not None:
-        return opened.slow_step.text
+        return opened.slow_step.describe(opened.step)
     if not opened.rule:
         error = opened.failure if failure is None else ""  # else the cause says it
         return notices.describe_crash(opened.headline, error)
@@ -117,7 +117,8 @@ def describe_observation(
     for condition in conditions:
         is_named = condition.metric is not None and condition.metric in named
         if condition.is_breach and condition.severity == worst and not is_named:
-            texts.setdefault(condition.metric or condition.detector, describe_condition(condition))
+            clause = describe_condition(condition, opened_at=opened.step)
+            texts.setdefault(condition.metric or condition.detector, clause)
     if SKIP_REASON in texts:
         texts.pop(SKIPPED, None)  # its reason says it
     unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
@@ -152,8 +153,11 @@ def _loss(loss: Move) -> str:
     return f"loss {level} → {peak} {f'at step {loss.peak_step}' if steps == 1 else span}"
 
 
-def describe_condition(condition: Condition) -> str:
-    """Return one breach in words: "step time 1.2, limit 0.8; before 0.4"."""
+def describe_condition(condition: Condition, *, opened_at: int | None = None) -> str:
+    """Return one breach in words: "step time 1.2, limit 0.8; before 0.4".
+
+    A value of a later step than `opened_at`, that of the opening, names that: it may move on.
+    """
     if condition.nonfinite:
         return ", ".join(
             f"{formats.readable_metric(name)} is NaN or Inf" for name in condition.nonfinite
@@ -171,6 +175,8 @@ def describe_condition(condition: Condition) -> str:
     )
     text = f"{formats.readable_metric(condition.metric)} {value}{unit}"
     text += f" on {condition.module}" if condition.module else ""
+    is_later = opened_at is not None and condition.step > opened_at
+    text += f" at step {condition.step}" if is_later else ""
     if condition.measure == "difference" and condition.baseline is None:
         return f"{text} (must be {limit}{unit})"
     if condition.baseline is not None:
@@ -370,6 +376,7 @@ def describe_response(
     mode: str,
     skipped: Sequence[int],
     approval: Approval | None,
+    rate_left: str = "",
     suppressed: Sequence[Suppression],
     refusals: Sequence[tuple[int, str]],
     cause: str = "",
@@ -382,6 +389,7 @@ def describe_response(
 
     Args:
         unprotected: the record of the run ended before the incident did.
+        rate_left: what the learning rate would still be after what is asked for, "" for as before.
         cause: how the data changed, which is not said twice.
         wrong_inputs: what was wrong with the batches, so that the next ones may be no others.
         skipped: steps whose update a safeguard skipped.
@@ -398,7 +406,8 @@ def describe_response(
     if skipped:
         parts.insert(0, f"skipped {_updates(skipped)}")
     if approval is not None and approval.answer is None and status == Status.WAITING:
-        parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
+        left = f"; {rate_left}" if rate_left else ""
+        parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet{left})")
     elif approval is not None and approval.answer not in (None, "approved"):
         wait = f"asked at step {approval.step}, {approval.took_s or 0.0:.0f} s before"
         parts.append(f"{_planned(approval)} not run: {approval.answer_text} ({wait})")

@@ -174,6 +174,14 @@ def outcome_text(action: Action) -> str:
     return f"{outcome}{step}{duration}{records}" + (f"; observed {observed}" if observed else "")
 
 
+QUESTIONS = {  # as `supervise why`, the file and the page ask them; the page has its own copy
+    "rejoined": "the loss came back",
+    "eval_shifted": "evaluations are above their trend",
+    "norms_stayed": "the newest norms are normal",
+    "else_happened": "something else happened that moves a loss",
+}
+
+
 def _diagnosis(diagnosis: Verdict | None) -> Iterator[str]:
     if diagnosis is None:
         return
@@ -181,7 +189,7 @@ def _diagnosis(diagnosis: Verdict | None) -> Iterator[str]:
     yield "not classified: no loss was seen since" if is_unseen else diagnosis.kind
     for n, name in enumerate(diagnosis.questions.__struct_fields__, 1):
         answer = getattr(diagnosis.questions, name)
-        yield f"{n} {name.replace('_', ' ')}: {answer.answer}: {answer.text}"
+        yield f"{n} {QUESTIONS[name]}: {answer.answer}: {answer.text}"
 
 
 def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
@@ -284,6 +292,7 @@ def render_page(report: IncidentReport) -> str:
     return render_template(
         "incident",
         report=report,
+        questions=QUESTIONS,
         tone="good" if report.status in GOOD else "busy" if report.status in BUSY else "bad",
         subtitle=_subtitle(report),
         sentences=[*report.sentences, ("Next", report.next.text)],

@@ -230,8 +230,13 @@ class SlowStep(Struct, frozen=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """Return it in one line."""
+        return self.describe()
+
+    def describe(self, by_step: int | None = None) -> str:
+        """Return it in one line; `by_step`: the newest step of `now_s`."""
+        by = "" if by_step is None else f" by step {by_step}"
         text = f"steps take {self.now_s / self.before_s:.2g} times as long since step {self.since}"
-        text += f": {slow_duration(self.now_s)}, {slow_duration(self.before_s)} before"
+        text += f": {slow_duration(self.now_s)}{by}, {slow_duration(self.before_s)} before"
         if self.where:
             return f"{text}; {self.where}"
         return f"{text}; most of it is {self.cause}" if self.cause else text

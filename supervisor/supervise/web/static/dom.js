@@ -53,8 +53,8 @@ const age = (wall) => (wall ? duration((Date.now() - Date.parse(wall)) / 1000) :
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 const PLAIN = { __proto__: null, hold_rate: "cap the learning rate", commit: "action", abort: "action", verify: "check", intent: "action ordered",
-  rebaseline: "new normal level", rejoined: "the loss came back", eval_shifted: "evaluations moved",
-  norms_stayed: "norms stayed normal", else_happened: "something else happened" };
+  rebaseline: "new normal level", rejoined: "the loss came back", eval_shifted: "evaluations are above their trend",
+  norms_stayed: "the newest norms are normal", else_happened: "something else happened that moves a loss" };
 const words = (name) => PLAIN[name] || String(name).replaceAll("_", " ");
 
 const severity = (name) => h("b", { class: `sev ${String(name).toLowerCase()}` }, name);

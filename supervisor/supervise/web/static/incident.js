@@ -105,7 +105,7 @@ function sentences(report) {
 }
 
 function incidentParts(report) {
-  const diagnosis = report.diagnosis && card("Diagnosis", "", h("p", {}, h("b", {}, report.diagnosis.class)),
+  const diagnosis = report.diagnosis && card("Diagnosis of the loss", "", h("p", {}, h("b", {}, report.diagnosis.class)),
     h("ul", { class: "list" }, Object.entries(report.diagnosis.questions).map(([name, q]) =>
       h("li", {}, `${words(name)}: `, h("b", {}, q.answer), `, ${q.text}`))));
   const errors = report.failures.slice(0, 2).filter((failure) => failure.traceback).map((failure) => card("Error", `rank ${failure.rank}`,
