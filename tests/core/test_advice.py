@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from supervise.actions import Rollback
-from supervise.core import Fact, choose_advice, has_reward
+from supervise.core import NOTICES, Fact, MessageDraft, choose_advice, has_reward
 from supervise.core.model import (
     Advice,
     JobSettings,
@@ -33,6 +33,30 @@ from .conftest import (
 )
 
 HIGH_AND_WILD = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
+ASKED = {"runbook": "calm", "cause": "loss 9", "plan": "a pause", "request": "ask-1"}
+ASKED |= {"timeout_s": 900.0, "on_timeout": "deny", "status": "the job keeps training"}
+GROWN = {"rule": "a.b", "expression": "x", "numbers": "loss 99", "step": 7}
+GROWN |= {"advice": Advice(Lead.UNDER_WAY, (Step("calm runs"),))}
+
+
+def draft_of(form: str, **facts) -> MessageDraft:
+    draft = MessageDraft.of(NOTICES[form](severity="SEV1", incident="inc-1", **facts))
+    draft.kind = draft.kind or "updated"
+    return draft
+
+
+def test_a_request_tells_how_to_answer_it_whatever_else_is_said_in_its_message():
+    """Evidence is taken while people are asked; only their answer changes the job."""
+    asked = draft_of("ApprovalAsked", **ASKED)
+    answers = asked.next
+    asked.merge(draft_of("RuleGrows", **GROWN), replace=False)
+
+    assert asked.next == answers and "supervise approve RUN ask-1" in answers.text
+    news = draft_of("RuleFires", subject="loss 99", **GROWN | {"advice": Advice()})
+    news.merge(draft_of("RuleGrows", **GROWN), replace=False)
+    assert news.next.lead == Lead.UNDER_WAY
+
+
 BACK = "supervise rollback RUN --before 150"
 WORDS = {
     "onset": "150",

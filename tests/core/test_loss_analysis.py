@@ -270,6 +270,18 @@ def test_the_shift_is_measured_from_the_evaluations_own_trend():
     assert second.evaluations == (10, 4)
 
 
+def test_an_evaluation_that_falls_more_slowly_than_its_trend_is_told_by_its_values():
+    """It is above the trend and lower than before, which is no damage, and both are said."""
+    before = [(step, 3.0 - 0.3 * math.log(step + 1.0)) for step in range(10, ONSET, ONSET // 8)]
+    lower = before[-1][1] - 0.05
+    late = [(PLATEAU.after[-1][0] + n, lower) for n in range(4)]
+    case = replace(PLATEAU, probes={"val_loss": [*before, *late]})
+    second = classify_spike(case).questions.eval_shifted
+
+    assert second.answer == "yes" and second.shift > second.limit
+    assert second.text.endswith(f": {lower:.3g}, {before[-1][1]:.3g} before")
+
+
 @pytest.mark.parametrize(
     ("before", "now", "answer"), [(1.0, 4.0, "yes"), (1.0, 4.1, "no"), (0.0, 2.0, "yes")]
 )

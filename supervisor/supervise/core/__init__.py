@@ -32,7 +32,7 @@ __getattr__ = lazy_exports(
         "rank_monitor": "can_fire",
         "rule_scope": "needs_dense_sampling",
         "run_phase": "RunPhase, find_rate_cause, find_rate_growth",
-        "run_state": "ApprovalRequest, State",
+        "run_state": "ApprovalRequest, MessageDraft, State",
         "shard_attribution": "ShardAttribution",
         "spike_classifier": "Evidence, classify_spike, wiring_faults",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",

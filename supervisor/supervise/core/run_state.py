@@ -86,6 +86,8 @@ class MessageDraft:
         good news pages for nothing that it has made void.
         """
         is_void = replace and other_draft.severity == RANKS[-1]
+        is_lighter = WEIGHTS.index(other_draft.kind) > WEIGHTS.index(APPROVAL)
+        keeps_question = self.kind == APPROVAL and is_lighter and not replace
         worst = min(self.severity, other_draft.severity, key=RANKS.index)
         self.severity = other_draft.severity if is_void else worst
         self.kind = min(self.kind, other_draft.kind, key=WEIGHTS.index)
@@ -95,9 +97,11 @@ class MessageDraft:
             self.verdict = other_draft.verdict
         if other_draft.reason and (replace or not self.reason):
             self.reason = other_draft.reason
-        # Where to look is worth less than any advice, and more than none.
+        # Where to look is worth less than any advice, and more than none; how to answer a request,
+        # more than any.
         both = other_draft.next, self.next
-        self.next = max(both, key=lambda advice: (bool(advice), bool(advice.text)))
+        if not (keeps_question and self.next):
+            self.next = max(both, key=lambda advice: (bool(advice), bool(advice.text)))
         self.request = other_draft.request or self.request
         self.acknowledged_by = other_draft.acknowledged_by or self.acknowledged_by
         self.to_all |= other_draft.to_all

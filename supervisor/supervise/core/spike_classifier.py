@@ -352,8 +352,12 @@ def answer_eval_shifted(case: Evidence) -> EvalShifted:
         shift = median(
             [v - level - gradient * (math.log(step + 1.0) - log_step) for step, v in later_points]
         )
-        moved, since = "shifted" if shift > limit else "stayed", later_points[0][0]
-        text = f"{metric} {moved} ({shift:+.3g} from step {since} on, limit {limit:.3g})"
+        # A trend that falls is left by one that falls more slowly: the values tell whether it rose.
+        newest = median([value for _, value in later_points])
+        text = (
+            f"{metric} {shift:+.3g} from its trend since step {later_points[0][0]} (at most "
+            f"{limit:.3g} above it): {newest:.3g}, {earlier_points[-1][1]:.3g} before"
+        )
         return EvalShifted(
             answer=YES if shift > limit else NO,
             text=text,
