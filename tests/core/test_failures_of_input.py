@@ -199,7 +199,10 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     (told,) = messages(begun)
     assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
     (opened,) = begun.kinds("incident", "opened")
-    assert describe_observation(opened, [], [], None) == told["verdict"]
+    card = describe_observation(opened, [], [], None)
+    assert card == told["verdict"].replace(
+        " ms, 9 ms before", f" ms by step {opened.step}, 9 ms before"
+    )
 
     begun.exit(0)
     closing = messages(begun)[-2]
