@@ -118,7 +118,7 @@ OF, F = SpikeClass, Fact
         (
             OF.UNDECIDED,
             [F.NO_DESCENT],
-            "has not fallen in this run: check the learning rate, and",
+            "where it is no objective, as in reinforcement learning, judge the run by its return",
         ),
         (OF.UNDECIDED, [F.NO_DESCENT, F.WIRING], "how the job is put together: gradients that"),
         (OF.UNDECIDED, [F.REWARD], "compare the weights from before and after"),

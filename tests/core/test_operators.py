@@ -195,6 +195,21 @@ def test_a_planned_change_is_replaced_and_taken_back_by_its_words(tell):
     assert story.replayed() == story.recorded()
 
 
+def test_a_seventeenth_planned_change_is_refused_until_one_is_over_or_taken_back(tell):
+    story = tell(healthy=20)
+    for n in range(16):
+        story.say("plan", to=30 if n == 3 else 900, what=f"change {n}")
+    said = story.say("plan", to=900, what="one more")
+    assert not said.data["ok"]
+    assert "16 changes are planned" in said.data["answer"]
+    assert "supervise plan add RUN --to 0 --what 'change 0'" in said.data["answer"]
+    assert [p.what for p in story.state.context.planned] == [f"change {n}" for n in range(16)]
+    story.frames(2.0, times=70)
+    assert story.say("plan", to=900, what="one more").data["ok"]
+    known = [p.what for p in story.state.context.planned]
+    assert (len(known), "change 3" in known, known[-1]) == (16, False, "one more")
+
+
 @pytest.mark.parametrize(
     ("shards", "told"),
     [

@@ -65,6 +65,56 @@ def test_a_job_that_skips_by_itself_is_told_and_left_alone(supervise, script, tm
     run.prove()
 
 
+PLANNED = """
+version: supervise/v1
+policy: planned-early
+mode: observe
+use: [harm]
+planned: [{from: 50, to: 200, what: other targets, expect: up}]
+"""
+OTHER_TARGETS = """
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(90):
+    x = torch.randn(64, 4)
+    loss = F.mse_loss(model(x), x[:, :1] + (5 if i >= 52 else 0) + torch.randn(64, 1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_planned_change_is_no_harm_in_the_first_steps_either(supervise, script, planned):
+    policy = supervise.home / "planned-early.yaml"
+    lines = [line for line in PLANNED.splitlines() if planned or "planned:" not in line]
+    policy.write_text(chr(10).join(lines))
+    run = supervise.run("--policy", policy.name, job=script(OTHER_TARGETS))
+
+    assert run.returncode == 0
+    assert {r["rule"] for r in run.kinds("rule", "fired")} >= {"harm.early"}
+    assert bool(run.kinds("incident", "opened")) != planned
+
+
+LEFT_OUT = """
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)
+for i in range(20):
+    loss = (model(torch.randn(8, 4)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_fault_of_the_wiring_is_among_the_events(supervise, script):
+    supervise.run("--policy", "nano", job=script(LEFT_OUT))
+    lines = supervise("events", "run").stdout.splitlines()
+
+    (line,) = (line for line in lines if "notify_intent" in line)
+    assert "SEV2 tensors of the model have gradients and are in no optimizer" in line
+
+
 MOE = Path(__file__).parents[2] / "benchmarks" / "proving" / "programs" / "moe_gpt.py"
 # A step of 20 ms is too short for a sample of 2 ms in every seventh.
 SLOWED = """

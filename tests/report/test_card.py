@@ -256,6 +256,18 @@ def test_norms_that_vary_beside_a_slow_host_are_no_part_of_what_was_seen():
     assert text == "step time 0.4 s (limit 0.2 s)"
 
 
+def test_a_norm_without_a_number_is_said_once():
+    about = {"severity": "SEV0", "reason": "SEV0 nan", "rule": "nonfinite.gradient"}
+    opened = IncidentOpened(step=199, breach_step=199, band=None, runbook="", **about)
+    nonfinite = fired("nonfinite.gradient", "SEV0", nonfinite=["grad_global_norm"])
+    steps = dict.fromkeys(("peak_step", "first_step", "earliest_step", "latest_step"), 199)
+    norm = Move(metric="grad_global_norm", level=1.0, peak=float("nan"), ratio=None, **steps)
+
+    text = describe_observation(opened, [norm], built(nonfinite).conditions, None)
+
+    assert text == "gradient norm NaN or Inf"
+
+
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
     cost = built(planned("rollback"), finished(step=175)).cost

@@ -13,8 +13,9 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..core.model.decisions import json_document
+from ..core.model.decisions import Notified, json_document
 from ..core.model.payload import Payload
+from ..core.rule_scope import WIRING
 from ..errors import StoreError, TamperError, UsageError, reading_recorded_data
 from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import is_locked
@@ -81,11 +82,20 @@ def _print(
     records: Iterable[dict[str, Any]], moment: datetime | None, *, everything: bool, as_json: bool
 ) -> None:
     for record in records:
-        if not everything and str(record.get("kind")) in HIDDEN:
+        if not (everything or _is_shown(record)):
             continue
         if moment is not None and not _is_newer(record, moment):
             continue
         echo_json(record) if as_json else echo(event_line(record))
+
+
+def _is_shown(record: dict[str, Any]) -> bool:
+    """Return whether a record is shown without --all: a fault of the wiring is a message only."""
+    if str(record.get("kind")) not in HIDDEN:
+        return True
+    message = (record.get("data") or {}).get("message") or {}
+    rule = str((message.get("facts") or {}).get("rule") or "")
+    return record.get("kind") == Notified.KIND and rule.startswith(f"{WIRING}.")
 
 
 def _is_newer(record: dict[str, Any], moment: datetime) -> bool:

@@ -238,8 +238,9 @@ LINES: Sequence[Line] = (
     _line(_OF.UNDECIDED, REWIRE, THEN_START, _F.WIRING),
     _line(
         _OF.UNDECIDED,
-        "the loss has not fallen in this run: check the learning rate, and that the labels belong "
-        "to the inputs",
+        "the loss has not fallen in this run: where it is no objective, as in reinforcement "
+        "learning, judge the run by its return; else check the learning rate, and that the labels "
+        "belong to the inputs",
         Step("check how the job is put together", JOB_WIRING),
         _F.NO_DESCENT,
     ),

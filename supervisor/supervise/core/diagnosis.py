@@ -369,7 +369,7 @@ def matching_planned_event(
     planned, step = (*policy.planned, *state.context.planned), monitor.step_of(rule)
     if rule.severity == "SEV0" or not planned:
         return None
-    if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE:
+    if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE | rule_scope.AGE:
         return None
     for event in planned:
         if event.from_step <= step <= event.to_step and _as_expected(monitor, event):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from . import action_planning, approvals, closing, notices, opening, runbook_runner
+from . import action_planning, approvals, closing, diagnosis, notices, opening, runbook_runner
 from .incident import Incident, format_arguments
 from .model import state_machine
 from .model.action import Action, Refused
@@ -464,7 +464,7 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
     )
 
 
-PLANS = 16  # that are known at a time, newest; project default
+PLANS = 16  # that are known at a time and not over; project default
 
 
 def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -492,13 +492,21 @@ def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"plan: {key} {sentence}")
     if plan.expect not in ("up", "down", "either"):
         raise Refused(f"plan: expect must be up, down or either, not {expect!r:.60}")
+    if len(others) >= PLANS:
+        now = ctx.state.step
+        others = tuple(known for known in others if known.to_step + diagnosis.BEFORE >= now)
+    if len(others) >= PLANS:
+        raise Refused(
+            f"plan: {PLANS} changes are planned, and no more can be; take one back first, by its "
+            f"words: supervise plan add RUN --to 0 --what {shlex.quote(others[0].what)}"
+        )
     steps = ", ".join(f"{known.from_step} to {known.to_step}" for known in same)
     replaced = f" (replaces steps {steps})" if same else ""
     return Answer(
         f"steps {first} to {plan.to_step} are planned{replaced}: what {what} does to the loss "
         "opens no incident; SEV0 still does; to take it back: supervise plan add RUN --to 0 --what "
         f"{shlex.quote(what)}",
-        then=lambda: _set_plans(context, (*others, plan)[-PLANS:]),
+        then=lambda: _set_plans(context, (*others, plan)),
     )
 
 

@@ -56,6 +56,7 @@ MOVED_BY_SPIKE = frozenset(
 )
 
 
+AGE = frozenset(("steps_seen",))  # of the run: a rule that begins or ends with it is about the rest
 RETURNED_DATA = "data"  # the cause of a mute: what a rule sees is theirs
 # What a return of other data moves, beside what the spike itself does.
 OF_TOKENS = frozenset(
@@ -70,7 +71,7 @@ MOVED_BY_LOSS = frozenset(("train_loss_raw", "train_loss_ema", "grad_global_norm
 def is_moved_by_data(policy: Policy, rule: Rule) -> bool:
     """Return whether a rule reads what a return of other data moves, and nothing else."""
     read = rule_metrics(policy, rule)
-    known = read <= MOVED_BY_SPIKE | OF_TOKENS | {"steps_seen"}
+    known = read <= MOVED_BY_SPIKE | OF_TOKENS | AGE
     return known and bool(read & MOVED_BY_LOSS) and _pack(rule.id) != WIRING
 
 

@@ -55,13 +55,12 @@ CAUSES = {  # what comes into a title behind "after"
     SpikeClass.CUT: "a change of the batch size",
 }
 SYMPTOMS = ("attention", "routing", "ranks", "spread of the ranks")  # of a cause, areas
-SKIPS = ("update_skipped", "skip_reason")  # what was done about it
 EVENTS = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
 # Events that explain nothing, or are shown elsewhere.
 ROUTINE = ("action", "drill", "checkpoint", "reflex", "skipped", "weights", WIRING)
 RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
 FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
-SKIPPED, SKIP_REASON = "update_skipped", "skip_reason"
+SKIPPED, SKIP_REASON = "update_skipped", "skip_reason"  # what was done about it
 MAX_LISTED = 4  # of several like things in one sentence
 OVER = (Status.RECOVERED, Status.DONE)
 QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
@@ -102,8 +101,7 @@ def describe_observation(
     judged_metrics |= {name for condition in conditions for name in condition.nonfinite}
     if judged_metrics - {None} and judged_metrics <= MACHINE | {None}:  # norms vary beside it
         signals = []
-    named = {move.metric for move in signals}
-    named |= set() if loss is None else {loss.metric}
+    named = {move.metric for move in (loss, *signals) if move is not None}
     signals.sort(key=lambda move: not math.isfinite(move.peak))
     shown = [move for move in signals if not (move.peak == 0.0 and move.peak_step in skipped)]
     parts = [change_text(move) for move in shown]
@@ -114,8 +112,10 @@ def describe_observation(
         return text
     worst = min((c.severity for c in conditions if c.is_breach), default="")
     texts: dict[str, str] = {}
+    numberless = {m.metric for m in (loss, *shown) if m is not None and not math.isfinite(m.peak)}
     for condition in conditions:
-        is_named = condition.metric is not None and condition.metric in named
+        names = {*condition.nonfinite}
+        is_named = condition.metric in named or (bool(names) and names <= numberless)
         if condition.is_breach and condition.severity == worst and not is_named:
             clause = describe_condition(condition, opened_at=opened.step)
             texts.setdefault(condition.metric or condition.detector, clause)
@@ -334,7 +334,7 @@ def _order(moves: Sequence[Move], *, is_explained: bool) -> str:
     Args:
         is_explained: by something that is no signal of the training, and came before them.
     """
-    moves = [move for move in moves if move.metric not in SKIPS]
+    moves = [move for move in moves if move.metric not in (SKIPPED, SKIP_REASON)]
     if len(moves) < 2:
         return ""
     groups: list[tuple[Move, list[str]]] = []
