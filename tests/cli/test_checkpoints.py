@@ -7,6 +7,9 @@ import json
 import pytest
 
 from supervise.checkpoints import Register
+from tests.support import recorded_run
+
+SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 20)
 
 
 @pytest.fixture
@@ -79,3 +82,27 @@ def test_the_newest_is_verified_on_request(keep_run, supervise, tmp_path, code):
     assert supervise("checkpoints", "--verify", tmp_path / "run")[0] == code
     newest = Register(tmp_path / "run").newest()
     assert newest is not None and newest.state == ("bad" if code else "verified")
+
+
+def test_what_an_incident_made_suspect_is_not_for_going_back(keep_run, supervise, small):
+    """The table, --json, the status and --resume-run say the same of it."""
+    run = keep_run(recorded_run.make_frames(0, *SPIKE), code=78).path
+    register = Register(run)
+    register.add("/c/late.pt", step=60, state="verified", pinned=True)
+    register.write()
+    (run / "state.json").write_text(json.dumps({"state": "halted"}))
+    late = "saved since the incident of step 40: not for going back"
+    options = ("--policy", small, "--run-dir", run, "--resume-run")
+
+    status = json.loads(supervise("status", "--json", run)[1])
+    refused = supervise("run", *options, "--", "true")
+
+    assert supervise("checkpoints", run)[1].rstrip().endswith(f"/c/late.pt; {late}")
+    assert json.loads(supervise("checkpoints", "--json", run)[1])[0]["suspect"] == late
+    assert status["ending"]["checkpoint"] is None
+    assert status["ending"]["suspect"] == f"ckpt-1 of step 60 is verified, {late}"
+    assert (
+        f"checkpoint  none is good; ckpt-1 of step 60 is verified, {late}"
+        in supervise("status", run)[1]
+    )
+    assert refused[0] == 64 and f"none is good: ckpt-1 of step 60 is verified, {late}" in refused[2]

@@ -189,7 +189,8 @@ def outcome_of(severity="SEV0", slow_step=None, **closed):
     outcome = RunOutcome()
     record = {"incident": "inc-1", "severity": severity, "step": 9, "reason": "loss 9"}
     asked = {"what": "withdrawn", "id": "ask-1"}
-    outcome.take(record | {"kind": "incident", "data": {"what": "opened", "slow_step": slow_step}})
+    began = {"what": "opened", "slow_step": slow_step, "breach_step": 500}
+    outcome.take(record | {"kind": "incident", "data": began})
     outcome.take(record | {"kind": "approval", "data": asked})
     outcome.take(record | {"kind": "incident", "data": {"what": "closed", **closed}})
     return outcome
@@ -215,6 +216,55 @@ def test_the_verdict_of_an_ended_run_is_the_gravest_thing(kind, code, status, ne
     assert (ending.kind, ending.text) == (kind, text)
     assert ending.facts[0].kind == kind and text.endswith(ending.command)
     assert ending.checkpoint.id == ("ckpt-2" if newest == "verified" else "ckpt-1")
+
+
+def incident(code, attempt, step, severity="SEV1", **data):
+    at = {"attempt": attempt, "step": step, "severity": severity, "incident": "inc-1"}
+    return {"kind": "incident", "reason": code, "data": {"what": code, **data}, **at}
+
+
+OPENED = incident("opened", 0, 152, breach_step=150)
+BACK_AT_END = {"outcome": "job_ended", "spike": {"questions": {"rejoined": {"answer": "yes"}}}}
+ADVISORY = incident("opened", 0, 152, "SEV2", breach_step=150)
+
+
+@pytest.mark.parametrize(
+    ("records", "saved", "good"),
+    [
+        ([OPENED], [(0, 149), (0, 199)], 1),
+        ([OPENED], [(0, 150)], None),
+        ([OPENED, incident("closed", 0, 886, outcome="job_ended")], [(0, 149), (0, 900)], 1),
+        ([OPENED, incident("closed", 0, 886, **BACK_AT_END)], [(0, 149), (0, 799)], 2),
+        ([OPENED, incident("closed", 1, 276, outcome="recovered")], [(0, 159), (1, 199)], 2),
+        ([OPENED, incident("closed", 2, 276, outcome="recovered")], [(0, 9), (1, 199)], 1),
+        ([OPENED, incident("closed", 0, 300, outcome="rebaselined")], [(0, 200), (0, 301)], 2),
+        ([OPENED, incident("closed", 0, 300, outcome="rebaselined")], [(0, 9), (0, 300)], 1),
+        ([OPENED, incident("joined", 0, 153, breach_step=99)], [(0, 9), (0, 100)], 1),
+        ([ADVISORY], [(0, 149), (0, 199)], 2),
+        ([ADVISORY, incident("raised", 0, 300, breach_step=250)], [(0, 199), (0, 299)], 1),
+    ],
+)
+def test_what_an_incident_made_suspect_is_not_offered_to_go_back_to(records, saved, good):
+    outcome = RunOutcome()
+    for record in records:
+        outcome.take(record)
+    checkpoints = [
+        Entry(f"ckpt-{i}", f"/c/{i}", step, attempt, state="verified")
+        for i, (attempt, step) in enumerate(saved, 1)
+    ]
+    ending = judge_ending(Life(job="ended", over=True, exit_code=0), None, outcome, checkpoints)
+
+    assert (ending.checkpoint and ending.checkpoint.id) == (good and f"ckpt-{good}")
+    is_newest = good == len(saved)
+    assert ending.suspect.endswith("" if is_newest else ": not for going back")
+    assert bool(ending.suspect) != is_newest
+
+
+def test_weights_alone_are_offered_where_nothing_else_is_good():
+    weights = Entry("ckpt-2", "/c/2", 99, state="verified", resumable="weights only")
+    life = Life(job="ended", over=True, exit_code=0)
+    for checkpoints, name in (([weights], "ckpt-2"), ([CHECKPOINTS[0], weights], "ckpt-1")):
+        assert judge_ending(life, None, RunOutcome(), checkpoints).checkpoint.id == name
 
 
 YES = {"answer": "yes"}

@@ -51,6 +51,7 @@ console.log(JSON.stringify({
   before,
   charts: view.charts.map((chart) => chart.name),
   checks: JSON.stringify(context.checkpoints({ actions: [], checkpoints: [{ state: "valueOf", problems: [] }] })),
+  suspect: JSON.stringify(context.checkpoints({ actions: [], checkpoints: [{ state: "verified", suspect: "not for going back", problems: [] }] })),
   head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
   redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("frames were removed"), drawn("baseline")],
   rolled: JSON.stringify(context.sparkline([3, 2, 1], [0.5])),

@@ -810,6 +810,9 @@ def test_the_scripts_show_what_a_run_says_and_what_comes_later():
     drawn = json.loads(subprocess.check_output(command))
     assert "cannot be read" in drawn["verdict"] and "constructor" in drawn["verdict"]
     assert "valueOf" in drawn["checks"], "no method of an object is taken for a state"
+    suspect = drawn["suspect"]
+    assert "verified, suspect" in suspect and "not for going back" in suspect
+    assert '"good"' not in suspect, "what an incident made suspect is not shown as good"
     assert "step 1" in drawn["head"], "of an incident without a time of day"
     assert "no step was made yet" in drawn["before"] and drawn["charts"] == ["loss"]
     commands, ended, cut, tagged = drawn["redrawn"]

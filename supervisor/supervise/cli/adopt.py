@@ -19,7 +19,6 @@ from ..checkpoints import registry
 from ..checkpoints.service import CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..core import job_recipes
-from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain_json
 from ..core.model.payload import DrillOrder
 from ..core.model.policy import Policy
@@ -42,11 +41,13 @@ from ..runtime.process import AdoptedProcess
 from ..runtime.segment_reader import recorded_returncode
 from ..runtime.settings import RecoveredRun, Settings
 from ..runtime.signals import Forwarder
+from ..runtime.status import describe_suspicion, find_good_checkpoint
 from ..store import audit
 from ..store.files import is_locked, read_json
 from ..store.policies import Reloader, reload_target, reloaded_policy_path
 from ..store.recorder import Recorder
 from ..store.run_directory import RUNS, RunDescription, RunDir, is_run
+from ..store.run_records import RunOutcome, skim_run
 from ._output import OpenRecords, PrintLine, channels_of, keep_output, line_printer, open_records
 from ._runs import adoptable_argument
 from ._streams import share_terminal
@@ -268,12 +269,13 @@ def preceding_run(directory: Path, path: Path) -> Path | None:
 def _from_checkpoint(
     run: RunDir, argv: Sequence[str], policy: Policy, print_line: PrintLine
 ) -> Launch | None:
-    """Return the launch from the newest verified checkpoint of a run, None if it saved none.
+    """Return the launch from the newest good checkpoint of a run, None if it saved none.
 
-    Checkpoints that are newer and did not verify are moved aside, as before a relaunch.
+    Newer ones, which did not verify or which an incident made suspect, are moved aside, as before
+    a relaunch.
 
     Raises:
-        UsageError: it is not known how the job resumes, or none of its checkpoints is verified.
+        UsageError: it is not known how the job resumes, or none of its checkpoints is good.
     """
     form, recipe = policy.job.checkpoints, policy.job.relaunch
     guard = CheckpointService(form, run.path, Path.cwd(), RunPosition, runs=RUNS)
@@ -287,13 +289,13 @@ def _from_checkpoint(
         entries = [e for e in entries if e.present or e.pinned]
         if not entries:
             return None
-        good = [entry for entry in entries if entry.state == registry.VERIFIED]
-        if recipe is None or not good:
-            raise _unable(run, entries[-1], argv, verified=bool(good))
-        complete = [entry for entry in good if entry.resumable != WEIGHTS_ONLY]
-        name = (complete or good)[-1].id
+        outcome = skim_run(run.audit_path)
+        entry = find_good_checkpoint(entries, outcome)
+        if recipe is None or entry is None:
+            raise _unable(run, entries, argv, outcome)
+        name = entry.id
         guard.prepare(name)
-        back, entry = guard.restore(name), (complete or good)[-1]
+        back = guard.restore(name)
     finally:
         guard.close()
     added = job_recipes.describe_relaunch(recipe, back.path, entry.step)
@@ -307,15 +309,22 @@ def _from_checkpoint(
 
 
 def _unable(
-    run: RunDir, newest: registry.Entry, argv: Sequence[str], *, verified: bool
+    run: RunDir, entries: Sequence[registry.Entry], argv: Sequence[str], outcome: RunOutcome
 ) -> UsageError:
     """Return the refusal to start a job at step 0 beside its checkpoints, and what to type."""
-    summary = f"{run.path} has saved checkpoints, the newest of step {newest.step}"
+    summary = f"{run.path} has saved checkpoints, the newest of step {entries[-1].step}"
     fresh = "; to start the command as it is: the same with --fresh"
-    if verified:
+    if find_good_checkpoint(entries, outcome) is not None:
         return UsageError(
             f"{summary}, and the policy does not say how the job resumes from one (job.relaunch)",
             hint=f"supervise init -- {shlex.join(argv)}{fresh}",
+        )
+    verified = next((e for e in reversed(entries) if e.state == registry.VERIFIED), None)
+    if verified is not None:
+        reason = describe_suspicion(verified, outcome)
+        return UsageError(
+            f"{summary}, and none is good: {verified.label} is verified, {reason}",
+            hint=f"supervise checkpoints {run.path}{fresh}",
         )
     return UsageError(
         f"{summary}, and none is verified", hint=f"supervise checkpoints --verify {run.path}{fresh}"

@@ -28,6 +28,7 @@ from ..core.model.decisions import plain_json
 from ..core.model.policy import Checkpoints, Evaluate
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..runtime import host
+from ..runtime.status import describe_suspicion
 from ..store import run_records
 from ..store.files import is_locked, remove_tree
 from ..store.run_directory import RUNS, RunDir, cache_directory
@@ -286,8 +287,9 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     Without --verify it reads only the run directory: it works from any terminal, and after the run.
     A checkpoint in state `found` is not verified yet. A pinned one is kept as a copy in
     RUN/checkpoints/ID. When the job ends, the supervisor verifies its newest checkpoint, for at
-    most 60 s (longer after a crash without a good one); --verify does this now, without a limit. In
-    --json `resumable` is `full` (weights and optimizer), `weights only`, or `unknown`.
+    most 60 s (longer after a crash without a good one); --verify does this now, without a limit.
+    In --json `suspect` says why the job must not go back to one, and `resumable` is `full` (weights
+    and optimizer), `weights only`, or `unknown`.
 
     \b
     Examples:
@@ -299,11 +301,14 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     """
     if verify:
         return _verify(RunDir.open_own(run))
-    entries = registry.read_registry(RunDir.open(run).path).checkpoints
+    directory = RunDir.open(run)
+    entries = registry.read_registry(directory.path).checkpoints
+    outcome = run_records.skim_run(directory.audit_path) if entries else run_records.RunOutcome()
+    suspect = {entry.id: describe_suspicion(entry, outcome) for entry in entries}
     if as_json:
-        echo_json(msgspec.to_builtins(entries))
+        echo_json([{**msgspec.to_builtins(e), "suspect": suspect[e.id]} for e in entries])
     elif entries:
-        print_table([_checkpoint_row(entry) for entry in entries], CHECKPOINT_HEADER)
+        print_table([_checkpoint_row(e, suspect[e.id]) for e in entries], CHECKPOINT_HEADER)
     else:
         echo("no checkpoints")
     return 0
@@ -447,7 +452,7 @@ def _print_evaluation(entry: registry.Entry, evaluation: Evaluation) -> None:
     print_table(rows, ("metric", "value"))
 
 
-def _checkpoint_row(entry: registry.Entry) -> tuple[str, ...]:
+def _checkpoint_row(entry: registry.Entry, suspect: str = "") -> tuple[str, ...]:
     return (
         entry.id,
         str(entry.step) if entry.step >= 0 else "?",
@@ -456,7 +461,7 @@ def _checkpoint_row(entry: registry.Entry) -> tuple[str, ...]:
         "yes" if entry.pinned else "no",
         format_size(entry.bytes),
         entry.saved[:19],
-        "; ".join([entry.path, *_weights_only(entry), *entry.problems]),
+        "; ".join([entry.path, *filter(None, [suspect]), *_weights_only(entry), *entry.problems]),
     )
 
 

@@ -254,7 +254,7 @@ def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
     if ending := state.ending:
         good = ending.checkpoint
         text = "none is good" if good is None else f"{good.id} of step {good.step} in {good.path}"
-        lines.append(("checkpoint", text))
+        lines.append(("checkpoint", "; ".join(filter(None, (text, ending.suspect)))))
     elif newest.can:
         lines.append(("protection", format_capabilities(newest.can)))
     if newest.budgets:

@@ -459,7 +459,7 @@ class EndFact(Struct, frozen=True):
 
 
 class GoodCheckpoint(Struct, frozen=True):
-    """The newest checkpoint that was verified."""
+    """The checkpoint that a relaunch would begin from: verified, and not suspect."""
 
     id: str
     step: int
@@ -472,6 +472,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: of the gravest fact. text: all of them, and who must act.
         facts: the gravest first. command: of who must act, "" where nobody must.
+        suspect: why newer verified checkpoints are passed over, "" for none.
     """
 
     kind: str
@@ -479,6 +480,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     facts: Sequence[EndFact]
     command: str = ""
     checkpoint: GoodCheckpoint | None = None
+    suspect: str = ""
 
 
 def judge_ending(
@@ -494,9 +496,10 @@ def judge_ending(
         outcome: what its records say. checkpoints: its register. run: its name in commands.
     """
     saved = [e for e in checkpoints if e.state in registry.JUDGED and (e.present or e.pinned)]
-    good = next((entry for entry in reversed(saved) if entry.state == registry.VERIFIED), None)
+    good = find_good_checkpoint(saved, outcome)
+    passed_over = _passed_over(saved, outcome, good)
     if not life.over:
-        return _left_alone(life, status, saved, good, run)
+        return _left_alone(life, status, saved, good, run, passed_over)
     code, worst = life.exit_code, outcome.worst
     cause = None if status is None else status.ended_by
     ended = f"ended with exit code {code}{f': {cause.text}' if cause else ''}"
@@ -517,7 +520,45 @@ def judge_ending(
         facts=facts,
         command=command,
         checkpoint=_checkpoint(good),
+        suspect=passed_over,
     )
+
+
+def find_good_checkpoint(
+    checkpoints: Sequence[registry.Entry], outcome: RunOutcome
+) -> registry.Entry | None:
+    """Return what a relaunch begins from, None without one.
+
+    That is the newest verified one that no incident made suspect; one with weights only if there
+    is no other.
+    """
+    good = [
+        entry
+        for entry in checkpoints
+        if entry.state == registry.VERIFIED
+        and outcome.suspicion_of(entry.attempt, entry.step) is None
+    ]
+    return next(
+        (entry for entry in reversed(good) if entry.resumable != WEIGHTS_ONLY),
+        good[-1] if good else None,
+    )
+
+
+def describe_suspicion(entry: registry.Entry, outcome: RunOutcome) -> str:
+    """Return why the job must not go back to a checkpoint, "" where no incident says so."""
+    suspicion = outcome.suspicion_of(entry.attempt, entry.step)
+    if suspicion is None:
+        return ""
+    return f"saved since the incident of step {suspicion.since[1]}: not for going back"
+
+
+def _passed_over(
+    checkpoints: Sequence[registry.Entry], outcome: RunOutcome, good: registry.Entry | None
+) -> str:
+    newest = next((e for e in reversed(checkpoints) if e.state == registry.VERIFIED), None)
+    if newest is None or newest is good or not (reason := describe_suspicion(newest, outcome)):
+        return ""
+    return f"{newest.label} is verified, {reason}"
 
 
 def _end_problems(
@@ -551,6 +592,7 @@ def _left_alone(
     checkpoints: Sequence[registry.Entry],
     good: registry.Entry | None,
     run: str,
+    passed_over: str,
 ) -> Ending:
     """Return what became of a run that its supervisor left, and what adopting it gets."""
     adopt, then = f"supervise adopt {run}", ""
@@ -575,6 +617,7 @@ def _left_alone(
         facts=[fact],
         command=adopt,
         checkpoint=_checkpoint(good),
+        suspect=passed_over,
     )
 
 

@@ -37,7 +37,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from msgspec import Struct
 
-from ..core.model.decisions import JOB_ENDED, SEVERITIES
+from ..core.model.decisions import JOB_ENDED, RECOVERED, SEVERITIES
 from ..core.model.events import Announced, Frame, LateFrame
 from ..core.model.redaction import spreadsheet_cell
 from ..core.model.verdicts import YES
@@ -50,7 +50,7 @@ from .run_directory import RunDir, is_run
 
 OUTCOMES = ("commit", "abort", "in_doubt")
 ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes: policy, operator, signal
-GRAVE = ("SEV0", "SEV1")
+GRAVE, ADVISORY = ("SEV0", "SEV1"), "SEV2"
 # As `audit` writes them; quotes inside of a text are escaped.
 _INCIDENT, _APPROVAL = b'"kind":"incident"', b'"kind":"approval"'
 
@@ -76,6 +76,31 @@ class IncidentOutcome(Struct):
     unanswered: str = ""
 
 
+class Suspicion(NamedTuple):
+    """What an incident says against the checkpoints of a run, as the engine judges them.
+
+    Attributes:
+        since: attempt and step of its first breach. until: of its end, None while it is open or
+            where only the end of the job ended it.
+        recovered: its last attempt is good again from its begin on.
+    """
+
+    incident: str
+    since: tuple[int, int]
+    until: tuple[int, int] | None = None
+    recovered: bool = False
+
+    def covers(self, attempt: int, step: int) -> bool:
+        """Return whether a checkpoint of that attempt and step (-1: unknown) is suspect."""
+        first_attempt, breach = self.since
+        if attempt < first_attempt or (attempt == first_attempt and 0 <= step < breach):
+            return False
+        if self.until is None:
+            return True
+        is_good_again = self.recovered and attempt == self.until[0] > first_attempt
+        return (attempt, step) <= self.until and not is_good_again
+
+
 class RunEnd(NamedTuple):
     """The record with which a run ended."""
 
@@ -90,6 +115,7 @@ class RunOutcome:
     Attributes:
         step: of the newest record, -1 without one. end: None unless that ended the run.
         incidents: by id, oldest first.
+        suspicions: against checkpoints, by incident.
         relaunching: the newest action on the job is a relaunch without an outcome.
         incomplete: why the journal ends early, "" where it does not.
     """
@@ -97,6 +123,7 @@ class RunOutcome:
     step: int = -1
     end: RunEnd | None = None
     incidents: dict[str, IncidentOutcome] = field(default_factory=dict)
+    suspicions: dict[str, Suspicion] = field(default_factory=dict)
     relaunching: bool = False
     incomplete: str = ""
 
@@ -111,6 +138,7 @@ class RunOutcome:
         elif kind == "intent":
             self.relaunching = bool(data["action"]["verb"] == "relaunch")
         elif kind == "incident":
+            self._take_suspicion(record, str(data.get("what")))
             self._take_incident(record, str(data.get("what")))
         elif kind == "approval" and (asked := self.incidents.get(str(record["incident"]))):
             is_unanswered = data["what"] in ("expired", "withdrawn")
@@ -131,6 +159,39 @@ class RunOutcome:
             if code == "closed":
                 previous.unsettled = _is_unsettled(previous, record["data"])
 
+    def _take_suspicion(self, record: Mapping[str, Any], code: str) -> None:
+        name, data = str(record["incident"]), record["data"]
+        at = int(record.get("attempt") or 0), int(record["step"])
+        breach, previous = data.get("breach_step"), self.suspicions.get(name)
+        if code == "opened":
+            start = at[1] if breach is None else int(breach)
+            self.suspicions[name] = Suspicion(name, (at[0], start))
+        elif previous is not None and code == "closed":
+            outcome = data.get("outcome")
+            if outcome == JOB_ENDED and _rejoined(data).get("answer") == YES:
+                del self.suspicions[name]  # the loss at the end is what it was before
+                return
+            until = None if outcome == JOB_ENDED else at
+            self.suspicions[name] = previous._replace(until=until, recovered=outcome == RECOVERED)
+        elif previous is not None and breach is not None:
+            attempt, start = previous.since
+            is_advisory = (known := self.incidents.get(name)) is None or known.severity == ADVISORY
+            moved = int(breach) if is_advisory else min(int(breach), start)
+            self.suspicions[name] = previous._replace(since=(attempt, moved))
+
+    def suspicion_of(self, attempt: int, step: int) -> Suspicion | None:
+        """Return why the job must not go back to a checkpoint, None where it may.
+
+        An advisory incident says nothing against one: a signal alone is unusual often enough to
+        leave no checkpoint of a long run in good repute.
+        """
+        grave = (
+            suspicion
+            for name, suspicion in self.suspicions.items()
+            if (incident := self.incidents.get(name)) is not None and incident.severity != ADVISORY
+        )
+        return next((each for each in grave if each.covers(attempt, step)), None)
+
     @property
     def gravest(self) -> list[IncidentOutcome]:
         """The incidents: open ones first, then by severity, then the newest."""
@@ -146,11 +207,19 @@ class RunOutcome:
 
 def _is_unsettled(incident: IncidentOutcome, closed: Mapping[str, Any]) -> bool:
     """Return whether only the end of the job closed it: slow to the end, or its loss not back."""
-    rejoined = ((closed.get("spike") or {}).get("questions") or {}).get("rejoined") or {}
+    rejoined = _rejoined(closed)
     is_grave = incident.severity in GRAVE
     is_about_loss = is_grave or bool(closed.get("acted") or rejoined.get("excursion"))
     is_back = is_about_loss and rejoined.get("answer") == YES and not incident.slow
     return closed.get("outcome") == JOB_ENDED and not closed.get("asked") and not is_back
+
+
+def _rejoined(closed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the answer to whether the loss came back, {} without one."""
+    answer: Mapping[str, Any] = (
+        ((closed.get("spike") or {}).get("questions") or {}).get("rejoined") or {}
+    )
+    return answer
 
 
 def read_outcome(records: Iterable[Mapping[str, Any]]) -> RunOutcome:

@@ -40,6 +40,7 @@ from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
 from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
+from ..runtime.status import describe_suspicion
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
@@ -497,7 +498,13 @@ class RunView:
         """Return the rows of the job's checkpoints, oldest first."""
         with suppress(StoreError, *MISSHAPEN):
             entries = registry.read_registry(self.run.path).checkpoints
-            return [{name: getattr(entry, name) for name in CHECKPOINT} for entry in entries]
+            return [
+                {
+                    **{name: getattr(entry, name) for name in CHECKPOINT},
+                    "suspect": describe_suspicion(entry, self._outcome),
+                }
+                for entry in entries
+            ]
         return []
 
     def decisions(self, since: int) -> list[dict[str, Any]]:

@@ -119,7 +119,8 @@ function gravest(r) {
 
 // Of a live run what can be done to it; of an ended one what is left to begin from.
 function canGoBack(r) {
-  if (r.ending) return h("small", { title: r.ending.checkpoint?.path, class: r.ending.checkpoint ? "" : "bad" }, lastGood(r.ending));
+  if (r.ending) return h("small", { title: r.ending.checkpoint?.path, class: r.ending.checkpoint ? "" : "bad" }, lastGood(r.ending),
+    r.ending.suspect && h("span", { class: "clamped" }, ` · ${r.ending.suspect}`));
   const able = (name) => /^(yes|exact|armed|from)/.test(r.protection?.[name] || "");
   const ways = ["rollback", "relaunch"].filter((name) => r.protection?.[name]);
   if (!ways.length) return h("span", { class: "dim" }, "–");

@@ -167,7 +167,7 @@ function verdict(run) {
     ["steps/s, mean of 64 steps", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
     ["rollbacks and restarts", run.attempt || null],
-    ["last verified checkpoint", run.ending && lastGood(run.ending)],
+    ["last good checkpoint", run.ending && [lastGood(run.ending), run.ending.suspect && h("small", {}, ` ${run.ending.suspect}`)]],
     ["supervisor", run.ending ? null : (PHASES[run.phase] || [run.phase]).filter(Boolean).join(": ")],
     ["policy", `${run.policy} (${run.mode})`],
     ["started", run.created && `${age(run.created)} ago`],
@@ -279,12 +279,12 @@ function ranks(run) {
 
 const CHECKED = { __proto__: null, verified: ["■", "good", "verified"], bad: ["✕", "bad", "damaged"], found: ["□", "", "not checked"],
   unverified: ["□", "", "cannot be checked"], vanished: ["□", "", "gone"] };
-const checked = ({ state }) => chip(`${(CHECKED[state] || ["□"])[0]} ${CHECKED[state]?.[2] || state}`, CHECKED[state]?.[1]);
+const checked = ({ state, suspect }) => chip(`${(CHECKED[state] || ["□"])[0]} ${CHECKED[state]?.[2] || state}${suspect && state === "verified" ? ", suspect" : ""}`, suspect ? "" : CHECKED[state]?.[1]);
 
 function checkpoints(run) {
   const item = (c) => h("li", {},
     checked(c), ` step ${number(c.step)} `,
-    h("small", { title: c.path }, c.name, c.pinned ? " · never removed" : "", c.present === false ? " · gone" : ""),
+    h("small", { title: c.path }, c.name, c.pinned ? " · never removed" : "", c.present === false ? " · gone" : "", c.suspect && ` · ${c.suspect}`),
     c.problems.length > 0 && h("small", {}, c.problems[0], c.problems.length > 1 ? ` · and ${c.problems.length - 1} more like this` : ""));
   const rows = [...run.checkpoints].reverse();
   return h("section", { class: "card", hidden: !rows.length },
@@ -531,7 +531,8 @@ function lanes(view, run) {
     const saved = run.checkpoints.filter((c) => c.step != null).map((c) => {
       const t = c.saved && run.t0 ? Date.parse(c.saved) / 1000 - run.t0 : NaN;
       const [glyph, tone] = CHECKED[c.state] || ["□", ""];
-      return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${CHECKED[c.state]?.[2] || c.state}`, tone);
+      const text = [CHECKED[c.state]?.[2] || c.state, c.suspect].filter(Boolean).join(", ");
+      return mark({ attempt: c.attempt, step: c.step, t }, glyph, `checkpoint of step ${c.step}: ${text}`, c.suspect ? "" : tone);
     });
     const events = run.events.map((e) => mark(e, ICONS[e.kind] || "•", `step ${e.step}, ${e.kind}: ${e.text}`));
     const some = (children) => children.filter(Boolean);
