@@ -89,7 +89,7 @@ function card(title, note, ...children) {
 
 // `head`: [text, "n" for numbers]. A cell is text or elements; on a phone it names its column.
 function table(head, rows, kind = "stack") {
-  const cells = (row) => row.map((cell, i) => h("td", { class: head[i][1], "data-of": head[i][0] }, cell));
+  const cells = (row) => row.map((cell, i) => h("td", { class: head[i][1], "data-of": head[i][3] ?? head[i][0] }, cell));
   const heads = head.map(([text, align, title]) => h("th", { scope: "col", class: align, title }, text));
   return h("table", { class: kind }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
 }

@@ -76,9 +76,12 @@ function stepTable(report, run, restored, head, names, about) {
     return "–";
   };
   return card("Steps", "around the incident", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "steps" },
-    table([["metric"], ...moments.map(([when, at]) => [[when, h("small", {}, when === "before" ? ` healthy, up to step ${number(at)}` : ` step ${number(at)}`)], "n"])],
+    table([["metric", "", null, ""], ...moments.map(([when, at]) => {
+      const where = when === "before" ? `healthy, up to step ${number(at)}` : `step ${number(at)}`;
+      return [[when, h("small", {}, ` ${where}`)], "n", null, `${when}, ${where}:`];
+    })],
       names.map((name) => [about[name].name, ...moments.map(([when, at, own, isOld]) => (when === "before" && name in healthy
-        ? measure(healthy[name], about[name].unit) : value(name, at, own, isOld)))]), "steps")));
+        ? measure(healthy[name], about[name].unit) : value(name, at, own, isOld)))]), "steps stack")));
 }
 
 const measure = (value, unit) => (unit === "s" && isFinite(value) ? duration(value) : number(value));

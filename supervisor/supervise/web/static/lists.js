@@ -35,7 +35,7 @@ async function runsPage() {
   function draw() {
     remember({ q: filter.value, sort: sort === "age" ? null : sort, up: down ? null : 1 });
     needs.replaceChildren(list.needs.length ? h("section", { class: "card verdict busy" }, h("h2", {}, "Needs you"),
-      h("ul", { class: "needs" }, list.needs.map((need) => needed(need, true)))) : h("p", { class: "calm" }, "✓ No run needs you."));
+      h("ul", { class: "needs brief" }, list.needs.map((need) => needed(need, true)))) : h("p", { class: "calm" }, "✓ No run needs you."));
     const sought = filter.value.toLowerCase().split(/\s+/);
     const text = (r) => [r.run, r.state, r.verdict, r.policy, r.mode, r.host, r.note, ...r.tags, r.gravest?.severity].join(" ").toLowerCase();
     const rows = list.runs.filter((r) => sought.every((word) => text(r).includes(word)));

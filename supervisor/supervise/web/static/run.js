@@ -167,7 +167,7 @@ function verdict(run) {
     ["steps/s, mean of 64 steps", run.tokens_per_s ? null : run.steps_per_s],
     ["left", run.state === "running" && run.eta_s != null ? duration(run.eta_s) : null],
     ["rollbacks and restarts", run.attempt || null],
-    ["last good checkpoint", run.ending && [lastGood(run.ending), run.ending.suspect && h("small", {}, ` ${run.ending.suspect}`)]],
+    ["last good checkpoint", run.ending && lastGood(run.ending)],
     ["supervisor", run.ending ? null : (PHASES[run.phase] || [run.phase]).filter(Boolean).join(": ")],
     ["policy", `${run.policy} (${run.mode})`],
     ["started", run.created && `${age(run.created)} ago`],
@@ -182,6 +182,7 @@ function verdict(run) {
       h("span", { class: "sub" }, run.argv?.map(quoted).join(" "))),
     h("h1", {}, title, h("small", {}, [same?.title, run.incidents.length ? `${plural(run.incidents.length, "incident")}, ${standing(run)}` : ["no incident", firing(run)].filter(Boolean).join(", ")].filter(Boolean).join(" · "))),
     more && h("p", {}, more),
+    run.ending?.suspect && h("p", {}, run.ending.suspect),
     slowRank(run),
     run.problem && h("p", { class: "bad" }, run.problem),
     same?.steps.length ? advised(same.steps) : next && command(next),
@@ -194,11 +195,14 @@ function verdict(run) {
 // A thing that waits for a person: sentence, deadline, command.
 function needed({ run, text, command: line, severity: grave, incident, title, steps, left_s }, named) {
   const home = `${UP}${runPath(run)}/`;
+  const shown = named ? steps.filter((step) => step.command).slice(0, 1) : steps; // its page has all
   return h("li", {},
-    h("div", {}, grave && severity(grave), " ",
+    h("div", { title: named ? text : null }, grave && severity(grave), " ",
       named && [h("a", { href: home }, h("b", {}, run)), " "],
-      title && [h("a", { href: `${home}incident/${incident}/` }, title), ": "], h("span", {}, text), left_s != null && h("b", { class: "left" }, ` ${duration(left_s)} left`)),
-    steps.length ? advised(steps) : line && command(line));
+      left_s != null && h("b", { class: "left" }, `${duration(left_s)} left `),
+      title && [h("a", { href: `${home}incident/${incident}/` }, title), ": "], h("span", {}, text)),
+    !shown.length ? line && command(line) : named ? command(shown[0].command) : advised(shown),
+    steps.length > shown.length && h("small", {}, shown.length > 0 && `${shown[0].text}; `, h("a", { href: home }, "what else can be done")));
 }
 
 function standing({ incidents: all }) {
