@@ -103,6 +103,12 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
     story.frames(99.0)
 
     assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1", "ask-2"]
+    runbook = story.state.approvals.pending.runbook
+    for word in ("approve", "deny"):
+        late = story.say(word, id="ask-1").data
+        assert not late["ok"] and late["answer"].startswith("too late: ask-1 was expired")
+        then = f"; ask-2 for {runbook} waits instead; supervise {word} RUN ask-2"
+        assert late["answer"].endswith(then)
     assert story.kinds("approval")[0].data["what"] == "expired"
     assert not story.say("approve", id="ask-1").data["ok"]
     assert story.say("approve", id="ask-2").data["ok"]

@@ -17,6 +17,7 @@ from supervise.report import (
     describe_condition,
     describe_rate_left,
     describe_response,
+    next_step,
 )
 
 
@@ -201,3 +202,34 @@ def test_a_request_says_how_far_above_its_level_it_leaves_a_rate():
     assert describe_rate_left(asked, rate, 0.004) == ""
     assert describe_rate_left(replace(asked, plan=[]), rate, 0.06) == ""
     assert describe_rate_left(asked, None, 0.06) == ""
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "wall", "until"),
+    [
+        (86400.0, "2026-11-30T00:51:30.000Z", "24 h (by 2026-12-01 00:51:30 UTC)"),
+        (900.0, "2026-11-30T00:51:30.000Z", "15 min (by 01:06:30 UTC)"),
+        (90.0, "2026-11-30T23:59:00.000Z", "90 s (by 2026-12-01 00:00:30 UTC)"),
+        (5400.0, None, "90 min"),
+    ],
+)
+def test_a_request_says_how_long_it_waits_and_how_it_is_answered(timeout_s, wall, until):
+    request = Approval(
+        step=9,
+        wall=wall,
+        record=1,
+        attempt=0,
+        id="ask-1",
+        runbook="soften",
+        plan=(),
+        timeout_s=timeout_s,
+        on_timeout="deny",
+        answer=None,
+        answer_text="",
+        args_sha256="sha256:0123456789abcdef",
+    )
+    approve, deny, silence = next_step(Status.WAITING, (), None, request)
+
+    assert approve.command == "supervise approve --sha 0123456789ab RUN ask-1"
+    assert deny.command == "supervise deny RUN ask-1"
+    assert silence.text == f"without an answer within {until} the answer is deny"

@@ -107,7 +107,10 @@ class Answer:
     def lines(self) -> list[str]:
         """What to print."""
         return [
-            f"record {record.seq}, step {record.step}: {record.reason}" for record in self.records
+            f"record {record.seq}, step {record.step}: {record.reason}".replace(
+                " RUN ", f" {self.run} "
+            )
+            for record in self.records
         ] or [self.text]
 
     def print(self) -> None:

@@ -354,7 +354,7 @@ def _request(request: Request) -> str:
     verbs = ", ".join(step.verb for step in request.steps)
     return (
         f"{request.id}: {request.runbook} ({verbs}) waits for `supervise approve RUN {request.id}`;"
-        f" {request.left_s} s left, then {request.on_timeout}"
+        f" {format_span(request.left_s)} left, then {request.on_timeout}"
     )
 
 

@@ -201,12 +201,15 @@ def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tu
 
     `outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
     """
-    settled = requests.settled.get(name)
+    settled, pending = requests.settled.get(name), requests.pending
+    verb = "approve" if outcome == "approved" else "deny"
+    then = f"; supervise {verb} RUN {pending.id}" if pending is not None else ""
     if settled is None:
-        waits = f"; {requests.pending.id} is" if requests.pending is not None else ""
-        return f"no request {name!r} is waiting{waits}", False
+        waits = f"; {pending.id} for {pending.runbook} is" if pending is not None else ""
+        return f"no request {name!r} is waiting{waits}{then}", False
     again = settled[0] == outcome
-    return f"{'no change' if again else 'too late'}: {name} was {settled[1]}", again
+    newer = f"; {pending.id} for {pending.runbook} waits instead" if pending is not None else ""
+    return f"{'no change' if again else 'too late'}: {name} was {settled[1]}{newer}{then}", again
 
 
 def has_urgent_request(state: State, incident: Incident, severity: str) -> bool:

@@ -604,7 +604,7 @@ class ApprovalAsked(Notice, frozen=True, kw_only=True):
     NEXT = (
         Step("to approve {runbook}", "supervise approve RUN {request}"),
         Step("to deny it", "supervise deny RUN {request}"),
-        Step("without an answer within {timeout_s:.0f} s of this message, {consequence}"),
+        Step("without an answer within {time_left} of this message, {consequence}"),
         Step("{status} meanwhile"),
     )
     runbook: str
@@ -618,6 +618,10 @@ class ApprovalAsked(Notice, frozen=True, kw_only=True):
     @property
     def consequence(self) -> str:
         return WITHOUT_ANSWER[self.on_timeout]
+
+    @property
+    def time_left(self) -> str:
+        return formats.format_timeout(self.timeout_s)
 
 
 class ApprovalUnneeded(Notice, frozen=True, kw_only=True):

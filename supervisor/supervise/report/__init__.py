@@ -14,7 +14,8 @@ __getattr__ = lazy_exports(
             "Action, Approval, Condition, IncidentReport, Move, RunOrigin, Status, incident_schema"
         ),
         "incident_sentences": (
-            "action_texts, change_text, describe_condition, describe_observation, describe_response"
+            "action_texts, change_text, describe_condition, describe_observation, "
+            "describe_response, next_step"
         ),
         "incident_views": ("render_card, render_files, render_full, render_markdown, outcome_text"),
         "openmetrics": "RunMetrics",

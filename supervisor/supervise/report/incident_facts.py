@@ -343,6 +343,7 @@ def newest_approval(incident: Iterable[Record]) -> Approval | None:
                 on_timeout=decision.on_timeout,
                 answer=None,
                 answer_text="",
+                args_sha256=decision.args_sha256,
             )
         elif (
             isinstance(decision, decisions.ApprovalSettled)

@@ -295,6 +295,7 @@ class Approval(Moment, frozen=True):
 
     Attributes:
         plan: verbs and arguments
+        args_sha256: the digest of these, which `approve --sha` is compared with
         answer: null: none yet
         took_s: seconds until then
     """
@@ -306,6 +307,7 @@ class Approval(Moment, frozen=True):
     on_timeout: str
     answer: str | None
     answer_text: str
+    args_sha256: str = ""
     took_s: float | None = None
 
 

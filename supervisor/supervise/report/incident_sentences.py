@@ -877,12 +877,17 @@ def next_step(
         asked = [message for message in messages if message.request == approval.id]
         if len(asked) > 1:  # the loss came back meanwhile
             return asked[-1].advice.whole
-        names, until = f"RUN {approval.id}", f"within {approval.timeout_s:.0f} s"
+        names = f"RUN {approval.id}"
+        until = f"within {formats.format_timeout(approval.timeout_s)}"
         if approval.wall is not None:  # the time begins when it is delivered
-            end = datetime.fromisoformat(approval.wall) + timedelta(seconds=approval.timeout_s)
-            until += f" (by {end:%H:%M:%S} UTC)"
+            begin = datetime.fromisoformat(approval.wall)
+            end = begin + timedelta(seconds=approval.timeout_s)
+            day = "" if end.date() == begin.date() else f"{end:%Y-%m-%d} "
+            until += f" (by {day}{end:%H:%M:%S} UTC)"
+        digest = formats.short_digest(approval.args_sha256)
+        proof = f"--sha {digest} " if digest else ""
         return (
-            Step(f"to approve {approval.runbook}", f"supervise approve {names}"),
+            Step(f"to approve {approval.runbook}", f"supervise approve {proof}{names}"),
             Step("to deny it", f"supervise deny {names}"),
             Step(f"without an answer {until} the answer is {approval.on_timeout}"),
         )

@@ -433,7 +433,8 @@ class RunView:
             age_s = seconds_since(newest.updated_wall, _now()) or 0.0
             for request in newest.approvals:
                 plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)
-                proof, name = f"--sha {quote(request.args_sha256)}", quote(request.id)
+                proof = f"--sha {formats.short_digest(request.args_sha256)}"
+                name = quote(request.id)
                 then = "may" if request.on_timeout == "allow" else "may not"
                 approve = f"supervise approve {proof} {path} {name}"
                 yield need(

@@ -489,6 +489,19 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
+def format_timeout(seconds: float) -> str:
+    """Return a time that somebody chose: `24 h`, `10 min`, `90 s`, in the largest whole unit."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size and not seconds % size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def short_digest(digest: str) -> str:
+    """Return the beginning of a digest, enough to tell one request from another."""
+    return digest.removeprefix("sha256:")[:12]
+
+
 def format_age(seconds: float) -> str:
     """Return a time in the largest unit that has at least two of it."""
     for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
