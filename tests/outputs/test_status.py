@@ -399,3 +399,36 @@ def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
     found, _ = capabilities_of(NANO, READY | {"savepoints": steps})
     late = f", savepoints {apart} steps apart for their cost"
     assert found["rollback"] == "yes" + (late if apart else "")
+
+
+@pytest.mark.parametrize(
+    ("runbook", "outcome", "text"),
+    [
+        ("", "commit", "stopped by an operator: the job ended with signal 2 (SIGINT), "),
+        ("stop-sev0", "commit", "stopped by runbook stop-sev0: the job ended with signal 2"),
+        ("", None, "stopped by an operator: supervise returned 78"),
+        ("", "abort", "ended with exit code 130: KeyboardInterrupt; supervise returned 78"),
+    ],
+)
+def test_an_ordered_end_says_who_ordered_it_how_the_job_ended_and_what_came_back(
+    runbook, outcome, text
+):
+    at = {"attempt": 0, "step": 9, "incident": None}
+    action = {"id": "inc-1/5/0-stop", "verb": "stop", "runbook": runbook or "stop"}
+    order = {"what": "operator", "command": "stop", "action": action["id"]}
+    result = {"action": {"id": action["id"]}, "result": {"returncode": -2}}
+    records = [
+        *([] if runbook else [{"kind": "note", "data": order, **at}]),
+        {"kind": "intent", "data": {"action": action}, **at},
+        *([{"kind": outcome, "data": result, **at}] if outcome else []),
+        {"kind": "run_end", "data": {"exit_code": 78}, **at},
+    ]
+    story = RunOutcome()
+    for record in records:
+        story.take(record)
+    life = Life(job="ended", over=True, exit_code=130, signal="SIGINT")
+    ending = judge_ending(life, status_of(ended_by={"text": "KeyboardInterrupt"}), story)
+
+    assert ending.text.startswith(text) and ending.text.endswith("supervise returned 78")
+    assert ending.stopped_by == (text.split(":")[0][11:] if text.startswith("stopped") else "")
+    assert (ending.kind, ending.command) == ("stopped", "")

@@ -195,7 +195,8 @@ def status_lines(state: RunStatus) -> list[tuple[str, str]]:
         lines.append(("record", state.record))
     if newest is None:
         return [*lines, ("state", "unknown: no status was written")]
-    if cause := newest.ended_by:
+    ordered = state.ending is not None and state.ending.stopped_by  # its error is of the order
+    if (cause := newest.ended_by) and not ordered:
         lines.append(("ended by", cause.text + (f" ({cause.means})" if cause.means else "")))
     if newest.trouble:
         lines.append(("trouble", newest.trouble))

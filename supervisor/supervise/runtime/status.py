@@ -29,6 +29,7 @@ from ..core.model import formats, state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
 from ..core.model.events import Announced, Curve, Event, Frame, LossCurve
+from ..core.model.failure import exit_text
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
@@ -37,7 +38,7 @@ from ..notifiers.channel_queue import Backlog
 from ..notifiers.heartbeat import Health
 from ..store.recorder import Shortage
 from ..store.run_directory import RunDir
-from ..store.run_records import ASKED, GRAVE, RunOutcome
+from ..store.run_records import ASKED, GRAVE, RunOutcome, StopOrder
 from .segment_reader import ProbeStatus, RankView
 
 FILE = "state.json"
@@ -472,6 +473,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: of the gravest fact. text: all of them, and who must act.
         facts: the gravest first. command: of who must act, "" where nobody must.
+        stopped_by: who ordered the stop that ended it, "" where nobody did.
         suspect: why newer verified checkpoints are passed over, "" for none.
     """
 
@@ -481,6 +483,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     command: str = ""
     checkpoint: GoodCheckpoint | None = None
     suspect: str = ""
+    stopped_by: str = ""
 
 
 def judge_ending(
@@ -501,8 +504,8 @@ def judge_ending(
     if not life.over:
         return _left_alone(life, status, saved, good, run, passed_over)
     code, worst = life.exit_code, outcome.worst
-    cause = None if status is None else status.ended_by
-    ended = f"ended with exit code {code}{f': {cause.text}' if cause else ''}"
+    stop = outcome.stop if code in ASKED else None
+    ended = _describe_end(code, status, outcome, stop)
     kind = STOPPED if code in ASKED else KILLED if code in SIGNALS else FAILED
     end = EndFact(kind, ended) if code else EndFact(FINISHED, FINISHED)
     problems = list(_end_problems(status, outcome, saved, finished=code == 0))
@@ -521,7 +524,24 @@ def judge_ending(
         command=command,
         checkpoint=_checkpoint(good),
         suspect=passed_over,
+        stopped_by="" if stop is None else stop.by,
     )
+
+
+def _describe_end(
+    code: int | None, status: Status | None, outcome: RunOutcome, stop: StopOrder | None
+) -> str:
+    """Return how the job ended, by whose order, and what `supervise` returned where that differs.
+
+    The error of an ordered end explains nothing: the order made it.
+    """
+    returned = None if outcome.end is None else outcome.end.exit_code
+    if stop is not None:
+        end = f"the job {exit_text(stop.returncode)}, " if stop.returncode is not None else ""
+        return f"stopped by {stop.by}: {end}supervise returned {returned}"
+    cause = None if status is None else status.ended_by
+    ended = f"ended with exit code {code}{f': {cause.text}' if cause else ''}"
+    return ended if returned in (code, None) else f"{ended}; supervise returned {returned}"
 
 
 def find_good_checkpoint(

@@ -53,6 +53,7 @@ ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes: polic
 GRAVE, ADVISORY = ("SEV0", "SEV1"), "SEV2"
 # As `audit` writes them; quotes inside of a text are escaped.
 _INCIDENT, _APPROVAL = b'"kind":"incident"', b'"kind":"approval"'
+_STOP = b'-stop"'  # the end of its action's id
 
 
 class IncidentOutcome(Struct):
@@ -101,6 +102,24 @@ class Suspicion(NamedTuple):
         return (attempt, step) <= self.until and not is_good_again
 
 
+class StopOrder(NamedTuple):
+    """A stop that ended the job.
+
+    Attributes:
+        action: its id. runbook: of the policy that ordered it, "" for an operator.
+        returncode: of the job, None while nobody knows.
+    """
+
+    action: str
+    runbook: str
+    returncode: int | None = None
+
+    @property
+    def by(self) -> str:
+        """Who ordered it."""
+        return f"runbook {self.runbook}" if self.runbook else "an operator"
+
+
 class RunEnd(NamedTuple):
     """The record with which a run ended."""
 
@@ -116,6 +135,8 @@ class RunOutcome:
         step: of the newest record, -1 without one. end: None unless that ended the run.
         incidents: by id, oldest first.
         suspicions: against checkpoints, by incident.
+        stop: the newest order to stop the job, None without one or where it failed.
+        operator_action: id of the action with which an operator's `stop` was answered.
         relaunching: the newest action on the job is a relaunch without an outcome.
         incomplete: why the journal ends early, "" where it does not.
     """
@@ -124,6 +145,8 @@ class RunOutcome:
     end: RunEnd | None = None
     incidents: dict[str, IncidentOutcome] = field(default_factory=dict)
     suspicions: dict[str, Suspicion] = field(default_factory=dict)
+    stop: StopOrder | None = None
+    operator_action: str = ""
     relaunching: bool = False
     incomplete: str = ""
 
@@ -135,8 +158,21 @@ class RunOutcome:
             self.end = RunEnd(int(data["exit_code"]), record.get("wall"))
         if kind in OUTCOMES and "action" in data:
             self.relaunching = False
+            if self.stop is not None and data["action"]["id"] == self.stop.action:
+                returncode = (data.get("result") or {}).get("returncode")
+                is_done = kind == "commit"
+                self.stop = self.stop._replace(returncode=returncode) if is_done else None
         elif kind == "intent":
-            self.relaunching = bool(data["action"]["verb"] == "relaunch")
+            action = data["action"]
+            self.relaunching = bool(action["verb"] == "relaunch")
+            if action["verb"] == "stop":
+                is_operators = str(action["id"]) == self.operator_action
+                runbook = "" if is_operators else str(action["runbook"])
+                self.stop = StopOrder(str(action["id"]), runbook)
+            elif self.relaunching:
+                self.stop = None
+        elif kind == "note" and data.get("command") == "stop" and data.get("action"):
+            self.operator_action = str(data["action"])
         elif kind == "incident":
             self._take_suspicion(record, str(data.get("what")))
             self._take_incident(record, str(data.get("what")))
@@ -216,9 +252,9 @@ def _is_unsettled(incident: IncidentOutcome, closed: Mapping[str, Any]) -> bool:
 
 def _rejoined(closed: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the answer to whether the loss came back, {} without one."""
-    answer: Mapping[str, Any] = (
-        ((closed.get("spike") or {}).get("questions") or {}).get("rejoined") or {}
-    )
+    answer: Mapping[str, Any] = ((closed.get("spike") or {}).get("questions") or {}).get(
+        "rejoined"
+    ) or {}
     return answer
 
 
@@ -248,7 +284,7 @@ def skim_run(path: Path) -> RunOutcome:
     for line, _ in audit.log_lines(path):
         if line.endswith(b"\n"):
             last_line = line
-            if _INCIDENT in line or _APPROVAL in line:
+            if _INCIDENT in line or _APPROVAL in line or _STOP in line:
                 _take(outcome, line)
     if last_line and _INCIDENT not in last_line:
         _take(outcome, last_line)

@@ -523,6 +523,7 @@ class RunView:
 
     def _decision(self, record: Record) -> Mark:
         made = record.decision
+        text = f"supervise returned {record.reason}" if record.kind == "run_end" else record.reason
         is_chief = isinstance(made, CHIEF) or record.kind in ("run_start", "run_end")
         return {
             **self._moment(record),
@@ -531,7 +532,7 @@ class RunView:
             "kind": formats.RECORDS.get(record.kind, record.kind),
             "severity": None if made is None else made.severity,
             "incident": record.incident,
-            "text": self._texts.get(record.seq, record.reason),
+            "text": self._texts.get(record.seq, text),
             "is_chief": is_chief or record.seq in self._texts,  # people look for it first
         }
 

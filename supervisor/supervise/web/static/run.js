@@ -152,7 +152,7 @@ function headline(run) {
   if (!ending) return [verdict || "no status yet", ""];
   if (ALONE[ending.kind]) return [ALONE[ending.kind], ending.text];
   const [first, ...rest] = troubles(run);
-  return [first ? `${state}: ${first}` : state, rest.join(" · ")];
+  return [!first ? state : ending.stopped_by ? first : `${state}: ${first}`, rest.join(" · ")];
 }
 
 const lastGood = ({ checkpoint }) => (checkpoint ? `step ${number(checkpoint.step)} (${checkpoint.id})` : "none");
