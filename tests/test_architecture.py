@@ -37,7 +37,7 @@ LAYERS = {
     "catalog": (
         "core detectors actions notifiers supervise_probe.collectors supervise_probe.faults"
     ),
-    "checkpoints": "core system store.files",
+    "checkpoints": "core system store.files store.run_records",
     "store": "core system",
     "data": "json_schemas report store",
     "report": "core json_schemas store system",

@@ -24,6 +24,7 @@ from ..core.model.events import Event, LateFrame, Notice
 from ..core.model.payload import CheckpointState, Json, Payload
 from ..errors import StoreError
 from ..store import files
+from ..store.run_records import RunOutcome
 
 NAME = "checkpoints.json"
 PINNED = "checkpoints"  # directory of the pinned copies, by id
@@ -150,6 +151,41 @@ class Entry(msgspec.Struct, eq=False):
             return
         if abs(self.step - (inside - 1)) <= NEAR:
             self.step = inside - 1
+
+
+def find_good_checkpoint(checkpoints: Sequence[Entry], outcome: RunOutcome) -> Entry | None:
+    """Return what a relaunch begins from, None without one.
+
+    That is the newest verified one that no incident made suspect; one with weights only if there
+    is no other.
+    """
+    good = [
+        entry
+        for entry in checkpoints
+        if entry.state == VERIFIED and outcome.suspicion_of(entry.attempt, entry.step) is None
+    ]
+    return next(
+        (entry for entry in reversed(good) if entry.resumable != WEIGHTS_ONLY),
+        good[-1] if good else None,
+    )
+
+
+def describe_suspicion(entry: Entry, outcome: RunOutcome) -> str:
+    """Return why the job must not go back to a checkpoint, "" where no incident says so."""
+    suspicion = outcome.suspicion_of(entry.attempt, entry.step)
+    if suspicion is None:
+        return ""
+    return f"saved since the incident of step {suspicion.since[1]}: not for going back"
+
+
+def describe_passed_over(
+    checkpoints: Sequence[Entry], outcome: RunOutcome, good: Entry | None
+) -> str:
+    """Return why the newest verified checkpoint is passed over for the `good` one, or ""."""
+    newest = next((e for e in reversed(checkpoints) if e.state == VERIFIED), None)
+    if newest is None or newest is good or not (reason := describe_suspicion(newest, outcome)):
+        return ""
+    return f"{newest.label} is verified, {reason}"
 
 
 class RegisterDocument(msgspec.Struct, frozen=True):

@@ -41,7 +41,6 @@ from ..runtime.process import AdoptedProcess
 from ..runtime.segment_reader import recorded_returncode
 from ..runtime.settings import RecoveredRun, Settings
 from ..runtime.signals import Forwarder
-from ..runtime.status import describe_suspicion, find_good_checkpoint
 from ..store import audit
 from ..store.files import is_locked, read_json
 from ..store.policies import Reloader, reload_target, reloaded_policy_path
@@ -290,7 +289,7 @@ def _from_checkpoint(
         if not entries:
             return None
         outcome = skim_run(run.audit_path)
-        entry = find_good_checkpoint(entries, outcome)
+        entry = registry.find_good_checkpoint(entries, outcome)
         if recipe is None or entry is None:
             raise _unable(run, entries, argv, outcome)
         name = entry.id
@@ -314,14 +313,14 @@ def _unable(
     """Return the refusal to start a job at step 0 beside its checkpoints, and what to type."""
     summary = f"{run.path} has saved checkpoints, the newest of step {entries[-1].step}"
     fresh = "; to start the command as it is: the same with --fresh"
-    if find_good_checkpoint(entries, outcome) is not None:
+    if registry.find_good_checkpoint(entries, outcome) is not None:
         return UsageError(
             f"{summary}, and the policy does not say how the job resumes from one (job.relaunch)",
             hint=f"supervise init -- {shlex.join(argv)}{fresh}",
         )
     verified = next((e for e in reversed(entries) if e.state == registry.VERIFIED), None)
     if verified is not None:
-        reason = describe_suspicion(verified, outcome)
+        reason = registry.describe_suspicion(verified, outcome)
         return UsageError(
             f"{summary}, and none is good: {verified.label} is verified, {reason}",
             hint=f"supervise checkpoints {run.path}{fresh}",

@@ -28,7 +28,6 @@ from ..core.model.decisions import plain_json
 from ..core.model.policy import Checkpoints, Evaluate
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..runtime import host
-from ..runtime.status import describe_suspicion
 from ..store import run_records
 from ..store.files import is_locked, remove_tree
 from ..store.run_directory import RUNS, RunDir, cache_directory
@@ -304,7 +303,7 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     directory = RunDir.open(run)
     entries = registry.read_registry(directory.path).checkpoints
     outcome = run_records.skim_run(directory.audit_path) if entries else run_records.RunOutcome()
-    suspect = {entry.id: describe_suspicion(entry, outcome) for entry in entries}
+    suspect = {entry.id: registry.describe_suspicion(entry, outcome) for entry in entries}
     if as_json:
         echo_json([{**msgspec.to_builtins(e), "suspect": suspect[e.id]} for e in entries])
     elif entries:

@@ -47,9 +47,8 @@ __getattr__ = lazy_exports(
         "signals": "Forwarder",
         "stacks": "RankSurvey, ask_for_stacks, main_frames, deepest_own_frame, py_spy_dump",
         "status": (
-            "Life, Status, TrainingProgress, build_status, describe_suspicion, "
-            "explain_missing_probe, find_good_checkpoint, format_capabilities, is_rollback_known, "
-            "judge_ending, judge_status, list_capabilities"
+            "Life, Status, TrainingProgress, build_status, explain_missing_probe, "
+            "format_capabilities, is_rollback_known, judge_ending, judge_status, list_capabilities"
         ),
         "status_writer": "FailureRecords, first_step_deadline_s",
         "watches": "ControlInbox, FileWatch, PolicyWatch, checkpoint_targets, post_command",

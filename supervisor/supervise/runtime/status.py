@@ -29,7 +29,6 @@ from ..core.model import formats, state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
 from ..core.model.events import Announced, Curve, Event, Frame, LossCurve
-from ..core.model.failure import exit_text
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
@@ -38,7 +37,7 @@ from ..notifiers.channel_queue import Backlog
 from ..notifiers.heartbeat import Health
 from ..store.recorder import Shortage
 from ..store.run_directory import RunDir
-from ..store.run_records import ASKED, GRAVE, RunOutcome, StopOrder
+from ..store.run_records import ASKED, GRAVE, RunOutcome
 from .segment_reader import ProbeStatus, RankView
 
 FILE = "state.json"
@@ -499,13 +498,13 @@ def judge_ending(
         outcome: what its records say. checkpoints: its register. run: its name in commands.
     """
     saved = [e for e in checkpoints if e.state in registry.JUDGED and (e.present or e.pinned)]
-    good = find_good_checkpoint(saved, outcome)
-    passed_over = _passed_over(saved, outcome, good)
+    good = registry.find_good_checkpoint(saved, outcome)
+    passed_over = registry.describe_passed_over(saved, outcome, good)
     if not life.over:
         return _left_alone(life, status, saved, good, run, passed_over)
     code, worst = life.exit_code, outcome.worst
     stop = outcome.stop if code in ASKED else None
-    ended = _describe_end(code, status, outcome, stop)
+    ended = outcome.stop_text if stop else _describe_end(code, status, outcome)
     kind = STOPPED if code in ASKED else KILLED if code in SIGNALS else FAILED
     end = EndFact(kind, ended) if code else EndFact(FINISHED, FINISHED)
     problems = list(_end_problems(status, outcome, saved, finished=code == 0))
@@ -528,57 +527,12 @@ def judge_ending(
     )
 
 
-def _describe_end(
-    code: int | None, status: Status | None, outcome: RunOutcome, stop: StopOrder | None
-) -> str:
-    """Return how the job ended, by whose order, and what `supervise` returned where that differs.
-
-    The error of an ordered end explains nothing: the order made it.
-    """
+def _describe_end(code: int | None, status: Status | None, outcome: RunOutcome) -> str:
+    """Return how the job ended, and what `supervise` returned where that differs."""
     returned = None if outcome.end is None else outcome.end.exit_code
-    if stop is not None:
-        end = f"the job {exit_text(stop.returncode)}, " if stop.returncode is not None else ""
-        return f"stopped by {stop.by}: {end}supervise returned {returned}"
     cause = None if status is None else status.ended_by
     ended = f"ended with exit code {code}{f': {cause.text}' if cause else ''}"
     return ended if returned in (code, None) else f"{ended}; supervise returned {returned}"
-
-
-def find_good_checkpoint(
-    checkpoints: Sequence[registry.Entry], outcome: RunOutcome
-) -> registry.Entry | None:
-    """Return what a relaunch begins from, None without one.
-
-    That is the newest verified one that no incident made suspect; one with weights only if there
-    is no other.
-    """
-    good = [
-        entry
-        for entry in checkpoints
-        if entry.state == registry.VERIFIED
-        and outcome.suspicion_of(entry.attempt, entry.step) is None
-    ]
-    return next(
-        (entry for entry in reversed(good) if entry.resumable != WEIGHTS_ONLY),
-        good[-1] if good else None,
-    )
-
-
-def describe_suspicion(entry: registry.Entry, outcome: RunOutcome) -> str:
-    """Return why the job must not go back to a checkpoint, "" where no incident says so."""
-    suspicion = outcome.suspicion_of(entry.attempt, entry.step)
-    if suspicion is None:
-        return ""
-    return f"saved since the incident of step {suspicion.since[1]}: not for going back"
-
-
-def _passed_over(
-    checkpoints: Sequence[registry.Entry], outcome: RunOutcome, good: registry.Entry | None
-) -> str:
-    newest = next((e for e in reversed(checkpoints) if e.state == registry.VERIFIED), None)
-    if newest is None or newest is good or not (reason := describe_suspicion(newest, outcome)):
-        return ""
-    return f"{newest.label} is verified, {reason}"
 
 
 def _end_problems(

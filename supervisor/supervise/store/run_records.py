@@ -39,6 +39,7 @@ from msgspec import Struct
 
 from ..core.model.decisions import JOB_ENDED, RECOVERED, SEVERITIES
 from ..core.model.events import Announced, Frame, LateFrame
+from ..core.model.failure import exit_text
 from ..core.model.redaction import spreadsheet_cell
 from ..core.model.verdicts import YES
 from ..errors import MISSHAPEN, InputError, StoreError
@@ -214,6 +215,21 @@ class RunOutcome:
             is_advisory = (known := self.incidents.get(name)) is None or known.severity == ADVISORY
             moved = int(breach) if is_advisory else min(int(breach), start)
             self.suspicions[name] = previous._replace(since=(attempt, moved))
+
+    @property
+    def stop_text(self) -> str:
+        """Who ordered the stop, how the job ended, and what `supervise` returned; "" without one.
+
+        The error of such an end is left out: the order made it.
+        """
+        if self.stop is None:
+            return ""
+        code, returned = self.stop.returncode, None if self.end is None else self.end.exit_code
+        parts = [
+            *([] if code is None else [f"the job {exit_text(code)}"]),
+            *([] if returned is None else [f"supervise returned {returned}"]),
+        ]
+        return f"stopped by {self.stop.by}: {', '.join(parts)}"
 
     def suspicion_of(self, attempt: int, step: int) -> Suspicion | None:
         """Return why the job must not go back to a checkpoint, None where it may.

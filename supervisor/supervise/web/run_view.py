@@ -40,7 +40,6 @@ from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
 from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
-from ..runtime.status import describe_suspicion
 from ..store import audit, run_directory
 from ..store.files import is_locked, make_directory, read_json, replace_file
 from ..store.run_directory import RunDir
@@ -433,10 +432,9 @@ class RunView:
             age_s = seconds_since(newest.updated_wall, _now()) or 0.0
             for request in newest.approvals:
                 plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)
-                proof = f"--sha {formats.short_digest(request.args_sha256)}"
-                name = quote(request.id)
+                proof, name = formats.short_digest(request.args_sha256), quote(request.id)
                 then = "may" if request.on_timeout == "allow" else "may not"
-                approve = f"supervise approve {proof} {path} {name}"
+                approve = f"supervise approve --sha {proof} {path} {name}"
                 yield need(
                     "approval",
                     f"may {request.runbook} run ({plan})? Without an answer it {then}",
@@ -502,7 +500,7 @@ class RunView:
             return [
                 {
                     **{name: getattr(entry, name) for name in CHECKPOINT},
-                    "suspect": describe_suspicion(entry, self._outcome),
+                    "suspect": registry.describe_suspicion(entry, self._outcome),
                 }
                 for entry in entries
             ]
