@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import UnsetType
@@ -48,6 +47,7 @@ from .incident_report import (
     Suppression,
     UnchangedArea,
 )
+from .records import describe_timeout
 
 CAUSES = {  # what comes into a title behind "after"
     SpikeClass.SCHEDULE: "a learning-rate jump",
@@ -878,14 +878,8 @@ def next_step(
         if len(asked) > 1:  # the loss came back meanwhile
             return asked[-1].advice.whole
         names = f"RUN {approval.id}"
-        until = f"within {formats.format_timeout(approval.timeout_s)}"
-        if approval.wall is not None:  # the time begins when it is delivered
-            begin = datetime.fromisoformat(approval.wall)
-            end = begin + timedelta(seconds=approval.timeout_s)
-            day = "" if end.date() == begin.date() else f"{end:%Y-%m-%d} "
-            until += f" (by {day}{end:%H:%M:%S} UTC)"
-        digest = formats.short_digest(approval.args_sha256)
-        proof = f"--sha {digest} " if digest else ""
+        until = f"within {describe_timeout(approval.timeout_s, approval.wall)}"
+        proof = f"--sha {formats.short_digest(approval.args_sha256)} "
         return (
             Step(f"to approve {approval.runbook}", f"supervise approve {proof}{names}"),
             Step("to deny it", f"supervise deny {names}"),

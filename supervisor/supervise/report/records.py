@@ -10,12 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
 
-from ..core.model import decisions
+from ..core.model import decisions, formats
 from ..core.model.failure import FAILURE_NOTICE, Failure, sort_by_cause
 from ..core.model.payload import NOTHING, Payload
 from ..errors import reading_recorded_data
@@ -315,3 +315,18 @@ def time_of_day(wall: Any) -> str:
         return datetime.fromisoformat(str(wall)).strftime("%H:%M:%S.%f")[:-3]
     except ValueError:
         return ""
+
+
+def describe_timeout(timeout_s: float, wall: str | None) -> str:
+    """Return how long a request waits, and until when, with the date where it is on another day.
+
+    Args:
+        wall: when its time began, ISO-8601; None where nobody knows.
+    """
+    length = formats.format_timeout(timeout_s)
+    if wall is None:
+        return length
+    begin = datetime.fromisoformat(wall)
+    end = begin + timedelta(seconds=timeout_s)
+    day = "" if end.date() == begin.date() else f"{end:%Y-%m-%d} "
+    return f"{length} (by {day}{end:%H:%M:%S} UTC)"
