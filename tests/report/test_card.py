@@ -257,7 +257,7 @@ def test_norms_that_vary_beside_a_slow_host_are_no_part_of_what_was_seen():
 
 
 def test_a_norm_without_a_number_is_said_once():
-    about = {"severity": "SEV0", "reason": "SEV0 nan", "rule": "nonfinite.gradient"}
+    about = {"severity": "SEV0", "headline": "nan", "reason": "", "rule": "nonfinite.gradient"}
     opened = IncidentOpened(step=199, breach_step=199, band=None, runbook="", **about)
     nonfinite = fired("nonfinite.gradient", "SEV0", nonfinite=["grad_global_norm"])
     steps = dict.fromkeys(("peak_step", "first_step", "earliest_step", "latest_step"), 199)
