@@ -52,7 +52,9 @@ def test_following_ends_with_the_run_and_outlives_a_supervisor(supervise, record
         time.sleep(0.1)
         audit = alive(run)
         at = {"actor": "app", "at_ns": 1, "wall": "2026-01-05T10:12:00.000Z", "step": 130}
-        for kind, data in (("note", {}), ("run_end", {"exit_code": 0})):
+        delivered = {"channel": "slack", "message": 12}  # the number of a record
+        kinds = ("note", {}), ("notify_result", delivered), ("run_end", {"exit_code": 0})
+        for kind, data in kinds:
             body = {"reason": f"{kind} written later", "data": data}
             audit.append(kind, body=body, sync=False, **at)
         audit.close()

@@ -91,11 +91,12 @@ def _print(
 
 def _is_shown(record: dict[str, Any]) -> bool:
     """Return whether a record is shown without --all: a fault of the wiring is a message only."""
-    if str(record.get("kind")) not in HIDDEN:
-        return True
+    kind = str(record.get("kind"))
+    if kind != Notified.KIND:
+        return kind not in HIDDEN
     message = (record.get("data") or {}).get("message") or {}
     rule = str((message.get("facts") or {}).get("rule") or "")
-    return record.get("kind") == Notified.KIND and rule.startswith(f"{WIRING}.")
+    return rule.startswith(f"{WIRING}.")
 
 
 def _is_newer(record: dict[str, Any], moment: datetime) -> bool:
