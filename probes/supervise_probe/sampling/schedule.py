@@ -238,8 +238,6 @@ class SamplingSchedule:
         early += 2 * FLOOR_NS * interval.every
         if interval.early and cost > early:
             interval.early *= 2
-        if self.tight:
-            return  # an incident is worth its samples; none is thinned further meanwhile
         every = self._sets.affordable(interval, step_ns)
         if every != interval.every:
             interval.every = every
