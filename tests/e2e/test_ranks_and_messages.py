@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow
 
 def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    job = [*torchrun, *nano("--steps", 90, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
+    job = [*torchrun, *nano("--steps", 200, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@50", job=job)
 
     assert run.returncode == 0
     assert "val_loss" in run.stdout
     rows = supervise.rows("run")
     assert {row["rank"] for row in rows} == {"0", "1"}
-    assert len(rows) == 180
+    assert len(rows) == 400
     assert "rollback: yes" in run.stderr
     assert run.actions == ["hold_rate", "pause", "rollback", "resume"]
     results = [record["data"]["result"] for record in run.kinds("commit")]

@@ -108,6 +108,17 @@ def test_a_rank_that_waits_for_those_at_the_fence_shows_that_the_job_has_none(ga
     assert ranks.done() == [[], []]
 
 
+def test_a_rank_that_hears_of_the_fence_one_step_too_late_holds_nobody_up(gang):
+    """It waits in its next step for those that stand there, and can veto only when they go on."""
+    ranks = gang(rank1=("misses", 2))
+
+    seen = ranks.scale()
+
+    aborts = [f.read_text() for f in ranks.shm.glob("fence-*") if '"abort"' in f.read_text()]
+    assert len(aborts) == 2 and not any("had no verdict" in text for text in aborts)
+    assert ranks.done() == [[f"{seen['ack_step']} lr_scale 0.5"]] * 2
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
     ranks = gang(rank1=("dies", 60))

@@ -7,7 +7,8 @@ FOLDER/log.RANK, a line `step verb value` each. Faults in a step: `astray` count
 others do not make, `dies` kills the rank, `shadows` lets it end no further step and take part in
 all collectives, as a rank does whose data has come to its end. Faults when the command of this
 number arrives, before it is read: `stops`, `sleeps` for `AWAY_S`, and `evaluates` for as long.
-A rank that `asks` does so for a shard at each step.
+A rank that `misses` reads each of the first so many one step too late. A rank that `asks` does so
+for a shard at each step.
 """
 
 from __future__ import annotations
@@ -52,13 +53,15 @@ class Rate:
 class Interrupted(Mailbox):
     """One whose rank turns to something else when the command of a number arrives."""
 
-    def __init__(self, writer, fault, number, reporter):
+    def __init__(self, writer, fault, number, reporter, position):
         super().__init__(writer)
         self._fault, self._number, self._reporter = fault, number, reporter
-        self._keys = []
+        self._position, self._keys, self._late = position, [], []
 
     def poll(self):
         found = super().poll()
+        if self._fault == "misses":
+            return self._read_late(found)
         for command in found:
             key = command.args.get("key", command.key)
             if key not in self._keys:
@@ -66,6 +69,15 @@ class Interrupted(Mailbox):
                 if len(self._keys) == self._number:
                     self._turn_away()
         return found
+
+    def _read_late(self, arrived):
+        for command in arrived:
+            self._keys.append(command.key)
+            if len(self._keys) <= self._number:
+                self._late.append(command)
+        past = [each for each in self._late if each.args["step"] < self._position.step - 1]
+        self._late = [each for each in self._late if each not in past]
+        return past + [command for command in arrived if command not in self._late + past]
 
     def _turn_away(self):
         if self._fault == "stops":
@@ -124,7 +136,7 @@ def run_rank(folder, world, step_s, faults, rank):
     torch = SimpleNamespace(distributed=SimpleNamespace(GroupMember=SimpleNamespace(WORLD=group)))
     writer = Writer.create(shm, "run", rank, world, slots=256)
     reporter = Reporter(position)
-    mailbox = Interrupted(writer, fault, at, reporter)
+    mailbox = Interrupted(writer, fault, at, reporter, position)
     reporter.connect(writer, mailbox, {name: i for i, name in enumerate(wire.PHASES)}, dict)
     guard = Guard(lambda part, why: sys.exit(f"{part.name} is off: {why}"))
     context = SimpleNamespace(

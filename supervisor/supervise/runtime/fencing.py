@@ -262,9 +262,9 @@ class Lease:
 
 WAIT_S = 5.0  # a rank stands at its fence for this long at most
 FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them
-VETOES = 4  # of ranks that were past it: the lead is doubled three times
+VETOES = 4  # of ranks that were past it: each time the lead that was needed is doubled
 APART = 3  # frames behind the fence by which a rank must have answered
-# From here to a rank, before it was measured; project default. Where a rollback follows, the steps
+# From here to a rank, at the first try; project default. Where a rollback follows, the steps
 # meanwhile are lost; too short a time only costs a veto, which holds nobody up.
 TRIP_S = 0.02
 LOOK_S = 0.05
@@ -342,9 +342,10 @@ class Fence:
         self._verb, self._args, self._key, self._until = verb, args, key, until
         self._name = hashlib.sha256(key.encode()).hexdigest()[:16]
         self._round = self._vetoes = 0
-        self._trip_s = TRIP_S
         self._held_s = math.inf  # since when ranks that stand there are waited for
-        self._least = -1  # the farthest step that a rank is known to have reached
+        self._from = -1  # the farthest step of a rank when the step was picked
+        self._lead = 0  # steps from there to the fence, once a rank was too far
+        self._passed = -1  # the farthest step of a rank that was past it and had not answered
 
     def settle(self) -> int:
         """Return the step at which all ranks carry it out.
@@ -376,13 +377,11 @@ class Fence:
             "until_ns": int(self._until * 1e9),
         }
         order = Payload(fields)
-        began = time.monotonic()
         pending = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
         try:
-            answers = self._promises(pending, path)
+            answers = self._promises(pending, path, step)
         finally:
             self._job.forget(pending)
-        self._trip_s = max(TRIP_S, time.monotonic() - began)
         objection = self._objection(pending, answers)
         promises = [ack.result.read(Answer) for ack in answers.values()]
         if objection is None:
@@ -402,9 +401,11 @@ class Fence:
         document = self._read(path)
         if not past and document is not None and "past" in document.args:
             past = [document.args["past"]]  # its answer is late, where the main loop is
+        if not past and self._passed >= step:
+            past = [self._passed - step]
         if past and self._vetoes < VETOES:
             self._vetoes += 1
-            self._least = step + max(past)
+            self._lead = 2 * (step + max(past) - self._from)
             return None
         if any(promise.busy for promise in promises):
             time.sleep(LOOK_S)  # with a fence of a supervisor before us, which ends by itself
@@ -431,26 +432,24 @@ class Fence:
                 raise ActionError(f"{self._verb} was not sent: {reason}", refused=True)
             time.sleep(LOOK_S)
         steps = [rank.step for rank in ranks.values()]
-        farthest: int = max(self._least, *steps)
+        self._from = max(steps)
         if all(standing.phase == "paused" for standing in ranks.values()):
-            return farthest
+            return self._from
         step_s = min(standing.step_s for standing in ranks.values())
-        lead = max(steps) - min(steps) + math.ceil(self._trip_s / step_s) + 1
-        return farthest + (lead << self._vetoes)
+        lead = self._from - min(steps) + math.ceil(TRIP_S / step_s) + 1
+        return self._from + max(lead, self._lead)
 
-    def _promises(self, pending: PendingCommand, path: str) -> dict[int, Ack]:
+    def _promises(self, pending: PendingCommand, path: str, step: int) -> dict[int, Ack]:
         """Wait until every rank has answered, or the fence is over without some of them."""
         answers: dict[int, Ack] = {}
         over_s: float | None = None
-        self._held_s = math.inf
+        self._held_s, self._passed = math.inf, -1
         while not pending.settled and time.monotonic() < self._until:
             answers = pending.wait(LOOK_S)
-            if self._are_held(pending, answers):
+            if self._are_held(pending, answers) or self._is_passed(pending, answers, step):
                 break
             if over_s is None and self._read(path) is not None:
-                over_s = time.monotonic() + max(
-                    OVER_S, 2 * self._trip_s
-                )  # the others answer at their next step
+                over_s = time.monotonic() + OVER_S  # the others answer at their next step
             if over_s is not None and time.monotonic() > over_s:
                 break
         return pending.wait(0.0) or answers
@@ -469,6 +468,18 @@ class Fence:
             return False
         self._held_s = min(self._held_s, time.monotonic())
         return time.monotonic() - self._held_s > HELD_S
+
+    def _is_passed(self, pending: PendingCommand, answers: Mapping[int, Ack], step: int) -> bool:
+        """Return whether a rank has ended the step before it heard of the fence, twice in a row.
+
+        In its next step it may wait for those that stand there: it cannot veto before they go on.
+        """
+        silent = set(pending.sent or ()) - set(answers)
+        ranks = self._job.standing() if silent else {}
+        moving = [ranks[r].step for r in silent if r in ranks and ranks[r].phase != "paused"]
+        passed, before = max(moving, default=-1), self._passed
+        self._passed = passed if passed >= step else -1
+        return step <= before <= passed
 
     def _objection(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
         """Return why not all ranks have promised, None where all have and mean the same step."""
