@@ -272,6 +272,7 @@ RATES_METRICS = (
 GROUPS = 16
 AGREED = 8  # steps that show which scheduler decides; a warm-up may dampen what it says
 CLOSE = 1e-6  # relative: rounding
+NUMBER = (float, int)  # LBFGS begins with the integer 1
 NAMES = ("learning_rate", *(f"learning_rate.{index}" for index in range(1, GROUPS)))
 
 
@@ -303,18 +304,18 @@ class RatesCollector(Collector):
                 continue
             initial = group.get("initial_lr")
             if self._first is None or self._first() is not update.optimizer:
-                if self._first is not None and type(initial) is not float:
+                if self._first is not None and not isinstance(initial, NUMBER):
                     initial = rate  # who makes another optimizer says which rate it has
                 self._first = weakref.ref(update.optimizer)
-            if type(initial) is float:
-                self._values["learning_rate_initial"] = initial
+            if isinstance(initial, NUMBER):
+                self._values["learning_rate_initial"] = float(initial)
             rate = update.scheduled
             if rate is not None:
                 self._values["learning_rate_scheduled"] = (
                     rate if type(rate) is float else self._read(rate)
                 )
-                if type(rate) is float:
-                    self._compare(update.optimizer, rate)
+                if isinstance(rate, NUMBER):
+                    self._compare(update.optimizer, float(rate))
 
     def _compare(self, optimizer: Any, rate: float) -> None:
         """See what the scheduler of the first optimizer has made of `rate`."""

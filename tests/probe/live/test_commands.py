@@ -59,14 +59,15 @@ def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, 
         assert rate is None or (rate == used[step]) == (used[step] != 0.5)
 
 
-def test_another_optimizer_says_with_which_rate_it_begins(probed):
+@pytest.mark.parametrize("rate", ["1.0", "1"])
+def test_another_optimizer_says_with_which_rate_it_begins(probed, rate):
     """As LBFGS behind Adam: its rate is of another kind, and no jump of the first."""
-    script = """
+    script = f"""
 model = nn.Linear(4, 1)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(12):
     if step == 6:
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=1.0, max_iter=2)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr={rate}, max_iter=2)
     x = torch.randn(8, 4)
 
     def closure():
