@@ -5,18 +5,36 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from supervise.core.model import Payload, PlannedStep
+from supervise.core.model import (
+    ElseHappened,
+    EvalShifted,
+    Failure,
+    NormChange,
+    NormsStayed,
+    Payload,
+    PlannedStep,
+    Questions,
+    Rejoined,
+    SpikeClass,
+    Verdict,
+)
 from supervise.report import (
     Action,
     Approval,
+    Check,
     Condition,
+    Estimate,
     Move,
     Status,
     action_texts,
     change_text,
     describe_condition,
+    describe_cost,
+    describe_probation,
+    describe_proof,
     describe_rate_left,
     describe_response,
+    estimate_unaided_cost,
     next_step,
 )
 
@@ -233,3 +251,335 @@ def test_a_request_says_how_long_it_waits_and_how_it_is_answered(timeout_s, wall
     assert approve.command == "supervise approve --sha 0123456789ab RUN ask-1"
     assert deny.command == "supervise deny RUN ask-1"
     assert silence.text == f"without an answer within {until} the answer is deny"
+
+
+# ── what it cost ──────────────────────────────────────────────────────────────────────────────────
+
+AGAIN = action("relaunch", args={"step": 4})  # at step 9
+BACK = action("rollback", result={"step": 5, "from_step": 9})
+SKIP = action("skip_step", args={"count": 3})
+UNAIDED = Estimate("without it every further step would have been lost", "NaN does not go away")
+
+
+@pytest.mark.parametrize(
+    ("actions", "facts", "text"),
+    [
+        ([], {"acted": False}, "nothing: the job was not changed"),
+        ([], {"acted": False, "standing": "no step lost"}, "no step lost"),
+        ([], {"acted": None}, "unknown: an action has no outcome on record"),
+        ([], {"acted": True}, "no steps repeated"),
+        ([], {"acted": False, "skipped": 1}, "1 update skipped"),
+        ([], {"acted": False, "lost_s": 12.0}, "the steps took 12 s longer in all"),
+        ([], {"acted": False, "lost_s": 0.4}, "nothing: the job was not changed"),
+        ([], {"acted": True, "ended_at": 40}, "the run ended at step 40"),
+        ([], {"acted": True, "ended_at": -1}, "the run ended"),
+        ([BACK], {}, "the progress of 4 steps lost"),
+        ([action("rollback", result={"step": 5})], {}, "the progress of 4 steps lost"),
+        ([action("rollback", ok=False, result={"step": 5})], {}, "no steps repeated"),
+        ([AGAIN], {}, "5 steps repeated; 1 restart"),
+        ([AGAIN, AGAIN], {}, "10 steps repeated; 2 restarts"),
+        ([AGAIN], {"spent": {"restart": "1/2"}}, "5 steps repeated; 1 of 2 restarts used"),
+        ([AGAIN], {"status": Status.STOPPED}, "5 steps undone; 1 restart"),
+        ([AGAIN], {"status": Status.JOB_ENDED}, "5 steps undone; 1 restart"),
+        ([AGAIN], {"status": Status.ASKED}, "5 steps undone; 1 restart"),
+        (
+            [action("relaunch", args={"step": 4}, result={"start_ended": "ended with code 1"})],
+            {},
+            "1 restart",
+        ),
+        ([action("resume", result={"held_s": 2.0})], {}, "2.0 s paused"),
+        ([action("resume", result={"held_s": 0.04})], {}, "no steps repeated"),
+        ([SKIP], {"skipped": 1}, "4 updates skipped"),
+        (
+            [BACK],
+            {"spent": {"lr_scale": "1/1"}},
+            "the progress of 4 steps lost; 1 of 1 rate change used",
+        ),
+        (
+            [BACK],
+            {"spent": {"rollback": "1/2", "all": "0/9"}},
+            "the progress of 4 steps lost; 1 of 2 rollbacks used",
+        ),
+        (
+            [BACK],
+            {"unaided": UNAIDED},
+            "the progress of 4 steps lost; without it every further step would have been lost",
+        ),
+    ],
+)
+def test_a_cost_is_counted_from_the_outcomes_of_the_actions(actions, facts, text):
+    plain = {"status": Status.RECOVERED, "acted": True}
+
+    assert describe_cost(actions, **plain | facts).text == text
+
+
+def test_the_numbers_of_a_cost_stand_beside_its_text():
+    cost = describe_cost(
+        [AGAIN, BACK, SKIP, action("resume", result={"held_s": 2.0})],
+        status=Status.RECOVERED,
+        acted=True,
+        skipped=1,
+        budgets={"restart": "1/2"},
+    )
+
+    assert (cost.steps_repeated, cost.steps_lost, cost.relaunches) == (5, 4, 1)
+    assert (cost.paused_s, cost.skipped, cost.budgets) == (2.0, 4, {"restart": "1/2"})
+
+
+# ── what nothing would have cost ──────────────────────────────────────────────────────────────────
+
+BROKEN, LARGE = move(2.0, math.nan, None), move(2.0, 9.0, 4.5)
+CRASH = Failure("exception", "OSError", "x")
+LOST_AT_SKIP = (
+    "had the update not been skipped, the weights would have been lost at step 7",
+    "an update with NaN or Inf leaves no weight as it was",
+)
+LOST_AT_SKIPS = (LOST_AT_SKIP[0].replace("update", "updates"), LOST_AT_SKIP[1])
+ENDS_THERE = "without it the run would have ended there", "the process had ended"
+LASTS = "without it every further step would have been lost", "NaN or Inf does not go away"
+
+
+@pytest.mark.parametrize(
+    ("status", "skipped", "moves", "actions", "failure", "estimate"),
+    [
+        (Status.CLEARED, [7], [BROKEN], [], None, LOST_AT_SKIP),
+        (Status.CLEARED, [7, 8], [LARGE, BROKEN], [], None, LOST_AT_SKIPS),
+        (Status.CLEARED, [7], [LARGE], [], None, None),
+        (Status.RECOVERED, [], [], [AGAIN], CRASH, ENDS_THERE),
+        (Status.DIFFERS, [], [], [AGAIN], CRASH, ENDS_THERE),
+        (Status.WATCHING, [], [], [AGAIN], CRASH, ENDS_THERE),
+        (Status.HELD, [], [], [AGAIN], CRASH, None),
+        (Status.RECOVERED, [], [], [action("relaunch", ok=False)], CRASH, None),
+        (Status.RECOVERED, [], [BROKEN], [BACK], None, LASTS),
+        (Status.RECOVERED, [], [BROKEN], [AGAIN], None, LASTS),
+        (Status.RECOVERED, [], [BROKEN], [SKIP], None, None),
+        (Status.RECOVERED, [], [LARGE], [BACK], None, None),
+        (Status.HELD, [], [BROKEN], [BACK], None, None),
+    ],
+)
+def test_what_nothing_would_have_cost_is_told_where_a_record_shows_it(
+    status, skipped, moves, actions, failure, estimate
+):
+    told = estimate_unaided_cost(status, skipped, moves, actions, failure)
+
+    assert (None if told is None else (told.text, told.reason)) == estimate
+
+
+# ── what shows that it is over ────────────────────────────────────────────────────────────────────
+
+
+def check(kind: str, text: str) -> Check:
+    return Check(record=5, step=12, attempt=0, wall=None, kind=kind, text=text)
+
+
+def verdict(back: str = "yes", *, norms: dict | None = None, **facts) -> Verdict:
+    """Return a verdict on a loss, with norms as `(before, after, limit)`."""
+    changes = {name: NormChange(*numbers) for name, numbers in (norms or {}).items()}
+    no_objective = facts.pop("no_objective", False)
+    return Verdict(
+        kind=SpikeClass.RECOVERABLE,
+        no_objective=no_objective,
+        questions=Questions(
+            rejoined=Rejoined(answer=back, text="", **{"excursion": True} | facts),
+            eval_shifted=EvalShifted(answer="unknown", text=""),
+            norms_stayed=NormsStayed(
+                answer="yes" if norms else "unknown", text="", metrics=changes
+            ),
+            else_happened=ElseHappened(answer="no", text="", events=()),
+        ),
+    )
+
+
+def proof(**facts):
+    plain = {"status": Status.RECOVERED, "end": "", "hold": "", "verification": ()}
+    plain |= {"diagnosis": None, "actions": (), "loss_left": True, "skipped": (), "good": None}
+    return describe_proof(**plain | facts)
+
+
+PASSED = check("passed", "20 steps in a row without trouble")
+NORMS = {"grad_global_norm": (1.0, 1.1, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (Status.OPEN, "none yet: it is not over"),
+        (Status.ACTING, "not verified: the actions are under way"),
+        (Status.WATCHING, "not yet: watched for a relapse"),
+        (Status.WAITING, "not verified: nothing was done yet"),
+        (Status.HELD, "not recovered: HOLD"),
+        (Status.CLEARED, "its rules cleared; nothing was done, so nothing was verified"),
+        (Status.NOT_RECOVERED, "not verified: its rules took the new level as their baseline"),
+        (
+            Status.WITHDRAWN,
+            "none is needed: the job was not changed, and the reason to change it is over",
+        ),
+        (
+            Status.RELEASED,
+            "not verified: a person ended the hold; nothing was verified after it",
+        ),
+        (
+            Status.SUPERSEDED,
+            "not verified: an incident of the training began before it was over",
+        ),
+        (
+            Status.SESSION_ENDED,
+            "not verified: the training ended before anything could be verified",
+        ),
+        (Status.STOPPED, "none: supervise stopped the job, which is down"),
+        (Status.JOB_ENDED, "END"),
+        (Status.ASKED, "END, as asked"),
+        (Status.UNRECOVERED, "END"),
+        (Status.DOWN, "none: the job is down"),
+        (Status.RECOVERED, "not verified: no verification is on record"),
+        (Status.DIFFERS, "END"),
+        (Status.DONE, "none: nothing was wrong before it; END"),
+    ],
+)
+def test_what_was_not_verified_says_so_by_its_status(status, text):
+    assert proof(status=status, end="END", hold="HOLD").text == text
+    assert not proof(status=status, end="END", hold="HOLD").verified
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (
+            {"verification": [PASSED], "end": "no relapse in 200 steps"},
+            "20 steps in a row without trouble; no relapse in 200 steps",
+        ),
+        (
+            {"diagnosis": verdict()},
+            "loss back in its normal range; no relapse; norms: unknown",
+        ),
+        (
+            {"diagnosis": verdict(rejoined_step=12, norms=NORMS)},
+            "loss back in its normal range at step 12; no relapse; norms as before",
+        ),
+        (
+            {"diagnosis": verdict(norms=NORMS)},
+            "loss back in its normal range; no relapse; norms as before",
+        ),
+        (
+            {"diagnosis": verdict(norms=NORMS, rejoined_step=12), "loss_left": False},
+            "the loss stayed in its normal range; no relapse; norms as before",
+        ),
+        (
+            {"diagnosis": verdict(norms=NORMS, rejoined_step=12, is_sum=True)},
+            "the loss of as many tokens stayed in its normal range; no relapse; norms as before",
+        ),
+        (
+            {"diagnosis": verdict("no", norms=NORMS), "height": " (3.4, 2.5 before)"},
+            "the loss did NOT come back into its normal range (3.4, 2.5 before); no relapse; norms "
+            "as before",
+        ),
+        (
+            {"diagnosis": verdict("no", norms=NORMS, excursion=False)},
+            "20 steps in a row without trouble; no relapse; norms as before",
+        ),
+        (
+            {"diagnosis": verdict(norms={"grad_global_norm": (1.0, 3.0, 2.0)})},
+            "loss back in its normal range; no relapse; norms are UP (gradient norm ×3 of just "
+            "before)",
+        ),
+        (
+            {"diagnosis": verdict(norms={"grad_global_norm": (0.0, 3.0, 2.0)})},
+            "loss back in its normal range; no relapse; norms are UP (gradient norm 0 to 3 of just "
+            "before)",
+        ),
+        (
+            {"diagnosis": verdict(norms={"grad_global_norm": (9.0, 1.0, 18.0)})},
+            "loss back in its normal range; no relapse",
+        ),
+        (
+            {"diagnosis": verdict(), "slowness": "a step takes 0.1 s, as before"},
+            "a step takes 0.1 s, as before; no relapse",
+        ),
+        (
+            {
+                "status": Status.DIFFERS,
+                "diagnosis": verdict(norms=NORMS),
+                "verification": [PASSED, check("differs", "other batches"), check("differs", "x")],
+            },
+            "loss back in its normal range; no relapse; but other batches; x",
+        ),
+    ],
+)
+def test_a_recovery_is_shown_by_the_loss_its_end_and_the_norms(facts, text):
+    shown = proof(**{"verification": [PASSED], "end": "no relapse"} | facts)
+
+    assert shown.text == text
+    assert shown.verified == ("status" not in facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (
+            {"status": Status.WATCHING, "verification": [PASSED]},
+            "not yet: 20 steps in a row without trouble",
+        ),
+        (
+            {"status": Status.CLEARED, "skipped": [7]},
+            "its rules cleared; the skipped update never reached the weights",
+        ),
+        (
+            {"status": Status.CLEARED, "skipped": [7, 8]},
+            "its rules cleared; the skipped updates never reached the weights",
+        ),
+        (
+            {"status": Status.CLEARED, "actions": [BACK]},
+            "its rules cleared; that the actions caused it was not verified",
+        ),
+        (
+            {"status": Status.CLEARED, "diagnosis": verdict(rejoined_step=12, norms=NORMS)},
+            "loss back in its normal range at step 12; norms as before; its rules cleared; nothing "
+            "was done, so nothing was verified",
+        ),
+        (
+            {"status": Status.JOB_ENDED, "good": (7, 20)},
+            "recovered so far: 7 good steps of 20; END",
+        ),
+        (
+            {"status": Status.JOB_ENDED, "good": (7, 20), "verification": [check("differs", "x")]},
+            "7 good steps of 20; but x; END",
+        ),
+        (
+            {"status": Status.ASKED, "diagnosis": verdict("no", norms=NORMS)},
+            "the loss did NOT come back into its normal range; END, as asked",
+        ),
+        (
+            {"status": Status.JOB_ENDED, "diagnosis": verdict("no", no_objective=True)},
+            "END",
+        ),
+        (
+            {"status": Status.UNRECOVERED, "diagnosis": verdict("no", norms=NORMS)},
+            "the loss did NOT come back into its normal range; END",
+        ),
+    ],
+)
+def test_what_is_known_without_a_verification_stands_before_its_end(facts, text):
+    assert proof(**{"end": "END"} | facts).text == text
+
+
+def test_the_numbers_of_a_proof_stand_beside_its_text():
+    shown = proof(
+        verification=[PASSED, check("differs", "other batches")],
+        diagnosis=verdict(rejoined_step=12),
+        good=(7, 20),
+    )
+
+    assert (shown.rejoined_step, shown.good_steps, shown.required_steps) == (12, 7, 20)
+    assert shown.remaining == ["other batches"]
+
+
+@pytest.mark.parametrize(
+    ("verification", "text"),
+    [
+        ([], "watched for a relapse"),
+        ([check("failed", "no")], "watched for a relapse"),
+        ([PASSED, check("passed", "newer")], "newer"),
+    ],
+)
+def test_a_probation_is_told_by_its_newest_check(verification, text):
+    assert describe_probation(verification) == text

@@ -32,8 +32,8 @@ __getattr__ = lazy_exports(
         "redaction": "REDACTED, Redactor, channel_variables",
         "state_machine": "DEFAULT_TRANSITIONS, STATES, find_flaws",
         "verdicts": (
-            "ContextEvent, ElseHappened, EvalShifted, NormsStayed, Questions, Rejoined, "
-            "SpikeClass, Verdict"
+            "ContextEvent, ElseHappened, EvalShifted, NormChange, NormsStayed, Questions, "
+            "Rejoined, SpikeClass, Verdict"
         ),
     },
 )
