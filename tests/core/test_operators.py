@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.actions import HoldRate, LrScale, Rollback, Snapshot
 from supervise.core.model import Approval, Budget, Ladder
 
-from .conftest import Reach, Touch, Verify, runbook_of
+from .conftest import Reach, Touch, Verify, above, rules_of, runbook_of
 
 
 def asked(tell, **changes):
@@ -113,6 +114,71 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
     assert not story.say("approve", id="ask-1").data["ok"]
     assert story.say("approve", id="ask-2").data["ok"]
     assert story.actions()[-1].endswith("0-touch")
+
+
+STEPS = {
+    "lower": (LrScale(0.5),),
+    "cap": (HoldRate(within=1.0),),
+    "back": (Touch(),),
+    "unable": (Rollback(at_least=99),),
+}
+REMEDIES = {
+    name: runbook_of(name, Snapshot(), *steps, Verify(), if_refused="cap" * (name == "unable"))
+    for name, steps in STEPS.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more", "waits"),
+    [
+        ("back", "lower", {}, "back"),
+        ("back", "lower", {"severity": "SEV0"}, "back"),
+        ("back", "cap", {}, "back"),
+        ("cap", "lower", {}, "cap"),
+        ("unable", "lower", {}, "cap"),  # what is asked for in its place
+        ("unable", "cap", {}, "cap"),
+        ("lower", "lower", {}, "lower"),
+        ("lower", "lower", {"severity": "SEV0"}, "lower"),
+        ("lower", "cap", {}, "cap"),
+        ("lower", "back", {}, "back"),
+        ("lower", "back", {"ladder": ("back",)}, "back"),
+        ("lower", "back", {"ladder": ("back",), "severity": "SEV2"}, "lower"),
+        ("cap", "back", {"ladder": ("back",)}, "back"),
+        ("back", "unable", {}, "back"),
+    ],
+)
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_request_gives_way_to_no_weaker_remedy_nor_to_itself(
+    tell, first, second, more, waits, taken
+):
+    """Of two rules the second one asks while the request of the first waits.
+
+    taken: the evidence of that is there by then, else it comes a few steps later.
+    """
+    more = {"severity": "SEV1", "ladder": ()} | more
+    detectors = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
+    story = tell(
+        **rules_of(detectors, ("high", "SEV1", first), ("wild", more["severity"], second)),
+        mode="approve",
+        healthy=50,
+        runbooks=REMEDIES,
+        ladder=Ladder(more["ladder"]),
+        answer=lambda key: {} if taken else None,
+    )
+    story.notice("rollback-unavailable", "there is no savepoint")
+    story.frames(8.0)
+    story.frames(8.0, times=3, grad=20.0)
+    if not taken:
+        for action in story.actions():
+            story.finish(action, {})
+    story.frames(8.0, times=3, grad=20.0)
+    pending = story.state.approvals.pending
+
+    assert pending.runbook == waits
+    asked = [d.data["runbook"] for d in story.kinds("approval_requested")]
+    assert asked == list(dict.fromkeys(["cap" if first == "unable" else first, waits]))
+    assert [d.data["what"] for d in story.kinds("approval")] == ["expired"] * (len(asked) - 1)
+    assert story.replayed() == story.recorded()
 
 
 def test_terms_are_found_by_verb_runbook_and_all_in_this_order(tell):

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import msgspec
 
 from . import action_planning, advice, diagnosis, notices, withdrawal
-from .incident import HELD, Incident, format_arguments
+from .incident import HELD, Incident, format_arguments, remedy_strength
 from .model import formats, state_machine
 from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
 from .model.events import Notice
 from .model.payload import Delivery
-from .model.policy import ALL, Approval, Policy, Runbook
+from .model.policy import ALL, Approval, Policy, Rule, Runbook
 from .run_state import ApprovalLog, ApprovalRequest, State, StepContext
 
 DENY, ALLOW = "deny", "allow"
@@ -212,9 +212,26 @@ def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tu
     return f"{'no change' if again else 'too late'}: {name} was {settled[1]}{newer}{then}", again
 
 
-def has_urgent_request(state: State, incident: Incident, severity: str) -> bool:
-    """Return whether a request of the incident waits that is no less urgent than `severity`."""
+def keeps_request(
+    policy: Policy, state: State, incident: Incident, rule: Rule, name: str, *, aside: bool
+) -> bool:
+    """Return whether the request that waits stands where a rule asks for runbook `name`.
+
+    The same remedy is not asked for again, and a weaker one takes the place of none, however severe
+    its rule. Else a runbook on no level of the ladder does, since it answers another trouble
+    (`aside`), and so does one on a level where the rule is more severe, or as severe while what is
+    asked for mends nothing.
+    """
     pending = state.approvals.pending
     if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:
         return False
-    return SEVERITIES.index(severity) >= SEVERITIES.index(pending.severity)
+    if name == pending.runbook:
+        return True
+    books, rank = policy.runbooks, SEVERITIES.index
+    severer = rank(pending.severity) - rank(rule.severity)
+    stronger = 0
+    if name in books and pending.runbook in books:
+        stronger = remedy_strength(books[name]) - remedy_strength(books[pending.runbook])
+    if stronger < 0:
+        return True
+    return not (aside or severer > 0 or (severer == 0 and stronger > 0))

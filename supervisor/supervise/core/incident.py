@@ -501,8 +501,22 @@ def format_arguments(args: Payload, *, observed: bool = False) -> str:
 WAY_BACK_VERBS = ("rollback", "relaunch")
 # It limits what comes next, whatever that is: without it what is tried would meet the jump again.
 STANDING_VERBS = ("hold_rate",)
+LIMITING_VERBS = (*STANDING_VERBS, "lr_scale", "clip", "update_clip")  # they mend no harm
 # When a training is over: its data is no better for the next one, and what trains is not paused.
 LASTING_UNDOS = ("unquarantine", "resume")
+
+
+def is_limiting_runbook(book: Runbook) -> bool:
+    """Return whether a runbook limits what comes next, and mends nothing."""
+    verbs = set(book.verbs)
+    return bool(verbs & {*LIMITING_VERBS}) and not verbs & {*WAY_BACK_VERBS}
+
+
+def remedy_strength(book: Runbook) -> int:
+    """Return 0 for a runbook that makes steps smaller, 1 for one that holds the rate, else 2."""
+    if not is_limiting_runbook(book):
+        return 2
+    return int(not {*STANDING_VERBS}.isdisjoint(book.verbs))
 
 
 def record_committed(

@@ -25,11 +25,10 @@ from .incident import (
     HELD,
     OPEN,
     QUIET_STEPS,
-    STANDING_VERBS,
-    WAY_BACK_VERBS,
     Incident,
     Onset,
     RunbookExecution,
+    is_limiting_runbook,
 )
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
@@ -45,7 +44,7 @@ from .model.decisions import (
 from .model.events import Notice
 from .model.interfaces import Advice, Lead, Reading
 from .model.payload import CheckpointState, Save, Unverified
-from .model.policy import Policy, Rule, Runbook
+from .model.policy import Policy, Rule
 from .model.verdicts import BandRange, MechanismSigns, SlowStep
 from .rank_monitor import RankMonitor
 from .run_state import ApprovalRequest, Reported, State, StepContext
@@ -177,9 +176,6 @@ def _batches_are_approved(pending: ApprovalRequest | None, run: RunbookExecution
     if pending is not None and (pending.granted or pending.on_timeout == ALLOW):
         return True
     return run is not None and run.terms.approved is not None
-
-
-LIMITS = (*STANDING_VERBS, "lr_scale", "clip", "update_clip")  # verbs that mend no harm
 
 
 def open_or_join(
@@ -400,12 +396,6 @@ def asks_only_limits(policy: Policy, rule: Rule) -> bool:
     """Return whether a rule asks for a runbook that only limits."""
     book = policy.runbooks.get(rule.runbook or "")
     return book is not None and is_limiting_runbook(book)
-
-
-def is_limiting_runbook(book: Runbook) -> bool:
-    """Return whether a runbook limits what comes next, and mends nothing."""
-    verbs = set(book.verbs)
-    return bool(verbs & {*LIMITS}) and not verbs & {*WAY_BACK_VERBS}
 
 
 def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:

@@ -310,7 +310,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     if incident.run is not None:
         _respond_during_runbook(ctx, monitor, rule, incident.run, (name, level))
         return
-    if (waits := _waiting(policy, state, incident, rule, aside=aside)) is not None:
+    if (waits := _waiting(policy, state, incident, rule, name, aside=aside)) is not None:
         _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for {waits[0]}", waits[1])
         return
     cooldown = state.history.cooldown.get(rule.id)
@@ -351,14 +351,23 @@ def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, r
 
 
 def _waiting(
-    policy: Policy, state: State, incident: Incident, rule: Rule, *, aside: bool
+    policy: Policy, state: State, incident: Incident, rule: Rule, name: str, *, aside: bool
 ) -> tuple[str, str] | None:
     """Return what an incident waits for that a rule must not cut short, and that as a key."""
     if checkpoint_wait.is_searching(policy, state) and opening.asks_only_limits(policy, rule):
         return f"a checkpoint, and {rule.runbook} mends nothing", "relaunch"
-    if not aside and approvals.has_urgent_request(state, incident, rule.severity):
-        return "approval", "approval"
-    return None
+    is_kept = _keeps_request(policy, state, incident, rule, name, aside=aside)
+    return ("approval", "approval") if is_kept else None
+
+
+def _keeps_request(
+    policy: Policy, state: State, incident: Incident, rule: Rule, name: str, *, aside: bool
+) -> bool:
+    """Return whether the request that waits stands though a rule asks for runbook `name`."""
+    if state.approvals.pending is None:
+        return False
+    name = runbook_runner.feasible_runbook(policy, state, incident, name)
+    return approvals.keeps_request(policy, state, incident, rule, name, aside=aside)
 
 
 def _suppress(ctx: StepContext, rule: Rule, reason: str, cause: str, runbook: str = "") -> None:
@@ -384,7 +393,8 @@ def _respond_during_runbook(
     """A rule asks for a runbook, and a level, while another one runs."""
     policy, incident, (name, level) = ctx.policy, ctx.state.incident, request
     assert incident is not None
-    if opening.preempts_runbook(policy, monitor, rule, run):
+    is_kept = _keeps_request(policy, ctx.state, incident, rule, name, aside=level < 0)
+    if not is_kept and opening.preempts_runbook(policy, monitor, rule, run):
         if 0 <= level <= (current_level := incident.escalation.level):
             name, level = next_level(policy.ladder, current_level)
         monitor.rules[policy.rules.index(rule)].answered = True

@@ -62,7 +62,7 @@ from .model.decisions import (
 from .model.events import Finished
 from .model.interfaces import Advice, Lead, Steps, sentences
 from .model.payload import NOTHING, Outcome, Payload, WeightsArgs
-from .model.policy import HOLD, Runbook, first_relaunch, level_of, next_level
+from .model.policy import HOLD, Policy, Runbook, first_relaunch, level_of, next_level
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
 
 
@@ -338,13 +338,25 @@ def start_requested_runbook(
     proceed_runbook(ctx, incident)
 
 
+def feasible_runbook(policy: Policy, state: State, incident: Incident, name: str) -> str:
+    """Return the runbook that runs where `name` is wanted: another one where it cannot work."""
+    book = policy.runbooks.get(name)
+    if book is None or not book.if_refused:
+        return name
+    is_refused = action_planning.explain_infeasible(state, incident, book)
+    return _substitute(state, book) if is_refused else name
+
+
+def _substitute(state: State, book: Runbook) -> str:
+    """Return what a runbook names for where it cannot work, unless that did not help."""
+    return HOLD if state.history.tried_runbooks.get(book.if_refused) is False else book.if_refused
+
+
 def _start_substitute(
     ctx: StepContext, incident: Incident, book: Runbook, level: int, reason: str, refusal: str
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
-    name = (
-        HOLD if ctx.state.history.tried_runbooks.get(book.if_refused) is False else book.if_refused
-    )
+    name = _substitute(ctx.state, book)
     text = f"{book.name} cannot run: {refusal}; {name} is used instead"
     ctx.record(RunbookRefused(reason=text, runbook=book.name, substitute=name))
     start_runbook(
