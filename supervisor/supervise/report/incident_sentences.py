@@ -735,8 +735,7 @@ def describe_proof(
         return Proof(verified, rejoined_step, text, steps, required, remaining)
 
     if (status == Status.RECOVERED and passed) or status == Status.DIFFERS:
-        text = "; ".join(filter(None, parts))
-        return proven(text, verified=status == Status.RECOVERED)
+        return proven("; ".join(filter(None, parts)), verified=status == Status.RECOVERED)
     reason = _unproven(status, end, hold, passed)
     if status == Status.CLEARED and skipped:
         reason = f"its rules cleared; the skipped {_noun(skipped)} never reached the weights"
