@@ -41,7 +41,6 @@ FEWEST = 8  # windows that a comparison needs
 DIRECTIONS, STEP = 8, 0.01  # of the curvature; of the weights' root mean square
 COST = 6  # forward passes of a direction
 HALF = ("float16", "bfloat16")
-WHOLE = "num_items_in_batch"  # as the Trainer says it: targets of all rows on all ranks
 
 
 class ProofError(UnknownError):
@@ -164,9 +163,6 @@ class Evaluation:
                 was,
                 now,
             )
-        # Of the rows that are here the model divides by its own number.
-        kwargs = {k: v for k, v in self._batch.kwargs.items() if k != WHOLE}
-        self._batch = self._batch._replace(kwargs=kwargs)
         return now
 
     def _value(self, seed: int) -> float:

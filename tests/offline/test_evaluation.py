@@ -72,14 +72,6 @@ class NoGradients(Tiny):
         return super().forward(ids, labels)
 
 
-class Counting(Tiny):
-    """Divides by the number of targets that it is told, as models of transformers do."""
-
-    def forward(self, ids, labels=None, num_items_in_batch=None):
-        loss = super().forward(ids, labels)
-        return loss if num_items_in_batch is None else loss * labels.numel() / num_items_in_batch
-
-
 class OptimizedModule(nn.Module):
     """A part that the job has compiled, as torch wraps it: its forward compiles."""
 
@@ -299,20 +291,6 @@ def test_a_measure_that_fails_or_cannot_be_told_leaves_the_others(evaluate, tmp_
     assert "out of memory" in found["unmeasured"]["curvature_trace_est"]
     assert "uint32" in found["unmeasured"]["checkpoint_val_loss.held"]
     assert "checkpoint_probe_loss" in shifted["unmeasured"]
-
-
-def test_a_loss_is_of_the_rows_that_are_there(evaluate, tmp_path):
-    """The job's was divided by the targets of its whole batch, of which they are a sixteenth."""
-    job = Job(tmp_path, True, Counting)
-    count = torch.tensor(16.0 * ROWS * LENGTH)
-    document = torch.load(tmp_path / "batch.pt")
-    torch.save({**document, "kwargs": {"num_items_in_batch": count}}, tmp_path / "batch.pt")
-
-    answer = evaluate(job.request(value=job.value() / 16.0))
-
-    assert answer["now"] == pytest.approx(job.value() / 16.0)
-    loss = float(job.loss(in_double(job.model)).detach())
-    assert answer["values"]["checkpoint_probe_loss"] == pytest.approx(loss, rel=2e-4)
 
 
 def test_a_part_that_the_job_compiled_is_not_compiled_again(evaluate, tmp_path):

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .forward_inputs import TypeClasses
 
 COPIED_BYTES = 1 << 30  # of copies
+# An argument of the Trainer of transformers: the targets of all rows on all ranks, which a model
+# divides its loss by. Without it that is the mean over the rows that are here.
+OF_ALL_ROWS = "num_items_in_batch"
 
 
 class _Copy(NamedTuple):
@@ -189,7 +192,7 @@ def keep_first_rows(
     cut = _Cut(torch, -1 if is_sample else int(leading.shape[0]), rows, most_bytes)
     return Inputs(
         cut.cut(args),
-        cut.cut(kwargs),
+        cut.cut({name: value for name, value in kwargs.items() if name != OF_ALL_ROWS}),
         device,
         torch.is_autocast_enabled(device),
         torch.get_autocast_dtype(device),

@@ -15,6 +15,8 @@ import numpy as np
 np.random.seed(0)
 
 kind, path = os.environ["KIND"], os.environ.get("RESUME")
+returns_loss = kind in ("loss", "counted")
+compared = returns_loss or kind in ("plain", "chunks")
 free = torch.Generator().manual_seed(2)
 
 def drawing():
@@ -38,7 +40,7 @@ class Model(nn.Module):
         self.outside = [nn.Linear(1, 1)] if kind == "outside" else []
         self.ids = iter(range(9)) if kind == "iterator" else None
 
-    def forward(self, x, y=None, more=None):
+    def forward(self, x, y=None, more=None, num_items_in_batch=None):
         if kind in CHANGES:
             CHANGES[kind](self)
         if kind == "tensors":
@@ -51,7 +53,11 @@ class Model(nn.Module):
             self.scale *= 1.01
         weight = self.key(x) if kind == "replace" else 1
         x = self.b(self.drop(torch.tanh(self.norm(self.a(x)) * weight))) * self.scale
-        return (x, F.cross_entropy(x, y)) if kind == "loss" else x
+        if not returns_loss:
+            return x
+        if num_items_in_batch is None:
+            return x, F.cross_entropy(x, y)
+        return x, F.cross_entropy(x, y, reduction="sum") / num_items_in_batch
 
 def replace(model):  # as a momentum encoder does
     for key, query in zip(model.key.parameters(), model.a.parameters()):
@@ -74,14 +80,14 @@ CHANGES = {
 
 def own():  # what the probe should come to
     with torch.no_grad():
-        if kind == "loss":
+        if returns_loss:
             return model(kept[0], kept[1])[1].item()
         return model(kept[0]).double().square().mean().item()
 
 def own_output():
     with torch.no_grad():
         out = model(kept[0], kept[1])
-        logits, loss = out if kind == "loss" else (out, F.cross_entropy(out, kept[1]))
+        logits, loss = out if returns_loss else (out, F.cross_entropy(out, kept[1]))
         return loss.item(), logits.double().softmax(-1).tolist()
 
 model, kept, mine, outputs, step = Model(), None, [], [], 0
@@ -101,18 +107,21 @@ while step < 30:
     if step == 18 and not os.path.exists("go"):
         barrier("go")
     x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    out = run(x, more=object) if kind == "strange" else run(x, y if kind == "loss" else None)
+    more = {"more": object} if kind == "strange" else {}
+    if kind == "counted":  # as the Trainer of transformers: the targets of the whole batch
+        more = {"num_items_in_batch": torch.tensor(len(y))}
+    out = run(x, y if returns_loss else None, **more)
     if kind == "chunks":
         loss = sum(F.cross_entropy(out[k : k + 3], y[k : k + 3]) for k in (0, 3))
     else:
-        loss = out[1] if kind == "loss" else F.cross_entropy(out, y)
+        loss = out[1] if returns_loss else F.cross_entropy(out, y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if step == 2:  # the first one at which the probe knows where a step ends
         kept = x[:2], y[:2]
-    mine.append(own() if kept and kind in ("plain", "loss", "chunks") else 0)
-    outputs.append(own_output() if kept and kind in ("plain", "loss", "chunks") else 0)
+    mine.append(own() if kept and compared else 0)
+    outputs.append(own_output() if kept and compared else 0)
     step += 1
     if step == 20:
         whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -160,13 +169,15 @@ def undisturbed(bare):
     return cache(lambda kind: bare.straight(SCRIPT, environ={"KIND": kind}).output)
 
 
-@pytest.mark.parametrize("kind", ["plain", "late", "loss", "norm", "tensors", "drift", "compiled"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "late", "loss", "counted", "norm", "tensors", "drift", "compiled"]
+)
 def test_the_probe_batch_has_its_old_loss_after_a_rollback(probed, kind):
     job, proof, notice = rolled_back(probed, kind, late=kind == "late")
     assert proof["verdict"] == "equal" and proof["was"] == proof["is"] > 0, notice
     assert notice.data["ok"] and notice.data["fingerprint"] == "unknown"
     assert "off" not in job.marks and "collector-off" not in job.kinds()
-    if kind in ("plain", "loss"):
+    if kind in ("plain", "loss", "counted"):
         assert proof["is"] == pytest.approx(job.output[0]["mine"][10], rel=1e-6)
         assert of_save(job)["value"] == pytest.approx(job.output[0]["mine"][19], rel=1e-6)
 
@@ -179,7 +190,7 @@ def test_the_job_is_the_same_with_a_probe_batch(probed, undisturbed, kind):
     assert job.output == undisturbed(kind)
 
 
-@pytest.mark.parametrize("kind", ["plain", "late", "loss", "strange", "chunks"])
+@pytest.mark.parametrize("kind", ["plain", "late", "loss", "counted", "strange", "chunks"])
 def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, undisturbed, kind):
     """Now and at each savepoint, also where the job takes the loss itself."""
     config = {"savepoints": KEEP, "probe_batch": {}, "late": kind == "late"}
