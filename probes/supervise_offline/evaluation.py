@@ -12,6 +12,7 @@ Source: Hutchinson's estimate of a trace (1989), by central differences of gradi
 """
 
 import array
+import hashlib
 import json
 import math
 import os
@@ -36,11 +37,13 @@ SEED = 20220405  # as `supervise_probe.sampling.side_forward`
 EXACT, ROUNDED = 1e-5, 0.02  # of one CPU; of half precision or a device, in nat; project defaults
 TOP = 10  # tokens that are compared, the likeliest
 LOGITS = 1 << 20  # numbers of the probe batch's outputs that are kept
+HASH_DIGITS = 13  # hexadecimal ones of a hash that are its number: 52 bits, exact as a float
 FIRST = 1024  # tokens that say whether a file is of uint16
 FEWEST = 8  # windows that a comparison needs
 DIRECTIONS, STEP = 8, 0.01  # of the curvature; of the weights' root mean square
 COST = 6  # forward passes of a direction
 HALF = ("float16", "bfloat16")
+VERSION = 1  # of how numbers are made of the same windows
 
 
 class ProofError(UnknownError):
@@ -64,6 +67,29 @@ class Batch(NamedTuple):
     targets: Any
     document: Mapping[str, Any]
     ids: Any
+
+
+class Slice(NamedTuple):
+    """Windows of a file of tokens, in the order in which they are evaluated.
+
+    Attributes:
+        read: (start, count) to tokens. starts: of the windows.
+        length: tokens of a window, less the last one's target.
+    """
+
+    read: Callable[[int, int], list[int]]
+    starts: list[int]
+    length: int
+
+    def windows(self, begin: int, end: int) -> list[list[int]]:
+        return [self.read(start, self.length + 1) for start in self.starts[begin:end]]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all windows."""
+        sha = hashlib.sha256()
+        for number in range(len(self.starts)):
+            sha.update(array.array("I", self.windows(number, number + 1)[0]).tobytes())
+        return sha.hexdigest()
 
 
 def read_batch(torch: Any, path: str) -> Batch:
@@ -125,8 +151,11 @@ class Evaluation:
         self._torch, self._model, self._batch = torch, model, batch
         self._seen, self._until_s = seen, until_s
         self._forward_s = 0.0
+        self._slices: dict[str, Slice] = {}
+        self._classes, self._own = 0, list[Any]()  # of the probe batch; 0: unknown
         self.values: dict[str, float] = {}
         self.unmeasured: dict[str, str] = {}
+        self.artefact: dict[str, Any] = {}
 
     # ── proof ─────────────────────────────────────────────────────────────────────────────────
 
@@ -211,8 +240,13 @@ class Evaluation:
         rows = max(1, min(len(logits), LOGITS // logits.shape[-1]))
         kept = logits[torch.linspace(0, len(logits) - 1, rows).long()].double().log_softmax(-1)
         self.values["checkpoint_entropy"] = float(-(kept.exp() * kept).nan_to_num().sum(-1).mean())
-        logs = before.get("logs")
-        if logs is not None and logs.shape == kept.shape:
+        logs, inputs = before.get("logs"), before.get("inputs")
+        if logs is None:
+            return kept.float()
+        if inputs is None or not same_tensors(torch, self.inputs, inputs):
+            reason = "the probe batch is another one than at the checkpoint before"
+            self.unmeasured["checkpoint_kl_to_prev"] = reason
+        elif logs.shape == kept.shape:
             earlier = logs.double()
             self.values["checkpoint_kl_to_prev"] = float(
                 (earlier.exp() * (earlier - kept)).nan_to_num().sum(-1).mean()
@@ -270,24 +304,82 @@ class Evaluation:
         sums = losses.view(rows, -1).sum(1) / known.view(rows, -1).sum(1)
         return [float(value) for value in sums]
 
+    @property
+    def inputs(self) -> list[Any]:
+        """The tensors of the probe batch, in order."""
+        return _tensors(self._torch, (self._batch.args, self._batch.kwargs))
+
     # ── held-out tokens ───────────────────────────────────────────────────────────────────────
 
-    def measure_slices(
-        self, slices: Mapping[str, str], tokens: int, before: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def open_slices(self, slices: Mapping[str, str], tokens: int, tokenizer: str) -> str:
+        """Open the files of tokens, and see what their numbers will depend on but for the weights.
+
+        Args:
+            tokens: of each file, at most. tokenizer: the file of that, "" where none is named.
+
+        Returns:
+            The SHA-256 of its canonical JSON, "" where a part of it cannot be read.
+        """
+        digests: dict[str, str] = {}
+        reason = ""
+        for name, path in slices.items():
+            try:
+                opened = self._open(path, tokens)
+                digest = opened.digest()
+            except Exception as error:  # of the job's code too
+                self.unmeasured[f"checkpoint_val_loss.{name}"] = why = explain(error)
+                reason = reason or f"{name}: {why}"
+                continue
+            self._slices[name], digests[name] = opened, digest
+        document, ids = self._batch.document, self._batch.ids
+        kinds = sorted({str(p.dtype).rpartition(".")[2] for p in self._model.parameters()})
+        if document["autocast"] and document["device"] == "cpu":
+            kinds.append(f"autocast {document['dtype']}")
+        self.artefact = {
+            "version": VERSION,
+            "dtype": " ".join(kinds),
+            "tokens": tokens,
+            "window": int(ids.shape[1]) if digests else 0,
+            "tokenizer": "",
+            "windows": digests,
+        }
+        try:
+            self.artefact["tokenizer"] = digest_of(tokenizer) if tokenizer else ""
+        except OSError as error:
+            reason = reason or f"the tokenizer: {explain(error)}"
+        if reason:
+            self.unmeasured["eval_artifact_hash"] = reason
+            return ""
+        digest = hash_document(self.artefact)
+        self.values["eval_artifact_hash"] = float(int(digest[:HASH_DIGITS], 16))
+        return digest
+
+    def _changes(self, name: str, before: Mapping[str, Any]) -> list[str]:
+        """Return in what a slice was evaluated otherwise at the checkpoint before."""
+        sides = [dict(d) for d in (self.artefact, before.get("artefact") or {})]
+        for side in sides:
+            side["windows"] = side.get("windows", {}).get(name)
+        return [key for key, value in sides[0].items() if value != sides[1].get(key)]
+
+    def measure_slices(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Measure the loss of each file of tokens; return the losses of its windows, to keep."""
         kept: dict[str, Any] = {}
         worst = 0.0, 0.0
-        for number, (name, path) in enumerate(slices.items()):
-            share = (self._until_s - time.monotonic()) / 2.0 / (len(slices) - number)
+        for number, (name, opened) in enumerate(self._slices.items()):
+            share = (self._until_s - time.monotonic()) / 2.0 / (len(self._slices) - number)
             try:
-                losses = self._windows(path, tokens, time.monotonic() + share)
+                losses = self._losses(opened, time.monotonic() + share)
             except Exception as error:  # of the job's code too
                 self.unmeasured[f"checkpoint_val_loss.{name}"] = explain(error)
                 continue
             kept[name] = losses
             self.values[f"checkpoint_val_loss.{name}"] = float(losses.mean())
             earlier = before.get("windows", {}).get(name)
+            if earlier is not None and (changes := self._changes(name, before)):
+                self.unmeasured[f"checkpoint_val_rise.{name}"] = (
+                    f"the checkpoint before was evaluated with other {', '.join(changes)}"
+                )
+                continue
             count = 0 if earlier is None else min(len(earlier), len(losses))
             if count >= FEWEST:
                 rise = losses[:count] - earlier[:count]
@@ -302,17 +394,19 @@ class Evaluation:
             self.values["checkpoint_val_ppl"] = math.exp(min(700.0, mean))
         return kept
 
-    def _windows(self, path: str, tokens: int, until_s: float) -> Any:
-        """Return the mean loss of each window, as long as those of the probe batch."""
+    def _open(self, path: str, tokens: int) -> Slice:
+        """Choose windows of a file, as long as those of the probe batch."""
         torch, ids = self._torch, self._batch.ids
         if ids is None:
             raise UnknownError("the model takes no token ids")
         rows, length = ids.shape
-        logits = self._logits(self._run(self._batch.args, self._batch.kwargs))
-        own = [targets for _, targets, _ in self._seen.pairs]
-        if logits is None or 2 * len(logits) < rows * length:
-            raise UnknownError("the model gives no logits of each position")
-        read, total = open_tokens(path, int(logits.shape[-1]))
+        if not self._classes:
+            logits = self._logits(self._run(self._batch.args, self._batch.kwargs))
+            if logits is None or 2 * len(logits) < rows * length:
+                raise UnknownError("the model gives no logits of each position")
+            self._classes = int(logits.shape[-1])
+            self._own = [targets for _, targets, _ in self._seen.pairs]
+        read, total = open_tokens(path, self._classes)
         room = (total - 1) // length
         if room < rows:
             raise UnknownError(f"{path} has {total:,} tokens, and a batch {rows} x {length}")
@@ -320,18 +414,29 @@ class Evaluation:
         chance = torch.Generator().manual_seed(SEED)
         # Spread over the file, in an order in which any number of the first are spread, too.
         order = torch.randperm(count, generator=chance).tolist()
+        starts = [place * (room - 1) // max(1, count - 1) * length for place in order]
+        return Slice(read, starts, length)
+
+    def _losses(self, opened: Slice, until_s: float) -> Any:
+        """Return the mean loss of each window, of as many as there is time for."""
+        torch, ids = self._torch, self._batch.ids
         losses: list[float] = []
-        for start in range(0, count, rows):
+        for start in range(0, len(opened.starts), len(ids)):
             if losses and time.monotonic() > until_s:
                 break
-            places = [order[start + n] * (room - 1) // max(1, count - 1) for n in range(rows)]
-            window = torch.tensor([read(place * length, length + 1) for place in places])
-            output = self._run(*self._with_tokens(window))
-            taken = [targets for _, targets, _ in self._seen.pairs]
-            if own and not torch.equal(window[:, :-1], ids) and same_tensors(torch, own, taken):
-                raise UnknownError("the labels that the model takes are not its tokens")
-            losses += self._row_losses(output, window)
+            window = torch.tensor(opened.windows(start, start + len(ids)))
+            losses += self._row_losses(self._run_window(window), window)
         return torch.tensor(losses, dtype=torch.float64)
+
+    def _run_window(self, window: Any) -> Any:
+        """Return what the model gives for rows of tokens, each one longer than those it takes."""
+        torch = self._torch
+        output = self._run(*self._with_tokens(window))
+        taken = [targets for _, targets, _ in self._seen.pairs]
+        own, is_batch = self._own, torch.equal(window[:, :-1], self._batch.ids)
+        if own and not is_batch and same_tensors(torch, own, taken):
+            raise UnknownError("the labels that the model takes are not its tokens")
+        return output
 
     def _with_tokens(self, window: Any) -> Any:
         """Return the arguments of the batch with other tokens, and labels alike."""
@@ -371,6 +476,21 @@ class Evaluation:
 def same_tensors(torch: Any, several: list[Any], others: list[Any]) -> bool:
     """Return whether these are the same, one by one."""
     return len(several) == len(others) and all(map(torch.equal, several, others))
+
+
+def hash_document(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(path: str) -> str:
+    """Return the SHA-256 of a file. Raises OSError."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            sha.update(piece)
+    return sha.hexdigest()
 
 
 def explain(error: BaseException) -> str:
@@ -453,7 +573,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
     Returns:
         `reason`: why nothing is known, "" where it is. `was`, `now`: of the probe batch in the job
         and here. `values`: metrics by id. `unmeasured`: why one is absent. `parts`: see
-        `rebuild.restore_parts`. `bytes`: of the weights.
+        `rebuild.restore_parts`. `artefact`: hash of the evaluation, "" where it is not known.
     """
     seen = SeenLosses(torch)
     objects = verify.read_objects(torch, request["checkpoint"])
@@ -467,15 +587,16 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
     if request.get("previous"):
         with suppress(OSError, verify.NeedsCode, verify.Damaged):
             before = verify.load_object(torch, request["previous"], zipped=True)
-    kept: dict[str, Any] = {"logs": None}
+    artefact = evaluation.open_slices(
+        request.get("val", {}), int(request.get("tokens", 0)), request.get("tokenizer", "")
+    )
+    kept: dict[str, Any] = {"logs": None, "inputs": evaluation.inputs}
     try:
         kept["logs"] = evaluation.measure_batch(before)
     except Exception as error:  # of the job's code; what is proved stays
         lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
         evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
-    kept["windows"] = evaluation.measure_slices(
-        request.get("val", {}), int(request.get("tokens", 0)), before
-    )
+    kept |= {"artefact": evaluation.artefact, "windows": evaluation.measure_slices(before)}
     try:
         evaluation.measure_curvature()
     except Exception as error:
@@ -497,6 +618,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
         "values": {n: v for n, v in evaluation.values.items() if math.isfinite(v)},
         "unmeasured": evaluation.unmeasured,
         "parts": parts,
+        "artefact": artefact,
     }
 
 

@@ -34,6 +34,7 @@ if "checkpoint" in request:
     if word == "changed":
         open(request["checkpoint"], "a").write(" more")
     answer = {{"was": 1.5, "now": 1.5, "values": {{"checkpoint_probe_loss": 2.0}}}}
+    answer |= {{"artefact": 8 * "1f2e", "unmeasured": {{"codec_score": "too short"}}}}
     if word == "other":
         answer = {{"was": 1.5, "now": 1.6, "reason": "they are other weights"}}
     print(json.dumps(answer))

@@ -394,7 +394,7 @@ def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(
     other, others = evaluate("other", 19, **known)
     killed, kills = evaluate("killed", 29, **known)
     without, reasons = evaluate("nothing", 39)
-    changed, _ = evaluate("changed", 44, **known)
+    changed, changes = evaluate("changed", 44, **known)
     monkeypatch.setattr("supervise.checkpoints.verification.START_S", 0.0)
     driver.guard.close()
     driver.open(evaluate=Evaluate(every="checkpoint", limit_s=0.2))
@@ -402,7 +402,9 @@ def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(
 
     values = {"checkpoint_probe_loss": 2.0, "checkpoint_proved": 1.0, "checkpoint_unknown": 0.0}
     assert good == ("checkpoint", 9, values) and "ckpt-1 of step 3" in overtaken[0]
-    assert changed == ("checkpoint", 44, values)  # of its pin
+    artefact, unmeasured = overtaken[1:]  # once a run
+    assert f"sha256:{8 * '1f2e'}" in artefact and unmeasured.endswith("codec_score: too short")
+    assert changed == ("checkpoint", 44, values) and not changes  # of its pin
     assert other[1:] == (19, {"checkpoint_proved": 0.0, "checkpoint_unknown": 1.0})
     assert [row[1:] for row in (killed, without, late)] == [
         (step, {"checkpoint_unknown": 1.0}) for step in (29, 39, 49)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.core.model import Announced, Event, Exited, Frame, Launched
+from supervise.core.model import Announced, Event, Exited, Frame, LateFrame, Launched
 
 NAMES = (
     *("train_loss_raw", "val_loss", "eval_artifact_hash", "batch_token_entropy"),
@@ -35,6 +35,9 @@ def run_of(worse=True, without=(), **changes) -> list[Event]:
             values |= {name: value for name, value in changes.items() if name in values}
         row = tuple(None if name in without else values.get(name) for name in NAMES)
         events.append(Frame(10 + step * 1_000_000, 0, 0, step, row))
+    beside = {"checkpoint_unknown": 0.0, "eval_artifact_hash": 5.0}  # not the job's own number
+    if "eval_artifact_hash" not in without:
+        events += [LateFrame(10**9, "checkpoint", 0, step, beside) for step in (39, 99)]
     return [*events, Exited(10**9, 0)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import copy
 import hashlib
+import json
 import os
 import pickle
 import random
@@ -191,6 +192,17 @@ def in_double(model):
     return copy.deepcopy(model).double().eval()
 
 
+def artefact(tokens, budget=1000, tokenizer="", dtype="float32"):
+    """The hash of an evaluation of all windows, in the order in which it takes them."""
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(20220405)).tolist()
+    windows = [tokens[n * LENGTH : (n + 1) * LENGTH + 1] for n in order]
+    content = hashlib.sha256(b"".join(array.array("I", w).tobytes() for w in windows))
+    document = {"dtype": dtype, "tokenizer": tokenizer, "tokens": budget, "version": 1}
+    document |= {"window": LENGTH, "windows": {"held": content.hexdigest()}}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def log_probabilities(job, model):
     """Of each position, from a forward of the tests' own."""
     seen = []
@@ -246,12 +258,58 @@ def test_what_is_measured_is_what_the_model_has_in_double_precision(inside, eval
         "checkpoint_val_rise": statistics.mean(rises),
         "checkpoint_val_rise_z": statistics.mean(rises) / statistics.stdev(rises) * 20**0.5,
         "checkpoint_parts_lost": 0.0,
+        "eval_artifact_hash": float(int(artefact(tokens), 16) >> 204),
     }
+    assert first["artefact"] == second["artefact"] == artefact(tokens)
     assert statistics.mean(rises) > 0.0
     trace = second["values"].pop("curvature_trace_est")
     assert second["values"] == pytest.approx(expected, rel=2e-4)
     assert second["unmeasured"] == {} and trace > 0.0
     assert {*second["parts"].values()} == {"restored"}
+
+
+def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_changes(
+    evaluate, tmp_path
+):
+    """`eval_artifact_hash`: one token, the budget, the tokenizer; and the probe batch."""
+    job, held, vocabulary = Job(tmp_path), tmp_path / "held.bin", tmp_path / "tokenizer.json"
+    tokens = random.Random(5).choices(range(CLASSES), k=20 * LENGTH + 1)
+    held.write_bytes(array.array("H", tokens).tobytes())
+    vocabulary.write_text("{}")
+
+    def run(name, previous="", budget=1000, **more):
+        previous = previous and str(tmp_path / f"outputs.{previous}.pt")
+        val = {"val": {"held": str(held)}, "tokens": budget}
+        return evaluate(job.request(f"{name}.pt", previous=previous, **val, **more))
+
+    first, same = run("c1"), run("c2", "c1")
+    named = {"tokenizer": str(vocabulary)}
+    others = {"tokens, windows": run("c3", "c1", 100), "tokenizer": run("c4", "c1", **named)}
+    lost = run("c5", "c4", tokenizer=str(tmp_path / "no.json"))
+    tokens[7] = (tokens[7] + 1) % CLASSES
+    held.write_bytes(array.array("H", tokens).tobytes())
+    others["windows"] = run("c6", "c1")
+    job.call = ((job.call[0] + 1) % CLASSES,)
+    document = torch.load(tmp_path / "batch.pt")
+    torch.save({**document, "args": job.call}, tmp_path / "batch.pt")
+    other_batch = run("c7", "c6")
+
+    assert first["artefact"] == same["artefact"] != ""
+    assert "checkpoint_val_rise" in same["values"] and "checkpoint_kl_to_prev" in same["values"]
+    for changed, answer in others.items():
+        assert answer["unmeasured"]["checkpoint_val_rise.held"].endswith(f"other {changed}")
+        assert "checkpoint_val_rise" not in answer["values"]
+        assert "checkpoint_kl_to_prev" in answer["values"]
+    digest = hashlib.sha256(b"{}").hexdigest()
+    assert others["windows"]["artefact"] == other_batch["artefact"] == artefact(tokens)
+    assert len({first["artefact"], *(answer["artefact"] for answer in others.values())}) == 4
+    tokens[7] = (tokens[7] - 1) % CLASSES
+    assert others["tokenizer"]["artefact"] == artefact(tokens, tokenizer=digest)
+    assert lost["artefact"] == "" and "eval_artifact_hash" not in lost["values"]
+    assert "no.json" in lost["unmeasured"]["eval_artifact_hash"]
+    assert "probe batch" in other_batch["unmeasured"]["checkpoint_kl_to_prev"]
+    assert "checkpoint_kl_to_prev" not in other_batch["values"]
+    assert other_batch["values"]["checkpoint_val_rise"] == 0.0
 
 
 @pytest.mark.parametrize("labels", ["ids", "others"])

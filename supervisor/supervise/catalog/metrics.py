@@ -26,8 +26,9 @@ _ROWS = (
     (
         "eval_artifact_hash",
         "1",
-        "Number of the pinned evaluation: tokenizer, prompts, data.",
-        "first 52 bits of a SHA-256 over their canonical JSON",
+        "Number of the evaluation: of the checkpoints' windows, tokens, dtype, tokenizer and code "
+        "version; a job that reports its own counts instead.",
+        "first 52 bits of a SHA-256 over canonical JSON",
     ),
     (
         "collapse_residual",
@@ -511,6 +512,8 @@ CHECKPOINT = (
     *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
     "checkpoint_val_rise_z",
 )
+# Measured there, too, where the job does not report its own.
+ALSO_OF_CHECKPOINTS = ("eval_artifact_hash",)
 # Of a pinned batch, at savepoints.
 PROBE_BATCH = ("fixed_probe_loss", "logit_entropy_probe", "output_kl_to_prev", "topk_mass_probe")
 # Of weights of attention, beside the job.
@@ -680,7 +683,7 @@ _GROUPS = (
         " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> router_conditioning_max"
         " router_token_entropy.<i> update_to_weight.<i>",
     ),
-    ("Known to the job's own evaluation alone.", "eval_artifact_hash microbench_score"),
+    ("Known to the job's own evaluation alone.", "microbench_score"),
     (
         "Needs one batch on all ranks, which takes the job's help; their weights are compared.",
         "rank_probe_dispersion",

@@ -445,6 +445,26 @@ class CheckpointNotifications:
             text = f"nothing is known of the model in checkpoint {entry.label}: {reason}"
             self.note(text, once=f"unknown {reason}")
 
+    def artefact(self, entry: Entry, digest: str) -> None:
+        """Report by which evaluation a checkpoint was measured, once for each."""
+        if digest:
+            self.note(
+                f"checkpoint {entry.label} was evaluated by sha256:{digest}: compare only "
+                "checkpoints with the same one",
+                once=f"artefact {digest}",
+                artefact=digest,
+            )
+
+    def unmeasured(self, entry: Entry, reasons: Mapping[str, str]) -> None:
+        """Report what an evaluation lacks, once for each metric of a run."""
+        fresh = {
+            name: why for name, why in reasons.items() if f"unmeasured {name}" not in self._notes
+        }
+        self._notes |= {f"unmeasured {name}" for name in fresh}
+        if fresh:
+            lines = "; ".join(f"{name}: {why}" for name, why in fresh.items())
+            self.note(f"not measured of checkpoint {entry.label}: {lines}")
+
     def report_foreign(self, entry: Entry) -> None:
         """Report a checkpoint that is not the job's own, once per reason."""
         reason = "; ".join(entry.problems)

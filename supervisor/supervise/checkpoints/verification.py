@@ -276,6 +276,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         was, now: of the probe batch in the job, and of the rebuilt model; None: it came not so far.
         values: metrics by id. unmeasured: why one is absent.
         parts: `restored`, `absent`, or what failed, by part.
+        artefact: SHA-256 of what the numbers depend on besides the weights; "" where unknown.
     """
 
     reason: str = ""
@@ -284,6 +285,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float] = {}
     unmeasured: dict[str, str] = {}
     parts: dict[str, str] = {}
+    artefact: str = ""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -341,6 +343,7 @@ def evaluate_checkpoint(
         "series": re.sub(r"\d+", "#", entry.path),
         "val": dict(settings.val),
         "tokens": settings.tokens,
+        "tokenizer": settings.tokenizer or "",
         "seconds": settings.limit_s,
         "memory": memory,
         "reimport": settings.reimport,
@@ -404,7 +407,8 @@ class CheckpointEvaluator:
         share: float,
     ) -> None:
         slices = {name: str(cwd / file) for name, file in settings.val.items()}
-        self._settings = msgspec.structs.replace(settings, val=slices)
+        tokenizer = settings.tokenizer and str(cwd / settings.tokenizer)
+        self._settings = msgspec.structs.replace(settings, val=slices, tokenizer=tokenizer)
         self._kept, self._free_memory = retention, free_memory
         self._share, self._rest_until_s = share, -math.inf
         self.process = VerifierProcess(())
@@ -439,6 +443,8 @@ class CheckpointEvaluator:
             labels = ", ".join(overtaken.label for overtaken in waiting[:-1])
             retention.notifications.note(f"not evaluated, since newer ones came: {labels}")
         retention.notifications.evaluated(entry, evaluation.metrics, evaluation.reason)
+        retention.notifications.artefact(entry, evaluation.artefact)
+        retention.notifications.unmeasured(entry, evaluation.unmeasured)
         return True
 
     def unevaluated(self) -> list[str]:

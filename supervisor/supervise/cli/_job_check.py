@@ -267,6 +267,7 @@ SUPERVISOR_METRICS = (
     *registry.METRICS,
     *mechanisms.METRICS,
     *metrics.CHECKPOINT,
+    *metrics.ALSO_OF_CHECKPOINTS,
     *frame_enrichment.RUN_METRICS,
     *run_course.COURSE_METRICS,
 )
@@ -417,7 +418,7 @@ def list_metric_availability(
     conditions = {
         **dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS),
         **dict.fromkeys(mechanisms.METRICS, WITH_MECHANISMS),
-        **dict.fromkeys(metrics.CHECKPOINT, WITH_EVALUATION),
+        **dict.fromkeys((*metrics.CHECKPOINT, *metrics.ALSO_OF_CHECKPOINTS), WITH_EVALUATION),
         **dict.fromkeys(run_course.SPIKE_METRICS, "only after a thousand steps"),
         frame_enrichment.RESTARTS: "only once it was started again",
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",

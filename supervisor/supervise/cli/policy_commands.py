@@ -152,11 +152,12 @@ def _unjudged(policy: Policy) -> list[str]:
 
     detectors = [policy.detectors[d] for rule in policy.rules for d in policy.detectors_of(rule)]
     read = {metric for detector in detectors for metric in detector.metrics}
+    reported = metrics.ALSO_OF_CHECKPOINTS if policy.job.evaluate is None else ()
     measured = [*metrics.measured_metrics(), *SUPERVISOR_METRICS]
     return [
         metric
         for metric in measured
-        if metric not in read
+        if metric not in {*read, *reported}
         and metric not in ABSENCE_REASONS
         and not metric.endswith(".<i>")  # says where, of what the whole tells
         and not metrics.explain_unmeasured(metric, policy)

@@ -363,6 +363,12 @@ def checkpoint_command() -> None:
     show_default=True,
     help="Tokens of each file, at most.",
 )
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    metavar="FILE",
+    help="Tokenizer of --val; with another one nothing is compared.",
+)
 @click.option("--limit", default="10m", show_default=True, help="Time that it may take.")
 @click.option(
     "--reimport",
@@ -375,6 +381,7 @@ def evaluate_command(
     name: str | None,
     val: tuple[str, ...],
     tokens: int,
+    tokenizer: str | None,
     limit: str,
     reimport: bool,
     as_json: bool,
@@ -407,6 +414,7 @@ def evaluate_command(
     settings = Evaluate(
         val=_held_out(val),
         tokens=tokens,
+        tokenizer=tokenizer,
         limit_s=parse_duration(limit),
         reimport=reimport,
     )
@@ -447,6 +455,7 @@ def _print_evaluation(entry: registry.Entry, evaluation: Evaluation) -> None:
     )
     rows = [(name, format_number(value)) for name, value in sorted(evaluation.values.items())]
     rows += [(name, f"UNKNOWN: {why}") for name, why in sorted(evaluation.unmeasured.items())]
+    rows += [("evaluated by", f"sha256:{evaluation.artefact}")] if evaluation.artefact else []
     rows += [(f"restore of {part}", verdict) for part, verdict in evaluation.parts.items()]
     print_table(rows, ("metric", "value"))
 

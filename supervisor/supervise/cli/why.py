@@ -347,6 +347,7 @@ SCORES = {
     "microbench_score": True,
 }  # higher is better
 ARTEFACT, PROOF = "eval_artifact_hash", "checkpoint_proved"
+MEASURED_BESIDE = "checkpoint_unknown"  # in each row of a checkpoint that was evaluated
 HARNESS, DATA, INTERNALS, ARCHITECTURE = "harness", "data", "internals", "architecture"
 # What is compared before and since, by stage and check.
 COMPARED: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -499,9 +500,14 @@ def triage_command(run: Path, good: int | None, as_json: bool) -> None:
     wanted = {*SCORES, ARTEFACT, PROOF, *chain.from_iterable(compared)}
     points: dict[str, list[tuple[int, float]]] = {}
     with reading_recorded_data(f"the journal of {directory.path}", INSPECT):
+        hashes: list[tuple[int, float]] = []  # of checkpoints: a job's own one is another number
         for row in read_rows(directory, late=True):
             for name in wanted & row.values.keys():
-                points.setdefault(name, []).append((row.step, row.values[name]))
+                beside = name == ARTEFACT and MEASURED_BESIDE in row.values
+                series = hashes if beside else points.setdefault(name, [])
+                series.append((row.step, row.values[name]))
+        if hashes:
+            points.setdefault(ARTEFACT, hashes)
         opened = [
             (record.step, record.decision.incident or "")
             for record in read_records(directory)

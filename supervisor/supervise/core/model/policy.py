@@ -373,6 +373,10 @@ class Evaluate(Section, frozen=True):
         describe_key("name: file of held-out token ids (.bin, uint16 or uint32)"),
     ] = msgspec.field(default_factory=dict)
     tokens: Annotated[Count, describe_key("of each file, at most")] = 200_000
+    tokenizer: Annotated[
+        str | None,
+        describe_key("file of the tokenizer of `val`: with another one nothing is compared"),
+    ] = None
     limit_s: Annotated[Seconds, describe_key("how long it may take; half of it for `val`")] = (
         msgspec.field(name="limit", default=600.0)
     )
