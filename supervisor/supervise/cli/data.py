@@ -91,7 +91,14 @@ def data_command() -> None:
     show_default=True,
     help="Least grave severity that fails the gate.",
 )
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of processes.",
+)
 @click.option("--part", metavar="I/N", help="Measure this part of the pieces only; needs --work.")
 @click.option("--work", type=ANY, metavar="DIR", help="Directory for results of pieces.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -169,7 +176,13 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     metavar="FILE|NAME=DIR",
     help="The --rejects of the baseline's check, for KIND filter.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="The same seed plants the same fault.",
+)
 def drill(
     fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], rejects: tuple[str, ...], seed: int
 ) -> None:

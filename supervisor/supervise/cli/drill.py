@@ -57,7 +57,14 @@ VERDICTS = (0, 1)  # exit codes
     metavar="FAULT",
     help="A fault as for --drill, without the step. Default: all that a short run can show.",
 )
-@click.option("--seeds", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 20),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Number of seeds; each run is made with each.",
+)
 @click.option(
     "--healthy",
     type=click.IntRange(1, 50),
@@ -81,7 +88,14 @@ VERDICTS = (0, 1)  # exit codes
     default=None,
     help="Also make each run with the policy acting. Default: if its mode is approve or enforce.",
 )
-@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Runs at the same time.",
+)
 @click.option(
     "--dir",
     "directory",

@@ -33,7 +33,13 @@ NEEDED = ("starlette", "uvicorn", "numpy", "h11", "anyio")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help=f"Default: {PORT}, or the next free one."
 )
-@click.option("--host", default=LOOPBACK[0], show_default=True, metavar="ADDRESS")
+@click.option(
+    "--host",
+    default=LOOPBACK[0],
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on.",
+)
 @click.option("--i-know", is_flag=True, help="Allow a --host beyond this machine, without TLS.")
 @click.option(
     "--uds",

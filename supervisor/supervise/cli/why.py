@@ -237,7 +237,9 @@ def _unknown(incident_id: str, ids: Sequence[str]) -> UsageError:
 @run_argument
 @click.option("--rule", required=True, metavar="R", help="Rule id.")
 @click.option("--step", required=True, type=int, metavar="N", help="The job's step.")
-@click.option("--rank", default=0, show_default=True, type=int, metavar="K")
+@click.option(
+    "--rank", default=0, show_default=True, type=int, metavar="K", help="Rank that the rule judged."
+)
 @click.option(
     "--attempt",
     type=int,
