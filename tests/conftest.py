@@ -48,7 +48,7 @@ INTEGRATION = {
         ("outputs", "evidence stacks"),
         ("store", "hostile"),
         ("trials", "significance"),
-        ("web", "pyramid server"),
+        ("web", "curves list page pyramid security"),
         ("", "children"),
     )
     for name in names.split()
