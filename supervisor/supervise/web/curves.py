@@ -211,7 +211,7 @@ class RunCurves:
 
     def _attempts(self, rank: RankPyramid) -> list[dict[str, Any]]:
         offset = self._clock(rank)
-        ends = [stretch.at_ns for stretch in rank.stretches[1:]]
+        ends = [*(stretch.at_ns for stretch in rank.stretches[1:]), 0]
         return [
             {
                 "attempt": stretch.attempt,
@@ -220,7 +220,7 @@ class RunCurves:
                 "t": round(stretch.at_ns / 1e9 + offset(stretch), 3),
                 "end_t": round(end / 1e9 + offset(stretch), 3) if end else None,
             }
-            for stretch, end in zip(rank.stretches, [*ends, 0], strict=True)
+            for stretch, end in zip(rank.stretches, ends, strict=False)  # none before a first step
         ]
 
     def series(self, query: Query) -> bytes:
