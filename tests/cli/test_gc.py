@@ -63,7 +63,7 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged, monkeypatc
     assert [row["part"] for row in rows] == list(PARTS)
 
     assert supervise("why", old)[0] == 0
-    assert "ended with exit code 3" in supervise("status", old)[1]
+    assert "ended with code 3" in supervise("status", old)[1]
     code, out, _ = supervise("audit", "verify", old)
     assert code == 0 and "journal: unchecked: removed by `supervise gc` at 20" in out
     code, _, err = supervise("replay", old)

@@ -90,15 +90,38 @@ def test_json_is_one_document_with_the_life_of_both(supervise, recorded, alive):
 
 @pytest.mark.parametrize(
     ("returncode", "text", "code"),
-    [(-9, "(SIGKILL)", 137), (-40, "(signal 40)", 168), (137, "ended with exit code 137", 137)],
+    [
+        (-9, "ended with signal 9 (SIGKILL)", 137),
+        (-2, "ended with signal 2 (SIGINT)", 130),
+        (-40, "ended with signal 40", 168),
+        (130, "ended with code 130", 130),
+        (137, "ended with code 137", 137),
+    ],
 )
 def test_an_ended_job_is_said_to_have_ended(supervise, recorded, returncode, text, code):
-    run = recorded([Launched(1, 2**22 + 7, 0), Exited(2, returncode)])
+    """In the words of its card, both in the row of the job and in the verdict."""
+    run = recorded([Launched(1, 2**22 + 7, 0), Exited(2, returncode)], end=code)
     run.write_json("state.json", STATE)
 
-    assert text in supervise("status", run.path)[1]
+    out = supervise("status", run.path)[1]
+    rows = dict(line.split(None, 1) for line in out.splitlines() if line[0] != " ")
+    assert rows["job"] == text
+    assert re.fullmatch(rf"{re.escape(text)}(;.*)?", rows["verdict"])
     found = json.loads(supervise("status", "--json", run.path)[1])
     assert (found["supervisor"], found["job"], found["exit_code"]) == ("gone", "ended", code)
+
+
+def test_a_request_is_shown_with_a_command_to_paste(supervise, recorded, alive):
+    run = recorded([Launched(1, os.getpid(), 0)], end=None)
+    request = {"id": "ask-1", "runbook": "soften", "steps": [{"verb": "lr_scale", "args": {}}]}
+    request |= {"left_s": 600, "on_timeout": "deny"}
+    run.write_json("state.json", STATE | {"approvals": [request]})
+    log = alive(run)
+
+    out = " ".join(supervise("status", run.path)[1].split())
+    text = f"ask-1: soften (lr_scale) waits for `supervise approve {run.path} ask-1`; "
+    assert f"waiting {text}10 min left, then deny" in out
+    log.close()
 
 
 def test_a_journal_that_is_incomplete_is_told(supervise, recorded):
@@ -109,7 +132,7 @@ def test_a_journal_that_is_incomplete_is_told(supervise, recorded):
     )
 
     out = " ".join(supervise("status", run.path)[1].split())
-    assert "job ended with exit code 0" in out
+    assert "job ended with code 0" in out
     assert "record the journal is incomplete from event 2 on" in out
 
 
@@ -123,14 +146,14 @@ def test_what_is_known_of_a_job_without_a_supervisor(supervise, recorded):
     gone.wait()
     shutil.rmtree(run.path)
     run = recorded([Launched(1, gone.pid, 0)], end=None)
-    text = "exit status unknown; `supervise adopt RUN` tries to recover it"
+    text = f"exit status unknown; `supervise adopt {run.path}` tries to recover it"
     assert text in supervise("status", run.path)[1]
     assert json.loads(supervise("status", "--json", run.path)[1])["job"] == "lost"
 
 
 def test_an_end_without_a_supervisor_is_told_with_what_adopting_gets(supervise, recorded, alive):
     run = recorded([Launched(1, 2**22 + 7, 0), Exited(2, 0)], end=None)
-    died = "ended with exit code 0; the supervisor died"
+    died = "ended with code 0; the supervisor died"
     assert f"{died} before the run ended: `supervise adopt" in supervise("status", run.path)[1]
 
     log, body = alive(run), {"reason": "", "data": {"action": {"verb": "relaunch"}}}

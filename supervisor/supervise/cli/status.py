@@ -58,7 +58,7 @@ class RunStatus:
         newest: the last that its supervisor wrote, up to the end of the journal once that is gone.
         ending: None of a run with a supervisor. gravest: at most three incidents.
         record: why the record is incomplete, "" where it is not.
-        undelivered: messages of the end of the run.
+        undelivered: messages of the end of the run. operand: the run in commands.
     """
 
     run: str
@@ -69,6 +69,7 @@ class RunStatus:
     gravest: Sequence[IncidentOutcome]
     record: str = ""
     undelivered: int = 0
+    operand: str = "RUN"
 
     @property
     def is_supervised(self) -> bool:
@@ -142,6 +143,7 @@ def read_status(
         outcome.gravest[:3],
         outcome.incomplete,
         len(late_messages.undelivered_messages(run.path)),
+        path,
     )
 
 
@@ -187,10 +189,11 @@ def status_command(run: Path, as_json: bool) -> None:
 
 def status_lines(state: RunStatus) -> list[tuple[str, str]]:
     """Return the rows of the table: what needs a person first, details last."""
-    newest = state.newest
-    lines = [("run", state.run), ("job", _job(state.life)), ("verdict", state.verdict)]
+    newest, run = state.newest, state.operand
+    lines = [("run", state.run), ("job", _job(state.life, run)), ("verdict", state.verdict)]
     lines += [("incident", _incident(incident)) for incident in current_incidents(state)]
-    lines += [("waiting", _request(request)) for request in (newest.approvals if newest else ())]
+    requests = () if newest is None else newest.approvals
+    lines += [("waiting", _request(request, run)) for request in requests]
     if state.record:
         lines.append(("record", state.record))
     if newest is None:
@@ -264,7 +267,8 @@ def _protection(state: RunStatus, newest: Status) -> list[tuple[str, str]]:
     lines += [("channel", _channel(name, channel)) for name, channel in broken.items()]
     if count := state.undelivered:
         messages = "1 message" if count == 1 else f"{count} messages"
-        text = f"{messages} of the end of the run not delivered: supervise outbox flush RUN"
+        text = f"{messages} of the end of the run not delivered: "
+        text += f"supervise outbox flush {state.operand}"
         lines.append(("channels", text))
     if fine := [name for name in newest.messages_to if name not in broken]:
         parts = [f"no trouble with {', '.join(fine)}"]
@@ -306,23 +310,21 @@ def current_incidents(state: RunStatus) -> list[OpenIncident]:
     ][:1]
 
 
-def _job(life: Life) -> str:
+def _job(life: Life, run: str) -> str:
     if life.supervisor == "running":
         return "running, supervised"
     if life.job == "ended":
-        summary = f"ended with exit code {life.exit_code}"
-        summary += f" ({life.signal})" if life.signal else ""
         if life.over:
-            return summary
+            return life.end
         moment = "during a relaunch" if life.relaunching else "before the run ended"
-        return f"{summary}; the supervisor died {moment}: `supervise adopt RUN` continues"
+        return f"{life.end}; the supervisor died {moment}: `supervise adopt {run}` continues"
     if life.job == "running":
         return (
             f"running (pid {life.job_pid}), not supervised: its supervisor died; "
-            "`supervise adopt RUN` takes over"
+            f"`supervise adopt {run}` takes over"
         )
     if life.job == "lost":
-        return "ended, exit status unknown; `supervise adopt RUN` tries to recover it"
+        return f"ended, exit status unknown; `supervise adopt {run}` tries to recover it"
     return "never started; the supervisor died"
 
 
@@ -351,10 +353,11 @@ def _count(counts: Incidents) -> str:
     return f"{counts.opened}, {'none' if counts.open is None else 'one'} open"
 
 
-def _request(request: Request) -> str:
+def _request(request: Request, run: str) -> str:
     verbs = ", ".join(step.verb for step in request.steps)
     return (
-        f"{request.id}: {request.runbook} ({verbs}) waits for `supervise approve RUN {request.id}`;"
+        f"{request.id}: {request.runbook} ({verbs}) waits for "
+        f"`supervise approve {run} {request.id}`;"
         f" {format_span(request.left_s)} left, then {request.on_timeout}"
     )
 

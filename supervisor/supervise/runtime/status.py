@@ -29,6 +29,7 @@ from ..core.model import formats, state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
 from ..core.model.events import Announced, Curve, Event, Frame, LossCurve
+from ..core.model.failure import exit_text
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
@@ -277,6 +278,12 @@ class Life(Struct, frozen=True, kw_only=True):
     over: bool = False
     relaunching: bool = False
 
+    @property
+    def end(self) -> str:
+        """How the job ended, in the words of a card; `exit_code` is what a shell calls it."""
+        code = self.exit_code
+        return exit_text(128 - code if self.signal and code is not None else code)
+
 
 INIT = "supervise init -- COMMAND"  # writes a policy with it
 
@@ -504,7 +511,7 @@ def judge_ending(
         return _left_alone(life, status, saved, good, run, passed_over)
     code, worst = life.exit_code, outcome.worst
     stop = outcome.stop if code in ASKED else None
-    ended = outcome.stop_text if stop else _describe_end(code, status, outcome)
+    ended = outcome.stop_text if stop else _describe_end(life, status, outcome)
     kind = STOPPED if code in ASKED else KILLED if code in SIGNALS else FAILED
     end = EndFact(kind, ended) if code else EndFact(FINISHED, FINISHED)
     problems = list(_end_problems(status, outcome, saved, finished=code == 0))
@@ -527,12 +534,13 @@ def judge_ending(
     )
 
 
-def _describe_end(code: int | None, status: Status | None, outcome: RunOutcome) -> str:
+def _describe_end(life: Life, status: Status | None, outcome: RunOutcome) -> str:
     """Return how the job ended, and what `supervise` returned where that differs."""
     returned = None if outcome.end is None else outcome.end.exit_code
     cause = None if status is None else status.ended_by
-    ended = f"ended with exit code {code}{f': {cause.text}' if cause else ''}"
-    return ended if returned in (code, None) else f"{ended}; supervise returned {returned}"
+    ended = f"{life.end}: {cause.text}" if cause else life.end
+    is_same = returned in (life.exit_code, None)
+    return ended if is_same else f"{ended}; supervise returned {returned}"
 
 
 def _end_problems(
