@@ -9,6 +9,7 @@ import pytest
 from supervise.actions import HoldRate, Rollback
 from supervise.core import RunPhase, find_rate_cause, find_rate_growth
 from supervise.core.model import Budget, Ladder
+from supervise.detectors import RateGuard
 
 from .conftest import Story, Verify, above, messages, one_rule, policy, runbook_of
 
@@ -165,6 +166,88 @@ def test_a_rate_that_merely_moved_first_is_not_tested(untested):
 )
 def test_a_rate_that_the_run_had_for_long_is_cleared(rates):
     assert weigh(rates, onset=370).cleared
+
+
+# ── a rate that ran away is no new level while its incident is open ───────────────────────────────
+
+
+def runaway(severity="SEV1", runbook=None, mode="enforce", names=("learning_rate",)):
+    """A job whose rate is thirty times as high from step 200 on."""
+    rule = one_rule(RateGuard(("learning_rate",), over=2.5), severity, runbook)
+    story = Story(policy(mode, **rule), names)
+    story.rows(*[{"learning_rate": 1e-3, "train_loss_raw": 2.0}] * 200)
+    return story
+
+
+def at_thirty_times(story, steps, loss=2.0):
+    story.rows(*[{"learning_rate": 0.03, "train_loss_raw": loss}] * steps)
+
+
+def test_a_rate_that_ran_away_is_still_one_after_a_thousand_steps():
+    story = runaway()
+    at_thirty_times(story, 1000)
+
+    assert story.state.firing(story.policy) == ["only"]
+    assert story.state.incident.id == "inc-1" and not story.kinds("rebaseline")
+    story.rows(*[{"learning_rate": 1e-3}] * 21)
+    assert story.state.incident is None
+    assert story.kinds("incident", "closed")[0].data["outcome"] == "cleared"
+    assert story.replayed() == story.recorded()
+
+
+@pytest.mark.parametrize("after", [100, 600])
+@pytest.mark.parametrize("word", ["ack", "deny"])
+def test_a_rate_that_a_person_lets_be_is_the_level(after, word):
+    """After 512 steps, or at once where they are over."""
+    story = runaway(runbook="soften", mode="approve")
+    at_thirty_times(story, after)
+    assert story.say(word, **({"id": "ask-1"} if word == "deny" else {})).data["ok"]
+    at_thirty_times(story, 520 - 100)
+
+    (note,) = story.kinds("rebaseline")
+    assert note.step == max(200 + 511, 200 + after + 1)
+    assert not story.state.firing(story.policy)
+    assert story.replayed() == story.recorded()
+
+
+def test_no_answer_in_time_does_not_make_it_the_level():
+    story = runaway(runbook="soften", mode="approve")
+    at_thirty_times(story, 1)
+    story.tick(7200)
+    at_thirty_times(story, 900)
+
+    assert story.state.incident.phase == "held"
+    assert not story.kinds("rebaseline")
+
+
+def test_a_hold_that_ends_asks_again_about_the_same_rate():
+    story = runaway(runbook="soften", mode="approve")
+    at_thirty_times(story, 1)
+    story.tick(7200)
+    at_thirty_times(story, 600)
+    assert story.say("release").data["ok"]
+    at_thirty_times(story, 600)
+
+    assert [d.step for d in story.kinds("rule", "fired")] == [200, 801]
+    assert story.state.incident.id == "inc-2" and not story.kinds("rebaseline")
+
+
+def test_a_rate_that_is_known_to_do_no_harm_is_the_level():
+    """The loss that the request was about came back without it."""
+    story = runaway(runbook="soften", mode="approve", names=("train_loss_raw", "learning_rate"))
+    at_thirty_times(story, 60, loss=8.0)
+    at_thirty_times(story, 460)
+
+    assert story.state.approvals.pending.unneeded
+    assert [d.step for d in story.kinds("rebaseline")] == [711]
+
+
+def test_what_is_only_told_is_the_level_after_512_steps():
+    story = runaway("SEV2")
+    at_thirty_times(story, 600)
+
+    assert [d.step for d in story.kinds("rebaseline")] == [711]
+    assert story.state.incident is None
 
 
 def run(tell, rollbacks=2):

@@ -133,6 +133,18 @@ def test_what_lasts_is_the_new_level(read, settled):
     assert read(watch, [[5.9]], 612) == "o"
 
 
+def test_what_is_held_is_no_level_however_long_it_lasts(read, settled):
+    watch = settled()
+    watch.hold_level(held=True)
+
+    assert set(read(watch, [[30.0]] * 700, 100)) == {"B"}
+    assert watch.numbers()["breaching"] == 700
+    assert watch.numbers()["reference"] == 1.0
+    watch.hold_level(held=False)
+    assert watch.feed([30.0], 800) == HAS_NOTE
+    assert watch.note().details["reference"] == 30.0
+
+
 def test_going_back_into_a_breach_finds_it_again(read, settled):
     watch = settled()
     read(watch, [[4.0]] * 20, 100)

@@ -219,6 +219,23 @@ def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
     return verdict is not None and spike_classifier.is_loss_rejoined(verdict)
 
 
+def rules_of_harm(state: State) -> Sequence[str]:
+    """Return the rules of the open incident whose detectors must not get used to what they flag.
+
+    They do once a person says that it may stay, by a word or by denying the remedy, or where it is
+    on record that the weights are good or the data others. An advisory one is told once: open for
+    as long as the run it would take in all that comes after it.
+    """
+    incident = state.incident
+    if incident is None or incident.severity == "SEV2":
+        return ()
+    withdrawn, pending = incident.deferred.weights_check, state.approvals.pending
+    is_wanted = bool(incident.acknowledged_by or incident.denied_by)
+    is_good = withdrawn is not None and (withdrawn.good or bool(withdrawn.data_event))
+    is_good |= pending is not None and pending.unneeded
+    return () if is_wanted or is_good else incident.rules
+
+
 def nonfinite_since(monitor: RankMonitor) -> int | None:
     """Return the first of the newest steps whose losses are all NaN or Inf, None for none.
 

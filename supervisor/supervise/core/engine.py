@@ -268,6 +268,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
             approvals.report_unneeded(ctx, incident, pending)
         _update_incident(ctx, incident)
         job_lifecycle.stop_or_repeat_exhausted(ctx, incident)
+    monitor.hold_levels(diagnosis.rules_of_harm(state))
 
 
 def _follow_phase(

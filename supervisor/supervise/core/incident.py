@@ -437,7 +437,7 @@ class Incident:
         opened_step: newest step then. breach_step: the first that may be part of the trouble.
         rules: ids of those that joined it. headline: what it is about, one line.
         slow: since when steps take longer, where it is that. run: the runbook in progress.
-        acknowledged_by: the operator who acknowledged it.
+        acknowledged_by: the operator who acknowledged it. denied_by: who denied a request of it.
         ordered_by: the operator whose order opened it.
         reported_ns: when people were last told of it, 0 for never.
         trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
@@ -453,6 +453,7 @@ class Incident:
     slow: SlowStep | None = None
     run: RunbookExecution | None = None
     acknowledged_by: str = ""
+    denied_by: str = ""
     ordered_by: str = ""
     reported_ns: int = 0
     trigger: Trigger = field(default_factory=Trigger)

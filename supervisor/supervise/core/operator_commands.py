@@ -307,6 +307,7 @@ def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer
 
 def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:
     """An operator denies the request, or nobody has answered it in time."""
+    incident.denied_by = operator
     pending = approvals.settle_request(
         ctx, "denied", f"by {operator}" if operator else "no answer in time"
     )

@@ -168,6 +168,11 @@ class RankMonitor:
         names = set(self.names).union(*(late.latest for late in self.late.values()))
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
         self.of_job = frozenset(r for r in job_rule_indices(self.policy) if self._able[r])
+        self._levels: list[tuple[Watch, frozenset[str]]] = []  # with the rules that read them
+        for (name, _), watch in zip(self.detectors, self.watches, strict=True):
+            if type(watch).hold_level is not Watch.hold_level:
+                readers = (r.id for r in self.policy.rules if name in self.policy.detectors_of(r))
+                self._levels.append((watch, frozenset(readers)))
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
         self._readers: list[list[int]] = [[] for _ in self.detectors]  # rules, by detector
@@ -280,6 +285,11 @@ class RankMonitor:
                 sample = _sampler(detector.reads, columns, inputs)(row)
             self.codes[i] = self._take_note(i, self.watches[i].feed(sample, frame.step))
         return fed
+
+    def hold_levels(self, rules: Sequence[str]) -> None:
+        """Hold the levels of the detectors of these rules, and of no others."""
+        for watch, readers in self._levels:
+            watch.hold_level(held=not readers.isdisjoint(rules))
 
     def late_step(self, rule: Rule) -> int | None:
         """Return the step that was measured, of a rule that reads one late stream; else None."""

@@ -38,7 +38,8 @@ class RateGuard(Detector):
     `confirm` is what a rate moves: a jump is none when
     its first known sample from there on is not above `over` times the median of its newest 16. A
     rate that was zero so far may be anything. After `freeze` samples of a jump it is the level,
-    with a `rebaseline` note.
+    with a `rebaseline` note; while an incident of it above SEV2 is open, only once a person has
+    acknowledged that or denied its remedy, or the weights are known to be good.
 
     UNKNOWN before `min` samples, while `confirm` is awaited, and for absent, NaN and negative
     samples. `rewind` keeps what was before, over 256 samples.
@@ -101,6 +102,7 @@ class RateGuardWatch(Memory):
 
     def __init__(self, spec: RateGuard) -> None:
         self.spec = spec
+        self.is_level_held = False
         self.last_place = len(spec.metrics) - 1
         super().__init__()
 
@@ -113,6 +115,9 @@ class RateGuardWatch(Memory):
     def forget_last(self) -> None:
         super().forget_last()
         self.worst = 0
+
+    def hold_level(self, *, held: bool) -> None:
+        self.is_level_held = held
 
     def feed(self, sample: Any, step: int) -> int:
         self.raw = UNKNOWN
@@ -131,7 +136,7 @@ class RateGuardWatch(Memory):
                 groups[index] = _advance(group, value)
                 continue
             found, jumps = OK, self._jumps(group, value, rise)
-            if jumps and group[5] + 1 >= spec.freeze:
+            if jumps and group[5] + 1 >= spec.freeze and not self.is_level_held:
                 note, jumps = HAS_NOTE, False
                 self.pending_note = self._note(index, group, value)
             elif jumps:

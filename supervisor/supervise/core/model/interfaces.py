@@ -86,6 +86,9 @@ class Watch(ABC):
     def reset(self) -> None:
         """Forget everything, as at the start of a run."""
 
+    def hold_level(self, *, held: bool) -> None:  # noqa: B027 most have no level, or keep theirs
+        """While it is held, what is in breach does not become the level."""
+
     def lacks(self, spacing: int) -> str:
         """Return why nothing could be judged so far, "" when it could.
 
