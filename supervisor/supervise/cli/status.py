@@ -17,6 +17,7 @@ import msgspec
 from ..checkpoints.registry import Entry, read_registry
 from ..core.model.decisions import plain_json
 from ..core.model.events import Announced, Exited, Frame, Launched
+from ..core.model.failure import exit_code_text
 from ..core.model.formats import RECORDS
 from ..core.model.payload import Payload
 from ..core.model.policy import read_usage
@@ -314,10 +315,11 @@ def _job(life: Life, run: str) -> str:
     if life.supervisor == "running":
         return "running, supervised"
     if life.job == "ended":
+        end = exit_code_text(life.exit_code, is_signal=bool(life.signal))
         if life.over:
-            return life.end
+            return end
         moment = "during a relaunch" if life.relaunching else "before the run ended"
-        return f"{life.end}; the supervisor died {moment}: `supervise adopt {run}` continues"
+        return f"{end}; the supervisor died {moment}: `supervise adopt {run}` continues"
     if life.job == "running":
         return (
             f"running (pid {life.job_pid}), not supervised: its supervisor died; "

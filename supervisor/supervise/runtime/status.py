@@ -29,7 +29,7 @@ from ..core.model import formats, state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision, decode_numbers
 from ..core.model.events import Announced, Curve, Event, Frame, LossCurve
-from ..core.model.failure import exit_text
+from ..core.model.failure import exit_code_text
 from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
@@ -278,12 +278,6 @@ class Life(Struct, frozen=True, kw_only=True):
     over: bool = False
     relaunching: bool = False
 
-    @property
-    def end(self) -> str:
-        """How the job ended, in the words of a card; `exit_code` is what a shell calls it."""
-        code = self.exit_code
-        return exit_text(128 - code if self.signal and code is not None else code)
-
 
 INIT = "supervise init -- COMMAND"  # writes a policy with it
 
@@ -453,8 +447,7 @@ def _reasons(status: Status | None, age_s: float | None) -> Iterator[str]:
 
 # Kinds of facts about an end.
 FINISHED, NOT_FINITE, DAMAGED, UNSETTLED = "finished", "not_finite", "damaged", "unsettled"
-FAILED, KILLED, STOPPED = "failed", "killed", "stopped"
-UNSUPERVISED, LOST = "unsupervised", "lost"
+FAILED, KILLED, STOPPED, UNSUPERVISED, LOST = "failed", "killed", "stopped", "unsupervised", "lost"
 SIGNALS = range(129, 193)  # exit codes of what a signal ended
 
 
@@ -538,9 +531,9 @@ def _describe_end(life: Life, status: Status | None, outcome: RunOutcome) -> str
     """Return how the job ended, and what `supervise` returned where that differs."""
     returned = None if outcome.end is None else outcome.end.exit_code
     cause = None if status is None else status.ended_by
-    ended = f"{life.end}: {cause.text}" if cause else life.end
-    is_same = returned in (life.exit_code, None)
-    return ended if is_same else f"{ended}; supervise returned {returned}"
+    end = exit_code_text(life.exit_code, is_signal=bool(life.signal))
+    end = f"{end}: {cause.text}" if cause else end
+    return end if returned in (life.exit_code, None) else f"{end}; supervise returned {returned}"
 
 
 def _end_problems(

@@ -136,6 +136,11 @@ def exit_text(returncode: int | None) -> str:
     return f"ended with signal {number}" + (f" ({SIGNALS[number]})" if number in SIGNALS else "")
 
 
+def exit_code_text(code: int | None, *, is_signal: bool) -> str:
+    """Return the same of an exit code as a shell has it: behind a signal 128 and its number."""
+    return exit_text(128 - (code or 0) if is_signal else code)
+
+
 def sort_by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
     """Return the failures that may explain the end of a job, the one to be read first in front.
 
